@@ -1,0 +1,182 @@
+"""Cases of RMSNorm: one group per combination of dtypes and options, real-model shapes, and sizes that broke kernels.
+
+A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above N); Hypothesis draws the
+rest: exact N, rows, strides, regimes, seed. So a run covers every combination with few compilations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.case import Case, Group, TensorSpec
+from harness.inputs import applicable_layouts, tensor_layouts
+
+_SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())
+
+_ACTIVATIONS = (
+    "normal",
+    "rows",
+    "tiny",
+    "tiniest",
+    "outlier",
+    "outlier_last",
+    "offset",
+    "lattice",
+    "zero_rows",
+    "constant",
+    "pow2",
+    "subnormal",
+    "huge",
+    "special",
+    "sparse",
+)
+_WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small")
+_SCALES = ("scale_pow2", "scale_amax", "scale_random", "scale_overflow")
+_EPS = (1e-6, 1e-5, 1e-12, 1e-3)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a group fixes: dtypes of x and weight, residual or not, quantisation, and the range of N."""
+
+    x: str
+    weight: str | None
+    residual: bool
+    quant: str | None
+    narrow: int
+    wide: int
+
+    def without(self, accepts: frozenset[str]) -> _Options | None:
+        """The options that are left for a kernel with these parameters, None if it lacks what it needs."""
+        if self.weight is not None and "weight" not in accepts:
+            return None
+        quant = self.quant if "quant" in accepts else None
+        return _Options(self.x, self.weight, self.residual and "residual" in accepts, quant, self.narrow, self.wide)
+
+    def __str__(self) -> str:
+        words = [self.x, f"weight_{self.weight}" if self.weight != self.x else "", "residual" if self.residual else ""]
+        return "-".join(filter(None, [*words, self.quant, f"N{self.narrow}to{self.wide}"]))
+
+
+_GROUPS = (
+    _Options("bf16", "bf16", False, None, 65, 128),
+    _Options("bf16", "bf16", True, None, 1025, 2048),
+    _Options("bf16", "bf16", True, "static", 1025, 2048),
+    _Options("bf16", "fp32", False, "dynamic", 129, 256),
+    _Options("bf16", None, True, None, 1, 16),
+    _Options("bf16", "bf16", False, None, 4097, 8192),
+    _Options("fp16", "fp16", False, None, 513, 1024),
+    _Options("fp16", "fp16", True, "static", 33, 64),
+    _Options("fp16", "fp16", True, "dynamic", 1025, 2048),
+    _Options("fp16", "fp16", True, None, 2049, 4096),
+    _Options("fp16", "fp32", False, None, 17, 32),
+    _Options("fp32", "fp32", True, None, 1025, 2048),
+    _Options("fp32", "fp32", False, "static", 17, 32),
+    _Options("fp32", "fp32", False, None, 8193, 16384),
+)
+
+_SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
+_LARGE_ELEMENTS = 1 << 22
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
+    yield Group("awkward-sizes", examples=tuple(_awkward_sizes(accepts, small=small)))
+    fitted = dict.fromkeys(o for options in _GROUPS if (o := options.without(accepts)) is not None)
+    for options in fitted:
+        yield Group(str(options), strategy=_cases(options, accepts, small=small))
+
+
+@st.composite
+def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], *, small: bool) -> Case:
+    width = draw(_widths(options.narrow, options.wide))
+    shape = (*draw(_rows(max(1, (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // width))), width)
+    tensors = [draw(_activation("x", options.x, shape))]
+    if options.weight is not None:
+        tensors.append(TensorSpec("weight", options.weight, (width,), regime=draw(st.sampled_from(_WEIGHTS))))
+    if options.residual:
+        tensors.append(draw(_activation("residual", options.x, shape)))
+    params: dict[str, Any] = {"eps": draw(st.sampled_from(_EPS))}
+    if options.quant is not None:
+        params["quant"] = options.quant
+    if options.quant == "static":
+        tensors.append(TensorSpec("scale", "fp32", (1,), regime=draw(st.sampled_from(_SCALES))))
+    if "variance_size" in accepts and width > 1 and draw(st.integers(0, 9)) == 0:
+        params["variance_size"] = draw(st.integers(1, width))
+    if "weight_offset" in accepts and options.weight is not None and draw(st.integers(0, 3)) == 0:
+        params["weight_offset"] = 1.0
+    return Case("rms_norm", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+
+
+def _widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
+    """Half of the widths are multiples of 16, which vector loads need; any width is drawn by chance too rarely so."""
+    multiples = st.integers(-(-narrow // 16), wide // 16).map(lambda k: 16 * k)
+    return st.one_of(multiples, st.integers(narrow, wide)) if wide >= 16 else st.integers(narrow, wide)
+
+
+@st.composite
+def _rows(draw: st.DrawFn, most: int) -> tuple[int, ...]:
+    """One to three leading dimensions with at most `most` rows in all."""
+    rank = draw(st.integers(1, 3))
+    sizes: list[int] = []
+    for _ in range(rank):
+        sizes.append(draw(st.integers(1, max(1, min(most // math.prod(sizes), 4096)))))
+    return tuple(sizes)
+
+
+@st.composite
+def _activation(draw: st.DrawFn, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
+    regime = draw(st.sampled_from(_ACTIVATIONS))
+    layout = draw(tensor_layouts(shape, dtype))
+    return TensorSpec(name, dtype, shape, layout.strides, layout.offset, regime)
+
+
+def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Every shape of the table once in bf16, every second one with a residual."""
+    for seed, (shape, residual) in enumerate(zip(_SHAPES["rms_norm"], itertools.cycle((False, True)), strict=False)):
+        dtype, width = "bf16", shape["width"]
+        rows = _cut(shape["rows"], width) if small else tuple(shape["rows"])
+        strides = tuple(shape["strides"]) if "strides" in shape else None
+        regime = "rows" if seed % 2 else "normal"
+        tensors = [TensorSpec("x", dtype, (*rows, width), strides, shape.get("offset", 0), regime)]
+        if "weight" in accepts:
+            tensors.append(TensorSpec("weight", dtype, (width,)))
+        if residual and "residual" in accepts:
+            tensors.append(TensorSpec("residual", dtype, (*rows, width)))
+        params = {"eps": shape["eps"]}
+        if "weight_offset" in accepts and "weight_offset" in shape:
+            params["weight_offset"] = shape["weight_offset"]
+        yield Case("rms_norm", tuple(tensors), params, seed)
+
+
+def _awkward_sizes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Every awkward width, with dtypes, row counts and layouts taking turns."""
+    sizes = _SHAPES["awkward"]
+    turns = itertools.cycle(("bf16", "fp16", "fp32"))
+    for seed, (width, dtype) in enumerate(zip(sizes["widths"], turns, strict=False)):
+        rows = sizes["rows"][seed % len(sizes["rows"])]
+        shape = (*(_cut([rows], width) if small else (rows,)), width)
+        layouts = applicable_layouts(shape, dtype)
+        layout = layouts[seed % len(layouts)]
+        tensors = [TensorSpec("x", dtype, shape, layout.strides, layout.offset)]
+        if "weight" in accepts:
+            tensors.append(TensorSpec("weight", dtype, (width,)))
+        yield Case("rms_norm", tuple(tensors), {"eps": 1e-6}, 1000 + seed)
+
+
+def _cut(rows: list[int], width: int) -> tuple[int, ...]:
+    """Leading dimensions cut, the outermost first, until x is small; strides are kept by the caller."""
+    cut = list(rows)
+    for dim, size in enumerate(cut):
+        others = math.prod(cut) // size
+        cut[dim] = max(1, min(size, _SMALL_ELEMENTS // (others * width)))
+    return tuple(cut)

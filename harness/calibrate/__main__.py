@@ -1,0 +1,39 @@
+"""`python3 -m harness.calibrate DEVICE`: what `lastbit calibrate` runs in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from harness.calibrate.measure import Measurement, measure
+from harness.calibrate.store import device_name, save
+from harness.interpret import install
+from harness.numerics.premises import U
+
+
+def main(name: str) -> int:
+    """Measure, print and keep the premises of a device; 1 if one does not hold."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        install()
+    found = list(measure(device))
+    table = Table(title=f"premises on {device_name(device)}")
+    for column in ("premise", "worst", "documented", "tried", "holds"):
+        table.add_column(column)
+    for m in found:
+        tried = "every significand" if m.exhaustive else "a sample"
+        table.add_row(m.premise, _figure(m, m.worst), _figure(m, m.limit), tried, "yes" if m.holds else "NO")
+    Console().print(table)
+    print(f"kept in {save(device, found)}")
+    return 0 if all(m.holds for m in found) else 1
+
+
+def _figure(measurement: Measurement, value: float) -> str:
+    return f"{value / U:.3g} u" if measurement.primitive else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

@@ -1,0 +1,122 @@
+"""The measurements: error of each primitive, casts, subnormals, and sums and dots on a lattice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.calibrate import kernels
+from harness.numerics import DOCUMENTED, cast
+from harness.numerics.premises import U
+
+_SAMPLE = {"cpu": 1 << 16}
+_SAMPLE_ELSEWHERE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One premise and what was found.
+
+    Attributes:
+        premise: what is claimed.
+        primitive: the primitive whose bound it is about, or an empty string.
+        worst: largest relative error, or the share of elements that break the claim.
+        limit: the documented bound on `worst`.
+        exhaustive: every significand was tried, so that `worst` is a bound itself.
+    """
+
+    premise: str
+    primitive: str
+    worst: float
+    limit: float
+    exhaustive: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.worst <= self.limit
+
+
+def measure(device: torch.device) -> Iterator[Measurement]:
+    """Measure every premise on `device`; kernels are compiled or interpreted as Triton was started."""
+    size = _SAMPLE.get(device.type, _SAMPLE_ELSEWHERE)
+    yield from _roots_and_quotients(device, size)
+    yield from _exponentials(device, size)
+    yield from _casts(device, size)
+    yield from _sums_and_dots(device)
+
+
+def _roots_and_quotients(device: torch.device, size: int) -> Iterator[Measurement]:
+    x, every = _significands(device, size)
+    truths = {"rsqrt": 1.0 / x.double().sqrt(), "sqrt": x.double().sqrt()}
+    for op, primitive in (("rsqrt", "rsqrt"), ("1/sqrt", "rsqrt"), ("1/sqrt_rn", "rsqrt"), ("sqrt", "sqrt")):
+        yield _relative(f"tl {op}", primitive, kernels.apply(op, x), truths[primitive], every)
+    yield _relative("torch.rsqrt", "rsqrt", x.rsqrt(), truths["rsqrt"], every)
+    for op, truth in (("1/x", 1.0 / x.double()), ("x/3", x.double() / 3.0), ("x/7168", x.double() / 7168.0)):
+        yield _relative(f"tl {op}", "divide", kernels.apply(op, x), truth, False)
+    for op, truth in (("sqrt_rn", x.double().sqrt()), ("div_rn", 1.0 / x.double()), ("x/4096", x.double() / 4096.0)):
+        wrong = kernels.apply(op, x) != cast(truth, torch.float32)
+        yield Measurement(f"tl {op} is correctly rounded", "", _share(wrong), 0.0, every)
+    periodic = kernels.apply("rsqrt", x) * 2.0**-20 != kernels.apply("rsqrt", x * 2.0**40)
+    yield Measurement("tl rsqrt(4^k x) = 2^-k rsqrt(x)", "", _share(periodic), 0.0, every)
+    small = (x / 4)[: 1 << 16].contiguous()
+    flushed = kernels.apply("x*2^-126", small) != cast(small.double() * 2.0**-126, torch.float32)
+    yield Measurement("an fp32 product may be subnormal", "", _share(flushed), 0.0)
+
+
+def _exponentials(device: torch.device, size: int) -> Iterator[Measurement]:
+    x = torch.linspace(-80.0, 80.0, size, device=device)
+    for op, truth in (("exp", x.double().exp()), ("sigmoid", torch.sigmoid(x.double()))):
+        growth = 2 * U * x.double().abs()
+        error = ((kernels.apply(op, x).double() - truth).abs() / truth - growth).clamp(min=0).max()
+        yield Measurement(f"tl {op}, beyond 2u|x|", op, float(error), DOCUMENTED[op].relative)
+
+
+def _casts(device: torch.device, size: int) -> Iterator[Measurement]:
+    bits = torch.randint(0, 1 << 32, (size,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
+    x = (bits - (1 << 31)).to(torch.int32).view(torch.float32).to(device)
+    for dtype in (torch.bfloat16, torch.float16):
+        wrong = _differ(kernels.apply("cast", x, dtype), cast(x.double(), dtype))
+        yield Measurement(f"cast fp32 to {dtype} rounds to nearest even", "", _share(wrong), 0.0)
+    for dtype, limit in ((torch.float8_e4m3fn, 448.0), (torch.float8_e5m2, 57344.0)):
+        expected = cast(x.double().clamp(-limit, limit), dtype)
+        wrong = _differ(kernels.apply("cast", x, dtype), expected)
+        yield Measurement(f"cast fp32 to {dtype} saturates", "", _share(wrong), 0.0)
+
+
+def _sums_and_dots(device: torch.device) -> Iterator[Measurement]:
+    generator = torch.Generator().manual_seed(1)
+    for n in (128, 4096) if device.type == "cpu" else (128, 7168, 16384):
+        most = int((2**24 / n) ** 0.5) - 1
+        x = torch.randint(-most, most + 1, (16, n), generator=generator).float().to(device)
+        wrong = kernels.sums_of_squares(x).double() != x.double().square().sum(1)
+        yield Measurement(f"sum of {n} squares on a lattice is exact", "", _share(wrong), 0.0)
+    for dtype in (torch.bfloat16, torch.float16):
+        for depth in (256, 2048):
+            a, b = (torch.randint(-8, 9, s, generator=generator).to(device) for s in ((64, depth), (depth, 64)))
+            wrong = kernels.dot(a.to(dtype), b.to(dtype)).double() != a.double() @ b.double()
+            yield Measurement(f"dot of {depth} {dtype} products on a lattice is exact", "", _share(wrong), 0.0)
+
+
+def _significands(device: torch.device, size: int) -> tuple[Tensor, bool]:
+    """fp32 numbers in [1, 4), all of them where `size` allows; 1/sqrt repeats from there on."""
+    count = 1 << 24
+    step = max(1, count // size)
+    positions = torch.arange(0, count, step, device=device, dtype=torch.int32) + 0x3F800000
+    return positions.view(torch.float32), step == 1
+
+
+def _relative(premise: str, primitive: str, actual: Tensor, truth: Tensor, exhaustive: bool) -> Measurement:
+    worst = float(((actual.double() - truth).abs() / truth).max())
+    return Measurement(premise, primitive, worst, DOCUMENTED[primitive].relative, exhaustive)
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    a, b = a.to(torch.float32), b.to(torch.float32)
+    return (a != b) & ~(a.isnan() & b.isnan())
+
+
+def _share(wrong: Tensor) -> float:
+    return float(wrong.double().mean())

@@ -1,0 +1,64 @@
+"""Where measured premises are kept: one JSON file per device, Triton version and mode."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import triton
+
+from harness.calibrate.measure import Measurement
+from harness.numerics import DOCUMENTED, Bound, Premises
+
+
+def device_name(device: torch.device) -> str:
+    """The device as figures are kept for it: its model, and how Triton runs kernels there."""
+    if device.type == "cpu":
+        return f"{platform.machine()} CPU, triton {triton.__version__} interpreted"
+    return f"{torch.get_device_module(device).get_device_name(device)}, triton {triton.__version__}"
+
+
+def folder() -> Path:
+    """The user's folder for measured premises."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "lastbit" / "premises"
+
+
+def save(device: torch.device, measurements: Iterable[Measurement]) -> Path:
+    """Keep the measurements of `device` and return the file."""
+    path = _path(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"device": device_name(device), "measurements": [asdict(m) for m in measurements]}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1))
+    part.replace(path)
+    return path
+
+
+def load_premises(device: torch.device) -> Premises:
+    """The premises of `device`: measured bounds where it has been calibrated, documented ones otherwise.
+
+    A measured figure replaces the documented bound if every significand was tried, or if it is larger.
+    """
+    path = _path(device)
+    if not path.is_file():
+        return Premises()
+    content = json.loads(path.read_text())
+    found = [Measurement(**m) for m in content["measurements"]]
+    bounds: dict[str, Bound] = {}
+    for primitive, documented in DOCUMENTED.items():
+        own = [m for m in found if m.primitive == primitive]
+        worst = max((m.worst for m in own), default=0.0)
+        if own and (all(m.exhaustive for m in own) or worst > documented.relative):
+            bounds[primitive] = Bound(worst, f"measured on {content['device']}")
+    return replace(Premises(), device=content["device"], bounds=bounds)
+
+
+def _path(device: torch.device) -> Path:
+    safe = "".join(c if c.isalnum() or c in ".-" else "_" for c in device_name(device))
+    return folder() / f"{safe}.json"

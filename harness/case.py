@@ -1,0 +1,213 @@
+"""A case: one fully fixed problem as data, printed and parsed as one line.
+
+    rms_norm x=bf16[2048,32,128]@6144,128,1:rows weight=bf16[128]:normal eps=1e-06 seed=17
+
+A tensor is `name=dtype[shape]`, then optionally `@strides` (elements), `+offset` (elements into its storage) and
+`:regime` (how its values are made). Everything else is a parameter of the op. The line holds no element: values follow
+from the regime, the seed and the logical index of each element.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from harness.errors import UsageError, unknown
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "bool": torch.bool,
+}
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+Param = bool | int | float | str
+
+_TENSOR = re.compile(
+    r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](@(?P<strides>[\d,]+))?(\+(?P<offset>\d+))?(:(?P<regime>\S+))?$"
+)
+_BARE_WORD = re.compile(r"[A-Za-z_]\w*$")
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides of `shape`, in elements."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Description of one input: dtype name, shape, strides and storage offset (elements), and value regime."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+    regime: str = "normal"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise unknown("dtype", self.dtype, DTYPES)
+        if self.strides is not None and len(self.strides) != len(self.shape):
+            raise UsageError(
+                f"tensor {self.name!r} has {len(self.shape)} dimensions {self.shape} "
+                f"but {len(self.strides)} strides {self.strides}"
+            )
+        if self.strides == contiguous_strides(self.shape):
+            object.__setattr__(self, "strides", None)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def element_strides(self) -> tuple[int, ...]:
+        """The strides in elements, also where they are the contiguous ones."""
+        return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        strides = "" if self.strides is None else "@" + ",".join(map(str, self.strides))
+        offset = f"+{self.offset}" if self.offset else ""
+        regime = f":{self.regime}" if self.regime != "normal" else ""
+        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]{strides}{offset}{regime}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One problem: op name, tensors, parameters and the seed of every value. `str(case)` is its id."""
+
+    op: str
+    tensors: tuple[TensorSpec, ...]
+    params: Mapping[str, Param] = field(default_factory=dict)
+    seed: int = 0
+
+    def __getitem__(self, name: str) -> TensorSpec:
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise unknown("tensor", name, (t.name for t in self.tensors))
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of everything a kernel is called with: tensors and parameters."""
+        return frozenset(t.name for t in self.tensors) | frozenset(self.params)
+
+    @property
+    def dtypes(self) -> str:
+        """The distinct dtypes of the inputs, in order, single numbers left out: `bf16` or `bf16/fp32`."""
+        several = [t.dtype for t in self.tensors if t.numel > 1]
+        return "/".join(dict.fromkeys(several or [t.dtype for t in self.tensors]))
+
+    def with_regime(self, regime: str) -> Case:
+        """The same problem with the values of every floating-point tensor drawn from `regime`."""
+        floats = (t.torch_dtype.is_floating_point for t in self.tensors)
+        redrawn = (replace(t, regime=regime) if f else t for t, f in zip(self.tensors, floats, strict=True))
+        return replace(self, tensors=tuple(redrawn))
+
+    def __str__(self) -> str:
+        words = [self.op, *map(str, self.tensors)]
+        words += [f"{name}={_format_param(value)}" for name, value in self.params.items()]
+        return " ".join([*words, f"seed={self.seed}"])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that belong together, so that a run covers each kind: one test item per kernel and group.
+
+    Attributes:
+        name: unique within the op.
+        strategy: a Hypothesis strategy of cases, or None.
+        examples: cases that are always run.
+    """
+
+    name: str
+    strategy: Any = None
+    examples: tuple[Case, ...] = ()
+
+
+def parse_case(line: str) -> Case:
+    """The case that `line` describes; `parse_case(str(case)) == case`.
+
+    Raises:
+        UsageError: the line is not a case; the message shows the offending word.
+    """
+    words = line.split()
+    if not words or "=" in words[0]:
+        raise UsageError(f"case line {line!r} must start with the name of an op, such as 'OP x=bf16[4,128] seed=0'")
+    tensors: list[TensorSpec] = []
+    params: dict[str, Param] = {}
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier() or not value:
+            raise UsageError(f"cannot read {word!r} in case line {line!r}: expected name=value")
+        if name in params or any(t.name == name for t in tensors):
+            raise UsageError(f"{name!r} is given twice in case line {line!r}")
+        if "[" in value:
+            tensors.append(_parse_tensor(name, value, line))
+        else:
+            params[name] = _parse_param(value, word, line)
+    seed = params.pop("seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise UsageError(f"seed={seed!r} in case line {line!r} must be an integer from 0 to 2**63 - 1")
+    return Case(words[0], tuple(tensors), params, seed)
+
+
+def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
+    match = _TENSOR.match(text)
+    if match is None:
+        raise UsageError(
+            f"cannot read tensor {name}={text!r} in case line {line!r}: "
+            "expected dtype[shape], then optionally @strides, +offset and :regime, as in bf16[4,128]@256,1+8:rows"
+        )
+    strides = match["strides"]
+    return TensorSpec(
+        name,
+        match["dtype"],
+        _integers(match["shape"], line),
+        _integers(strides, line) if strides is not None else None,
+        int(match["offset"] or 0),
+        match["regime"] or "normal",
+    )
+
+
+def _integers(text: str, line: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",")) if text else ()
+    except ValueError:
+        raise UsageError(f"cannot read the integers {text!r} in case line {line!r}") from None
+
+
+def _parse_param(text: str, word: str, line: str) -> Param:
+    if _BARE_WORD.match(text) and text not in ("True", "False", "inf", "nan"):
+        return text
+    try:
+        value = float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if not isinstance(value, bool | int | float):
+        raise UsageError(f"cannot read {word!r} in case line {line!r}: expected a number, True, False or a word")
+    return value
+
+
+def _format_param(value: Param) -> str:
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,65 @@
+"""What a run was asked to do, as data that every worker process reads from the run's folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 8, "nightly": 200}
+"""Profile → cases that Hypothesis generates per kernel and group."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one run.
+
+    Attributes:
+        folder: where configuration, logs and records of the run go.
+        profile: one of `PROFILES`.
+        devices: torch devices, as given: `cpu`, `cuda`, `cuda:1`.
+        ops, kernels: names to restrict the run to; empty for all.
+        projects: folders with references/, cases/ or kernels/, besides the ones that lastbit brings.
+        kernel_folders: folders of kernels; empty for those of lastbit and of the projects.
+        lines: case lines to run instead of generated cases.
+        seed: of the generated cases.
+        cases: generated cases per kernel and group; None for the profile's number.
+        timeout: seconds that one case may take.
+    """
+
+    folder: str
+    profile: str = "ci"
+    devices: tuple[str, ...] = ("cpu",)
+    ops: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ()
+    kernel_folders: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    seed: int = 0
+    cases: int | None = None
+    timeout: float = 120.0
+
+    @property
+    def cases_per_group(self) -> int:
+        return PROFILES[self.profile] if self.cases is None else self.cases
+
+    @property
+    def small(self) -> bool:
+        """Cases are cut to what the interpreter runs in a moment, because a CPU takes part."""
+        return any(device.startswith("cpu") for device in self.devices)
+
+    def save(self) -> Path:
+        """Write the settings into the run's folder and return the file."""
+        path = Path(self.folder) / "config.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1))
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Config:
+        """The settings that `save` wrote."""
+        loaded = json.loads(path.read_text())
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in loaded.items()}
+        return cls(**fields)

@@ -1,0 +1,34 @@
+"""Errors that lastbit raises on purpose; each message shows the offending value and, where known, the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class LastbitError(Exception):
+    """Something that the user can act on: bad input, a broken kernel or a broken configuration (exit code 2)."""
+
+
+class UsageError(LastbitError):
+    """A command line, case line, contract, dtype or name that means nothing here."""
+
+
+class KernelError(LastbitError):
+    """A kernel that raised, or whose result has the wrong names, shape, dtype or device."""
+
+
+class InterpreterError(LastbitError):
+    """The bit-faithful interpreter cannot be installed in this process."""
+
+
+class UnsupportedCase(LastbitError):
+    """Raised by a kernel, before any launch, for a case that it does not claim to handle; the text is the reason."""
+
+
+def unknown(what: str, value: object, known: Iterable[str]) -> UsageError:
+    """A `UsageError` for a name that is not among `known`, with the nearest one suggested."""
+    names = sorted(known)
+    near = get_close_matches(str(value), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UsageError(f"unknown {what} {value!r}{hint} Known: {', '.join(names) or 'none'}.")

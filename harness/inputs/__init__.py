@@ -1,0 +1,35 @@
+"""Inputs of a case: values from a counter-based generator, layouts by stride, guards around every tensor.
+
+inputs = build(case, "cuda")
+with guarded_allocations(0) as allocations:
+    result = kernel.call(**inputs.tensors, **case.params)
+problems = inputs.violations() + allocations.violations({"result": result})
+"""
+
+from harness.inputs.allocations import Allocations, guarded_allocations, poison_mask, unwritten
+from harness.inputs.blocks import row_blocks
+from harness.inputs.fingerprint import fingerprint
+from harness.inputs.guards import Violation
+from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
+from harness.inputs.overlap import overlaps
+from harness.inputs.problem import Inputs, build, fingerprints
+from harness.inputs.values import regimes
+
+__all__ = [
+    "LAYOUTS",
+    "Allocations",
+    "Inputs",
+    "Layout",
+    "Violation",
+    "applicable_layouts",
+    "build",
+    "fingerprint",
+    "fingerprints",
+    "guarded_allocations",
+    "overlaps",
+    "poison_mask",
+    "regimes",
+    "row_blocks",
+    "tensor_layouts",
+    "unwritten",
+]

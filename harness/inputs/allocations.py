@@ -1,0 +1,201 @@
+"""Guards around what a kernel allocates itself, and which elements of it were never written.
+
+While `guarded_allocations` is active, torch's functions that return uninitialised memory return tensors amid canaries,
+filled with a poison. Run a kernel twice, once with each of the two poisons: an element that holds the poison both times
+was not written. One run alone cannot tell, because a kernel may write the poison's bits; and for bool, whose only
+patterns are False (poison 0) and True (poison 1), it tells nothing at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.errors import UsageError
+from harness.inputs.bits import bits_of
+from harness.inputs.guards import Guarded, Violation, canary, canary_changes, guard, integer_of
+
+Allocate = Callable[..., Any]
+
+_POISONS = (0, 1)
+_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (Tensor, "new_empty"),
+    (Tensor, "new_empty_strided"),
+)
+
+
+class Allocations:
+    """What was allocated while guarded. Everything stays alive as long as this object, so that it can be checked.
+
+    Attributes:
+        poison: 0 or 1.
+        unguarded: one sentence for each allocation on the device that could not be guarded.
+    """
+
+    def __init__(self, poison: int, device: torch.device | str | None) -> None:
+        if poison not in _POISONS:
+            raise UsageError(f"poison={poison!r} must be 0 or 1")
+        self.poison = poison
+        self.unguarded: list[str] = []
+        self._device_type = None if device is None else torch.device(device).type
+        self._guarded: list[Guarded] = []
+
+    def __len__(self) -> int:
+        return len(self._guarded)
+
+    def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Violation]:
+        """Writes outside the allocated tensors; an allocation that backs a tensor in `names` is called by its name."""
+        known = {tensor.untyped_storage().data_ptr(): name for name, tensor in (names or {}).items()}
+        found: list[Violation] = []
+        for guarded in self._guarded:
+            name = known.get(guarded.words.untyped_storage().data_ptr(), guarded.name)
+            named = Guarded(name, guarded.tensor, guarded.words, guarded.start)
+            found += canary_changes(named, self.poison)
+        return found
+
+    def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What `original` returns for these arguments, amid canaries where that is possible."""
+        like = next((a for a in (*args[:1], kwargs.get("input"), kwargs.get("self")) if isinstance(a, Tensor)), None)
+        device = _device_of(like, kwargs)
+        if device.type == "meta" or self._device_type not in (None, device.type):
+            return original(*args, **kwargs)
+        plan, reason = _plan(original, args, kwargs, like)
+        if plan is None:
+            self.unguarded.append(f"{original.__name__} was not guarded: {reason}")
+            return original(*args, **kwargs)
+        if plan.numel() == 0:
+            return original(*args, **kwargs)
+        return self._guard(plan, device, bool(kwargs.get("pin_memory")))
+
+    def _guard(self, plan: Tensor, device: torch.device, pin_memory: bool) -> Tensor:
+        shape = tuple(plan.shape)
+        name = f"allocation {len(self._guarded)} ({str(plan.dtype).removeprefix('torch.')}{list(shape)})"
+        guarded = guard(
+            name,
+            shape,
+            strides=plan.stride(),
+            offset=0,
+            dtype=plan.dtype,
+            device=device,
+            number=self.poison,
+            pin_memory=pin_memory,
+        )
+        if plan.dtype is torch.bool:
+            guarded.tensor.fill_(bool(self.poison))
+        # A detached alias, so that what the kernel does to its tensor (set_, resize_) leaves the record as it is.
+        self._guarded.append(Guarded(name, guarded.tensor.detach(), guarded.words, guarded.start))
+        return guarded.tensor.requires_grad_(plan.requires_grad)
+
+
+@contextmanager
+def guarded_allocations(poison: int, *, device: torch.device | str | None = None) -> Iterator[Allocations]:
+    """Guard the memory that torch's `empty` functions return, filled with `poison` (0 or 1), for the duration.
+
+    Only allocations on devices of the type of `device` are guarded (None: on every device), and only those made through
+    `torch.empty`, `empty_like`, `empty_strided`, `Tensor.new_empty` and `new_empty_strided` as attributes: names
+    imported from torch beforehand and code that torch.compile generates allocate as always. Other threads are affected.
+
+    Raises:
+        UsageError: `poison` is neither 0 nor 1.
+    """
+    # Attributes are patched, not a TorchDispatchMode or TorchFunctionMode entered: while a mode is active,
+    # torch.compile silently runs functions eagerly, and the kernel that users run would not be the one verified.
+    allocations = Allocations(poison, device)
+    tables = _remember_originals()
+    own = [(owner, name, name in vars(owner), getattr(owner, name)) for owner, name in _FUNCTIONS]
+    try:
+        for owner, name, _, original in own:
+            setattr(owner, name, _intercepted(original, allocations))
+        yield allocations
+    finally:
+        for owner, name, is_own, original in own:
+            if is_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+        for table in set(_tables_of_originals()) - tables:
+            table.cache_clear()
+
+
+def poison_mask(tensor: Tensor, poison: int) -> Tensor:
+    """Which elements of `tensor` hold the bits of `poison` (0 or 1), as bool of the same shape."""
+    if poison not in _POISONS:
+        raise UsageError(f"poison={poison!r} must be 0 or 1")
+    if tensor.dtype is torch.bool:
+        return tensor == bool(poison)
+    bits = bits_of(torch.view_as_real(tensor)) if tensor.is_complex() else bits_of(tensor)
+    pattern = integer_of(canary(tensor.dtype, poison) % 2 ** (8 * bits.element_size()), bits.element_size())
+    return (bits == pattern).all(dim=-1) if tensor.is_complex() else bits == pattern
+
+
+def unwritten(first: Tensor, second: Tensor) -> Tensor:
+    """Which elements a kernel left unwritten, from its results under poison 0 (`first`) and poison 1 (`second`).
+
+    Exact for every dtype if the kernel writes the same elements both times and the same values to them.
+    """
+    return poison_mask(first, 0) & poison_mask(second, 1)
+
+
+def _intercepted(original: Allocate, allocations: Allocations) -> Allocate:
+    @functools.wraps(original)
+    def allocate(*args: Any, **kwargs: Any) -> Any:
+        # Dynamo evaluates this condition while it traces, so that the graph holds the original call.
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        return allocations.allocate(original, args, kwargs)
+
+    return allocate
+
+
+def _device_of(like: Tensor | None, kwargs: Mapping[str, Any]) -> torch.device:
+    chosen = kwargs.get("device")
+    if chosen is not None:
+        return torch.device(chosen)
+    return torch.get_default_device() if like is None else like.device
+
+
+def _plan(
+    original: Allocate, args: tuple[Any, ...], kwargs: Mapping[str, Any], like: Tensor | None
+) -> tuple[Tensor | None, str]:
+    """A meta tensor of the shape, strides and dtype that the call would return; or None and the reason."""
+    unusual = [name for name in ("out", "names") if kwargs.get(name) is not None]
+    if unusual:
+        return None, f"it was given {unusual[0]}="
+    if like is not None and type(like) not in (Tensor, torch.nn.Parameter):
+        return None, f"its argument is a {type(like).__name__}"
+    plan = original(*args, **{**kwargs, "device": "meta", "pin_memory": False})
+    if type(plan) is not Tensor or plan.layout is not torch.strided:
+        return None, f"it returns a {type(plan).__name__} of layout {plan.layout}"
+    if plan.dtype.itemsize > 8 or plan.is_quantized:
+        return None, f"it returns {plan.dtype}"
+    return plan, ""
+
+
+def _remember_originals() -> set[Any]:
+    """Make torch fill the tables by which it recognises its own functions, before any of these is patched.
+
+    A table that is first filled while they are patched must be emptied afterwards.
+    """
+    tables = set(_tables_of_originals())
+    for table in tables:
+        table()
+    return tables
+
+
+def _tables_of_originals() -> Iterator[Any]:
+    for module, name in (
+        ("torch.utils._device", "_device_constructors"),
+        ("torch._dynamo.trace_rules", "get_torch_obj_rule_map"),
+    ):
+        table = getattr(sys.modules.get(module), name, None)
+        if hasattr(table, "cache_clear"):
+            yield table

@@ -1,0 +1,55 @@
+"""64-bit hashing in wrap-around int64 arithmetic, and the bits of tensors.
+
+Only integer operations are used, which every torch device and version computes alike. The hash is the finaliser of
+splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) applied to a counter
+times the golden-ratio increment, so that word number i needs no words before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_INCREMENT = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Element size in bytes → the integer dtype through which bits are compared."""
+
+
+def signed(word: int) -> int:
+    """`word` modulo 2**64, as the int64 with the same bits."""
+    return (word + 2**63) % 2**64 - 2**63
+
+
+def key_of(*words: object) -> int:
+    """A 64-bit key that depends on every word and on their order."""
+    return int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "little")
+
+
+def shift_right(words: Tensor, count: int) -> Tensor:
+    """Logical right shift of int64 words (torch's own is arithmetic)."""
+    return (words >> count) & ((1 << (64 - count)) - 1)
+
+
+def finalize(words: Tensor) -> Tensor:
+    """The finaliser of splitmix64, a bijection of 64-bit words; overwrites `words` and returns it."""
+    words.bitwise_xor_(shift_right(words, 30)).mul_(signed(_FIRST))
+    words.bitwise_xor_(shift_right(words, 27)).mul_(signed(_SECOND))
+    return words.bitwise_xor_(shift_right(words, 31))
+
+
+def hashed(counter: Tensor, key: int, *, lane: int = 0, lanes: int = 1) -> Tensor:
+    """One pseudorandom 64-bit word per int64 counter: word number `counter * lanes + lane` of the sequence `key`."""
+    return finalize(counter * signed(_INCREMENT * lanes) + signed(key + _INCREMENT * lane))
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """The elements' bits as integers of the same size: a view of the same shape and strides.
+
+    Raises:
+        KeyError: the elements have another size than 1, 2, 4 or 8 bytes.
+    """
+    return tensor.view(INTEGER_OF_SIZE[tensor.element_size()])

@@ -1,0 +1,52 @@
+"""Index tuples that cut a tensor into blocks of bounded size, whatever its strides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+
+def block_budget(device: torch.device) -> int:
+    """Elements to process at a time: what keeps a GPU busy, or stays in the cache of a CPU core.
+
+    On a CPU this is also the most that torch leaves to one thread; with more, threads wait for each other after every
+    operation, which takes many times longer when other processes keep the cores busy.
+    """
+    return 1 << 15 if device.type == "cpu" else 1 << 22
+
+
+def row_blocks(leading: tuple[int, ...], row_elements: int, budget: int) -> Iterator[tuple[slice, ...]]:
+    """Index tuples over the leading dimensions that together select every row once, in logical order.
+
+    A row is what one index into all leading dimensions selects: `row_elements` elements. Each block has at most
+    `budget` elements, or one row where a row alone has more. `tensor[block]` is always a view. Without leading
+    dimensions the tensor is one row, and the only block is `()`.
+    """
+    if 0 in leading:
+        return
+    split = len(leading)
+    inside = max(row_elements, 1)
+    while split and inside * leading[split - 1] <= budget:
+        split -= 1
+        inside *= leading[split]
+    whole = tuple(slice(0, size) for size in leading[split:])
+    if not split:
+        yield whole
+        return
+    step = max(budget // inside, 1)
+    size = leading[split - 1]
+    for outer in _single_indices(leading[: split - 1]):
+        for start in range(0, size, step):
+            yield (*outer, slice(start, min(start + step, size)), *whole)
+
+
+def _single_indices(sizes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Slices of length one that select each index of `sizes` in logical order."""
+    for number in range(math.prod(sizes)):
+        index: list[slice] = []
+        for size in reversed(sizes):
+            number, position = divmod(number, size)
+            index.append(slice(position, position + 1))
+        yield tuple(reversed(index))

@@ -1,0 +1,282 @@
+"""Tensors inside larger allocations whose other bytes are canaries, and what was written where it must not be.
+
+The canary of a floating-point tensor is a NaN of a recognisable payload, so that a kernel that reads beyond the tensor
+also spoils its result. (The 8-bit formats have no payload to choose: their canaries are NaNs that arithmetic on GPUs
+does not make.) Other tensors have a repeated byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from harness.errors import UsageError
+from harness.inputs.bits import INTEGER_OF_SIZE, signed
+
+ALIGNMENT = 256
+_LEAST_MARGIN, _MOST_MARGIN = 64 << 10, 4 << 20
+_PIECE = 1 << 22
+_NAN_OF_BYTE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D}
+_FIRST_PAYLOAD = 43
+_MANTISSA_BITS = {
+    torch.float64: 52,
+    torch.float32: 23,
+    torch.float16: 10,
+    torch.bfloat16: 7,
+    torch.complex64: 23,
+}
+
+Region = Literal["before", "gap", "element", "after"]
+_REGIONS: tuple[Region, ...] = get_args(Region)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Elements that a kernel changed although they were not its to write.
+
+    Attributes:
+        kind: `wrote_outside` (canaries) or `mutated_input` (elements of an input that the kernel does not declare).
+        tensor: name of the tensor in or near which it happened.
+        region: before the first element, after the last one, in a gap between strided rows, or in an element.
+        count: how many elements changed.
+        offset: place of the lowest changed element, in elements from the first element of the tensor.
+        index: logical index of that element, or of the last element before that gap; None outside.
+    """
+
+    kind: Literal["wrote_outside", "mutated_input"]
+    tensor: str
+    region: Region
+    count: int
+    offset: int
+    index: tuple[int, ...] | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The violation in words."""
+        elements = f"{self.count} element{'s' if self.count != 1 else ''}"
+        place = "" if self.index is None else f"{self.tensor}{list(self.index)}"
+        first = f"first at element {self.offset} counted from its start"
+        return {
+            "before": f"wrote {elements} before the start of {self.tensor} ({first})",
+            "after": f"wrote {elements} past the end of {self.tensor} ({first})",
+            "gap": f"wrote {elements} between the rows of {self.tensor} (first after {place})",
+            "element": f"changed {elements} of the input {self.tensor} (first {place})",
+        }[self.region]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guarded:
+    """A tensor and the allocation around it.
+
+    Attributes:
+        name: what to call it in a violation.
+        tensor: no autograd view; its storage is that of `words`.
+        words: the whole allocation as int64.
+        start: where the tensor's first element is, in elements of its dtype.
+    """
+
+    name: str
+    tensor: Tensor
+    words: Tensor
+    start: int
+
+
+def canary(dtype: torch.dtype, number: int) -> int:
+    """Bits of one element of canary `number`; different numbers differ where the dtype has enough patterns.
+
+    Numbers of different parity always differ.
+    """
+    if dtype in _NAN_OF_BYTE:
+        return _NAN_OF_BYTE[dtype] | (0x80 if number % 2 else 0)
+    if dtype not in _MANTISSA_BITS:
+        byte = (0xA5 if number % 2 else 0x5A) ^ (number // 2 % 16)
+        return int.from_bytes(bytes([byte] * dtype.itemsize), "little")
+    mantissa = _MANTISSA_BITS[dtype]
+    width = 32 if dtype is torch.complex64 else 8 * dtype.itemsize
+    quiet = 1 << (mantissa - 1)
+    exponent = (1 << (width - 1)) - (1 << mantissa)
+    payload = _FIRST_PAYLOAD * (number // 2 + 1) % (quiet - 1)
+    bits = (number % 2) << (width - 1) | exponent | quiet | payload
+    return bits << 32 | bits if dtype is torch.complex64 else bits
+
+
+def word_of(bits: int, itemsize: int) -> int:
+    """The int64 that repeats the `bits` of one element."""
+    return signed(int.from_bytes(bits.to_bytes(itemsize, "little") * (8 // itemsize), "little"))
+
+
+def integer_of(bits: int, itemsize: int) -> int:
+    """The `bits` of one element as the integer that `INTEGER_OF_SIZE` shows: unsigned for bytes, otherwise signed."""
+    unused = 64 - 8 * itemsize
+    return bits if itemsize == 1 else signed(bits << unused) >> unused
+
+
+def guard(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    strides: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    number: int,
+    pin_memory: bool = False,
+) -> Guarded:
+    """Allocate a tensor amid canaries `number`; it starts `offset` elements after a 256-byte-aligned address."""
+    itemsize = dtype.itemsize
+    row = shape[-1] * itemsize if shape else itemsize
+    margin = max(_LEAST_MARGIN, min(4 * row, _MOST_MARGIN))
+    total = ALIGNMENT + 2 * margin + (offset + extent(shape, strides)) * itemsize
+    word = word_of(canary(dtype, number), itemsize)
+    words = torch.full((-(-total // 8),), word, dtype=torch.int64, device=device, pin_memory=pin_memory)
+    start = (margin + -(words.data_ptr() + margin) % ALIGNMENT) // itemsize + offset
+    return Guarded(name, _place(words, start, shape, strides, dtype), words, start)
+
+
+def twin(guarded: Guarded, words: Tensor) -> Tensor:
+    """The tensor at the place of `guarded.tensor` in `words`, another allocation of the same size."""
+    tensor = guarded.tensor
+    return _place(words, guarded.start, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _place(words: Tensor, start: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    # Unlike as_strided, set_ gives a tensor that autograd does not take for a view.
+    return torch.tensor([], dtype=dtype, device=words.device).set_(words.untyped_storage(), start, shape, strides)
+
+
+def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Distance in elements from the first element of a tensor to the end of its last one."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def separates(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether each stride steps over everything that the smaller ones reach, so that no two indices share an element.
+
+    Stride 0 and dimensions of size 1 are left aside.
+    """
+    reach = 1
+    for _, stride, size in _moving(shape, strides):
+        if stride < reach:
+            return False
+        reach += (size - 1) * stride
+    return True
+
+
+def check_separate(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Raise a `UsageError` for strides under which different indices (other than of stride 0) may share an element."""
+    if 0 not in shape and not separates(shape, strides):
+        raise UsageError(
+            f"strides {list(strides)} of tensor {name!r} with shape {list(shape)} make its elements overlap: "
+            "each stride must exceed what the smaller strides span"
+        )
+
+
+def element_changes(guarded: Guarded, pristine: Tensor, *, elements: bool) -> list[Violation]:
+    """Differences between an input's allocation and its `pristine` copy; those in elements only if `elements`."""
+    if elements and torch.equal(guarded.words, pristine):
+        return []
+    found = _Found(guarded)
+    for begin, end in [(0, _places(guarded))] if elements else _canary_ranges(guarded):
+        found.compare(begin, end, _integers(pristine, guarded))
+    return found.violations(elements=elements)
+
+
+def canary_changes(guarded: Guarded, number: int) -> list[Violation]:
+    """Writes into the margins of an allocation filled with canary `number`, and into gaps between its rows."""
+    itemsize = guarded.tensor.element_size()
+    bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
+    pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
+    found = _Found(guarded)
+    for begin, end in _canary_ranges(guarded):
+        found.compare(begin, end, pattern)
+    return found.violations(elements=False)
+
+
+def _places(guarded: Guarded) -> int:
+    """Size of the allocation in elements."""
+    return guarded.words.numel() * 8 // guarded.tensor.element_size()
+
+
+def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
+    """Where canaries are: around the tensor, and all of it if it has gaps that its strides tell from elements."""
+    shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
+    end = guarded.start + extent(shape, strides)
+    yield 0, guarded.start
+    if separates(shape, strides) and end - guarded.start > _distinct(shape, strides):
+        yield guarded.start, end
+    yield end, _places(guarded)
+
+
+class _Found:
+    """Changed places of one allocation, counted by region."""
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
+        self._shape, self._strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
+        self._extent = extent(self._shape, self._strides)
+        self._counts: dict[Region, int] = {}
+        self._first: dict[Region, int] = {}
+
+    def compare(self, begin: int, end: int, expected: Tensor) -> None:
+        """Count where places `begin` to `end` differ from `expected`: the whole allocation, or one value for all."""
+        actual = _integers(self._guarded.words, self._guarded)
+        for start in range(begin, end, _PIECE):
+            stop = min(start + _PIECE, end)
+            wanted = expected if expected.dim() == 0 else expected[start:stop]
+            places = (actual[start:stop] != wanted).nonzero().flatten() + (start - self._guarded.start)
+            if places.numel():
+                self._classify(places)
+
+    def _classify(self, places: Tensor) -> None:
+        before, after = places < 0, places >= self._extent
+        inside = ~(before | after)
+        _, rest = _indices(places.clamp(0, max(self._extent - 1, 0)), self._shape, self._strides)
+        masks = (before, inside & (rest != 0), inside & (rest == 0), after)
+        for region, where in zip(_REGIONS, masks, strict=True):
+            chosen = places[where]
+            if chosen.numel():
+                self._counts[region] = self._counts.get(region, 0) + chosen.numel()
+                self._first.setdefault(region, int(chosen[0]))
+
+    def violations(self, *, elements: bool) -> list[Violation]:
+        wanted = [region for region in _REGIONS if region in self._counts and (elements or region != "element")]
+        return [self._violation(region, self._counts[region]) for region in wanted]
+
+    def _violation(self, region: Region, count: int) -> Violation:
+        first = self._first[region]
+        index = None
+        if region in ("gap", "element"):
+            parts, _ = _indices(torch.tensor([first]), self._shape, self._strides)
+            index = tuple(int(part) for part in parts)
+        kind: Literal["wrote_outside", "mutated_input"] = "mutated_input" if region == "element" else "wrote_outside"
+        return Violation(kind, self._guarded.name, region, count, first, index)
+
+
+def _integers(words: Tensor, guarded: Guarded) -> Tensor:
+    return words.view(INTEGER_OF_SIZE[guarded.tensor.element_size()])
+
+
+def _moving(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Dimension, stride and size of the dimensions along which elements differ, smallest stride first."""
+    dims = sorted(range(len(shape)), key=lambda dim: strides[dim])
+    return ((dim, strides[dim], shape[dim]) for dim in dims if strides[dim] and shape[dim] > 1)
+
+
+def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    return 0 if 0 in shape else math.prod(size for _, _, size in _moving(shape, strides))
+
+
+def _indices(places: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
+    """Logical indices of the last elements not after `places`, and how far after them the places are."""
+    parts = [torch.zeros_like(places)] * len(shape)
+    for dim, stride, size in reversed(list(_moving(shape, strides))):
+        parts[dim] = (places // stride).clamp(max=size - 1)
+        places = places - parts[dim] * stride
+    return parts, places

@@ -1,0 +1,101 @@
+"""Memory layouts by name: strides and storage offset (elements) for a shape, as real models pass them to kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from harness.case import DTYPES, contiguous_strides
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Strides and storage offset of a tensor, in elements; the fields of a `TensorSpec` of the same names."""
+
+    name: str
+    strides: Shape
+    offset: int = 0
+
+
+LayoutRule = Callable[[Shape, str], Layout | None]
+
+
+def contiguous(shape: Shape, dtype: str) -> Layout:
+    """Row-major."""
+    return Layout("contiguous", contiguous_strides(shape))
+
+
+def packed_qkv(shape: Shape, dtype: str) -> Layout | None:
+    """The middle third of rows that hold q, k and v; a row is the last two dimensions, of a matrix the last one."""
+    inner = shape[-2:] if len(shape) > 2 else shape[-1:]
+    if len(shape) < 2 or 0 in shape:
+        return None
+    size = math.prod(inner)
+    outer = contiguous_strides((*shape[: len(shape) - len(inner)], 3 * size))[:-1]
+    return Layout("packed_qkv", outer + contiguous_strides(inner), size)
+
+
+def half(shape: Shape, dtype: str) -> Layout | None:
+    """The second half of rows twice as long."""
+    if len(shape) < 2 or 0 in shape:
+        return None
+    return Layout("half", contiguous_strides((*shape[:-1], 2 * shape[-1])), shape[-1])
+
+
+def transposed(shape: Shape, dtype: str) -> Layout | None:
+    """The first two of at least three dimensions exchanged in memory; the last one stays contiguous."""
+    if len(shape) < 3 or min(shape[:2]) < 2 or 0 in shape:
+        return None
+    first, second, *rest = contiguous_strides((shape[1], shape[0], *shape[2:]))
+    return Layout("transposed", (second, first, *rest))
+
+
+def expanded(shape: Shape, dtype: str) -> Layout | None:
+    """One slice that the first dimension repeats with stride 0."""
+    if len(shape) < 2 or shape[0] < 2 or 0 in shape:
+        return None
+    return Layout("expanded", (0, *contiguous_strides(shape)[1:]))
+
+
+def unaligned(shape: Shape, dtype: str) -> Layout | None:
+    """Row-major, one element after an aligned address: no vector load of 16 bytes is aligned."""
+    return None if 0 in shape else Layout("unaligned", contiguous_strides(shape), 1)
+
+
+def padded(shape: Shape, dtype: str) -> Layout | None:
+    """Rows followed by 16 unused bytes each."""
+    if len(shape) < 2 or math.prod(shape[:-1]) < 2 or 0 in shape:
+        return None
+    spare = max(16 // DTYPES[dtype].itemsize, 1)
+    return Layout("padded", contiguous_strides((*shape[:-1], shape[-1] + spare)))
+
+
+def non_flattenable(shape: Shape, dtype: str) -> Layout | None:
+    """An unused row after every index of the first of at least three dimensions: no view merges the outer ones."""
+    if len(shape) < 3 or shape[0] < 2 or math.prod(shape[1:-1]) < 2 or 0 in shape:
+        return None
+    inner = contiguous_strides(shape[1:])
+    return Layout("non_flattenable", (math.prod(shape[1:]) + shape[-1], *inner))
+
+
+LAYOUTS: Mapping[str, LayoutRule] = {
+    rule.__name__: rule
+    for rule in (contiguous, packed_qkv, half, transposed, expanded, unaligned, padded, non_flattenable)
+}
+"""Name → rule; a rule returns None for a shape on which it would change nothing, or means nothing."""
+
+
+def applicable_layouts(shape: Shape, dtype: str) -> tuple[Layout, ...]:
+    """Every layout that applies to `shape`, the contiguous one first."""
+    layouts = (rule(shape, dtype) for rule in LAYOUTS.values())
+    return tuple(layout for layout in layouts if layout is not None)
+
+
+def tensor_layouts(shape: Shape, dtype: str = "bf16") -> st.SearchStrategy[Layout]:
+    """A Hypothesis strategy of the layouts that apply to `shape`; it shrinks towards the contiguous one."""
+    return st.sampled_from(applicable_layouts(shape, dtype))

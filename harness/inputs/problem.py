@@ -1,0 +1,101 @@
+"""The tensors of a case, built under guards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from harness.case import Case, TensorSpec
+from harness.errors import unknown
+from harness.inputs.fingerprint import combined, fingerprint
+from harness.inputs.guards import Guarded, Violation, check_separate, element_changes, guard, twin
+from harness.inputs.values import check_regime, fill
+
+# The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
+# beyond an input to what lies beyond its result changes it. They are odd for the sign bit of the 8-bit formats.
+_FIRST_NUMBER = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The tensors of a case amid canaries, and a copy of everything to compare with after a call.
+
+    Attributes:
+        case: the case.
+        guards: the tensors with their allocations, in the order of the case.
+        pristine: the contents of each allocation before any call.
+    """
+
+    case: Case
+    guards: tuple[Guarded, ...]
+    pristine: tuple[Tensor, ...]
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Name → tensor, with the dtype, shape, strides and offset that the case says."""
+        return {guarded.name: guarded.tensor for guarded in self.guards}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the names and original values of all tensors, independent of device and strides."""
+        pairs = zip(self.guards, self.pristine, strict=True)
+        return combined({guarded.name: fingerprint(twin(guarded, pristine)) for guarded, pristine in pairs})
+
+    def violations(self, expect: Collection[str] = ()) -> list[Violation]:
+        """What changed since the tensors were built, empty if nothing did; elements of those in `expect` may.
+
+        Raises:
+            UsageError: `expect` names no tensor of the case.
+        """
+        for name in expect:
+            if name not in self.tensors:
+                raise unknown("input", name, self.tensors)
+        found: list[Violation] = []
+        for guarded, pristine in zip(self.guards, self.pristine, strict=True):
+            found += element_changes(guarded, pristine, elements=guarded.name not in expect)
+        return found
+
+    def restore(self) -> None:
+        """Undo every change, so that the next call starts from the same bits."""
+        for guarded, pristine in zip(self.guards, self.pristine, strict=True):
+            guarded.words.copy_(pristine)
+
+
+def build(case: Case, device: torch.device | str) -> Inputs:
+    """The tensors of `case` on `device`, with the values that its regimes and seed define.
+
+    Raises:
+        UsageError: a regime is unknown or does not suit its tensor, captured values cannot be read, or strides make
+            elements overlap.
+    """
+    for spec in case.tensors:
+        check_regime(spec)
+        check_separate(spec.name, spec.shape, spec.element_strides)
+    guards = tuple(
+        _build(spec, case.seed, torch.device(device), _FIRST_NUMBER + 2 * position)
+        for position, spec in enumerate(case.tensors)
+    )
+    return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
+
+
+def fingerprints(tensors: Mapping[str, Tensor]) -> str:
+    """One fingerprint of named tensors, such as the results of a kernel; equal to `Inputs.fingerprint` of the same."""
+    return combined({name: fingerprint(tensor) for name, tensor in tensors.items()})
+
+
+def _build(spec: TensorSpec, seed: int, device: torch.device, number: int) -> Guarded:
+    guarded = guard(
+        spec.name,
+        spec.shape,
+        strides=spec.element_strides,
+        offset=spec.offset,
+        dtype=spec.torch_dtype,
+        device=device,
+        number=number,
+    )
+    fill(guarded.tensor, spec, seed)
+    return guarded

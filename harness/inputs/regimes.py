@@ -1,0 +1,281 @@
+"""Regimes: named ways to make the values of a floating-point tensor.
+
+A regime is a function from a `Block` to fp64 values. To give the same bits on every device and torch version, it uses
+integer operations and single fp64 operations that IEEE 754 rounds correctly (+ − × ÷), and nothing else: no exp, log or
+sums over elements. A divisor is a tensor, because torch on CUDA multiplies by the reciprocal of a scalar divisor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.errors import UsageError
+from harness.inputs.bits import hashed, key_of, shift_right
+from harness.numerics.formats import Format
+
+_LANES = 0x0000FFFF0000FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of one tensor, and the random numbers that belong to it.
+
+    A row is a line along the last dimension; a tensor with fewer dimensions is one row. Every method takes the index
+    (int64) whose random number is wanted: `elements` for one per element, `rows` or `columns` for one that a line
+    shares, `whole` for one per tensor. Different streams are independent.
+
+    Attributes:
+        seed: seed of the case.
+        name: name of the tensor.
+        fmt: format to which the values will be rounded.
+        rows: logical row numbers of the block, int64 [R, 1].
+        columns: column numbers of the block, int64 [1, C].
+        height: number of rows of the tensor.
+        width: number of columns of the tensor.
+    """
+
+    seed: int
+    name: str
+    fmt: Format
+    rows: Tensor
+    columns: Tensor
+    height: int
+    width: int
+
+    @property
+    def elements(self) -> Tensor:
+        """Logical index of each element, int64 [R, C]."""
+        return self.rows * self.width + self.columns
+
+    @property
+    def whole(self) -> Tensor:
+        """The one index of the tensor itself, int64 [1, 1]."""
+        return torch.zeros_like(self.rows[:1])
+
+    def words(self, index: Tensor, stream: str, *, lane: int = 0, lanes: int = 1) -> Tensor:
+        """64 random bits per index."""
+        return hashed(index, key_of(self.seed, self.name, stream), lane=lane, lanes=lanes)
+
+    def uniform(self, index: Tensor, stream: str = "uniform") -> Tensor:
+        """Multiples of 2**-53 in [0, 1)."""
+        return shift_right(self.words(index, stream), 11).to(torch.float64) * 2.0**-53
+
+    def integers(self, index: Tensor, low: int, high: int, stream: str = "integers") -> Tensor:
+        """Integers (int64) from `low` to `high`, both included, fewer than 2**31 of them."""
+        return low + ((shift_right(self.words(index, stream), 32) * (high - low + 1)) >> 32)
+
+    def powers(self, index: Tensor, low: int, high: int, stream: str = "powers") -> Tensor:
+        """Powers of two with exponents from `low` to `high`, both included and normal in fp64."""
+        return ((self.integers(index, low, high, stream) + 1023) << 52).view(torch.float64)
+
+    def signs(self, index: Tensor, stream: str = "signs") -> Tensor:
+        """1.0 or -1.0."""
+        return (self.integers(index, 0, 1, stream) * 2 - 1).to(torch.float64)
+
+    def normal(self, index: Tensor, stream: str = "normal") -> Tensor:
+        """Nearly normal numbers of mean 0 and variance 1, multiples of 2**-48 in (-6, 6).
+
+        The sum of twelve 16-bit fields has variance 2**32 - 1; 32 further bits fill the significand. The kurtosis is
+        2.9 instead of 3 and the tails are light: 6 is never reached, and P(|z| > 4) is 2.2e-5 instead of 6.3e-5.
+        """
+        fields = torch.zeros_like(index)
+        for lane in range(3):
+            words = self.words(index, stream, lane=lane, lanes=4)
+            fields = fields + (words & _LANES) + ((words >> 16) & _LANES)
+        total = (fields & 0xFFFFFFFF) + (fields >> 32)
+        fill = shift_right(self.words(index, stream, lane=3, lanes=4), 32)
+        centred = ((total - 12 * 0xFFFF // 2) << 32) + fill - (1 << 31)
+        return centred.to(torch.float64) * 2.0**-48
+
+
+Regime = Callable[[Block], Tensor]
+
+
+def normal(block: Block) -> Tensor:
+    """Normal values, mean 0 and variance 1."""
+    return block.normal(block.elements)
+
+
+def uniform(block: Block) -> Tensor:
+    """Uniform values in [-1, 1)."""
+    return block.uniform(block.elements) * 2 - 1
+
+
+def rows(block: Block) -> Tensor:
+    """Normal rows of very different scale, from 2**-14 to 2**6; three in ten have a mean of two standard deviations."""
+    scale = block.powers(block.rows, -14, 5) * (1 + block.uniform(block.rows, "mantissa"))
+    shifted = block.uniform(block.rows, "shifted") < 0.3
+    mean = torch.where(shifted, 2 * block.signs(block.rows), 0.0)
+    return (block.normal(block.elements) + mean) * scale
+
+
+def tiny(block: Block) -> Tensor:
+    """Normal values times 1e-4: an eps of 1e-6 or more dominates their squares."""
+    return block.normal(block.elements) * 1e-4
+
+
+def tiniest(block: Block) -> Tensor:
+    """Normal values times 1e-8: eps alone decides, and fp16 keeps hardly anything."""
+    return block.normal(block.elements) * 1e-8
+
+
+def outlier(block: Block) -> Tensor:
+    """Normal values with one column, the same in all rows, a thousand times larger."""
+    column = block.integers(block.whole, 0, min(block.width, 2**31) - 1)
+    return block.normal(block.elements) * torch.where(block.columns == column, 1000.0, 1.0).to(torch.float64)
+
+
+def outlier_last(block: Block) -> Tensor:
+    """Normal values with the last column a thousand times larger."""
+    last = block.columns == block.width - 1
+    return block.normal(block.elements) * torch.where(last, 1000.0, 1.0).to(torch.float64)
+
+
+def offset(block: Block) -> Tensor:
+    """Rows whose mean (1 to 2, either sign) is 8 to 2048 times their standard deviation."""
+    mean = (1 + block.uniform(block.rows)) * block.signs(block.rows)
+    return mean + block.normal(block.elements) * block.powers(block.rows, -10, -3)
+
+
+def lattice(block: Block) -> Tensor:
+    """Small integers times one power of two: sums of squares over a row are exact in fp32 in any order."""
+    limit = min(math.isqrt(2**24 // block.width) - 1, 2**block.fmt.precision)
+    if limit < 1:
+        raise UsageError(
+            f"regime 'lattice' of tensor {block.name!r}: {block.width} squares of integers do not sum exactly in fp32"
+        )
+    integers = block.integers(block.elements, -limit, limit).to(torch.float64)
+    return integers * block.powers(block.whole, -4, 3)
+
+
+def zero_rows(block: Block) -> Tensor:
+    """Rows of three kinds, mixed: all zero, one constant, and normal."""
+    kind = block.integers(block.rows, 0, 2)
+    constants = torch.where(kind == 0, 0.0, block.normal(block.rows, "constant"))
+    return torch.where(kind == 2, block.normal(block.elements), constants)
+
+
+def constant(block: Block) -> Tensor:
+    """One normal value per row, repeated."""
+    return block.normal(block.rows) + torch.zeros_like(block.columns, dtype=torch.float64)
+
+
+def pow2(block: Block) -> Tensor:
+    """Powers of two from 2**-6 to 2**7, either sign."""
+    return block.powers(block.elements, -6, 7) * block.signs(block.elements)
+
+
+def subnormal(block: Block) -> Tensor:
+    """Nonzero subnormal numbers of the tensor's format, either sign."""
+    largest = 2 ** (block.fmt.precision - 1) - 1
+    fraction = block.uniform(block.elements) * min(largest, 2**52)
+    return (torch.floor(fraction) + 1) * block.fmt.quantum * block.signs(block.elements)
+
+
+def huge(block: Block) -> Tensor:
+    """Rows up to the largest finite number: squares overflow fp32 (fp32, bf16) or the format itself (fp16, fp8)."""
+    top = math.frexp(block.fmt.max)[1] - 1
+    scale = block.powers(block.rows, top // 2 if top > 64 else top - 3, top)
+    magnitude = (1 + block.uniform(block.elements)) * scale
+    return magnitude.clamp(max=block.fmt.max) * block.signs(block.elements)
+
+
+def special(block: Block) -> Tensor:
+    """Normal values; one row with inf, one with -inf, one with NaN, one with both infinities (from 8 rows on)."""
+    period = max(block.height, 8)
+    position = (block.rows + block.integers(block.whole, 0, min(period, 2**31) - 1, "shift")) % period
+    spaced = position % (period // 4) == 0
+    kind = torch.where(spaced, position // (period // 4), 4)
+    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    here, next_to = block.columns == column, block.columns == (column + 1) % block.width
+    values = block.normal(block.elements)
+    for number, place, value in (
+        (0, here, math.inf),
+        (1, here, -math.inf),
+        (2, here, math.nan),
+        (3, here, math.inf),
+        (3, next_to, -math.inf),
+    ):
+        values = torch.where((kind == number) & place, value, values)
+    return values
+
+
+def sparse(block: Block) -> Tensor:
+    """Zeros, and one normal value in sixteen."""
+    kept = block.integers(block.elements, 0, 15) == 0
+    return torch.where(kept, block.normal(block.elements), 0.0)
+
+
+def near_one(block: Block) -> Tensor:
+    """1 plus normal values times 0.1, as trained norm weights are."""
+    return 1 + block.normal(block.elements) * 0.1
+
+
+def ones(block: Block) -> Tensor:
+    """All 1."""
+    return torch.ones_like(block.elements, dtype=torch.float64)
+
+
+def zeros(block: Block) -> Tensor:
+    """All 0."""
+    return torch.zeros_like(block.elements, dtype=torch.float64)
+
+
+def signs(block: Block) -> Tensor:
+    """1 or -1."""
+    return block.signs(block.elements)
+
+
+def small(block: Block) -> Tensor:
+    """Uniform values in (-2**-8, 2**-8), as weights that are added to one."""
+    return (block.uniform(block.elements) * 2 - 1 + 2.0**-53) * 2.0**-8
+
+
+def scale_pow2(block: Block) -> Tensor:
+    """A quantization scale that is a power of two, 2**-8 to 2**2: quotients are exact, so ties occur."""
+    return block.powers(block.elements, -8, 2)
+
+
+def scale_amax(block: Block) -> Tensor:
+    """A quantization scale u/448 with u in [1, 8), as from the largest magnitude of a tensor."""
+    amax = 1 + 7 * block.uniform(block.elements)
+    return amax / torch.full_like(amax, 448.0)
+
+
+def scale_random(block: Block) -> Tensor:
+    """A quantization scale from 2**-8 to 2**2, no power of two."""
+    return block.powers(block.elements, -8, 1) * (1 + block.uniform(block.elements))
+
+
+def scale_overflow(block: Block) -> Tensor:
+    """A quantization scale from 2**-11 to 2**-10: most normal values divided by it exceed 448."""
+    return 2.0**-11 * (1 + block.uniform(block.elements))
+
+
+REGIMES: Mapping[str, Regime] = {
+    regime.__name__: regime
+    for regime in (
+        *(
+            normal,
+            uniform,
+            rows,
+            tiny,
+            tiniest,
+            outlier,
+            outlier_last,
+            offset,
+            lattice,
+            zero_rows,
+            constant,
+            pow2,
+        ),
+        *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small),
+        *(scale_pow2, scale_amax, scale_random, scale_overflow),
+    )
+}
+"""Name → function of every regime for floating-point tensors."""

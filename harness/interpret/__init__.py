@@ -1,0 +1,73 @@
+"""A bit-faithful Triton interpreter: Triton's own, with the number formats of the hardware put in.
+
+Triton runs kernels on the CPU when TRITON_INTERPRET=1 was set before it was imported. That interpreter truncates
+fp32 → bf16, multiplies bf16 as 16-bit integers, mis-rounds fp8 and lets scalar arguments follow numpy's promotion
+rules. `install` replaces its arithmetic, its reductions and its launcher, and leaves Triton's language layer, which
+decides what promotes to what, as it is: the compiler uses the same layer.
+"""
+
+from __future__ import annotations
+
+import os
+
+from harness.errors import InterpreterError
+
+KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
+"""Releases whose interpreter was read and tested; any other one must pass a self-test at installation."""
+
+_installed = False
+
+
+def install() -> None:
+    """Make Triton's interpreter in this process round as NVIDIA hardware does; calling it again does nothing.
+
+    Kernels may be defined before or after. Raises `InterpreterError` when Triton is missing, was imported without
+    TRITON_INTERPRET=1, or is an unknown release on which the replaced interpreter fails its self-test.
+    """
+    global _installed
+    if _installed:
+        return
+    version = _require_interpreter_mode()
+    from harness.interpret import autotune, launch, libdevice, reduction
+
+    try:
+        launch.replace_launcher()
+        reduction.replace_reductions()
+        launch.patch_language()
+        libdevice.replace_libdevice()
+        autotune.replace_benchmarks()
+    except (AttributeError, ImportError, TypeError) as error:
+        raise InterpreterError(
+            f"the interpreter of Triton {version} is built differently ({error}). "
+            f"Known to work: {', '.join(KNOWN_TRITON)}."
+        ) from error
+    if not version.startswith(tuple(f"{known}." for known in KNOWN_TRITON)):
+        _self_test(version)
+    _installed = True
+
+
+def _require_interpreter_mode() -> str:
+    """Triton's version, or `InterpreterError` when this process compiles kernels instead of interpreting them."""
+    value = os.environ.get("TRITON_INTERPRET")
+    fix = "Set TRITON_INTERPRET=1 in the environment before the first `import triton`."
+    try:
+        import triton
+        from triton.language.standard import _sum_combine
+        from triton.runtime.interpreter import InterpretedFunction
+    except ImportError as error:
+        raise InterpreterError(f"Triton cannot be imported ({error}). Install triton 3.6 or later.") from error
+    if not triton.knobs.runtime.interpret:
+        raise InterpreterError(f"TRITON_INTERPRET is {value!r}, so Triton compiles kernels. {fix}")
+    if not isinstance(_sum_combine, InterpretedFunction):
+        raise InterpreterError(f"TRITON_INTERPRET is {value!r} now but was not when Triton was imported. {fix}")
+    return str(triton.__version__)
+
+
+def _self_test(version: str) -> None:
+    from harness.interpret.selftest import differences
+
+    if wrong := differences():
+        raise InterpreterError(
+            f"the interpreter failed its self-test on Triton {version}: {'; '.join(wrong)}. "
+            f"Known to work: {', '.join(KNOWN_TRITON)}."
+        )

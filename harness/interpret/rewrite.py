@@ -1,0 +1,152 @@
+"""Kernels rewritten so that Python runs them with the compiler's meaning.
+
+Assigned numbers become tensors (as Triton's own rewriting does), and beyond it: `and`, `or`, `not` and chained
+comparisons of tensors are logical operations on their elements, where Python would ask for one truth value, and
+`range` counts in 32-bit tensors, which wrap, instead of Python integers, which do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
+
+from harness.interpret.formats import numpy_dtype
+
+SUBSTITUTES: dict[int, Any] = {}
+"""id of a function of Triton's language → its interpreted form, for kernels that imported the function itself."""
+
+
+class AmbiguousTruth(TypeError):
+    """A block of several elements was used as one truth value, which the compiler rejects."""
+
+
+class Rewriter(ast.NodeTransformer):
+    """Rewrites one kernel's syntax tree; the names it puts in are those of `_HELPERS`."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        if len(node.targets) > 1:
+            raise ValueError(f"line {node.lineno}: Triton has no chained assignment")
+        node.value = _call("__lastbit_assigned", node.value)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        helper = "__lastbit_and" if isinstance(node.op, ast.And) else "__lastbit_or"
+        return ast.copy_location(_call(helper, *(_delayed(value) for value in node.values)), node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        return ast.copy_location(_call("__lastbit_not", node.operand), node) if isinstance(node.op, ast.Not) else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if len(node.ops) == 1:
+            return node
+        operands = [node.left, *node.comparators]
+        links = [ast.Compare(operands[i], [op], [operands[i + 1]]) for i, op in enumerate(node.ops)]
+        return ast.copy_location(_call("__lastbit_and", *map(_delayed, links)), node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
+            node.iter.func.id = "__lastbit_range"
+        return node
+
+    def _visit_test(self, node: Any) -> ast.AST:
+        self.generic_visit(node)
+        node.test = ast.copy_location(_call("__lastbit_truth", node.test), node.test)
+        return node  # type: ignore[no-any-return]
+
+    visit_If = visit_IfExp = visit_While = _visit_test
+
+
+def _call(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+
+
+def _delayed(value: ast.expr) -> ast.Lambda:
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
+
+
+class Namespace(dict[str, Any]):
+    """The globals of a rewritten kernel: the live globals of its module, its closure and the helpers.
+
+    Triton's own rewriting copies its helpers into the kernel's module; this one leaves that module alone.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(_HELPERS)
+        self.update(inspect.getclosurevars(function).nonlocals)
+        self._module = function.__globals__
+
+    def __missing__(self, name: str) -> Any:
+        value = self._module[name]
+        return SUBSTITUTES.get(id(value), value)
+
+
+def compile_rewritten(self: Any, tree: ast.Module) -> Any:
+    """Replaces `FunctionRewriter._compile_and_exec`."""
+    local = Namespace(self.fn)  # defaults are looked up here, names in the body in the other one
+    exec(compile(tree, self.filename, "exec"), Namespace(self.fn), local)
+    return local[self.fn.__name__]
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, tl.tensor)
+
+
+def _connect(method: str, absorbing: bool, operands: tuple[Callable[[], Any], ...]) -> Any:
+    """Constants decide at once or drop out, tensors are joined elementwise: the compiler's rule for and and or."""
+    joined, value = None, None
+    for operand in operands:
+        value = operand()
+        if not _is_tensor(value):
+            if bool(value) is absorbing:
+                return value
+        else:
+            joined = value if joined is None else getattr(joined, method)(value)
+    return value if joined is None else joined
+
+
+def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
+    """`range` with tensors of the promoted type of its bounds; the compiler's hints are ignored."""
+    tensors = [interpreter_semantic.to_tensor(bound) for bound in bounds]
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if not tensor.dtype.is_int():
+            raise TypeError(f"range counts in integers, not {tensor.dtype}")
+        dtype = interpreter_semantic.integer_promote_impl(dtype, tensor.dtype)
+    dtype = interpreter_semantic.integer_promote_impl(dtype, tl.int32)
+    for i in range(*(int(tensor.handle.data.item()) for tensor in tensors)):
+        yield tl.tensor(TensorHandle(np.array([i], dtype=numpy_dtype(dtype)), dtype), dtype)
+
+
+def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
+    """`tl.range`, whose arguments may be passed by name."""
+    return _counting(*((0, arg1) if arg2 is None else (arg1, arg2)), 1 if step is None else step)
+
+
+def _truth(value: Any) -> Any:
+    """The condition of a branch or loop; Triton's interpreter takes every larger block for True."""
+    if not _is_tensor(value):
+        return value
+    if value.handle.data.size != 1:
+        raise AmbiguousTruth(f"a block of shape {tuple(value.handle.data.shape)} has no single truth value")
+    return bool(value.handle.data.item())
+
+
+_HELPERS: dict[str, Any] = {
+    "__lastbit_assigned": lambda value: interpreter_semantic.to_tensor(value, False),
+    "__lastbit_and": lambda *operands: _connect("logical_and", False, operands),
+    "__lastbit_or": lambda *operands: _connect("logical_or", True, operands),
+    "__lastbit_not": lambda value: value.__not__() if _is_tensor(value) else not value,
+    "__lastbit_range": _counting,
+    "__lastbit_truth": _truth,
+}

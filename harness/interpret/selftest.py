@@ -1,0 +1,91 @@
+"""A quick test of the replaced interpreter, run at installation on releases of Triton that nobody has read yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class Check:
+    """A launch, and the values that it must return."""
+
+    name: str
+    launch: Callable[[], torch.Tensor]
+    expected: Sequence[float]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _convert(x_ptr, out_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i).to(out_ptr.dtype.element_ty))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _multiply(x_ptr, y_ptr, out_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) * tl.load(y_ptr + i))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scale(x_ptr, out_ptr, scale, count, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    i = tl.arange(0, N)
+    tl.store(out_ptr + i, tl.load(x_ptr + i) * scale * (1 + (count * count < 0)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _reduce(x_ptr, out_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    x = tl.load(x_ptr + tl.arange(0, N))
+    tl.store(out_ptr, tl.sum(x))
+    tl.store(out_ptr + 1, tl.max(x))
+    tl.store(out_ptr + 2, tl.cumsum(x).to(tl.float32).sum())
+    tl.store(out_ptr + 3, tl.maximum(tl.min(x), float("nan")))
+
+
+def _ran(kernel: Any, inputs: list[torch.Tensor], dtype: torch.dtype, *scalars: float) -> torch.Tensor:
+    out = torch.zeros(inputs[0].shape, dtype=dtype)
+    kernel[(1,)](*inputs, out, *scalars, N=out.numel())
+    return out
+
+
+def _bf16(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.bfloat16)
+
+
+def checks() -> tuple[Check, ...]:
+    """Rounding, conversions, scalar arguments and reductions, a launch each."""
+    ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-134, 3.4e38])
+    fp8 = torch.tensor([1.0625, 1.1875, -1000.0, math.inf])
+    small = torch.tensor([2.0, -1.0, 3.0, 0.5], dtype=torch.float16)
+    return (
+        Check("fp32 to bf16", lambda: _ran(_convert, [ties], torch.bfloat16), [1.0, 1.015625, 0.0, math.inf]),
+        Check("fp32 to e4m3", lambda: _ran(_convert, [fp8], torch.float8_e4m3fn), [1.0, 1.25, -448.0, 448.0]),
+        Check("bf16 to fp32", lambda: _ran(_convert, [_bf16(1.5, -2.0)], torch.float32), [1.5, -2.0]),
+        Check(
+            "bf16 product",
+            lambda: _ran(_multiply, [_bf16(1.0078125, 3.0), _bf16(1.0078125, 0.5)], torch.bfloat16),
+            [1.015625, 1.5],
+        ),
+        Check("scalars", lambda: _ran(_scale, [_bf16(3.0, 3.0)], torch.float32, 0.1, 50000), [0.6000000238418579] * 2),
+        Check("reductions", lambda: _ran(_reduce, [small], torch.float32), [4.5, 3.0, 11.5, -1.0]),
+    )
+
+
+def differences(chosen: Sequence[Check] | None = None) -> list[str]:
+    """A sentence for every check that fails or raises."""
+    wrong = []
+    for check in checks() if chosen is None else chosen:
+        try:
+            actual = check.launch().double().tolist()
+        except Exception as error:
+            wrong.append(f"{check.name} raised {type(error).__name__}: {error}")
+            continue
+        if actual != list(check.expected):
+            wrong.append(f"{check.name} gave {actual} instead of {list(check.expected)}")
+    return wrong

@@ -1,0 +1,178 @@
+"""The decorator that makes a function a kernel under test, and the loader of folders of such functions.
+
+    from harness.kernel import kernel
+
+    @kernel("OP", contract="OPTION")
+    def my_kernel(x, weight, *, eps): ...
+
+A kernel is called with the tensors and parameters of a case by name, and only with cases that its signature can take.
+It returns its result, or a mapping from stage names to results where the op has several. Kernel files are loaded by
+path and never imported by name, so that two revisions can be loaded side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError
+
+__all__ = ["Kernel", "UnsupportedCase", "kernel", "load_kernels"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_registering: list[Kernel] | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An implementation under test.
+
+    Attributes:
+        name: unique within a run.
+        op: name of the op that it implements.
+        contract: the contract that it claims, options joined by `+`; an axis that is not named takes its default.
+        call: the function.
+        stages: stages that it can store; with any, it is called a second time with `stages=` those names and
+            returns a mapping that also holds them.
+        mutates: inputs that it may overwrite, as an in-place kernel does; it still returns every result.
+        devices: device types that it runs on; empty for every device.
+        depth: height of its summation tree for n terms, where it is known; tightens the bound of its sums.
+        source: file and line where it is defined.
+    """
+
+    name: str
+    op: str
+    contract: str
+    call: Callable[..., Any]
+    stages: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    depth: Callable[[int], int] | None = None
+    source: str = ""
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        """Names of the tensors and parameters that the function takes."""
+        parameters = inspect.signature(self.call).parameters.values()
+        return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)) - {"stages"}
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Names without which the function cannot be called."""
+        parameters = inspect.signature(self.call).parameters.values()
+        return frozenset(p.name for p in parameters if p.default is p.empty and p.name in self.accepts)
+
+
+def kernel(
+    op: str,
+    *,
+    contract: str = "",
+    name: str | None = None,
+    stages: tuple[str, ...] = (),
+    mutates: tuple[str, ...] = (),
+    devices: tuple[str, ...] = (),
+    depth: Callable[[int], int] | None = None,
+) -> Callable[[Function], Function]:
+    """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
+
+    The function itself is returned unchanged, so that the file can also be used as an ordinary module.
+    """
+
+    def register(function: Function) -> Function:
+        if _registering is not None:
+            own = name or str(getattr(function, "__name__", type(function).__name__))
+            _registering.append(
+                Kernel(own, op, contract, function, stages, mutates, devices, depth, _source_of(function))
+            )
+        return function
+
+    return register
+
+
+def load_kernels(folder: Path) -> tuple[Kernel, ...]:
+    """All kernels declared by the Python files of `folder`, in order of file name.
+
+    A file can import its siblings by name; they are private to this load of the folder.
+
+    Raises:
+        UsageError: the folder does not exist or declares no kernel, or two kernels share a name.
+        KernelError: a file raises while it is loaded.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"kernel folder {str(folder)!r} does not exist or is not a folder")
+    with _collect() as found, _siblings(folder):
+        for path in sorted(folder.glob("*.py")):
+            if not _loaded_as_sibling(path):
+                sys.modules.setdefault(path.stem, load_file(path))
+    if not found:
+        raise UsageError(f"no file of {str(folder)!r} declares a kernel; decorate a function with @kernel(op)")
+    names = [k.name for k in found]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    if twice:
+        raise UsageError(f"kernel names must be unique; declared twice in {str(folder)!r}: {', '.join(twice)}")
+    return tuple(found)
+
+
+@contextmanager
+def _collect() -> Iterator[list[Kernel]]:
+    global _registering
+    outer, _registering = _registering, []
+    try:
+        yield _registering
+    finally:
+        _registering = outer
+
+
+@contextmanager
+def _siblings(folder: Path) -> Iterator[None]:
+    """Let the files of `folder` import each other by name, and forget those names afterwards."""
+    names = {path.stem for path in folder.glob("*.py")} - set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def _loaded_as_sibling(path: Path) -> bool:
+    """Whether another file of the folder has imported this one already, which declared its kernels."""
+    file = getattr(sys.modules.get(path.stem), "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def load_file(path: Path) -> ModuleType:
+    """Execute a Python file as a module of its own, whatever its name, and return it.
+
+    Raises:
+        KernelError: the file raises; the message names it.
+    """
+    unique = f"lastbit_{path.parent.name}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}.{path.stem}"
+    spec = importlib.util.spec_from_file_location(unique, path)
+    if spec is None or spec.loader is None:
+        raise KernelError(f"cannot load {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[unique] = module  # dataclasses and pickle look a class's module up by name
+    try:
+        spec.loader.exec_module(module)
+    except LastbitError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise KernelError(f"{path} raised {type(error).__name__} while it was loaded: {error}") from error
+    return module
+
+
+def _source_of(function: Callable[..., Any]) -> str:
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)

@@ -1,0 +1,211 @@
+"""The enclosure of a tensor: exact value, contract's value, and the interval of what a conforming kernel may give.
+
+Every operation below stands for one fp32 operation of a kernel: the exact part is never rounded; the contract's value
+and both ends of the interval are, and because rounding is monotone, correctly rounded ends enclose every correctly
+rounded result. Where a kernel has freedom (approximate primitives, order of a product) the ends move apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.numerics.formats import FP32, Format, round_to
+
+Operand = "Enclosure | float"
+
+
+@dataclass(frozen=True, eq=False)
+class Enclosure:
+    """fp64 tensors of one shape, stacked: exact, value, lo, hi.
+
+    Two parts stand for exact and value = lo = hi (nothing but correctly rounded operations so far), one part for a
+    number that is known exactly. Invariant: an element's `lo` and `hi` are both NaN (the result must be NaN) or neither
+    is; an element about which nothing is known has lo = -inf and hi = +inf.
+    """
+
+    parts: Tensor
+
+    @classmethod
+    def point(cls, values: Tensor | float) -> Enclosure:
+        """The enclosure of numbers that are known exactly, such as the elements of an input."""
+        return cls(torch.as_tensor(values).to(torch.float64).unsqueeze(0))
+
+    @property
+    def exact(self) -> Tensor:
+        """The result in real arithmetic (fp64, no rounding)."""
+        return self.parts[0]
+
+    @property
+    def value(self) -> Tensor:
+        """The result of the contract with every primitive correctly rounded and every sum correctly rounded."""
+        return self.parts[min(1, len(self.parts) - 1)]
+
+    @property
+    def lo(self) -> Tensor:
+        """Smallest value that a conforming kernel may give."""
+        return self.parts[-2] if len(self.parts) == 4 else self.value
+
+    @property
+    def hi(self) -> Tensor:
+        """Largest value that a conforming kernel may give."""
+        return self.parts[-1] if len(self.parts) == 4 else self.value
+
+    @property
+    def full(self) -> Tensor:
+        """All four parts."""
+        return self.parts if len(self.parts) == 4 else self.parts[[0, *[len(self.parts) - 1] * 3]]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parts.shape[1:]
+
+    def __getitem__(self, index: tuple[object, ...]) -> Enclosure:
+        return Enclosure(self.parts[(slice(None), *index)])  # type: ignore[index]
+
+    @property
+    def unknown(self) -> Tensor | None:
+        """Elements about which nothing is known, NaN included; None where there can be none."""
+        return torch.isneginf(self.lo) & torch.isposinf(self.hi) if len(self.parts) == 4 else None
+
+    def unknown_where(self, *masks: Tensor | None) -> Enclosure:
+        """The same with nothing known about the masked elements, nor about those of which one end is NaN."""
+        if len(self.parts) < 4:
+            return self
+        unknown = torch.isnan(self.lo) ^ torch.isnan(self.hi)
+        for mask in masks:
+            unknown = unknown if mask is None else unknown | mask
+        ends = torch.where(unknown, -torch.inf, self.lo), torch.where(unknown, torch.inf, self.hi)
+        return Enclosure(torch.stack([self.exact, self.value, *ends]))
+
+    def rounded(self, fmt: Format) -> Enclosure:
+        """Value and ends correctly rounded to `fmt`; the exact part stays."""
+        contract = self.parts[1:] if len(self.parts) > 1 else self.parts
+        rounded = Enclosure(torch.cat([self.parts[:1], round_to(contract, fmt)]))
+        if fmt.overflow == "nan" and len(self.parts) == 4:  # both ends overflow, on either side of what is finite
+            return rounded.unknown_where(self.unknown, torch.isnan(rounded.lo) & (self.lo < 0) & (self.hi > 0))
+        return rounded.unknown_where(self.unknown)
+
+    def __add__(self, other: Enclosure | float) -> Enclosure:
+        a, b = aligned(self, other)
+        return settled(a + b)
+
+    def __sub__(self, other: Enclosure | float) -> Enclosure:
+        return self + (-_enclosure(other, self))
+
+    def __mul__(self, other: Enclosure | float) -> Enclosure:
+        return settled(_product(*aligned(self, other)))
+
+    def __neg__(self) -> Enclosure:
+        negated = -self.parts
+        return Enclosure(negated[[0, 1, 3, 2]] if len(negated) == 4 else negated)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+def settled(parts: Tensor) -> Enclosure:
+    """An enclosure from stacked parts whose contract side is still to be rounded to fp32."""
+    return Enclosure(parts).rounded(FP32)
+
+
+def aligned(a: Enclosure | float, b: Enclosure | float) -> tuple[Tensor, Tensor]:
+    """The parts of both operands, as many dimensions in each and as many parts unless one is a point."""
+    a, b = _enclosure(a, b), _enclosure(b, a)
+    x, y = a.parts, b.parts
+    if {len(x), len(y)} == {2, 4}:
+        x, y = a.full, b.full
+    rank = max(x.ndim, y.ndim)
+    return tuple(p.reshape(len(p), *[1] * (rank - p.ndim), *p.shape[1:]) for p in (x, y))  # type: ignore[return-value]
+
+
+def _enclosure(operand: Enclosure | float, like: Enclosure | float) -> Enclosure:
+    """A Python number reaches a kernel as fp32, on the device of the other operand."""
+    if isinstance(operand, Enclosure):
+        return operand
+    device = like.parts.device if isinstance(like, Enclosure) else None
+    return Enclosure.point(torch.tensor(operand, dtype=torch.float32, device=device))
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """Parts of the unrounded product."""
+    straight = x * y
+    if len(straight) < 4:
+        return straight
+    ends = [straight[2], straight[3]]
+    if len(x) == len(y) == 4:
+        ends += [x[2] * y[3], x[3] * y[2]]
+    product = Enclosure(torch.stack([straight[0], straight[1], *extremes(ends)]))
+    return product.unknown_where(Enclosure(x).unknown, Enclosure(y).unknown).parts
+
+
+def extremes(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of several tensors, elementwise; where only some are NaN, nothing is known."""
+    lo = hi = ends[0]
+    for end in ends[1:]:
+        lo, hi = torch.minimum(lo, end), torch.maximum(hi, end)
+    unknown = torch.isnan(lo) & ~torch.stack([torch.isnan(end) for end in ends]).all(0)
+    return torch.where(unknown, -torch.inf, lo), torch.where(unknown, torch.inf, hi)
+
+
+def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
+    """The enclosure of results that may be any of the given ones; exact part and value are those of the first."""
+    ends = [end for enclosure in (first, *others) for end in (enclosure.lo, enclosure.hi)]
+    return Enclosure(torch.stack([first.exact, first.value, *extremes(ends)]))
+
+
+def product_in_any_order(a: Enclosure, b: Enclosure, c: Enclosure) -> Enclosure:
+    """a · b · c, two fp32 multiplications in whichever order the kernel likes; the value is that of (a · b) · c."""
+    return hull(a * b * c, a * (b * c), a * c * b)
+
+
+def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
+    """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
+    product = Enclosure(_product(*aligned(a, b)))
+    return hull(a * b + c, settled(_sum_to_odd(*aligned(product, c))))
+
+
+def _sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
+    """x + y in fp64, rounded to odd where it is inexact, so that rounding it again to fp32 is one correct rounding.
+
+    The error of the sum is Knuth's TwoSum; the fp64 neighbour on its side is the odd one if the sum is even
+    (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans. Comput. 57(4), 2008).
+    """
+    total = x + y
+    part = total - x
+    error = (x - (total - part)) + (y - part)
+    even = (total.view(torch.int64) & 1) == 0
+    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
+    inexact = even & (error != 0) & torch.isfinite(error)
+    return torch.where(inexact, torch.nextafter(total, towards), total)
+
+
+def monotone(x: Enclosure, function: Callable[[Tensor], Tensor]) -> Enclosure:
+    """An exactly computed non-decreasing function of every part, such as a clamp."""
+    return Enclosure(function(x.parts)).unknown_where(x.unknown)
+
+
+def clamp(x: Enclosure, low: float, high: float) -> Enclosure:
+    """Values limited to [low, high]; NaN stays NaN."""
+    return monotone(x, lambda parts: parts.clamp(low, high))
+
+
+def at_least(x: Enclosure, low: float) -> Enclosure:
+    """The larger of `x` and `low`, taken to fp32; NaN stays NaN."""
+    floor = float(torch.tensor(low, dtype=torch.float32))
+    return monotone(x, lambda parts: parts.clamp(min=floor))
+
+
+def largest_magnitude(x: Enclosure) -> Enclosure:
+    """Largest |element| of the last dimension (kept, of size 1); NaN elements are ignored, 0 where all are NaN."""
+    parts = x.parts.abs()
+    if len(parts) == 4:
+        straddles = (x.lo <= 0) & (x.hi >= 0)
+        near = torch.where(straddles, 0.0, torch.minimum(parts[2], parts[3]))
+        parts = torch.stack([parts[0], parts[1], near, torch.maximum(parts[2], parts[3])])
+    if parts.shape[-1] == 0:
+        return Enclosure(parts.new_zeros((*parts.shape[:-1], 1)))
+    return Enclosure(torch.where(torch.isnan(parts), 0.0, parts).amax(dim=-1, keepdim=True))

@@ -1,0 +1,144 @@
+"""Floating-point formats: correct rounding of fp64 values to them, and distance in units in the last place.
+
+torch's own fp64 → bf16 and fp64 → fp16 casts go through fp32 and round twice, so rounding is done here: for normal
+numbers by integer arithmetic on the bits of the fp64 value, for subnormal ones by adding and subtracting a power of two
+whose last place is the subnormal quantum (one correctly rounded fp64 addition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.errors import unknown
+
+_MANTISSA_BITS = 52
+_BIAS = 1023
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    Attributes:
+        name: short name.
+        dtype: the torch dtype that stores it.
+        precision: significand bits, the hidden one included.
+        min_exponent: exponent of the smallest normal number, 2**min_exponent.
+        max: largest finite number.
+        overflow: what a value that rounds beyond `max` becomes.
+    """
+
+    name: str
+    dtype: torch.dtype
+    precision: int
+    min_exponent: int
+    max: float
+    overflow: Literal["inf", "nan"] = "inf"
+
+    @property
+    def quantum(self) -> float:
+        """Spacing of the subnormal numbers, the smallest positive value."""
+        return 2.0 ** (self.min_exponent - self.precision + 1)
+
+    @property
+    def epsilon(self) -> float:
+        """Spacing of the numbers in [1, 2)."""
+        return 2.0 ** (1 - self.precision)
+
+
+FP32 = Format("fp32", torch.float32, 24, -126, torch.finfo(torch.float32).max)
+BF16 = Format("bf16", torch.bfloat16, 8, -126, torch.finfo(torch.bfloat16).max)
+FP16 = Format("fp16", torch.float16, 11, -14, 65504.0)
+E4M3 = Format("e4m3", torch.float8_e4m3fn, 4, -6, 448.0, overflow="nan")
+E5M2 = Format("e5m2", torch.float8_e5m2, 3, -14, 57344.0)
+FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
+
+FORMATS: Mapping[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E4M3, E5M2)}
+_BY_DTYPE: Mapping[torch.dtype, Format] = {f.dtype: f for f in FORMATS.values()}
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The format that `dtype` stores.
+
+    Raises:
+        UsageError: `dtype` is not one of the supported floating-point types.
+    """
+    if dtype not in _BY_DTYPE:
+        raise unknown("floating-point dtype", dtype, map(str, _BY_DTYPE))
+    return _BY_DTYPE[dtype]
+
+
+def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:
+    """`x` (fp64, any shape) correctly rounded to `fmt`, as fp64: to nearest, ties to even, or toward zero.
+
+    Signs of zeros and NaN are kept; overflow gives what `fmt.overflow` says (toward zero it gives the largest number).
+    """
+    if fmt is FP64:
+        return x
+    if fmt is FP32 and mode == "nearest":
+        return x.to(torch.float32).to(torch.float64)  # one correct rounding on every device, and the fastest
+    return round_bits(x, fmt, mode)
+
+
+def round_bits(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:
+    """`round_to` for every format but fp64, on the bits of `x`."""
+    magnitude = x.abs()
+    dropped = _MANTISSA_BITS + 1 - fmt.precision
+    bits = magnitude.view(torch.int64)
+    if mode == "nearest":
+        bits = bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)
+        shift = fmt.quantum * 2.0**_MANTISSA_BITS
+        subnormal = (magnitude + shift) - shift
+    else:
+        subnormal = torch.floor(magnitude / fmt.quantum) * fmt.quantum
+    normal = ((bits >> dropped) << dropped).view(torch.float64)
+    rounded = torch.where(magnitude < 2.0**fmt.min_exponent, subnormal, normal)
+    beyond = float("inf" if fmt.overflow == "inf" else "nan") if mode == "nearest" else fmt.max
+    rounded = torch.where(rounded > fmt.max, beyond, rounded)
+    if mode == "zero" or fmt.overflow == "nan":
+        rounded = torch.where(torch.isinf(x), float("inf" if fmt.overflow == "inf" else "nan"), rounded)
+    return torch.where(torch.isnan(x), x, torch.copysign(rounded, x))
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` (fp64) correctly rounded and stored as `dtype`; the storage cast is exact, also where torch's saturates."""
+    fmt = format_of(dtype)
+    rounded = round_to(x, fmt)
+    if fmt is FP64:
+        return rounded
+    return rounded.to(torch.float32).to(dtype)
+
+
+def ordinals(x: Tensor, fmt: Format) -> Tensor:
+    """Position of each value of `x` (fp64, finite, representable in `fmt`) on the grid of `fmt`, as int64.
+
+    Neighbours differ by one and both zeros are 0, so a difference of ordinals is a distance in ulp. An infinity counts
+    as the value after the largest one.
+    """
+    magnitude = x.abs()
+    dropped = _MANTISSA_BITS + 1 - fmt.precision
+    hidden = 1 << (fmt.precision - 1)
+    first_normal = (fmt.min_exponent + _BIAS) << (fmt.precision - 1)
+    normal = (magnitude.clamp(max=2 * fmt.max).view(torch.int64) >> dropped) - first_normal + hidden
+    largest = int(torch.tensor(fmt.max, dtype=torch.float64).view(torch.int64))
+    normal = normal.clamp(max=(largest >> dropped) - first_normal + hidden + 1)
+    small = magnitude < 2.0**fmt.min_exponent
+    subnormal = (torch.where(small, magnitude, 0.0) / fmt.quantum).to(torch.int64)
+    position = torch.where(small, subnormal, normal)
+    return torch.where(x < 0, -position, position)
+
+
+def from_ordinals(position: Tensor, fmt: Format) -> Tensor:
+    """The values (fp64) at the given int64 positions; inverse of `ordinals` within the finite range."""
+    magnitude = position.abs()
+    dropped = _MANTISSA_BITS + 1 - fmt.precision
+    hidden = 1 << (fmt.precision - 1)
+    first_normal = (fmt.min_exponent + _BIAS) << (fmt.precision - 1)
+    normal = ((magnitude - hidden + first_normal).clamp(min=0) << dropped).view(torch.float64)
+    value = torch.where(magnitude < hidden, magnitude.to(torch.float64) * fmt.quantum, normal)
+    return torch.where(position < 0, -value, value)

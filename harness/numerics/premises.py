@@ -1,0 +1,81 @@
+"""What the error bounds rest on: how accurate each primitive is, and how sums accumulate.
+
+A reference never states a bound of its own. It calls `rsqrt`, `mean_of_squares` and so on, which take their bounds from
+the premises in force (`with using(premises): ...`). The documented bounds hold for every NVIDIA GPU and for the
+interpreter; `lastbit calibrate` measures them on the device at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+U = 2.0**-24
+"""Unit roundoff of fp32: half the spacing of the numbers in [1, 2)."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Largest relative error of a primitive, and where the figure is from."""
+
+    relative: float
+    source: str
+
+
+DOCUMENTED: Mapping[str, Bound] = {
+    "rsqrt": Bound(2.0**-22, "CUDA math table: rsqrtf, 2 ulp over the full range; PTX rsqrt.approx: 2^-22.9"),
+    "sqrt": Bound(2.0**-22, "PTX sqrt.approx.f32 and CUDA sqrtf without -prec-sqrt: at most 2 ulp"),
+    "divide": Bound(2.0**-22, "PTX div.full.f32: 2 ulp"),
+    "exp": Bound(2.0**-22, "PTX ex2.approx: 2^-22; the rounded argument adds 2u per unit of |x|"),
+    "sigmoid": Bound(2.0**-22, "exp, an addition and a division"),
+}
+
+
+@dataclass(frozen=True)
+class Premises:
+    """Error bounds on one device.
+
+    Attributes:
+        device: what the figures were measured on, or `documented`.
+        bounds: primitive → relative error; a primitive that is missing has its documented bound.
+        depth: number of terms → height of the summation tree, or None for any order.
+        flushes_subnormals: fp32 results below 2**-126 may become zero.
+    """
+
+    device: str = "documented"
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    depth: Callable[[int], int] | None = None
+    flushes_subnormals: bool = False
+
+    def relative(self, primitive: str) -> float:
+        """Largest relative error of `primitive`."""
+        return self.bounds.get(primitive, DOCUMENTED[primitive]).relative
+
+    def accumulation(self, terms: int) -> float:
+        """Bound on |computed sum - sum| / sum of |terms|, each term being a product that may be rounded itself.
+
+        gamma_h = h u / (1 - h u) for a tree of height h over the rounded products (Higham, Accuracy and Stability of
+        Numerical Algorithms, 2nd ed., section 4.2), so h = depth + 1; any order has h = `terms`.
+        """
+        height = terms if self.depth is None else min(terms, self.depth(terms) + 1)
+        return height * U / (1 - height * U) if height * U < 1 else float("inf")
+
+
+_current: ContextVar[Premises] = ContextVar("premises", default=Premises())  # noqa: B039 (frozen)
+
+
+def current() -> Premises:
+    """The premises in force."""
+    return _current.get()
+
+
+@contextmanager
+def using(premises: Premises) -> Iterator[Premises]:
+    """Evaluate references under `premises`."""
+    token = _current.set(premises)
+    try:
+        yield premises
+    finally:
+        _current.reset(token)

@@ -1,0 +1,88 @@
+"""Division, square root and the exponentials: one function per primitive, its error taken from the premises in force.
+
+A primitive that ends in `_rn` is correctly rounded (`tl.div_rn`, `tl.sqrt_rn`, torch's own division and square root)
+and adds no width. The others are approximate on a GPU: their ends move outward by the bound, and the contract's value
+is the correctly rounded result.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure, aligned, extremes, settled
+from harness.numerics.premises import U, current
+
+_FP64_SLACK = 2.0**-50  # the fp64 evaluation of the ends is itself rounded, by at most a few 2^-53
+_SMALLEST_NORMAL = 2.0**-126
+
+
+def _widened(parts: Tensor, relative: float | Tensor, absolute: float = 0.0) -> Tensor:
+    """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end."""
+    four = Enclosure(parts).full
+    margin = four[2:].abs() * (relative + _FP64_SLACK) + absolute
+    outward = torch.stack([four[2] - margin[0], four[3] + margin[1]])
+    return torch.cat([four[:2], torch.where(torch.isfinite(four[2:]), outward, four[2:])])
+
+
+def rsqrt(x: Enclosure) -> Enclosure:
+    """1 / sqrt(x). A subnormal argument may give inf, as `rsqrt.approx.ftz` does."""
+    parts = (1.0 / x.full.sqrt())[[0, 1, 3, 2]]
+    parts = _widened(parts, current().relative("rsqrt"))
+    flushed = (x.lo < _SMALLEST_NORMAL) & (x.lo >= 0)
+    parts[3] = torch.where(flushed, torch.inf, parts[3])
+    return settled(parts).unknown_where(x.unknown)
+
+
+def sqrt_rn(x: Enclosure) -> Enclosure:
+    """Correctly rounded square root."""
+    return settled(x.parts.sqrt()).unknown_where(x.unknown)
+
+
+def sqrt(x: Enclosure) -> Enclosure:
+    """Square root, approximate."""
+    return settled(_widened(x.parts.sqrt(), current().relative("sqrt"))).unknown_where(x.unknown)
+
+
+def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
+    """Correctly rounded a / b."""
+    return settled(_quotient(a, b))
+
+
+def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
+    """a / b, approximate: also covers a · (1 / b) with a correctly rounded reciprocal, which errs by at most 2u."""
+    return settled(_widened(_quotient(a, b), max(current().relative("divide"), 2 * U)))
+
+
+def _quotient(a: Enclosure | float, b: Enclosure | float) -> Tensor:
+    """Parts of the unrounded quotient; nothing is known where the divisor's interval holds a zero but is not one."""
+    x, y = aligned(a, b)
+    straight = x / y
+    if len(straight) < 4:
+        return straight
+    x, y = (p.expand(4, *p.shape[1:]) for p in (x, y))
+    lo, hi = extremes([straight[2], straight[3], x[2] / y[3], x[3] / y[2]])
+    through_zero = (y[2] <= 0) & (y[3] >= 0) & (y[2] != y[3])
+    quotient = Enclosure(torch.stack([straight[0], straight[1], lo, hi]))
+    return quotient.unknown_where(through_zero, Enclosure(x).unknown, Enclosure(y).unknown).parts
+
+
+def exp(x: Enclosure) -> Enclosure:
+    """e**x. The error grows with |x|, because exp(x) is computed as exp2 of a rounded product."""
+    ends = x.full[2:]
+    relative = current().relative("exp") + _growth(ends)
+    return settled(_widened(x.parts.exp(), relative, absolute=2.0**-148)).unknown_where(x.unknown)
+
+
+def sigmoid(x: Enclosure) -> Enclosure:
+    """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division."""
+    ends = x.full[2:]
+    exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
+    relative = exponential + U + current().relative("sigmoid")
+    parts = _widened(torch.sigmoid(x.parts), relative, absolute=_SMALLEST_NORMAL)
+    return settled(parts).unknown_where(x.unknown)
+
+
+def _growth(x: Tensor) -> Tensor:
+    """Relative error of exp(x) from rounding x · log2(e); none at an infinity, where the result is exact."""
+    return torch.where(torch.isfinite(x), 2 * U * x.abs(), 0.0)

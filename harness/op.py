@@ -1,0 +1,153 @@
+"""An op: its reference function with named stages, and the contracts that a kernel may claim for it.
+
+A contract is a point in independent axes. Each axis has options, the first of which is the default; an option says at
+which stages values are rounded and to whose format. The reference asks `contract.has(option)` where an option changes
+more than a rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from harness.errors import UsageError, unknown
+
+DEFAULT = "default"
+"""Name of the only contract of an op without axes."""
+
+REQUIRED = inspect.Parameter.empty
+"""Default of a parameter that has none."""
+
+Rounds = Mapping[str, str]
+Value = TypeVar("Value")
+
+
+class StageRecorder(Protocol):
+    """What a reference calls at each named point: rounds where the contract says, records, and returns the value.
+
+    `result` marks a stage that a kernel must return. What comes back may be the kernel's own value of that stage.
+    """
+
+    def __call__(self, name: str, value: Value, *, result: bool = False) -> Value: ...
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One option per axis, and the rounding points that follow: stage name → name of an input or of a format.
+
+    An input that a case lacks stands for the op's first input; a stage that is not listed stays in fp32.
+    """
+
+    options: tuple[str, ...]
+    rounds: Rounds
+
+    def has(self, option: str) -> bool:
+        return option in self.options
+
+    def __str__(self) -> str:
+        return "+".join(self.options) or DEFAULT
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A stage with one value per row that alone must explain the row, bit for bit.
+
+    Each element of the stages in `through` is a monotone function of that value, so that the set of values which
+    explain an element is an interval, and a row is explained if all of its intervals intersect.
+    """
+
+    stage: str
+    through: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """Name, reference function, inputs, parameters and axes of contracts.
+
+    Attributes:
+        reference: called with enclosures for the inputs, plain values for the parameters, `contract` and `stage`.
+        inputs: names of the tensors, in order; the first is the main one.
+        optional: inputs that a case may leave out.
+        params: names and defaults of the parameters (`REQUIRED` where there is none).
+        rows: inputs whose leading dimensions index independent rows; the others are shared by all rows.
+        axes: axis name → option name → rounding points.
+        rounds: rounding points that every contract of the op has.
+        latent: see `Latent`.
+    """
+
+    name: str
+    reference: Callable[..., Any]
+    inputs: tuple[str, ...]
+    optional: frozenset[str]
+    params: Mapping[str, Any]
+    rows: frozenset[str]
+    axes: Mapping[str, Mapping[str, Rounds]] = field(default_factory=dict)
+    rounds: Rounds = field(default_factory=dict)
+    latent: Latent | None = None
+
+    def contract(self, text: str = "") -> Contract:
+        """The contract named by options joined with `+`; an axis that is not named takes its default.
+
+        Raises:
+            UsageError: an option is unknown, or two options are of one axis.
+        """
+        options = {option: axis for axis, choices in self.axes.items() for option in choices}
+        chosen: dict[str, str] = {}
+        for option in filter(None, text.removeprefix(DEFAULT).split("+")):
+            if option not in options:
+                raise unknown(f"contract option of {self.name}", option, options)
+            if options[option] in chosen:
+                raise UsageError(f"contract {text!r} names two options of the axis {options[option]!r}")
+            chosen[options[option]] = option
+        return self._point(tuple(chosen.get(axis, next(iter(choices))) for axis, choices in self.axes.items()))
+
+    def contracts(self) -> tuple[Contract, ...]:
+        """Every contract of the op: all combinations of the options of its axes."""
+        return tuple(self._point(options) for options in itertools.product(*self.axes.values()))
+
+    def alternatives(self, contract: Contract) -> Iterator[Contract]:
+        """The contracts that differ from `contract` in exactly one axis."""
+        for other in self.contracts():
+            if sum(a != b for a, b in zip(contract.options, other.options, strict=True)) == 1:
+                yield other
+
+    def _point(self, options: tuple[str, ...]) -> Contract:
+        rounds = dict(self.rounds)
+        for choices, option in zip(self.axes.values(), options, strict=True):
+            rounds |= choices[option]
+        return Contract(options, rounds)
+
+
+def op(
+    *,
+    rows: tuple[str, ...],
+    axes: Mapping[str, Mapping[str, Rounds]] | None = None,
+    rounds: Rounds | None = None,
+    latent: Latent | None = None,
+) -> Callable[[Callable[..., Any]], Op]:
+    """Make a reference function an `Op` of the same name.
+
+    The function's positional parameters are its inputs (optional with a default of None), its keyword-only parameters
+    are the parameters of the op, apart from `contract` and `stage`, which the harness passes.
+    """
+
+    def build(reference: Callable[..., Any]) -> Op:
+        parameters = inspect.signature(reference).parameters.values()
+        inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("contract", "stage")]
+        return Op(
+            name=reference.__name__,
+            reference=reference,
+            inputs=tuple(p.name for p in inputs),
+            optional=frozenset(p.name for p in inputs if p.default is not REQUIRED),
+            params={p.name: p.default for p in keywords},
+            rows=frozenset(rows),
+            axes=axes or {},
+            rounds=rounds or {},
+            latent=latent,
+        )
+
+    return build

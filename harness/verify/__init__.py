@@ -1,0 +1,1 @@
+"""Verification of kernels: evaluate the reference, compare, judge, and run many cases."""

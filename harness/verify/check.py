@@ -1,0 +1,192 @@
+"""One case of one kernel, end to end: build inputs, call under guards, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.case import Case
+from harness.errors import KernelError, UnsupportedCase, UsageError
+from harness.inputs import Inputs, build, guarded_allocations, overlaps, unwritten
+from harness.kernel import Kernel
+from harness.numerics import Premises
+from harness.op import Contract, Op
+from harness.result import CaseResult, Finding, Verdict
+from harness.verify.evaluate import check_arguments, evaluate
+from harness.verify.judge import judge
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel on a device, with the op and contract that it is held to and the premises of the device."""
+
+    kernel: Kernel
+    op: Op
+    device: torch.device
+    premises: Premises = field(default_factory=Premises)
+
+    @property
+    def contract(self) -> Contract:
+        return self.op.contract(self.kernel.contract)
+
+    def __str__(self) -> str:
+        return f"{self.kernel.name} on {self.device}"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call of the kernel returned, and what the guards saw."""
+
+    actual: dict[str, Tensor]
+    findings: tuple[Finding, ...]
+
+
+def verify_case(subject: Subject, case: Case) -> CaseResult:
+    """Run the kernel twice on `case` and judge it; nothing that the kernel does wrong raises.
+
+    The two calls find their own allocations filled with different bits, and the second also stores the stages that
+    the kernel declares: results that differ between the calls were not written, or depend on something else.
+    """
+    kernel = subject.kernel
+    outcome = CaseResult(
+        case=str(case),
+        op=case.op,
+        kernel=kernel.name,
+        contract=str(subject.contract),
+        device=str(subject.device),
+        dtypes=case.dtypes,
+        verdict=Verdict.UNSUPPORTED,
+        source=kernel.source,
+    )
+    start = time.perf_counter()
+    if reason := unsupported(kernel, case):
+        return replace(outcome, reason=reason)
+    try:
+        outcome = _judged(subject, case, outcome)
+    except UnsupportedCase as error:
+        outcome = replace(outcome, reason=str(error))
+    except UsageError:
+        raise
+    except Exception as error:  # the kernel's own code runs here: whatever it raises is its outcome
+        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=_first_line(error))
+    return replace(outcome, seconds=time.perf_counter() - start)
+
+
+def unsupported(kernel: Kernel, case: Case) -> str:
+    """Why the kernel's signature cannot take the case, or an empty string."""
+    if extra := case.names - kernel.accepts:
+        return f"the kernel takes no {', '.join(sorted(extra))}"
+    if missing := kernel.requires - case.names:
+        return f"the kernel needs {', '.join(sorted(missing))}"
+    return ""
+
+
+def _judged(subject: Subject, case: Case, outcome: CaseResult) -> CaseResult:
+    params = dict(case.params)
+    inputs = build(case, subject.device)
+    check_arguments(subject.op, inputs.tensors, params)
+    results = tuple(_results(subject, inputs.tensors, params))
+    first = _call(subject, inputs, params, results, poison=0)
+    second = _call(subject, inputs, params, results, poison=1)
+    guards = dict.fromkeys([*first.findings, *second.findings])
+    findings = (*guards, *_differences(first.actual, second.actual, results))
+    actual = {**second.actual, **{name: first.actual[name] for name in results}}
+    judgement = judge(subject.op, subject.contract, inputs.tensors, params, actual, subject.premises)
+    return replace(
+        outcome,
+        verdict=Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings]),
+        stages=judgement.stages,
+        findings=(*findings, *judgement.findings),
+        rows=judgement.rows,
+        ruled_out=judgement.ruled_out,
+        explained_by=judgement.explained_by,
+        reason=judgement.reason,
+        fingerprint=inputs.fingerprint,
+    )
+
+
+def _results(subject: Subject, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> list[str]:
+    """Names of the results that this problem has: the reference says, on its first row."""
+    rows = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in subject.op.rows else t for n, t in tensors.items()}
+    return evaluate(subject.op, subject.contract, rows, params).results
+
+
+def _call(
+    subject: Subject, inputs: Inputs, params: Mapping[str, Any], results: tuple[str, ...], *, poison: int
+) -> _Call:
+    kernel = subject.kernel
+    asked = {"stages": kernel.stages} if poison and kernel.stages else {}
+    with guarded_allocations(poison) as allocations:
+        returned = kernel.call(**inputs.tensors, **params, **asked)
+        if subject.device.type != "cpu":
+            torch.accelerator.synchronize(subject.device)
+    actual = _named(returned, results)
+    mutates = [name for name in kernel.mutates if name in inputs.tensors]
+    violations = [*inputs.violations(mutates), *allocations.violations(actual)]
+    findings = [Finding(v.kind, v.tensor, v.sentence) for v in violations]
+    findings += _shared_memory(actual, inputs, kernel, results)
+    if violations or mutates:
+        actual = {name: tensor.clone() for name, tensor in actual.items()}
+        inputs.restore()
+    return _Call(actual, tuple(findings))
+
+
+def _named(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
+    """The kernel's return value as a mapping from stages to tensors."""
+    if isinstance(returned, Tensor) and len(results) == 1:
+        return {results[0]: returned}
+    if not isinstance(returned, Mapping):
+        expected = f"a tensor or {{{results[0]!r}: tensor}}" if len(results) == 1 else f"a mapping with {list(results)}"
+        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}")
+    for name, value in returned.items():
+        if not isinstance(value, Tensor):
+            raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")
+    missing = [name for name in results if name not in returned]
+    if missing:
+        raise KernelError(f"the kernel returned {sorted(returned)}, which lacks the result {missing[0]!r}")
+    return dict(returned)
+
+
+def _shared_memory(
+    actual: Mapping[str, Tensor], inputs: Inputs, kernel: Kernel, results: tuple[str, ...]
+) -> Iterator[Finding]:
+    kept = {f"input {n}": t for n, t in inputs.tensors.items() if n not in kernel.mutates}
+    for a, b in overlaps({**{n: actual[n] for n in results}, **kept}):
+        if not (a in kept and b in kept):
+            yield Finding("overlap", a, f"result {a} shares memory with {b}; writing to one changes the other.")
+
+
+def _differences(
+    first: Mapping[str, Tensor], second: Mapping[str, Tensor], results: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Findings for results whose bits differ between two calls on the same input."""
+    for name in results:
+        a, b = first[name], second[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
+            continue
+        blank = int(unwritten(a, b).sum())
+        if blank:
+            yield Finding("unwritten", name, f"{blank:,} of {a.numel():,} elements of {name} were never written.")
+        changed = int((_bytes(a) != _bytes(b)).any(-1).sum()) - blank
+        if changed > 0:
+            sentence = (
+                f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
+                "second stored the declared stages and found other bits in uninitialised memory."
+            )
+            yield Finding("nondeterministic", name, sentence)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The bytes of each element, [numel, itemsize]."""
+    return x.contiguous().reshape(-1).view(torch.uint8).reshape(x.numel(), x.element_size())
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")

@@ -1,0 +1,100 @@
+"""Evaluation of a reference under a contract: the enclosure of every stage, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from harness.errors import UsageError, unknown
+from harness.numerics import FORMATS, Enclosure, Format, format_of
+from harness.numerics.formats import FP32
+from harness.op import REQUIRED, Contract, Op
+
+Tensors = Mapping[str, Tensor]
+Params = Mapping[str, Any]
+
+
+@dataclass
+class Trace:
+    """What the reference passed through: stage → enclosure, stage → format, in order.
+
+    Attributes:
+        results: stages that a kernel must return.
+        consulted: contract options that the reference asked for.
+    """
+
+    enclosures: dict[str, Enclosure] = field(default_factory=dict)
+    formats: dict[str, Format] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    consulted: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _AskedContract:
+    """A contract that notes which options the reference asks for."""
+
+    contract: Contract
+    consulted: set[str]
+
+    def has(self, option: str) -> bool:
+        self.consulted.add(option)
+        return self.contract.has(option)
+
+
+def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given: Tensors | None = None) -> Trace:
+    """Run the reference of `op` on enclosures of `tensors`.
+
+    Where `given` has a stage, the reference goes on from that tensor instead of its own enclosure: the kernel's own
+    values make the check of the next stage an isolated one, and a candidate makes it a check of a latent value.
+    """
+    trace = Trace()
+    stand_ins = given or {}
+
+    def stage(name: str, value: Any, *, result: bool = False) -> Any:
+        fmt = _format(name, contract, op, tensors)
+        rounded = name in contract.rounds
+        enclosure = value.rounded(fmt) if rounded else value
+        trace.enclosures[name], trace.formats[name] = enclosure, fmt
+        if result:
+            trace.results.append(name)
+        return Enclosure.point(stand_ins[name]) if name in stand_ins else enclosure
+
+    inputs = [Enclosure.point(tensors[name]) if name in tensors else None for name in op.inputs]
+    asked = _AskedContract(contract, trace.consulted)
+    op.reference(*inputs, **params, contract=asked, stage=stage)
+    return trace
+
+
+def same_computation(trace: Trace, op: Op, own: Contract, other: Contract, tensors: Tensors) -> bool:
+    """Whether `other` asks for the steps that made `trace`: no option that was asked for and no format differs."""
+    if (set(own.options) ^ set(other.options)) & trace.consulted:
+        return False
+    return all(_format(stage, other, op, tensors) == fmt for stage, fmt in trace.formats.items())
+
+
+def _format(stage: str, contract: Contract, op: Op, tensors: Tensors) -> Format:
+    """Format of a stage: what the contract rounds it to, or fp32."""
+    target = contract.rounds.get(stage)
+    if target is None:
+        return FP32
+    if target in op.inputs:
+        return format_of(tensors[target if target in tensors else op.inputs[0]].dtype)
+    return FORMATS[target]
+
+
+def check_arguments(op: Op, tensors: Tensors, params: Params) -> None:
+    """Raise `UsageError` unless the names are those of `op` and none that it needs is missing."""
+    for name in tensors:
+        if name not in op.inputs:
+            raise unknown(f"tensor of {op.name}", name, op.inputs)
+    for name in params:
+        if name not in op.params:
+            raise unknown(f"parameter of {op.name}", name, op.params)
+    required = [n for n in op.inputs if n not in op.optional]
+    required += [n for n, default in op.params.items() if default is REQUIRED]
+    missing = [n for n in required if n not in tensors and n not in params]
+    if missing:
+        raise UsageError(f"{op.name} was not given {', '.join(missing)}")

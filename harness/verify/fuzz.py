@@ -1,0 +1,108 @@
+"""One item of a plan: its examples, then cases that Hypothesis generates; the first failure is shrunk.
+
+Only what Hypothesis generates counts as a case. What it tries while it shrinks a failure is recorded as such, and
+replays are answered from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis.errors import Flaky
+
+from harness.case import Case
+from harness.result import CaseResult, Verdict
+from harness.verify.check import verify_case
+from harness.verify.plan import Item
+
+Record = Callable[[CaseResult], None]
+Started = Callable[[Item, Case], None]
+
+_SHRINK_CASES = 60  # tried after a failure; a smaller case helps the reader, but not at any price
+
+
+class CaseFailed(Exception):
+    """A kernel failed a case."""
+
+    def __init__(self, result: CaseResult) -> None:
+        super().__init__(result.case)
+        self.result = result
+
+
+class CaseErrored(CaseFailed):
+    """A kernel raised, or returned something that cannot be judged."""
+
+
+def run_item(item: Item, *, cases: int, seed_: int, record: Record, started: Started) -> None:
+    """Run the item's examples and `cases` generated cases, recording each result.
+
+    Raises:
+        CaseFailed: with the smallest failing case that was found.
+    """
+    explorer = _Explorer(item, record, started)
+    failures = [r for case in item.group.examples if (r := explorer.run(case)).verdict in _BAD]
+    if failures:
+        raise _failure(failures[0])
+    if item.group.strategy is None or not cases:
+        return
+
+    @seed(seed_)
+    @settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    @given(item.group.strategy)
+    def explore(case: Case) -> None:
+        explorer.explore(case)
+
+    try:
+        explore()
+    except CaseFailed as error:
+        raise error.with_traceback(None) from None
+    except Flaky:
+        raise _failure(explorer.failures[0]) from None
+
+
+_BAD = (Verdict.FAILED, Verdict.ERRORED)
+
+
+def _failure(result: CaseResult) -> CaseFailed:
+    return (CaseErrored if result.verdict is Verdict.ERRORED else CaseFailed)(result)
+
+
+class _Explorer:
+    """Runs cases, remembers their results, and stops shrinking after a number of tries."""
+
+    def __init__(self, item: Item, record: Record, started: Started) -> None:
+        self.item, self.record, self.started = item, record, started
+        self.known: dict[str, CaseResult] = {}
+        self.failures: list[CaseResult] = []
+        self.shrinks = 0
+
+    def run(self, case: Case) -> CaseResult:
+        line = str(case)
+        if line in self.known:
+            return self.known[line]
+        self.started(self.item, case)
+        result = verify_case(self.item.subject, case)
+        result = replace(result, group=self.item.group.name, counted=not self.failures)
+        self.record(result)
+        self.known[line] = result
+        return result
+
+    def explore(self, case: Case) -> None:
+        if self.failures:
+            if str(case) not in self.known and self.shrinks >= _SHRINK_CASES:
+                return
+            self.shrinks += 1
+        result = self.run(case)
+        if result.verdict in _BAD:
+            self.failures.append(result)
+            raise _failure(result)

@@ -1,0 +1,202 @@
+"""From actual values to a verdict: no tolerance, no printing.
+
+A kernel fails if an element lies outside the enclosure of its contract, seen from the inputs of the case or from the
+kernel's own values of earlier stages, or if no single latent value explains a row. A case that decides no element and
+explains no row is inconclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from harness.errors import KernelError
+from harness.inputs import fingerprint, row_blocks
+from harness.numerics import Premises, using
+from harness.op import Contract, Op
+from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
+from harness.verify.compare import compare, outside_mask
+from harness.verify.evaluate import Params, Tensors, Trace, evaluate, same_computation
+from harness.verify.explain import describe_rows, describe_stage
+from harness.verify.latent import check_rows
+
+_BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
+_ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Verdict and everything it rests on; the fields are those of `CaseResult`."""
+
+    verdict: Verdict
+    stages: tuple[StageResult, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    rows: RowCheck | None = None
+    ruled_out: Mapping[str, int] = field(default_factory=dict)
+    explained_by: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def judge(
+    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, premises: Premises | None = None
+) -> Judgement:
+    """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
+
+    Raises:
+        KernelError: a result is missing or has the wrong shape, dtype or device.
+    """
+    measured = _Measured(op, contract, params, tuple(tensors[op.inputs[0]].shape[:-1]))
+    with using(premises or Premises()):
+        for index in _blocks(op, tensors):
+            block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
+            measured.add(block, actual, index)
+    return measured.judgement(actual)
+
+
+def _blocks(op: Op, tensors: Tensors) -> list[tuple[slice, ...]]:
+    """Indices of blocks of rows; one empty index, for everything, where rows are not independent or there is none."""
+    main = tensors[op.inputs[0]]
+    if not op.rows or main.ndim < 2:
+        return [()]
+    return list(row_blocks(tuple(main.shape[:-1]), main.shape[-1], _BLOCK)) or [()]
+
+
+class _Measured:
+    """Statistics gathered block by block."""
+
+    def __init__(self, op: Op, contract: Contract, params: Params, leading: tuple[int, ...]) -> None:
+        self.op, self.contract, self.params, self.leading = op, contract, params, leading
+        self.formats: dict[str, str] = {}
+        self.results: list[str] = []
+        self.cumulative: dict[str, Comparison] = {}
+        self.isolated: dict[str, Comparison] = {}
+        self.rows: RowCheck | None = None
+        self.ruled_out: dict[str, int] = {}
+        self.candidates: list[Contract] | None = None
+        self.seen = 0
+
+    def add(self, tensors: Tensors, whole: Tensors, index: tuple[slice, ...]) -> None:
+        """Judge one block of the inputs against the same rows of `whole`, the kernel's tensors."""
+        trace = evaluate(self.op, self.contract, tensors, self.params)
+        first = not self.formats
+        if first:
+            self._check_actual(trace, whole, index, tensors[self.op.inputs[0]].device)
+            self.results = trace.results
+            self.formats = {name: fmt.name for name, fmt in trace.formats.items()}
+        actual = {name: t[index] if index else t for name, t in whole.items()}
+        outside = self._compare(trace, actual, self.cumulative, index)
+        if len(actual) > 1:
+            local = evaluate(self.op, self.contract, tensors, self.params, actual)
+            outside |= self._compare(local, actual, self.isolated, index)
+        outside |= self._explain_rows(trace, actual, tensors)
+        if first:
+            self._rule_out(trace, actual, tensors)
+        if outside:
+            self._identify(actual, tensors)
+        self.seen += tensors[self.op.inputs[0]].numel()
+
+    def _compare(self, trace: Trace, actual: Tensors, into: dict[str, Comparison], index: tuple[slice, ...]) -> bool:
+        outside = False
+        for name, enclosure in trace.enclosures.items():
+            if name in actual:
+                comparison = _located(compare(actual[name], enclosure, trace.formats[name]), index)
+                into[name] = into.get(name, Comparison()) + comparison
+                outside |= comparison.outside > 0
+        return outside
+
+    def _explain_rows(self, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
+        if self.seen > _ROW_CHECK or not self._has_latent(actual):
+            return False
+        rows = check_rows(self.op, self.contract, tensors, self.params, actual, trace)
+        self.rows = rows if self.rows is None else self.rows + rows
+        return rows.explained < rows.rows
+
+    def _has_latent(self, actual: Tensors) -> bool:
+        """Whether `actual` has elements of stages that a latent value must explain."""
+        latent = self.op.latent
+        return latent is not None and any(actual[s].numel() for s in latent.through if s in actual)
+
+    def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
+        for other in self.op.alternatives(self.contract):
+            if not same_computation(trace, self.op, self.contract, other, tensors):
+                self.ruled_out[str(other)] = self._forbidden(other, actual, tensors)
+
+    def _forbidden(self, contract: Contract, actual: Tensors, tensors: Tensors) -> int:
+        """Elements of the results that `contract` forbids."""
+        trace = evaluate(self.op, contract, tensors, self.params)
+        return sum(int(outside_mask(actual[n].to(torch.float64), trace.enclosures[n]).sum()) for n in trace.results)
+
+    def _identify(self, actual: Tensors, tensors: Tensors) -> None:
+        """Keep the contracts that allow every bit of every block that failed."""
+        pool = self.op.contracts() if self.candidates is None else self.candidates
+        self.candidates = [c for c in pool if self._explains(c, actual, tensors)]
+
+    def _explains(self, contract: Contract, actual: Tensors, tensors: Tensors) -> bool:
+        if self._forbidden(contract, actual, tensors):
+            return False
+        results = {name: actual[name] for name in self.results}
+        if not self._has_latent(results):
+            return True
+        trace = evaluate(self.op, contract, tensors, self.params)
+        rows = check_rows(self.op, contract, tensors, self.params, results, trace)
+        return rows.explained == rows.rows
+
+    def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:
+        """Raise `KernelError` unless `whole` holds all results, and nothing but stages of the right shape."""
+        if missing := [name for name in trace.results if name not in whole]:
+            raise KernelError(f"the kernel returned {_listed(whole)}, but not the result {missing[0]!r}")
+        for name, tensor in whole.items():
+            if name not in trace.enclosures:
+                raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.enclosures)}")
+            shape = tuple(trace.enclosures[name].shape)
+            if index:
+                shape = (*self.leading, *shape[len(index) :])
+            _require(name, "shape", tuple(tensor.shape), shape)
+            _require(name, "device", tensor.device, device)
+            if name in trace.results:
+                _require(name, "dtype", tensor.dtype, trace.formats[name].dtype)
+
+    def judgement(self, actual: Tensors) -> Judgement:
+        stages = tuple(
+            StageResult(
+                name,
+                self.formats[name],
+                name in self.results,
+                cumulative,
+                self.isolated.get(name, cumulative),
+                fingerprint(actual[name]),
+            )
+            for name, cumulative in self.cumulative.items()
+        )
+        findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
+        if self.rows is not None and self.rows.explained < self.rows.rows:
+            findings.append(describe_rows(self.rows, self.contract))
+        if findings:
+            explained = tuple(str(c) for c in self.candidates or () if c != self.contract)
+            return Judgement(Verdict.FAILED, stages, tuple(findings), self.rows, self.ruled_out, explained)
+        decided = sum(s.cumulative.decided + s.isolated.decided for s in stages)
+        if decided or (self.rows is not None and self.rows.rows):
+            return Judgement(Verdict.PASSED, stages, (), self.rows, self.ruled_out)
+        reason = "no element has a single legal value and no row could be checked"
+        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.rows, self.ruled_out, reason=reason)
+
+
+def _located(comparison: Comparison, index: tuple[slice, ...]) -> Comparison:
+    """The same statistics with the worst element's index counted from the start of the whole tensor."""
+    worst = comparison.worst
+    if worst is None or not index:
+        return comparison
+    starts = [s.start or 0 for s in index] + [0] * (len(worst.index) - len(index))
+    moved = tuple(i + s for i, s in zip(worst.index, starts, strict=True))
+    return replace(comparison, worst=replace(worst, index=moved))
+
+
+def _require(name: str, what: str, actual: object, expected: object) -> None:
+    if actual != expected:
+        raise KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}")
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -1,0 +1,73 @@
+"""Power: which alternative contracts a run could have told from a kernel's own, and did not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from harness.case import Case, parse_case
+from harness.inputs import build
+from harness.op import Contract, Op
+from harness.result import Agreement, CaseResult, Power, Verdict
+from harness.verify.evaluate import Trace, evaluate
+from harness.verify.project import Project
+
+_PROBES = 4  # cases whose inputs are drawn anew to ask whether two contracts can be told apart at all
+_PROBE_SIZE = 1 << 18
+
+
+def power_of(results: Iterable[CaseResult], project: Project) -> tuple[Power, ...]:
+    """One entry per kernel that did not fail, device, set of dtypes and alternative contract."""
+    results = list(results)
+    bad = {(r.kernel, r.device) for r in results if r.verdict in (Verdict.FAILED, Verdict.ERRORED)}
+    judged = (r for r in results if r.counted and (r.kernel, r.device) not in bad)
+    together: dict[tuple[str, ...], list[CaseResult]] = defaultdict(list)
+    for r in judged:
+        for alternative in r.ruled_out:
+            together[(r.kernel, r.device, r.dtypes, alternative, r.contract)].append(r)
+    return tuple(_power(project, key, group) for key, group in together.items())
+
+
+def _power(project: Project, key: tuple[str, ...], group: list[CaseResult]) -> Power:
+    kernel, device, dtypes, alternative, contract = key
+    ruled_out = sum(r.ruled_out[alternative] for r in group)
+    op = project.op(group[0].op)
+    pair = op.contract(contract), op.contract(alternative)
+    separable = ruled_out > 0 or any(_separable(op, *pair, case) for case in _probes(group))
+    return Power(kernel, device, dtypes, alternative, len(group), ruled_out, separable)
+
+
+def _probes(group: list[CaseResult]) -> Iterator[Case]:
+    """The largest cases of manageable size, with ordinary values."""
+    cases = (parse_case(r.case) for r in group)
+    sized = [c for c in cases if c.tensors[0].numel <= _PROBE_SIZE]
+    for case in sorted(sized, key=lambda c: -c.tensors[0].numel)[:_PROBES]:
+        yield case.with_regime("normal")
+
+
+def _separable(op: Op, own: Contract, other: Contract, case: Case) -> bool:
+    """Whether some element of a result can only be one or the other contract's."""
+    tensors = build(case, torch.device("cpu")).tensors
+    a, b = (evaluate(op, contract, tensors, dict(case.params)) for contract in (own, other))
+    return any(_disjoint(a, b, name) for name in a.results)
+
+
+def _disjoint(a: Trace, b: Trace, stage: str) -> bool:
+    x, y = a.enclosures[stage], b.enclosures[stage]
+    return bool(((x.lo > y.hi) | (x.hi < y.lo)).any())
+
+
+def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:
+    """How often two devices gave equal bits for the same case and input bits."""
+    bits: dict[tuple[str, str, str, str], dict[str, str]] = defaultdict(dict)
+    for r in results:
+        for stage in r.stages:
+            bits[(r.kernel, stage.name, r.case, r.fingerprint)][r.device] = stage.fingerprint
+    pairs: dict[tuple[str, str, tuple[str, str]], list[bool]] = defaultdict(list)
+    for (kernel, stage_name, _, _), by_device in bits.items():
+        first, *others = by_device.items()
+        for other in others:
+            pairs[(kernel, stage_name, (first[0], other[0]))].append(first[1] == other[1])
+    return tuple(Agreement(k, s, devices, len(equal), sum(equal)) for (k, s, devices), equal in pairs.items())

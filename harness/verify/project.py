@@ -1,0 +1,110 @@
+"""Discovery: an op is references/X.py, cases/X.py and kernels of any name; folders are searched, nothing is listed.
+
+Files are loaded by path, so that another project's folders work like the ones that lastbit brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from harness.case import Case, Group, parse_case
+from harness.config import Config
+from harness.errors import LastbitError, UsageError, unknown
+from harness.kernel import Kernel, load_file, load_kernels
+from harness.op import Op
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+BUILT_IN = _PACKAGE.parent
+
+
+@dataclass(frozen=True)
+class Project:
+    """The ops, cases and kernels of a run.
+
+    Attributes:
+        ops: name → op.
+        cases: op name → the module that makes its groups of cases.
+        folders: the folders that were searched.
+        kernel_folders: the folders that kernels are loaded from.
+    """
+
+    ops: Mapping[str, Op]
+    cases: Mapping[str, ModuleType]
+    folders: tuple[Path, ...]
+    kernel_folders: tuple[Path, ...]
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """Every kernel of the kernel folders.
+
+        Raises:
+            UsageError: a kernel's op or contract is unknown, or two kernels share a name.
+        """
+        found = [k for folder in self.kernel_folders for k in load_kernels(folder)]
+        for kernel in found:
+            self.op(kernel.op).contract(kernel.contract)
+        names = [k.name for k in found]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise UsageError(f"kernel names must be unique; found twice: {', '.join(twice)}")
+        return tuple(found)
+
+    def op(self, name: str) -> Op:
+        if name not in self.ops:
+            raise unknown("op", name, self.ops)
+        return self.ops[name]
+
+    def groups(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
+        """The groups of cases of `op` that a kernel with the given parameters can run, regressions first."""
+        made: list[Group] = []
+        if lines := self._regressions(op):
+            made.append(Group("regressions", examples=tuple(lines)))
+        if op in self.cases:
+            made += self.cases[op].groups(accepts, small=small)
+        return made
+
+    def _regressions(self, op: str) -> list[Case]:
+        files = [folder / "cases" / "regressions" / f"{op}.txt" for folder in self.folders]
+        return [case for file in files if file.is_file() for case in read_cases(file)]
+
+
+def open_project(config: Config) -> Project:
+    """The project that `config` describes: lastbit's own folders, then those of `config.projects`."""
+    folders = (BUILT_IN, *(_existing(Path(p)) for p in config.projects))
+    ops: dict[str, Op] = {}
+    cases: dict[str, ModuleType] = {}
+    for folder in folders:
+        for path in _modules(folder / "references"):
+            ops[path.stem] = _op_of(path)
+        for path in _modules(folder / "cases"):
+            cases[path.stem] = load_file(path)
+    own = [BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else _PACKAGE / "_kernels"]
+    own += [folder / "kernels" for folder in folders[1:] if (folder / "kernels").is_dir()]
+    chosen = tuple(Path(p) for p in config.kernel_folders) or tuple(own)
+    return Project(ops, cases, folders, chosen)
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases of a file with one line each; blank lines and lines that start with # are left out."""
+    if not path.is_file():
+        raise UsageError(f"case file {str(path)!r} does not exist")
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return [parse_case(line) for line in lines if line and not line.startswith("#")]
+
+
+def _existing(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise UsageError(f"project folder {str(folder)!r} does not exist or is not a folder")
+    return folder
+
+
+def _modules(folder: Path) -> Iterable[Path]:
+    return sorted(p for p in folder.glob("*.py") if not p.stem.startswith("_")) if folder.is_dir() else ()
+
+
+def _op_of(path: Path) -> Op:
+    found = getattr(load_file(path), path.stem, None)
+    if not isinstance(found, Op):
+        raise LastbitError(f"{path} must define the op {path.stem!r}: a function of that name decorated with @op(...)")
+    return found

@@ -1,0 +1,69 @@
+"""What a worker leaves behind: one line per result, and the case that it was in when it died."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from harness.case import Case
+from harness.config import Config
+from harness.result import CaseResult, Verdict
+from harness.verify.plan import Item
+
+_FATAL = 17
+"""Exit status of a worker whose accelerator can no longer be used."""
+
+
+class Recorder:
+    """Appends results of one worker process to files in the run's folder.
+
+    A case that takes longer than the limit ends the process: nothing else stops a kernel that hangs in native code.
+    pytest-xdist then starts another worker, and the case that was under way is found in the `.started` file.
+    """
+
+    def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
+        self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
+        stem = Path(config.folder) / f"{worker}-{os.getpid()}"
+        self._results: TextIO = stem.with_suffix(".jsonl").open("a")
+        self._under_way = stem.with_suffix(".started")
+        self._trace: TextIO = stem.with_suffix(".trace").open("w")
+
+    def started(self, item: Item, case: Case) -> None:
+        """Note the case that is about to run, and start its clock."""
+        subject = item.subject
+        under_way = {
+            "case": str(case),
+            "kernel": subject.kernel.name,
+            "contract": str(subject.contract),
+            "device": str(subject.device),
+            "group": item.group.name,
+            "source": subject.kernel.source,
+            "limit": self._timeout,
+        }
+        self._under_way.write_text(json.dumps(under_way))
+        faulthandler.dump_traceback_later(self._timeout, exit=True, file=self._trace)
+
+    def record(self, result: CaseResult) -> None:
+        """Keep a result; end the process if the kernel has left the accelerator unusable."""
+        faulthandler.cancel_dump_traceback_later()
+        self._results.write(self._dump(result) + "\n")
+        self._results.flush()
+        self._under_way.unlink(missing_ok=True)
+        if result.verdict is Verdict.ERRORED and _accelerator_is_lost():
+            os._exit(_FATAL)
+
+
+def _accelerator_is_lost() -> bool:
+    if not torch.accelerator.is_available():
+        return False
+    try:
+        torch.accelerator.synchronize()
+    except RuntimeError:
+        return True
+    return False

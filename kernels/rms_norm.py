@@ -1,0 +1,297 @@
+"""RMSNorm in Triton, with fused residual add and FP8 output, for every combination of rounding rules.
+
+Arithmetic is fp32; what is rounded to a narrower format, and where, is the contract:
+
+* `native_multiply`: x · r is rounded to the weight's dtype, and so is its product with the weight; the output to x's.
+* `fp32_multiply`: only the output is rounded.
+* `rounded_sum`, `unrounded_sum`, `rounded_value`: the sum with the residual is rounded to x's dtype before it is
+  squared and normalized, in neither place, or only before it is normalized.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
+from row_layout import contiguous_like, row_layout, vectors_allowed
+from torch import Tensor
+
+from harness.kernel import kernel
+
+FP8_MAX = tl.constexpr(448.0)
+SMALLEST_SCALE = tl.constexpr(1 / (448.0 * 512.0))
+
+# Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
+BLOCKS = (128, 512, 2048, 8192, 16384)
+ELEMENTS_PER_PROGRAM = 1024
+ELEMENTS_PER_THREAD = 16
+LEADING_DIMS = 3
+
+
+def summation_depth(n: int) -> int:
+    """Greatest number of additions between a square and the sum of n of them, compiled or interpreted.
+
+    Blocks of at most 16384 columns are first added lane by lane, ⌈n / 16384⌉ additions at most, then the lanes of one
+    block are reduced. Compiled, a thread holds 16 elements at most (15 additions), and threads are combined in a binary
+    tree of height log2(16384) = 14 at most: 29. Interpreted, the lanes are combined in a binary tree (14), or by numpy
+    in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs (7): 25. The length of
+    the row chooses the block, and n may be a part of it (`variance_size`), so the bound is that of the largest block.
+    """
+    return min(n, math.ceil(n / BLOCKS[-1]) + 29)
+
+
+@triton.jit
+def _address(ptr, row_offset, columns, ALIGNED: tl.constexpr):
+    """Pointers to `columns` of each row; ALIGNED promises that every row starts on a 16-byte boundary."""
+    pointers = ptr + row_offset + columns
+    if ALIGNED:
+        pointers = tl.multiple_of(pointers, (1, 16))
+    return pointers
+
+
+@triton.jit
+def _load(x_ptr, residual_ptr, x_offset, residual_offset, columns, mask, RULE: tl.constexpr, ALIGNED: tl.constexpr):
+    """In fp32: what is squared, what is normalized, and the rounded sum."""
+    x = tl.load(_address(x_ptr, x_offset, columns, ALIGNED), mask=mask, other=0.0)
+    total = x.to(tl.float32)
+    rounded = total
+    if residual_ptr is not None:
+        residual = tl.load(_address(residual_ptr, residual_offset, columns, ALIGNED), mask=mask, other=0.0)
+        total = total + residual.to(tl.float32)
+        rounded = total.to(x.dtype).to(tl.float32)
+    squared = rounded if RULE == "rounded_sum" else total
+    value = total if RULE == "unrounded_sum" else rounded
+    return squared, value, rounded
+
+
+@triton.jit
+def _normalize(
+    value, inv_rms, weight_ptr, columns, n, offset,
+    X: tl.constexpr, NATIVE: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """In fp32: the stages `normalized`, `product` and `output`, rounded as the contract says."""
+    normalized = value * inv_rms
+    if weight_ptr is None:
+        if NATIVE:
+            normalized = normalized.to(X).to(tl.float32)
+        product = normalized
+    else:
+        weight = tl.load(_address(weight_ptr, 0, columns, ALIGNED), mask=columns < n, other=0.0)
+        if NATIVE:
+            normalized = normalized.to(weight.dtype).to(tl.float32)
+            product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
+        else:
+            product = normalized * (weight.to(tl.float32) + offset)
+    return normalized, product, product.to(X).to(tl.float32)
+
+
+# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. The
+# addresses of stages carry no such promise: they would make a call that stores stages another variant.
+@triton.jit(
+    do_not_specialize=[
+        "store_stages", "rows", "n", "variance_size", "size_1", "size_2", "x_stride_0", "x_stride_1", "x_stride_2",
+        "residual_stride_0", "residual_stride_1", "residual_stride_2", "eps", "weight_offset",
+    ],
+    do_not_specialize_on_alignment=[
+        "x_ptr", "residual_ptr", "weight_ptr", "scale_ptr", "result_ptr", "residual_sum_ptr", "row_scale_ptr",
+        "variance_ptr", "inv_rms_ptr", "normalized_ptr", "product_ptr", "output_ptr",
+    ],
+)  # fmt: skip
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, scale_ptr, result_ptr, residual_sum_ptr, row_scale_ptr,
+    variance_ptr, inv_rms_ptr, normalized_ptr, product_ptr, output_ptr, store_stages,
+    rows: tl.int64, n, variance_size, size_1: tl.int64, size_2: tl.int64,
+    x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
+    residual_stride_0: tl.int64, residual_stride_1: tl.int64, residual_stride_2: tl.int64,
+    eps, weight_offset,
+    NATIVE: tl.constexpr, RULE: tl.constexpr, QUANT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows per program. Without LOOP a block covers a row, every loop runs once and x is read once."""
+    X: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    live = row < rows
+    lanes = tl.arange(0, BLOCK)[None, :]
+    if ALIGNED:
+        n = n // 16 * 16  # changes nothing, but shows the compiler that masks are uniform over a vector
+    i2, i1, i0 = row % size_2, row // size_2 % size_1, row // size_2 // size_1
+    x_row = i0 * x_stride_0 + i1 * x_stride_1 + i2 * x_stride_2
+    residual_row = i0 * residual_stride_0 + i1 * residual_stride_1 + i2 * residual_stride_2
+    out_row = row * n
+
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    value = squares
+    for start in range(0, n, BLOCK):
+        columns = start + lanes
+        mask = live & (columns < n)
+        squared, value, rounded = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
+        squares += tl.where(columns < variance_size, squared * squared, 0.0)
+        if residual_ptr is not None:
+            tl.store(_address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
+    variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), variance_size.to(tl.float32))
+    # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row.
+    inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
+    if store_stages:
+        tl.store(variance_ptr + row, variance, mask=live)
+        tl.store(inv_rms_ptr + row, inv_rms, mask=live)
+
+    if QUANT == "static":
+        row_scale = tl.div_rn(1.0, tl.load(scale_ptr))
+    elif QUANT == "dynamic":
+        amax = tl.zeros([ROWS, 1], tl.float32)
+        for start in range(0, n, BLOCK):
+            columns = start + lanes
+            mask = live & (columns < n)
+            if LOOP:
+                _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
+            _, _, output = _normalize(value, inv_rms, weight_ptr, columns, n, weight_offset, X, NATIVE, ALIGNED)
+            magnitude = tl.where(output == output, tl.abs(output), 0.0)
+            amax = tl.maximum(amax, tl.max(magnitude, axis=1, keep_dims=True))
+        row_scale = tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)
+        tl.store(row_scale_ptr + row, row_scale, mask=live)
+
+    for start in range(0, n, BLOCK):
+        columns = start + lanes
+        mask = live & (columns < n)
+        if LOOP:
+            _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
+        normalized, product, output = _normalize(
+            value, inv_rms, weight_ptr, columns, n, weight_offset, X, NATIVE, ALIGNED
+        )
+        result = output
+        if QUANT == "static":
+            result = output * row_scale
+        elif QUANT == "dynamic":
+            result = tl.div_rn(output, row_scale)
+        if QUANT != "none":
+            result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        result_pointers = _address(result_ptr, out_row, columns, ALIGNED)
+        tl.store(result_pointers, result.to(result_ptr.dtype.element_ty), mask=mask)
+        if store_stages:
+            tl.store(normalized_ptr + out_row + columns, normalized, mask=mask)
+            tl.store(product_ptr + out_row + columns, product, mask=mask)
+            tl.store(output_ptr + out_row + columns, output, mask=mask)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    eps: float,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+    quant: str | None = None,
+    weight_rule: str = "native_multiply",
+    residual_rule: str = "rounded_sum",
+    stages: tuple[str, ...] = (),
+) -> Tensor | dict[str, Tensor]:
+    """y = x / sqrt(mean(x²) + eps) · (weight + weight_offset) over the last dimension, after x + residual.
+
+    Args:
+        x, residual: [..., N], bf16, fp16 or fp32, of one shape and dtype, each with its own strides. Neither is copied
+            where its last dimension is contiguous and at most three leading dimensions remain after merging.
+        weight: [N], bf16, fp16 or fp32.
+        scale: [1], fp32; needed for `quant="static"` and only there.
+        eps: added to the mean square.
+        variance_size: how many leading columns the mean is over; None for all.
+        weight_offset: 1 for Gemma's weights; only with `fp32_multiply`.
+        quant: None, `static` (e4m3 codes of y · (1 / scale)) or `dynamic` (codes of y / s with s = max|y| / 448 for
+            each row). A NaN of y becomes a NaN code and is ignored by s.
+        weight_rule, residual_rule: the contract, see the module.
+        stages: which of `STAGES` to return too; `product` exists only with a weight.
+
+    Returns:
+        The output, contiguous, or where there is more than one result or stage, a mapping from names to tensors:
+        `output` or `quantized`, `scale` ([..., 1], dynamic), `residual_sum` and the stages.
+
+    Raises:
+        ValueError, TypeError: arguments that do not fit each other.
+        UnsupportedCase: rows of no elements, or of more than 2³⁰.
+    """
+    check_options(scale, weight_offset, quant, weight_rule, residual_rule, stages)
+    check_tensors(x, weight, residual, scale, variance_size)
+    results = _allocate_results(x, residual is not None, quant)
+    stored = _allocate_stages(x, stages=bool(stages))
+    if x.numel():
+        _launch(
+            (x, weight, residual, scale), results, stored,
+            eps=float(eps), variance_size=x.shape[-1] if variance_size is None else variance_size,
+            weight_offset=float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
+            store_stages=int(bool(stages)), NATIVE=weight_rule == "native_multiply",
+            RULE="rounded_sum" if residual is None else residual_rule, QUANT=quant or "none",
+        )  # fmt: skip
+    multiplied = (x if weight is None else weight).dtype if weight_rule == "native_multiply" else torch.float32
+    dtypes = {"normalized": multiplied, "product": multiplied, "output": x.dtype}
+    present = [name for name in stages if name != "product" or weight is not None]
+    mapping = {name: stored[name].to(dtypes.get(name, torch.float32)) for name in present} | results
+    return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))
+
+
+def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[str, Tensor]:
+    results = {"output" if quant is None else "quantized": contiguous_like(x, dtype=quant and torch.float8_e4m3fn)}
+    if quant == "dynamic":
+        results["scale"] = contiguous_like(x, columns=1, dtype=torch.float32)
+    if has_residual:
+        results["residual_sum"] = contiguous_like(x)
+    return results
+
+
+def _allocate_stages(x: Tensor, *, stages: bool) -> dict[str, Tensor]:
+    """fp32 buffers for all stages, or where none is asked for, one empty buffer that stands for all of them.
+
+    They hold narrower values exactly, and one dtype for all of them keeps the number of compiled variants small.
+    """
+    if not stages:
+        return dict.fromkeys(STAGES, torch.empty(0, dtype=torch.float32, device=x.device))
+    columns = {"variance": 1, "inv_rms": 1}  # one value per row
+    return {name: contiguous_like(x, columns=columns.get(name), dtype=torch.float32) for name in STAGES}
+
+
+def _launch(
+    inputs: tuple[Tensor | None, ...], results: dict[str, Tensor], stored: dict[str, Tensor], **options: object
+) -> None:
+    x, weight, residual, scale = inputs
+    strided, layout = row_layout([t for t in (x, residual) if t is not None], dims=LEADING_DIMS)
+    weight = weight if weight is None else weight.contiguous()
+    n = x.shape[-1]
+    block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
+    rows = max(1, ELEMENTS_PER_PROGRAM // block)
+    result, residual_sum = results.get("output", results.get("quantized")), results.get("residual_sum")
+    flat = [t for t in (weight, result, residual_sum) if t is not None]
+    _rms_norm_kernel[(triton.cdiv(layout.rows, rows),)](
+        strided[0], strided[1] if residual is not None else None, weight, scale,
+        result, residual_sum, results.get("scale"), *stored.values(),
+        rows=layout.rows, n=n, size_1=layout.sizes[1], size_2=layout.sizes[2],
+        **{f"x_stride_{i}": stride for i, stride in enumerate(layout.strides[0])},
+        **{f"residual_stride_{i}": stride for i, stride in enumerate(layout.strides[-1])},
+        **options, ROWS=rows, BLOCK=block, LOOP=n > block,
+        ALIGNED=vectors_allowed(n, strided, layout, flat),
+        num_warps=max(4, rows * block // (32 * ELEMENTS_PER_THREAD)),
+    )  # fmt: skip
+
+
+def _declare(weight_rule: str, residual_rule: str):
+    """Register the kernel of one contract; a parameter that has no meaning in it is not in its signature."""
+    contract = f"{weight_rule}+{residual_rule}"
+    rules = {"weight_rule": weight_rule, "residual_rule": residual_rule}
+    register = kernel("rms_norm", contract=contract, name=f"triton[{contract}]", stages=STAGES, depth=summation_depth)
+
+    def native_multiply(x, weight=None, residual=None, scale=None, *, eps, variance_size=None, quant=None, stages=()):
+        options = {"eps": eps, "variance_size": variance_size, "quant": quant, "stages": stages}
+        return rms_norm(x, weight, residual, scale, **options, **rules)
+
+    def fp32_multiply(
+        x, weight=None, residual=None, scale=None, *, eps, variance_size=None, weight_offset=0.0, quant=None, stages=()
+    ):  # fmt: skip
+        options = {"eps": eps, "variance_size": variance_size, "quant": quant, "stages": stages}
+        return rms_norm(x, weight, residual, scale, weight_offset=weight_offset, **options, **rules)
+
+    return register(native_multiply if weight_rule == "native_multiply" else fp32_multiply)
+
+
+KERNELS = {f"{w}+{r}": _declare(w, r) for w in WEIGHT_RULES for r in RESIDUAL_RULES}

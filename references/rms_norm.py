@@ -1,0 +1,73 @@
+"""RMSNorm with fused residual add and FP8 output (Zhang & Sennrich 2019, arXiv 1910.07467).
+
+Rounding rules as found in vLLM, SGLang, FlashInfer, xformers and Transformers; docs/contracts.md lists who keeps which.
+"""
+
+from __future__ import annotations
+
+from harness.numerics import (
+    Enclosure,
+    at_least,
+    clamp,
+    divide_rn,
+    largest_magnitude,
+    mean_of_squares,
+    product_in_any_order,
+    rsqrt,
+)
+from harness.op import Contract, Latent, StageRecorder, op
+
+E4M3_MAX = 448.0
+SMALLEST_SCALE = 1 / (448.0 * 512.0)
+
+
+@op(
+    rows=("x", "residual"),
+    axes={
+        "weight_rule": {"native_multiply": {"normalized": "weight", "product": "weight"}, "fp32_multiply": {}},
+        "residual_rule": {"rounded_sum": {}, "unrounded_sum": {}, "rounded_value": {}},
+    },
+    rounds={"residual_sum": "x", "output": "x", "quantized": "e4m3"},
+    latent=Latent("inv_rms", through=("normalized", "product", "output")),
+)
+def rms_norm(
+    x: Enclosure,
+    weight: Enclosure | None = None,
+    residual: Enclosure | None = None,
+    scale: Enclosure | None = None,
+    *,
+    eps: float,
+    variance_size: int | None = None,
+    weight_offset: float = 0.0,
+    quant: str | None = None,
+    contract: Contract,
+    stage: StageRecorder,
+) -> None:
+    """y = x / sqrt(mean(x²) + eps) · weight over the last dimension, after x + residual where there is one.
+
+    x, residual: [..., N]; weight: [N]; scale: [1], fp32. `quant` is `static` (codes of y · (1 / scale)) or `dynamic`
+    (per row, codes of y / scale with scale = max|y| / 448). A NaN of y gives a NaN code and is ignored by the scale.
+    """
+    value = squared = x
+    if residual is not None:
+        unrounded = x + residual
+        rounded = stage("residual_sum", unrounded, result=True)
+        value = unrounded if contract.has("unrounded_sum") else rounded
+        squared = rounded if contract.has("rounded_sum") else unrounded
+
+    variance = stage("variance", mean_of_squares(squared[..., :variance_size]))
+    inv_rms = stage("inv_rms", rsqrt(variance + eps))
+    y = normalized = stage("normalized", value * inv_rms)
+    if weight is not None:
+        gain = weight + weight_offset if weight_offset else weight
+        free = not contract.has("native_multiply")
+        y = stage("product", product_in_any_order(value, inv_rms, gain) if free else normalized * gain)
+    y = stage("output", y, result=quant is None)
+
+    if quant == "static" and scale is not None:
+        reciprocal = divide_rn(1.0, scale)
+        stage("quantized", clamp(y * reciprocal, -E4M3_MAX, E4M3_MAX), result=True)
+    elif quant == "dynamic":
+        row_scale = at_least(divide_rn(largest_magnitude(y), E4M3_MAX), SMALLEST_SCALE)
+        row_scale = stage("scale", row_scale, result=True)
+        stage("quantized", clamp(divide_rn(y, row_scale), -E4M3_MAX, E4M3_MAX), result=True)

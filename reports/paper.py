@@ -1,0 +1,49 @@
+"""Lines and paragraphs on a rich console, without markup: case lines and kernel names may hold brackets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.result import Verdict
+
+STYLES: Mapping[Verdict, str] = {
+    Verdict.PASSED: "green",
+    Verdict.SKIPPED: "dim",
+    Verdict.UNSUPPORTED: "dim",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.FAILED: "bold red",
+    Verdict.ERRORED: "bold magenta",
+}
+
+LOG_WIDTH = 120
+"""Width of a console that is no terminal and says nothing about its width, such as the log of a CI job."""
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """The console for reports: as wide as the terminal, or `LOG_WIDTH` where there is none."""
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(stderr=stderr, highlight=False, width=LOG_WIDTH)
+    return console
+
+
+def verdict_word(verdict: Verdict) -> Text:
+    return Text(verdict.value, STYLES[verdict])
+
+
+def line(console: Console, text: str | Text = "", style: str = "") -> None:
+    """One line of output, never wrapped, so that it can be copied and its path clicked."""
+    console.print(Text(text) if isinstance(text, str) else text, style=style or None, soft_wrap=True)
+
+
+def paragraph(console: Console, text: Text, *, label: str = "", label_style: str = "") -> None:
+    """`text` after `label`, wrapped to the console and indented by the label's width."""
+    width = max(console.width - len(label), 20)
+    for number, part in enumerate(text.wrap(console, width)):
+        part.rstrip()
+        prefix = Text(label, label_style) if number == 0 else Text(" " * len(label))
+        line(console, prefix.append_text(part))

@@ -1,0 +1,85 @@
+"""How far a run is: a bar on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from harness.result import CaseResult, Verdict
+from reports.paper import line, make_console
+from reports.summary import BAD
+
+
+class RunProgress:
+    """Counts of passed and failed cases while a run goes on, as a context manager.
+
+    Only counted results move the bar; those tried while a failure is shrunk show as `shrinking`. Without a terminal it
+    prints a line when the first result comes and then at most one every `interval` seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        total: int | None = None,
+        interval: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or make_console(stderr=True)
+        self._total, self._interval, self._clock = total, interval, clock
+        self._done = self._passed = self._bad = 0
+        self._last_line: float | None = None
+        self._bar = Progress(
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[counts]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=total, counts="")
+
+    def __enter__(self) -> RunProgress:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def set_total(self, n: int) -> None:
+        """Say how many counted results there will be."""
+        self._total = n
+        self._bar.update(self._task, total=n)
+
+    def advance(self, result: CaseResult) -> None:
+        """Take note of one more result."""
+        if result.counted:
+            self._done += 1
+            self._passed += result.verdict is Verdict.PASSED
+            self._bad += result.verdict in BAD
+        now = result.kernel if result.counted else f"shrinking a failure of {result.kernel}"
+        self._bar.update(self._task, completed=self._done, counts=self._counts, description=now)
+        if not self._console.is_terminal:
+            self._print_sometimes(now)
+
+    @property
+    def _counts(self) -> str:
+        return f"{self._passed:,} passed, {self._bad:,} failed"
+
+    def _print_sometimes(self, now: str) -> None:
+        at = self._clock()
+        if self._last_line is not None and at - self._last_line < self._interval:
+            return
+        self._last_line = at
+        whole = f" of {self._total:,}" if self._total is not None else ""
+        line(self._console, f"{self._done:,}{whole} cases: {self._counts}; {now}")

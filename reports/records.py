@@ -1,0 +1,255 @@
+"""Records of a run on disk: lines of JSON that restore every result, and a table to query.
+
+A folder holds `records.jsonl` (one `CaseResult` a line), `records.parquet` (the table below) and `run.json` (everything
+else of a `Run`; written last, so that a folder which has it is complete). JSON is strict: a float that JSON cannot
+spell is the string `NaN`, `Infinity` or `-Infinity`.
+
+The table has one row per case × kernel × stage; a result without stages has one row whose `stage` is empty. Columns, in
+this order:
+
+| columns | type | meaning |
+|---|---|---|
+| `op`, `case`, `kernel`, `contract`, `device`, `dtypes`, `group` | text | what was run |
+| `fingerprint` | text | hash of the input bits |
+| `verdict`, `reason` | text | outcome of the case |
+| `counted` | bool | generated, rather than tried while a failure was shrunk |
+| `seconds` | float | time that the case took |
+| `stage`, `stage_dtype` | text | the stage, and its format under the contract |
+| `result` | bool | whether the stage is a result of the op |
+| `numel`, `decided`, `mismatched`, `outside`, `special` | int | elements, counted as in `Comparison` |
+| `rel_l2`, `max_error`, `bias`, `max_ulp` | float | errors, as in `Comparison` |
+| `ulp_0`, `ulp_1`, `ulp_2`, `ulp_3_to_4`, `ulp_5_to_16`, `ulp_above_16` | int | elements by distance in ulp |
+| `budget_ratio` | float | share of the allowed deviation that was used; above 1 is outside |
+| `worst_index` | text | index of the worst element, a JSON list; empty where there is none |
+| `worst_actual`, `worst_expected`, `worst_exact`, `worst_lo`, `worst_hi` | float | its values, and what is allowed |
+| `isolated_outside`, `isolated_mismatched` | int | the same, from the kernel's own values of earlier stages |
+| `isolated_rel_l2`, `isolated_max_ulp` | float | likewise |
+| `rows`, `rows_explained` | int | rows tried, and those that one latent value explains |
+| `ruled_out` | text | alternative contract → elements that it forbids, a JSON object |
+| `explained_by` | text | contracts that allow every bit of a failed result, separated by `, ` |
+| `findings` | text | sentences, one a line |
+| `output_fingerprint` | text | hash of the stage's bits |
+| `source` | text | file and line of the kernel |
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.errors import LastbitError
+from harness.result import ULP_BINS, CaseResult, Comparison, Run, StageResult, Worst
+
+
+def _ulp_columns() -> tuple[str, ...]:
+    starts = (0, *(end + 1 for end in ULP_BINS))
+    bins = (str(hi) if lo == hi else f"{lo}_to_{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False))
+    return (*(f"ulp_{b}" for b in bins), f"ulp_above_{ULP_BINS[-1]}")
+
+
+_TEXT, _FLAG, _COUNT, _NUMBER = "str", "boolean", "Int64", "float64"
+_TABLE = (
+    (_TEXT, "op case kernel contract device dtypes group fingerprint verdict reason"),
+    (_FLAG, "counted"),
+    (_NUMBER, "seconds"),
+    (_TEXT, "stage stage_dtype"),
+    (_FLAG, "result"),
+    (_COUNT, "numel decided mismatched outside special"),
+    (_NUMBER, "rel_l2 max_error bias max_ulp"),
+    (_COUNT, " ".join(_ulp_columns())),
+    (_NUMBER, "budget_ratio"),
+    (_TEXT, "worst_index"),
+    (_NUMBER, "worst_actual worst_expected worst_exact worst_lo worst_hi"),
+    (_COUNT, "isolated_outside isolated_mismatched"),
+    (_NUMBER, "isolated_rel_l2 isolated_max_ulp"),
+    (_COUNT, "rows rows_explained"),
+    (_TEXT, "ruled_out explained_by findings output_fingerprint source"),
+)
+COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in names.split()}
+"""Column → pandas dtype, in the order of the table."""
+
+
+def dump(result: CaseResult) -> str:
+    """One result as one line of JSON, without the line break."""
+    return json.dumps(_encoded(result), allow_nan=False)
+
+
+def parse(line: bytes, where: str) -> CaseResult:
+    """The result that `dump` made `line` of; `where` names the place for the error.
+
+    Raises:
+        LastbitError: the line is malformed.
+    """
+    try:
+        result = _decoded(CaseResult, json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise LastbitError(f"{where} is malformed ({error}): {line.decode(errors='replace')!r}") from error
+    assert isinstance(result, CaseResult)
+    return result
+
+
+def load(path: Path) -> list[CaseResult]:
+    """The results of a file of lines that `dump` made.
+
+    A last line without its line break is what a worker leaves that died while writing: it is ignored if it is cut off.
+
+    Raises:
+        LastbitError: the file cannot be read, or another line is malformed.
+    """
+    *lines, tail = _read(path).split(b"\n")
+    if _is_json(tail):
+        lines.append(tail)
+    return [parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def frame(results: Iterable[CaseResult]) -> pd.DataFrame:
+    """The table described at the top of this module."""
+    rows = [row for result in results for row in _rows(result)]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict(COLUMNS))
+
+
+def write(run: Run, folder: Path) -> None:
+    """Write the three files of a run; each is either its old self or complete, whenever the process is stopped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"{dump(result)}\n" for result in run.results)
+    rest = {name: value for name, value in _encoded(replace(run, results=())).items() if name != "results"}
+    text = json.dumps(rest, indent=2, allow_nan=False) + "\n"
+    _replace(folder / "records.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
+    _replace(folder / "records.parquet", lambda path: frame(run.results).to_parquet(path, index=False))
+    _replace(folder / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def read(folder: Path) -> Run:
+    """The run that `write` left in a folder.
+
+    Raises:
+        LastbitError: a file is missing or malformed.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        raise LastbitError(f"{str(folder)!r} holds no complete run: it has no run.json")
+    text = _read(path)
+    try:
+        run = _decoded(Run, {**json.loads(text), "results": []})
+    except (ValueError, TypeError) as error:
+        raise LastbitError(f"{path} is malformed ({error})") from error
+    assert isinstance(run, Run)
+    return replace(run, results=tuple(load(folder / "records.jsonl")))
+
+
+def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
+    case = {name: getattr(result, name) for name in COLUMNS if name in _NAMES_OF_CASE}
+    case |= {
+        "verdict": result.verdict.value,
+        "rows": result.rows.rows if result.rows else None,
+        "rows_explained": result.rows.explained if result.rows else None,
+        "ruled_out": json.dumps(dict(result.ruled_out)),
+        "explained_by": ", ".join(result.explained_by),
+        "findings": "\n".join(finding.sentence for finding in result.findings),
+        "stage": "",
+    }
+    yield from ({**case, **_stage_columns(stage)} for stage in result.stages)
+    if not result.stages:
+        yield {**dict.fromkeys((name for name, kind in COLUMNS.items() if kind == "str"), ""), **case}
+
+
+_NAMES_OF_CASE = {field.name for field in fields(CaseResult)}
+
+
+def _stage_columns(stage: StageResult) -> dict[str, object]:
+    seen, isolated, worst = stage.cumulative, stage.isolated, stage.cumulative.worst
+    measured = [name for name in COLUMNS if hasattr(Comparison, name) and name != "worst"]
+    return {
+        "stage": stage.name,
+        "stage_dtype": stage.dtype,
+        "result": stage.result,
+        **{name: getattr(seen, name) for name in measured},
+        **dict(zip(_ulp_columns(), seen.ulp_histogram, strict=True)),
+        "worst_index": json.dumps(worst.index) if worst else "",
+        **({f"worst_{f.name}": getattr(worst, f.name) for f in fields(Worst) if f.name != "index"} if worst else {}),
+        "isolated_outside": isolated.outside,
+        "isolated_mismatched": isolated.mismatched,
+        "isolated_rel_l2": isolated.rel_l2,
+        "isolated_max_ulp": isolated.max_ulp,
+        "output_fingerprint": stage.fingerprint,
+    }
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _encoded(value: Any) -> Any:
+    """`value` in types that JSON has."""
+    if is_dataclass(value):
+        return {field.name: _encoded(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _encoded(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_encoded(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _decoded(hint: Any, value: Any) -> Any:
+    """The inverse of `_encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
+    arguments = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return None if value is None else _decoded(arguments[0], value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = _hints(hint)
+        if unknown := set(_of_type(dict, value)) - set(hints):
+            raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+        return hint(**{name: _decoded(hints[name], item) for name, item in value.items()})
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return tuple(_decoded(arguments[0], item) for item in _of_type(list, value))
+    if origin is not None:
+        return {key: _decoded(arguments[1], item) for key, item in _of_type(dict, value).items()}
+    if hint is float or issubclass(hint, Enum):
+        return hint(value)
+    return _of_type(hint, value)
+
+
+def _of_type(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, found {value!r}")
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LastbitError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _replace(path: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write beside `path`, and put the whole file in its place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

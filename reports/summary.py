@@ -1,0 +1,255 @@
+"""What a report shows of a run, in numbers and words, whatever it is shown on."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from harness.result import ULP_BINS, CaseResult, Comparison, Run, StageResult, Verdict
+
+BAD = (Verdict.FAILED, Verdict.ERRORED)
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage in one format, over all counted cases of one kernel on one device.
+
+    Attributes:
+        total: statistics over the elements of all cases, from their inputs.
+        errors, biases: relative L2 error and bias of each case that has elements.
+        outside: elements outside the enclosure, seen from the inputs or from earlier stages, whichever are more.
+    """
+
+    name: str
+    dtype: str
+    result: bool
+    cases: int
+    total: Comparison
+    errors: tuple[float, ...]
+    biases: tuple[float, ...]
+    outside: int
+    verdict: Verdict
+
+    @property
+    def worst_error(self) -> float:
+        return max(self.errors, key=lambda e: math.inf if math.isnan(e) else e, default=math.nan)
+
+    @property
+    def typical_error(self) -> float:
+        return _median(self.errors)
+
+    @property
+    def typical_bias(self) -> float:
+        """Of the median case: one case that overflows would decide a mean."""
+        return _median(self.biases)
+
+
+def _median(values: Iterable[float]) -> float:
+    """NaN for none; those that are NaN do not count."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan
+
+
+def stage_order(results: Iterable[CaseResult]) -> list[str]:
+    """Every stage of these results of one op, in the order of its reference, of which each result shows a part.
+
+    Where the order depends on the contract, so that results contradict each other, it is that of appearance.
+    """
+    sequences = dict.fromkeys(tuple(stage.name for stage in result.stages) for result in results)
+    before = TopologicalSorter[str]()
+    for sequence in sequences:
+        for position, name in enumerate(sequence):
+            before.add(name, *sequence[:position])
+    try:
+        return list(before.static_order())
+    except CycleError:
+        return list(dict.fromkeys(name for sequence in sequences for name in sequence))
+
+
+def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list[StageSummary]:
+    """Stages of one kernel on one device, in `order` and then by format."""
+    found: dict[tuple[str, str], list[tuple[CaseResult, StageResult]]] = {}
+    for result in results:
+        for stage in result.stages:
+            found.setdefault((stage.name, stage.dtype), []).append((result, stage))
+    return [_summary(found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def _summary(pairs: Sequence[tuple[CaseResult, StageResult]]) -> StageSummary:
+    first = pairs[0][1]
+    seen = [stage.cumulative for _, stage in pairs]
+    return StageSummary(
+        name=first.name,
+        dtype=first.dtype,
+        result=any(stage.result for _, stage in pairs),
+        cases=len(pairs),
+        total=functools.reduce(operator.add, seen),
+        errors=tuple(comparison.rel_l2 for comparison in seen if comparison.numel),
+        biases=tuple(comparison.bias for comparison in seen if comparison.numel),
+        outside=sum(max(stage.cumulative.outside, stage.isolated.outside) for _, stage in pairs),
+        verdict=_stage_verdict(pairs),
+    )
+
+
+def _stage_verdict(pairs: Sequence[tuple[CaseResult, StageResult]]) -> Verdict:
+    """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is."""
+    for result, stage in pairs:
+        if stage.cumulative.outside or stage.isolated.outside or any(f.stage == stage.name for f in result.findings):
+            return Verdict.FAILED
+    conclusive = any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs)
+    return Verdict.PASSED if conclusive else Verdict.INCONCLUSIVE
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What goes wrong with one kernel at one stage, on all devices and in all groups of cases.
+
+    Attributes:
+        bad: every failed or errored result, in the order of the run, those tried while shrinking included.
+        cases: counted results of the kernel on the groups of those, whatever their verdict.
+    """
+
+    bad: tuple[CaseResult, ...]
+    cases: int
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups of cases that show it."""
+        return tuple(dict.fromkeys(r.group for r in self.bad if r.group))
+
+    @property
+    def smallest(self) -> CaseResult:
+        """The failing case with the fewest elements; among equals the last, which shrinking ended with."""
+        failed = [r for r in self.bad if r.verdict is Verdict.FAILED] or list(self.bad)
+        return min(reversed(failed), key=lambda result: elements(result.case))
+
+    @property
+    def explained_by(self) -> tuple[str, ...]:
+        """Contracts that allow every bit of every failed result."""
+        failed = [r.explained_by for r in self.bad if r.verdict is Verdict.FAILED]
+        return tuple(c for c in failed[0] if all(c in others for others in failed)) if failed else ()
+
+    def counted(self, verdict: Verdict) -> int:
+        return sum(r.counted and r.verdict is verdict for r in self.bad)
+
+
+def problems(run: Run) -> list[Problem]:
+    """One problem per kernel and stage that goes wrong; the first of every kernel before the second of any."""
+    together: dict[tuple[str, str], list[CaseResult]] = {}
+    for result in run.results:
+        if result.verdict in BAD:
+            together.setdefault((result.kernel, _wrong_stage(result)), []).append(result)
+    nth: Counter[str] = Counter()
+    ranked = []
+    for (kernel, _), bad in together.items():
+        groups = {result.group for result in bad}
+        cases = sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups)
+        ranked.append((nth[kernel], Problem(tuple(bad), cases)))
+        nth[kernel] += 1
+    return [problem for _, problem in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _wrong_stage(result: CaseResult) -> str:
+    """The stage that a reader would look at first; empty for a kernel that raised."""
+    if result.failing_stage is not None:
+        return result.failing_stage.name
+    return result.findings[0].stage if result.findings else ""
+
+
+def elements(case: str) -> int:
+    """Elements of all tensors of a case line."""
+    shapes = re.findall(r"=\w+\[([\d,]*)\]", case)
+    return sum(math.prod(int(size) for size in shape.split(",") if size) for shape in shapes)
+
+
+def overall(run: Run) -> Verdict | None:
+    """The verdict on the whole run; None if nothing was verified."""
+    verdicts = {run.verdict(*subject) for subject in run.subjects()}
+    decisive = (Verdict.ERRORED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+    return next((verdict for verdict in decisive if verdict in verdicts), None)
+
+
+def tally(verdicts: Iterable[Verdict]) -> str:
+    """`118 passed, 1 failed`; `none` for none."""
+    counts = Counter(verdicts)
+    return ", ".join(f"{counts[v]:,} {v.value.lower()}" for v in Verdict if counts[v]) or "none"
+
+
+def share(part: int, whole: int) -> str:
+    """`0.0004 %`; `–` of nothing."""
+    if not whole:
+        return "–"
+    percent = 100 * part / whole
+    return f"{percent:.3g} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def signed(value: float) -> str:
+    """Two digits and a sign, except for zero; `–` for NaN."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:+.2g}" if value else "0"
+
+
+def distance(ulp: float) -> str:
+    """A distance in ulp, which is a whole number."""
+    return f"{ulp:,.0f}" if ulp < 1e5 else f"{ulp:.1e}"
+
+
+def error(value: float) -> str:
+    """`3.9e-03`, `0`, or `–` where there was nothing to measure."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.1e}" if value else "0"
+
+
+def ulp_bins(histogram: Sequence[int]) -> str:
+    """`1 ulp: 12, 3–4 ulp: 3`: the bins that are not empty, beyond the elements that match; `all match` if none is."""
+    starts = [0, *(end + 1 for end in ULP_BINS)]
+    names = [str(hi) if lo == hi else f"{lo}–{hi}" for lo, hi in zip(starts, ULP_BINS, strict=False)]
+    names.append(f">{ULP_BINS[-1]}")
+    filled = [f"{name} ulp: {count:,}" for name, count in zip(names[1:], histogram[1:], strict=True) if count]
+    return ", ".join(filled) or "all match"
+
+
+def listed(names: Iterable[str], most: int) -> str:
+    """The first `most` names, and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def shown_path(source: str) -> str:
+    """A `file:line`, relative to the working directory if it is below it."""
+    folder = f"{Path.cwd()}/"
+    return source.removeprefix(folder)
+
+
+def repro_line(result: CaseResult, options: str = "") -> str:
+    """The command that runs this case again, with the options of the run that say where kernels and ops are."""
+    words = [
+        "lastbit repro",
+        _quoted(result.case),
+        "--kernel",
+        _quoted(result.kernel),
+        "--device",
+        result.device,
+        options,
+    ]
+    return " ".join(filter(None, words))
+
+
+def _quoted(text: str) -> str:
+    """`text` as one word of a POSIX shell."""
+    return "'" + text.replace("'", "'\"'\"'") + "'"

@@ -1,0 +1,159 @@
+"""A run on a terminal or in a log: what was measured, what is wrong, and what could not be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.result import Run, Verdict
+from reports.findings import print_blind_spots, print_findings, print_not_run
+from reports.paper import STYLES, line, make_console, paragraph, verdict_word
+from reports.progress import RunProgress
+from reports.summary import (
+    StageSummary,
+    distance,
+    error,
+    overall,
+    plural,
+    share,
+    shown_path,
+    signed,
+    stage_order,
+    stage_summaries,
+    tally,
+)
+
+__all__ = ["RunProgress", "make_console", "print_run"]
+
+LEGEND = (
+    (
+        "rel. error",
+        "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst and of the median case; "
+        "a worst case near 1 that passes is an overflow or underflow which the contract asks for",
+    ),
+    ("ulp", "largest distance from the value that the contract rounds to"),
+    ("mismatch", "elements that differ from that value; no fault as long as they are possible"),
+    (
+        "outside",
+        "elements that no kernel which keeps the contract can give, in whatever order it adds: one is a failure",
+    ),
+    (
+        "bias",
+        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded",
+    ),
+    ("(stage)", "no result of the op, but the kernel let it be seen"),
+)
+
+HEADERS = ("stage", "dtype", "cases", "rel. error", "median", "ulp", "mismatch", "outside", "bias", "verdict")
+LEFT = frozenset({"stage", "dtype", "verdict"})
+
+
+def print_run(run: Run, console: Console | None = None) -> None:
+    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, gaps, summary."""
+    console = console or make_console()
+    _print_stages(run, console)
+    print_findings(run, console)
+    print_not_run(run, console)
+    print_blind_spots(run, console)
+    _print_agreement(run, console)
+    _print_summary(run, console)
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One kernel on one device, ready to be laid out."""
+
+    head: tuple[Text, Text]
+    cells: list[tuple[Text, ...]]
+
+
+def _print_stages(run: Run, console: Console) -> None:
+    devices = dict.fromkeys(device for _, device in run.subjects())
+    for device in devices:
+        sections = [_section(run, kernel, device) for kernel, d in run.subjects() if d == device]
+        widths = [max(map(len, column)) for column in zip(HEADERS, *_rows(sections), strict=True)]
+        line(console, f"Stages on {device}", "bold")
+        line(console, _laid_out([Text(h) for h in HEADERS], widths), "dim")
+        for section in sections:
+            for text in section.head:
+                line(console, text)
+            for cells in section.cells:
+                line(console, _laid_out(cells, widths))
+        line(console)
+    if devices:
+        for name, meaning in LEGEND:
+            paragraph(console, Text(meaning, "dim"), label=f"{name:<10} ", label_style="dim")
+        line(console)
+
+
+def _rows(sections: Sequence[_Section]) -> list[list[str]]:
+    return [[cell.plain for cell in cells] for section in sections for cells in section.cells]
+
+
+def _section(run: Run, kernel: str, device: str) -> _Section:
+    results = run.of(kernel, device)
+    order = stage_order(r for r in run.results if r.op == results[0].op) if results else []
+    any_result = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
+    title = Text.assemble((kernel, "bold"), " on ", device, "  ", verdict_word(run.verdict(kernel, device)))
+    about = Text(f"  contract {any_result.contract} of {any_result.op}", "dim")
+    if any_result.source:
+        title.append(f"  {shown_path(any_result.source)}", "dim")
+    about.append(f"  {plural(len(results), 'case')}: {tally(r.verdict for r in results)}")
+    return _Section((title, about), [_cells(stage) for stage in stage_summaries(results, order)])
+
+
+def _cells(stage: StageSummary) -> tuple[Text, ...]:
+    total = stage.total
+    return (
+        Text(f"  {stage.name}" if stage.result else f"  ({stage.name})"),
+        Text(stage.dtype),
+        Text(f"{stage.cases:,}"),
+        Text(error(stage.worst_error)),
+        Text(error(stage.typical_error)),
+        Text(distance(total.max_ulp)),
+        Text(share(total.mismatched, total.numel)),
+        Text(f"{stage.outside:,}", STYLES[Verdict.FAILED] if stage.outside else ""),
+        Text(signed(stage.typical_bias)),
+        verdict_word(stage.verdict),
+    )
+
+
+def _laid_out(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    row = Text()
+    for name, cell, width in zip(HEADERS, cells, widths, strict=True):
+        padded = cell.copy()
+        padded.align("left" if name in LEFT else "right", width)
+        row.append_text(padded).append("  ")
+    row.rstrip()
+    return row
+
+
+def _print_agreement(run: Run, console: Console) -> None:
+    """Devices that gave the same bits, in one line; the stages that differ, one line per kernel."""
+    for devices in dict.fromkeys(a.devices for a in run.agreement):
+        entries = [a for a in run.agreement if a.devices == devices]
+        line(console, f"Bits on {devices[0]} and {devices[1]}", "bold")
+        tensors, equal = sum(a.tensors for a in entries), sum(a.equal for a in entries)
+        line(console, f"  {equal:,} of {plural(tensors, 'tensor')} are equal to the last bit")
+        for kernel in dict.fromkeys(a.kernel for a in entries):
+            parts = [
+                f"{a.stage} {a.equal:,}/{a.tensors:,}" for a in entries if a.kernel == kernel and a.equal < a.tensors
+            ]
+            if parts:
+                paragraph(console, Text(f"{kernel}: {', '.join(parts)} equal"), label="  ")
+        line(console)
+
+
+def _print_summary(run: Run, console: Console) -> None:
+    verdict = overall(run)
+    counted = [r for r in run.results if r.counted]
+    text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")
+    text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")
+    text.append(f" · cases: {tally(r.verdict for r in counted)}", "")
+    text.append(f" · {sum(r.seconds for r in run.results):,.1f} s in cases", "")
+    if folder := run.environment.get("records"):
+        text.append(f" · records in {shown_path(folder)}", "")
+    line(console, text)

@@ -1,0 +1,38 @@
+"""Settings that every test shares: interpreted Triton, reproducible Hypothesis, one thread per worker."""
+
+import os
+
+# Triton decides while it is imported whether @triton.jit compiles or interprets, so this stands before every
+# other import. The tests run on the CPU; TRITON_INTERPRET=0 from outside keeps compilation, for a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+# Parallel test workers would otherwise each start a thread per core. Torch reads this on import too.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis
+import pytest
+
+# No deadline, because the first launch of an interpreted kernel is slow; derandomized, so that a test that
+# passed on a commit passes on it again.
+hypothesis.settings.register_profile("lastbit", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("lastbit")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu where they cannot run, saying why."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    reason = why_no_gpu() if marked else ""
+    for item in marked:
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def why_no_gpu() -> str:
+    """Why tests marked gpu cannot run here; empty if they can."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if os.environ["TRITON_INTERPRET"] != "0":
+        return "Triton interprets here; run with TRITON_INTERPRET=0 to compile"
+    return ""

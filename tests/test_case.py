@@ -1,0 +1,210 @@
+"""Case lines: what is printed is read back, and what cannot be read says which word."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.case import DTYPE_NAMES, DTYPES, Case, Group, TensorSpec, contiguous_strides, parse_case
+from harness.errors import UsageError
+
+LINE = "rms_norm x=bf16[2048,32,128]@6144,128,1+8:rows weight=bf16[128] eps=1e-06 seed=17"
+
+names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name != "seed")
+words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
+    lambda word: word not in ("True", "False", "inf", "nan")
+)
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.booleans()
+regimes = st.sampled_from(["normal", "rows", "captured", "lattice"])
+
+
+@st.composite
+def specs(draw: st.DrawFn, name: str) -> TensorSpec:
+    shape = tuple(draw(st.lists(st.integers(0, 10**6), max_size=4)))
+    strides = draw(st.none() | st.tuples(*[st.integers(0, 10**9)] * len(shape)))
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    return TensorSpec(name, dtype, shape, strides, draw(st.integers(0, 10**6)), draw(regimes))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    all_names = draw(st.lists(names, min_size=1, max_size=6, unique=True))
+    count = draw(st.integers(0, len(all_names)))
+    tensors = tuple(draw(specs(name)) for name in all_names[:count])
+    params = {name: draw(numbers | words) for name in all_names[count:]}
+    return Case(draw(names), tensors, params, draw(st.integers(0, 2**63 - 1)))
+
+
+# Round trip
+
+
+@given(cases())
+def test_a_printed_case_is_read_back(case: Case) -> None:
+    line = str(case)
+    again = parse_case(line)
+    assert again == case
+    assert str(again) == line
+    assert hash(again) == hash(case)
+    assert {n: type(v) for n, v in again.params.items()} == {n: type(v) for n, v in case.params.items()}
+
+
+def test_a_line_in_full() -> None:
+    case = parse_case(LINE)
+    assert case == Case(
+        "rms_norm",
+        (
+            TensorSpec("x", "bf16", (2048, 32, 128), (6144, 128, 1), 8, "rows"),
+            TensorSpec("weight", "bf16", (128,)),
+        ),
+        {"eps": 1e-6},
+        17,
+    )
+    assert str(case) == LINE
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), -0.0, 5e-324, 1e308, -3, 2**70, True, False])
+def test_extreme_parameters_are_read_back(value: float) -> None:
+    again = parse_case(str(Case("op", (), {"p": value}))).params["p"]
+    assert (again, type(again), repr(again)) == (value, type(value), repr(value))
+
+
+def test_nan_is_read_back_as_nan() -> None:
+    value = parse_case(str(Case("op", (), {"p": float("nan")}))).params["p"]
+    assert value != value
+
+
+def test_words_may_be_spaced_and_ordered_freely() -> None:
+    assert parse_case("  op   seed=3  eps=1.0   x=fp32[4]  ") == parse_case("op x=fp32[4] eps=1.0 seed=3")
+
+
+def test_defaults() -> None:
+    case = parse_case("op x=fp32[]")
+    assert case.seed == 0
+    assert (case["x"].shape, case["x"].strides, case["x"].offset, case["x"].regime) == ((), None, 0, "normal")
+    assert str(case) == "op x=fp32[] seed=0"
+
+
+def test_contiguous_strides_are_not_printed() -> None:
+    spec = TensorSpec("x", "fp32", (3, 4), (4, 1))
+    assert (spec.strides, spec.element_strides) == (None, (4, 1))
+    assert spec == TensorSpec("x", "fp32", (3, 4))
+    assert str(spec) == "x=fp32[3,4]"
+    assert str(TensorSpec("x", "fp32", (3, 4), (5, 1))) == "x=fp32[3,4]@5,1"
+
+
+def test_a_regime_may_hold_any_character_but_a_space() -> None:
+    assert parse_case("op x=fp32[4]:captured/a=b@c:d+1").tensors[0].regime == "captured/a=b@c:d+1"
+
+
+# Malformed lines
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("", "''"),
+        ("   ", "must start with the name of an op"),
+        ("x=bf16[4] seed=0", "'x=bf16[4] seed=0'"),
+        ("op x", "'x'"),
+        ("op x=", "'x='"),
+        ("op =3", "'=3'"),
+        ("op 3x=3", "'3x=3'"),
+        ("op x-y=3", "'x-y=3'"),
+        ("op x=bf16[4] x=bf16[5]", "'x' is given twice"),
+        ("op eps=1 eps=2", "'eps' is given twice"),
+        ("op x=1 x=bf16[5]", "'x' is given twice"),
+        ("op x=bf61[4]", "'bf61'"),
+        ("op x=bf16[4", "'bf16[4'"),
+        ("op x=bf16[4,]", "'4,'"),
+        ("op x=bf16[4,,8]", "'4,,8'"),
+        ("op x=bf16[-4]", "'bf16[-4]'"),
+        ("op x=bf16[a]", "'bf16[a]'"),
+        ("op x=bf16[4]@", "'bf16[4]@'"),
+        ("op x=bf16[4,8]@8", "2 dimensions (4, 8) but 1 strides (8,)"),
+        ("op x=bf16[4]@1,1", "1 dimensions (4,) but 2 strides (1, 1)"),
+        ("op x=bf16[4]@-1", "'bf16[4]@-1'"),
+        ("op x=bf16[4]+", "'bf16[4]+'"),
+        ("op x=bf16[4]+a", "'bf16[4]+a'"),
+        ("op x=bf16[4]:", "'bf16[4]:'"),
+        ("op x=bf16[4]trailing", "'bf16[4]trailing'"),
+        ("op eps=1e-", "'eps=1e-'"),
+        ("op eps=1.2.3", "'eps=1.2.3'"),
+        ("op eps=(1,2)", "'eps=(1,2)'"),
+        ("op eps='text'", "\"eps='text'\""),
+        ("op eps=1j", "'eps=1j'"),
+        ("op eps=1+1", "'eps=1+1'"),
+        ("op seed=fp32[2]", "seed"),
+        ("op seed=-1", "seed=-1"),
+        ("op seed=1.5", "seed=1.5"),
+        ("op seed=True", "seed=True"),
+        ("op seed=word", "seed='word'"),
+        (f"op seed={2**63}", f"seed={2**63}"),
+    ],
+)
+def test_malformed_lines_show_the_offending_word(line: str, shown: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(shown)):
+        parse_case(line)
+
+
+def test_an_unknown_dtype_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"unknown dtype 'bf61'; did you mean 'bf16'\? Known: .*int64"):
+        TensorSpec("x", "bf61", (4,))
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_case_or_a_usage_error(text: str) -> None:
+    try:
+        case = parse_case("op " + text)
+    except UsageError:
+        return
+    assert str(parse_case(str(case))) == str(case)
+
+
+# Cases
+
+
+def test_names_dtypes_and_sizes() -> None:
+    case = parse_case("op x=bf16[3,4] residual=bf16[3,4] weight=fp32[4] eps=1e-6 quant=static")
+    assert case.names == {"x", "residual", "weight", "eps", "quant"}
+    assert case.dtypes == "bf16/fp32"
+    assert case["x"].numel == 12
+    assert case["weight"].torch_dtype is torch.float32
+    with pytest.raises(UsageError, match="unknown tensor 'wieght'; did you mean 'weight'"):
+        case["wieght"]
+
+
+def test_another_regime_for_every_tensor() -> None:
+    case = parse_case("op x=bf16[4]:rows y=fp32[4]@2 eps=1.0 seed=5").with_regime("lattice")
+    assert str(case) == "op x=bf16[4]:lattice y=fp32[4]@2:lattice eps=1.0 seed=5"
+
+
+def test_cases_are_keys() -> None:
+    assert {parse_case(LINE): 1}[parse_case(LINE)] == 1
+    assert parse_case(LINE) != parse_case(LINE.replace("seed=17", "seed=18"))
+
+
+def test_equal_cases_have_equal_hashes() -> None:
+    """A number is a number, however it is written."""
+    one, other = parse_case("op p=1"), parse_case("op p=1.0")
+    assert one != other or hash(one) == hash(other)
+
+
+def test_dtype_names_are_one_to_one() -> None:
+    assert {DTYPES[name] for name in DTYPE_NAMES.values()} == set(DTYPES.values())
+    assert len(DTYPE_NAMES) == len(DTYPES)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (2, 1, 4), (5, 0)])
+def test_contiguous_strides_are_those_of_torch(shape: tuple[int, ...]) -> None:
+    ours = contiguous_strides(shape)
+    if 0 not in shape:  # torch counts an empty dimension as one element
+        assert ours == torch.empty(shape).stride()
+    assert len(ours) == len(shape)
+
+
+def test_a_group_has_no_cases_of_its_own() -> None:
+    assert (Group("g").strategy, Group("g").examples) == (None, ())

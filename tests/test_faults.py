@@ -1,0 +1,69 @@
+"""The harness sees every fault that it must see, names the stage, and passes the kernel without the fault."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from harness.case import Case
+from harness.result import Verdict
+from harness.verify.check import verify_case
+from tests.faults import hunt
+from tests.faults.plant import Edit, Fault, Outdated, kernel_of, mutated, planted, read_sources
+from tests.faults.rms_norm import FAULTS
+from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter; a GPU runs sight.py")
+
+CPU = torch.device("cpu")
+COUNT = 60  # enough for the rarest combination of options, regime and layout that a fault needs
+EQUIVALENT = [f for f in FAULTS if f.equivalent]
+UNSEEN = {"divides by a static scale"}  # its scales would have to be made for it: docs/measurements/sight.md
+SEEN = [f for f in FAULTS if not f.equivalent and f.name not in UNSEEN]
+
+
+@functools.cache
+def verdict_without(contract: str, case: Case) -> Verdict:
+    """What becomes of the case when the kernel has no fault."""
+    return verify_case(hunt.subject_of(kernel_of(hunt.clean_kernels(), contract), CPU), case).verdict
+
+
+@pytest.mark.parametrize("fault", SEEN, ids=str)
+def test_fault_is_seen_and_named(fault: Fault):
+    dtype = fault.dtypes[0]
+    cases = hunt.cases_of(fault.contract, hunt.GROUPS[fault.options][dtype], COUNT)
+    with planted(fault) as kernel:
+        exposed = hunt.hunt(kernel, cases, CPU)
+        hidden = hunt.hunt(hunt.without_stages(kernel), cases, CPU)
+    assert exposed is not None and hidden is not None
+    assert (exposed.named, hidden.named) == (fault.exposed, fault.hidden)
+    assert exposed.result.verdict is hidden.result.verdict is Verdict.FAILED
+    for case in cases[: max(exposed.cases, hidden.cases)]:
+        assert verdict_without(fault.contract, case) is Verdict.PASSED
+
+
+@pytest.mark.parametrize("fault", EQUIVALENT, ids=str)
+def test_equivalent_copy_gives_the_same_bits(fault: Fault):
+    cases = hunt.cases_of(fault.contract, hunt.GROUPS[fault.options][fault.dtypes[0]], COUNT)[:12]
+    with planted(fault) as kernel:
+        effects = hunt.effects(kernel, hunt.clean(fault), hunt.clean(fault, "eager"), cases, CPU)
+    assert effects.cases == len(cases) and effects.changed == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_replacements_apply_to_the_kernel_as_it_is(fault: Fault):
+    sources = read_sources()
+    changed = mutated(fault, sources)
+    assert changed and all(changed[name] != sources[name] for name in changed)
+
+
+def test_a_replacement_that_does_not_apply_is_an_error():
+    fault = Fault("gone", "does what no kernel does", (Edit("no such line", ""),), "output", "output")
+    with pytest.raises(Outdated, match=r"rms_norm\.py has 0 places that read 'no such line'"):
+        mutated(fault, read_sources())
+
+
+def test_names_are_unique():
+    assert len({f.name for f in FAULTS}) == len(FAULTS)

@@ -1,0 +1,393 @@
+"""Canaries around inputs and allocations, unwritten elements, shared memory."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.case import DTYPES, parse_case
+from harness.errors import UsageError
+from harness.inputs import Inputs, Violation, build, guarded_allocations, overlaps, poison_mask, unwritten
+from harness.inputs.bits import bits_of
+from harness.inputs.guards import canary, integer_of
+
+EVERY_DTYPE = sorted(DTYPES)
+
+
+def inputs_of(*tensors: str) -> Inputs:
+    return build(parse_case(f"op {' '.join(tensors)} seed=1"), "cpu")
+
+
+def near(tensor: Tensor, offset: int, count: int = 1) -> Tensor:
+    """The `count` elements of the tensor's storage from `offset` elements after its first one."""
+    return tensor.as_strided((count,), (1,), tensor.storage_offset() + offset)
+
+
+def overwrite(tensor: Tensor) -> None:
+    """Flip the lowest bit of every element."""
+    bits_of(tensor).bitwise_xor_(1)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize(
+    ("offset", "count", "expected"),
+    [
+        (-3, 3, Violation("wrote_outside", "x", "before", 3, -3)),
+        (-1000, 1, Violation("wrote_outside", "x", "before", 1, -1000)),
+        (28, 2, Violation("wrote_outside", "x", "after", 2, 28)),
+        (2000, 1, Violation("wrote_outside", "x", "after", 1, 2000)),
+        (9, 1, Violation("wrote_outside", "x", "gap", 1, 9, (0, 7))),
+        (18, 2, Violation("wrote_outside", "x", "gap", 2, 18, (1, 7))),
+        (11, 3, Violation("mutated_input", "x", "element", 3, 11, (1, 1))),
+    ],
+)
+def test_input_violation(dtype: str, offset: int, count: int, expected: Violation) -> None:
+    inputs = inputs_of(f"x={dtype}[3,8]@10,1", "y=fp32[4]")
+    assert inputs.violations() == []
+    overwrite(near(inputs.tensors["x"], offset, count))
+    assert inputs.violations() == [expected]
+    inputs.restore()
+    assert inputs.violations() == []
+
+
+def test_several_regions_at_once() -> None:
+    inputs = inputs_of("x=bf16[3,8]@10,1")
+    overwrite(near(inputs.tensors["x"], -1, 30))
+    found = {v.region: v.count for v in inputs.violations()}
+    assert found == {"before": 1, "gap": 4, "element": 24, "after": 1}
+
+
+@given(
+    dims=st.permutations([0, 1, 2]),
+    shape=st.tuples(*[st.integers(1, 5)] * 3),
+    padding=st.integers(0, 3),
+    data=st.data(),
+)
+def test_index_of_a_changed_element(dims: list[int], shape: tuple[int, ...], padding: int, data: st.DataObject) -> None:
+    """Whatever the order and padding of the strides, the reported index is that of the element."""
+    strides, step = [0, 0, 0], 1
+    for dim in dims:
+        strides[dim] = step
+        step = step * shape[dim] + padding
+    text = f"x=fp32[{','.join(map(str, shape))}]@{','.join(map(str, strides))}"
+    index = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
+    inputs = inputs_of(text)
+    inputs.tensors["x"][index] = 100.0
+    assert [(v.region, v.index) for v in inputs.violations()] == [("element", index)]
+
+
+def test_expected_inputs_may_change_inside_only() -> None:
+    inputs = inputs_of("x=bf16[3,8]@10,1", "residual=bf16[3,8]")
+    inputs.tensors["x"].zero_()
+    assert inputs.violations(expect=("x",)) == []
+    assert [v.kind for v in inputs.violations()] == ["mutated_input"]
+    near(inputs.tensors["x"], 8).zero_()
+    near(inputs.tensors["x"], 28).zero_()
+    assert [v.region for v in inputs.violations(expect={"x": torch.zeros(1)})] == ["gap", "after"]
+    with pytest.raises(UsageError, match="unknown input 'y'"):
+        inputs.violations(expect=("y",))
+
+
+def test_mutation_that_keeps_the_value_but_not_the_bits() -> None:
+    inputs = inputs_of("x=fp32[4]:zeros")
+    inputs.tensors["x"].neg_()
+    [violation] = inputs.violations()
+    assert violation.sentence == "changed 4 elements of the input x (first x[0])"
+
+
+def test_sentences() -> None:
+    inputs = inputs_of("x=bf16[3,8]@10,1")
+    overwrite(near(inputs.tensors["x"], -1, 30))
+    assert [v.sentence for v in inputs.violations()] == [
+        "wrote 1 element before the start of x (first at element -1 counted from its start)",
+        "wrote 4 elements between the rows of x (first after x[0, 7])",
+        "changed 24 elements of the input x (first x[0, 0])",
+        "wrote 1 element past the end of x (first at element 28 counted from its start)",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16", "e4m3", "e5m2"])
+def test_reading_outside_gives_nan(dtype: str) -> None:
+    x = inputs_of(f"x={dtype}[3,8]@10,1").tensors["x"]
+    for offset in (-1, 8, 28):
+        assert near(x, offset).to(torch.float32).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp64", "fp16"])
+def test_writing_an_ordinary_nan_is_noticed(dtype: str) -> None:
+    inputs = inputs_of(f"x={dtype}[8]", f"y={dtype}[8]")
+    for tensor in inputs.tensors.values():
+        near(tensor, 8).fill_(math.nan)
+    assert [v.tensor for v in inputs.violations()] == ["x", "y"]
+
+
+def test_copying_what_lies_beyond_one_input_beyond_another_is_noticed() -> None:
+    inputs = inputs_of("x=bf16[8]", "y=bf16[8]")
+    x, y = inputs.tensors.values()
+    bits_of(near(y, 8, 4)).copy_(bits_of(near(x, 8, 4)))
+    assert [(v.tensor, v.count) for v in inputs.violations()] == [("y", 4)]
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_an_element_that_equals_the_canary(dtype: str) -> None:
+    """Elements are compared with what they were, so that one with the canary's bits is like any other."""
+    inputs = inputs_of(f"x={dtype}[8]")
+    x = inputs.tensors["x"]
+    bits_of(x)[3] = bits_of(near(x, 8))[0]
+    [violation] = inputs.violations()
+    assert (violation.region, violation.index) == ("element", (3,))
+
+
+def test_guarded_inputs_are_no_views() -> None:
+    x = inputs_of("x=fp32[3,8]@10,1").tensors["x"]
+    assert x._base is None
+    x.requires_grad_()
+    (x * 2).sum().backward()
+    assert x.grad is not None
+
+
+# Allocations
+
+ALLOCATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "empty": lambda x: torch.empty(x.shape, dtype=x.dtype),
+    "empty_of_sizes": lambda x: torch.empty(*x.shape, dtype=x.dtype, device=x.device),
+    "empty_like": lambda x: torch.empty_like(x),
+    "empty_strided": lambda x: torch.empty_strided((3, 8), (10, 1), dtype=x.dtype),
+    "new_empty": lambda x: x.new_empty(x.shape),
+    "new_empty_strided": lambda x: x.new_empty_strided((3, 8), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("poison", [0, 1])
+@pytest.mark.parametrize("how", ALLOCATE)
+def test_allocation_is_what_torch_returns_but_poisoned(how: str, poison: int, dtype: str) -> None:
+    x = torch.zeros(3, 8, dtype=DTYPES[dtype])
+    expected = ALLOCATE[how](x)
+    with guarded_allocations(poison) as allocations:
+        actual = ALLOCATE[how](x)
+    assert len(allocations) == 1
+    assert (actual.shape, actual.stride(), actual.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    assert type(actual) is Tensor
+    assert actual._base is None
+    assert actual.data_ptr() % 256 == 0
+    assert poison_mask(actual, poison).all()
+    assert not poison_mask(actual, 1 - poison).any()
+    bits_of(actual).zero_()
+    assert allocations.violations() == []
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize(
+    ("offset", "region"), [(-1, "before"), (-100, "before"), (28, "after"), (99, "after"), (8, "gap")]
+)
+def test_write_outside_an_allocation(dtype: str, offset: int, region: str) -> None:
+    with guarded_allocations(0) as allocations:
+        torch.empty(3, dtype=torch.float32)
+        out = torch.empty_strided((3, 8), (10, 1), dtype=DTYPES[dtype])
+    overwrite(near(out, offset))
+    [violation] = allocations.violations()
+    assert (violation.region, violation.count, violation.offset) == (region, 1, offset)
+    assert violation.tensor.startswith("allocation 1 (")
+    assert [v.tensor for v in allocations.violations({"y": out.flatten()[:0], "output": out})] == ["output"]
+
+
+def test_originals_return() -> None:
+    before = torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided
+    own = "new_empty" in vars(Tensor)
+    with pytest.raises(ZeroDivisionError), guarded_allocations(0):
+        assert torch.empty is not before[0]
+        raise ZeroDivisionError
+    after = torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided
+    assert before == after
+    assert ("new_empty" in vars(Tensor)) is own
+
+
+def test_arguments_are_honoured() -> None:
+    image = torch.zeros(2, 3, 4, 5)
+    with guarded_allocations(1) as allocations:
+        last = torch.empty(2, 3, 4, 5, memory_format=torch.channels_last)
+        like = torch.empty_like(image, memory_format=torch.channels_last, dtype=torch.int8)
+        grad = torch.empty(3, requires_grad=True)
+        size = torch.empty(size=(2, 2))
+        with torch.device("meta"):
+            nowhere = torch.empty(3)
+        parameter = torch.empty_like(torch.nn.Parameter(torch.zeros(3)))
+        kept = torch.empty_like(image.transpose(0, 1))
+    assert len(allocations) == 6
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert like.is_contiguous(memory_format=torch.channels_last)
+    assert grad.requires_grad
+    assert grad.is_leaf
+    assert size.shape == (2, 2)
+    assert nowhere.device.type == "meta"
+    assert not parameter.requires_grad
+    assert kept.stride() == torch.empty_like(image.transpose(0, 1)).stride()
+
+
+def test_unusual_calls_pass_and_are_listed() -> None:
+    class Sub(Tensor):
+        pass
+
+    target = torch.zeros(3)
+    with guarded_allocations(0) as allocations:
+        assert torch.empty(3, out=target) is target
+        assert type(torch.empty_like(torch.zeros(3).as_subclass(Sub))) is Sub
+        assert torch.empty(2, 2, layout=torch.sparse_coo).is_sparse
+        assert torch.empty(2, dtype=torch.complex128).shape == (2,)
+        assert torch.empty(0).numel() == 0
+    assert len(allocations) == 0
+    assert allocations.unguarded == [
+        "empty was not guarded: it was given out=",
+        "empty_like was not guarded: its argument is a Sub",
+        "empty was not guarded: it returns a Tensor of layout torch.sparse_coo",
+        "empty was not guarded: it returns torch.complex128",
+    ]
+
+
+def test_errors_of_torch_are_those_of_torch() -> None:
+    with guarded_allocations(0), pytest.raises(RuntimeError, match="negative"):
+        torch.empty(-1)
+
+
+def test_other_devices_are_left_alone() -> None:
+    with guarded_allocations(0, device="cuda:0") as allocations:
+        torch.empty(3)
+    assert len(allocations) == 0
+
+
+def test_guards_can_be_nested() -> None:
+    with guarded_allocations(0) as outer:
+        with guarded_allocations(1) as inner:
+            assert poison_mask(torch.empty(3), 1).all()
+        assert poison_mask(torch.empty(3), 0).all()
+    assert (len(outer), len(inner)) == (1, 1)
+
+
+@pytest.mark.parametrize("call", [lambda: guarded_allocations(2).__enter__(), lambda: poison_mask(torch.ones(1), 2)])
+def test_there_are_two_poisons(call: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="poison=2 must be 0 or 1"):
+        call()
+
+
+def test_compiled_functions_stay_compiled() -> None:
+    """A graph of torch.compile must be neither broken by the guards nor silently run without compilation."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    def double(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        out.copy_(x * 2)
+        return out
+
+    compiled = torch.compile(double, backend=backend, fullgraph=True)
+    with guarded_allocations(0):
+        assert compiled(torch.ones(3)).tolist() == [2, 2, 2]
+    assert len(graphs) == 1
+    assert torch.empty_like in {node.target for node in graphs[0].graph.nodes}
+
+
+# Unwritten elements
+
+
+def twice(kernel: Callable[[Tensor], object], dtype: torch.dtype) -> Tensor:
+    """The mask of unwritten elements after two runs of a kernel that fills what it is given."""
+    results = []
+    for poison in (0, 1):
+        with guarded_allocations(poison):
+            out = torch.empty(4, 6, dtype=dtype)
+        kernel(out)
+        results.append(out)
+    return unwritten(*results)
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("value", [0, 1])
+def test_unwritten_elements_are_found(dtype: str, value: int) -> None:
+    mask = twice(lambda out: out[:3, :5].copy_(torch.full((3, 5), value)), DTYPES[dtype])
+    expected = torch.ones(4, 6, dtype=torch.bool)
+    expected[:3, :5] = False
+    assert torch.equal(mask, expected)
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("poison", [0, 1])
+def test_writing_the_poison_itself_counts_as_writing(dtype: str, poison: int) -> None:
+    """One run alone is fooled (for bool by every second value), two are not."""
+    size = DTYPES[dtype].itemsize
+    bits = poison if dtype == "bool" else integer_of(canary(DTYPES[dtype], poison), size)
+    written = torch.zeros(4, 6, dtype=DTYPES[dtype])
+    bits_of(written).fill_(bits)
+    assert poison_mask(written, poison).all()
+    assert not twice(lambda out: bits_of(out).fill_(bits), DTYPES[dtype]).any()
+
+
+def test_poison_mask_of_a_view_and_of_complex() -> None:
+    with guarded_allocations(0):
+        x, z = torch.empty(4, 6), torch.empty(3, dtype=torch.complex64)
+    x[1, 2] = 0
+    z[0] = 1
+    assert (~poison_mask(x.T, 0)).nonzero().tolist() == [[2, 1]]
+    assert poison_mask(z, 0).tolist() == [False, True, True]
+
+
+# Shared memory
+
+
+def test_overlaps() -> None:
+    buffer = torch.zeros(8, 32)
+    left, right = buffer.chunk(2, dim=-1)
+    tensors = {
+        "left": left,
+        "right": right,
+        "even": buffer[..., ::2],
+        "row": buffer[3],
+        "other": torch.zeros(8, 32),
+        "bytes": buffer[7].view(torch.uint8)[-1:],
+        "none": buffer[:0],
+    }
+    assert overlaps(tensors) == [
+        ("left", "even"),
+        ("left", "row"),
+        ("right", "even"),
+        ("right", "row"),
+        ("right", "bytes"),
+        ("even", "row"),
+    ]
+
+
+def test_interleaved_tensors_do_not_overlap() -> None:
+    buffer = torch.zeros(4, 6, 16, dtype=torch.bfloat16)
+    assert overlaps({"even": buffer[..., ::2], "odd": buffer[..., 1::2]}) == []
+    assert overlaps({"q": buffer[:, :2], "k": buffer[:, 2:4], "v": buffer[:, 4:]}) == []
+    assert overlaps({"a": buffer[:, :, :5].transpose(0, 2), "b": buffer[:, :, 5:]}) == []
+    assert overlaps({"wide": buffer[..., 8:].view(torch.int32), "narrow": buffer[..., :8]}) == []
+    assert overlaps({"wide": buffer[..., 6:].view(torch.int32), "narrow": buffer[..., :8]}) == [("wide", "narrow")]
+    assert overlaps({"expanded": buffer[0, 0].expand(9, 16), "rest": buffer[0, 1:]}) == []
+
+
+@given(data=st.data())
+def test_overlaps_agree_with_sets_of_addresses(data: st.DataObject) -> None:
+    buffer = torch.zeros(400)
+    sizes, steps = st.integers(1, 4), st.integers(0, 12)
+    tensors = {
+        name: buffer.as_strided(
+            data.draw(st.tuples(sizes, sizes, sizes)),
+            data.draw(st.tuples(steps, steps, steps)),
+            data.draw(st.integers(0, 40)),
+        )
+        for name in "ab"
+    }
+    numbers = torch.arange(400)
+    a, b = ({*numbers.as_strided(t.shape, t.stride(), t.storage_offset()).flatten().tolist()} for t in tensors.values())
+    assert overlaps(tensors) == ([("a", "b")] if a & b else [])

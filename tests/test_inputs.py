@@ -1,0 +1,521 @@
+"""Values, regimes, captured tensors, layouts, blocks and fingerprints."""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from harness.case import DTYPES, TensorSpec, contiguous_strides, parse_case
+from harness.errors import UsageError
+from harness.inputs import LAYOUTS, build, fingerprint, fingerprints, regimes, row_blocks, tensor_layouts
+from harness.inputs.bits import bits_of, hashed
+from harness.inputs.guards import separates
+from harness.inputs.regimes import REGIMES
+from harness.inputs.values import fill
+from harness.numerics.formats import format_of
+
+FLOATS = ("fp64", "fp32", "bf16", "fp16", "e4m3", "e5m2")
+
+
+def values(dtype: str, shape: tuple[int, ...], regime: str, *, seed: int = 0, name: str = "x") -> torch.Tensor:
+    """A contiguous tensor of a regime's values, in its own dtype."""
+    tensor = torch.zeros(shape, dtype=DTYPES[dtype])
+    fill(tensor, TensorSpec(name, dtype, shape, regime=regime), seed)
+    return tensor
+
+
+def wide(dtype: str, shape: tuple[int, ...], regime: str, *, seed: int = 0) -> torch.Tensor:
+    """The same values, as fp64."""
+    return values(dtype, shape, regime, seed=seed).to(torch.float64)
+
+
+def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(bits_of(a.contiguous()), bits_of(b.contiguous()))
+
+
+# Values do not depend on where or how they are made
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("op x=bf16[64,128] weight=bf16[128]:near_one seed=17", "73c280a0a519078c"),
+        ("op x=fp32[7,33]:rows weight=fp32[33]:small seed=1", "5f85fcea28ba5bae"),
+        ("op x=fp16[3,5,16]@160,32,2+7:special seed=2", "4b6cc11c7d214ff6"),
+        ("op x=e4m3[8,64]:huge scale=fp32[1]:scale_amax seed=3", "85d140cfc3b561b9"),
+        ("op x=fp64[9,10]:offset index=int64[12]:below_9 mask=bool[9] seed=4", "4db78afe03155f60"),
+        (
+            "op x=bf16[4,256]:lattice y=e5m2[4,4]:subnormal z=fp32[4]:scale_random seed=9223372036854775807",
+            "9e43a81997b42bdf",
+        ),
+    ],
+)
+def test_golden_fingerprints(line: str, expected: str) -> None:
+    """The values of these cases never change: not with torch, not with the device, not with this project."""
+    assert build(parse_case(line), "cpu").fingerprint == expected
+
+
+@given(data=st.data(), dtype=st.sampled_from(FLOATS), regime=st.sampled_from(sorted(REGIMES)))
+def test_strides_change_no_value(data: st.DataObject, dtype: str, regime: str) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4), label="shape"))
+    layout = data.draw(tensor_layouts(shape, dtype), label="layout")
+    spec = TensorSpec("x", dtype, shape, layout.strides, layout.offset, regime)
+    case = parse_case(f"op {spec} seed=5")
+    [actual] = build(case, "cpu").tensors.values()
+    expected = values(dtype, shape, regime, seed=5)
+    if layout.name == "expanded":
+        expected = expected[:1].expand(shape)
+    assert equal_bits(actual, expected)
+    assert actual.stride() == layout.strides
+
+
+@given(
+    shape=st.lists(st.integers(1, 6), max_size=4).map(tuple),
+    regime=st.sampled_from(sorted(REGIMES)),
+    budget=st.integers(1, 50),
+)
+def test_block_size_changes_no_value(shape: tuple[int, ...], regime: str, budget: int) -> None:
+    spec = TensorSpec("x", "fp32", shape, regime=regime)
+    expected, actual = torch.zeros(shape), torch.zeros(shape)
+    fill(expected, spec, 3)
+    fill(actual, spec, 3, budget=budget)
+    assert equal_bits(actual, expected)
+
+
+def test_expanded_in_the_middle_takes_index_zero() -> None:
+    [actual] = build(parse_case("op x=fp32[3,4,5]@5,0,1 seed=1"), "cpu").tensors.values()
+    assert equal_bits(actual, values("fp32", (3, 4, 5), "normal", seed=1)[:, :1].expand(3, 4, 5))
+
+
+def test_words_are_those_of_splitmix64() -> None:
+    """The first outputs of the published generator for seed 0."""
+    words = [word % 2**64 for word in hashed(torch.tensor([1, 2, 3]), 0).tolist()]
+    assert words == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_seed_and_name_change_values() -> None:
+    a, b = values("fp32", (64,), "normal"), values("fp32", (64,), "normal", seed=1)
+    c = values("fp32", (64,), "normal", name="y")
+    assert not (a == b).any()
+    assert not (a == c).any()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 8])
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16", "fp32", "fp64"])
+def test_offset_counts_from_an_aligned_address(dtype: str, offset: int) -> None:
+    [tensor] = build(parse_case(f"op x={dtype}[4,32]+{offset} seed=0"), "cpu").tensors.values()
+    assert tensor.data_ptr() % 256 == offset * tensor.element_size()
+
+
+@pytest.mark.parametrize("text", ["bf16[]", "bf16[0]", "bf16[3,0]", "bf16[1]", "int32[0,4]"])
+def test_scalars_and_empty_tensors(text: str) -> None:
+    inputs = build(parse_case(f"op x={text} seed=0"), "cpu")
+    assert str(list(inputs.tensors["x"].shape)).replace(" ", "") == text[text.index("[") :]
+    assert inputs.violations() == []
+
+
+def test_strides_that_overlap_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"strides \[2, 1\] of tensor 'x' with shape \[4, 3\]"):
+        build(parse_case("op x=fp32[4,3]@2,1 seed=0"), "cpu")
+
+
+# Regimes
+
+
+def test_normal_moments() -> None:
+    x = wide("fp64", (1024, 1024), "normal", seed=7).flatten()
+    n = x.numel()
+    assert abs(x.mean()) < 5 / math.sqrt(n)
+    assert abs(x.var() - 1) < 5 * math.sqrt(1.9 / n)
+    assert abs((x**3).mean()) < 5 * math.sqrt(15 / n)
+    assert abs((x**4).mean() - 2.9) < 5 * math.sqrt(90 / n)
+    assert x.abs().max() < 6
+
+
+def test_normal_is_uncorrelated() -> None:
+    x = wide("fp64", (512, 512), "normal")
+    for other in (x.roll(1, 0), x.roll(1, 1), wide("fp64", (512, 512), "normal", seed=1)):
+        assert abs((x * other).mean()) < 5 / 512
+
+
+def test_normal_fills_the_significand() -> None:
+    last_bits = bits_of(values("fp32", (1 << 16,), "normal")) & 1
+    assert abs(last_bits.double().mean() - 0.5) < 5 * 0.5 / 256
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("regime", sorted(REGIMES))
+def test_values_are_finite_unless_special(regime: str, dtype: str) -> None:
+    x = values(dtype, (64, 48), regime).to(torch.float64)
+    planted = regime == "special"
+    beyond_448 = dtype == "e4m3" and regime in ("outlier", "outlier_last", "rows")
+    assert planted or beyond_448 or x.isfinite().all()
+
+
+@given(width=st.integers(1, 20_000), dtype=st.sampled_from(FLOATS), seed=st.integers(0, 2**63 - 1))
+def test_lattice_squares_sum_exactly(width: int, dtype: str, seed: int) -> None:
+    """Some power of two divides all values and leaves integers whose squares, all together, stay below 2**24."""
+    x = wide(dtype, (2, width), "lattice", seed=seed)
+    candidates = (x / 2.0**k for k in range(-4, 4))
+    assert any(
+        bool((units == units.round()).all()) and float(units.square().sum(-1).max()) < 2**24 for units in candidates
+    )
+
+
+@pytest.mark.parametrize(("dtype", "width", "largest"), [("fp32", 4096, 63), ("bf16", 128, 256), ("e4m3", 4096, 16)])
+def test_lattice_uses_the_room_there_is(dtype: str, width: int, largest: int) -> None:
+    x = wide(dtype, (64, width), "lattice")
+    peak = x.abs().max().item()
+    assert peak / largest in [2.0**k for k in range(-4, 4)]
+
+
+def test_lattice_refuses_rows_that_are_too_long() -> None:
+    spec = TensorSpec("x", "fp32", (1, 2**23), regime="lattice")
+    with pytest.raises(UsageError, match="'lattice' of tensor 'x': 8388608 squares"):
+        fill(torch.zeros(1, 2**23), spec, 0)
+
+
+def test_rows_differ_in_scale_and_mean() -> None:
+    x = wide("fp32", (2000, 256), "rows")
+    scale = x.std(-1)
+    assert scale.min() < 2.0**-13
+    assert scale.max() > 2.0**5
+    shifted = (x.mean(-1).abs() / scale) > 1
+    assert 0.25 < shifted.double().mean() < 0.35
+
+
+@pytest.mark.parametrize(("regime", "scale"), [("tiny", 1e-4), ("tiniest", 1e-8)])
+def test_tiny(regime: str, scale: float) -> None:
+    assert wide("fp32", (100, 100), regime).std().item() == pytest.approx(scale, rel=0.05)
+
+
+def test_outliers_are_one_column() -> None:
+    for seed in range(5):
+        x = wide("bf16", (64, 100), "outlier", seed=seed).abs().mean(0)
+        assert (x > 100).sum() == 1
+    assert wide("bf16", (64, 100), "outlier_last").abs().mean(0).argmax() == 99
+
+
+def test_offset_dwarfs_spread() -> None:
+    x = wide("fp64", (200, 500), "offset")
+    ratio = x.mean(-1).abs() / x.std(-1)
+    assert 7 < ratio.min() < 20
+    assert 1000 < ratio.max() < 2300
+
+
+def test_zero_rows_has_three_kinds() -> None:
+    x = wide("bf16", (300, 64), "zero_rows")
+    zero, constant = (x == 0).all(-1), (x == x[:, :1]).all(-1)
+    assert 50 < zero.sum() < 150
+    assert 50 < (constant & ~zero).sum() < 150
+    assert 50 < (~constant).sum() < 150
+
+
+def test_constant_rows() -> None:
+    x = wide("bf16", (10, 64), "constant")
+    assert (x == x[:, :1]).all()
+    assert len(x[:, 0].unique()) > 5
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_pow2_is_exact(dtype: str) -> None:
+    x = wide(dtype, (64, 64), "pow2")
+    assert (torch.frexp(x.abs()).mantissa == 0.5).all()
+    assert x.abs().min() == 2**-6
+    assert x.abs().max() == 2**7
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_subnormal_of_the_format(dtype: str) -> None:
+    fmt = format_of(DTYPES[dtype])
+    x = wide(dtype, (64, 64), "subnormal")
+    assert (x != 0).all()
+    assert (x.abs() < 2.0**fmt.min_exponent).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_huge_reaches_the_top(dtype: str) -> None:
+    fmt = format_of(DTYPES[dtype])
+    x = wide(dtype, (8192, 4), "huge")
+    assert x.isfinite().all()
+    assert x.abs().max() > fmt.max / 2
+    if dtype in ("fp32", "bf16"):
+        assert torch.square(x.to(torch.float32)).isinf().double().mean() > 0.9
+
+
+@pytest.mark.parametrize("height", [8, 9, 64, 1000])
+@pytest.mark.parametrize("seed", range(4))
+def test_special_rows(height: int, seed: int) -> None:
+    x = wide("bf16", (height, 16), "special", seed=seed)
+    up, down, nan = (x == math.inf).any(-1), (x == -math.inf).any(-1), x.isnan().any(-1)
+    assert [int(kind.sum()) for kind in (up & ~down, down & ~up, up & down, nan)] == [1, 1, 1, 1]
+    assert (~(up | down | nan)).sum() == height - 4
+
+
+def test_special_nan_has_the_canonical_bits() -> None:
+    x = values("bf16", (64, 16), "special")
+    assert set(bits_of(x)[x.isnan()].tolist()) == {0x7FC0}
+
+
+def test_sparse() -> None:
+    assert 0.05 < (wide("bf16", (100, 100), "sparse") != 0).double().mean() < 0.075
+
+
+def test_weight_regimes() -> None:
+    near_one = wide("bf16", (10_000,), "near_one")
+    assert near_one.mean().item() == pytest.approx(1, abs=0.01)
+    assert near_one.std().item() == pytest.approx(0.1, rel=0.1)
+    assert (wide("bf16", (100,), "ones") == 1).all()
+    assert (wide("bf16", (100,), "zeros") == 0).all()
+    assert wide("bf16", (100,), "signs").unique().tolist() == [-1, 1]
+    assert wide("bf16", (1000,), "small").abs().max() <= 2**-8
+
+
+def test_scale_regimes() -> None:
+    scales = {
+        regime: torch.cat([wide("fp32", (1,), regime, seed=seed) for seed in range(50)])
+        for regime in ("scale_pow2", "scale_amax", "scale_random", "scale_overflow")
+    }
+    assert (torch.frexp(scales["scale_pow2"]).mantissa == 0.5).all()
+    assert (torch.frexp(scales["scale_random"]).mantissa != 0.5).all()
+    for regime, low, high in (
+        ("scale_pow2", 2**-8, 4),
+        ("scale_random", 2**-8, 4),
+        ("scale_amax", 1 / 449, 8 / 448),
+        ("scale_overflow", 2**-11, 2**-10),
+    ):
+        assert scales[regime].min() >= low
+        assert scales[regime].max() <= high
+        assert len(scales[regime].unique()) >= 9
+    x = wide("bf16", (10_000,), "normal")
+    assert (x.abs() / scales["scale_overflow"].max() > 448).double().mean() > 0.5
+
+
+def test_integers() -> None:
+    x = values("int64", (10_000,), "normal")
+    assert (x.min().item(), x.max().item()) == (-64, 63)
+    below = values("int32", (1000,), "below_7")
+    assert below.unique().tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert values("bool", (100,), "normal").unique().tolist() == [False, True]
+    assert values("int8", (10,), "ones").unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bf16[4]:norml", "unknown regime of tensor 'x': 'norml'; did you mean 'normal'"),
+        ("int32[4]:rows", "regime 'rows' makes no int32 values for tensor 'x'"),
+        ("bf16[4]:below_9", "regime 'below_9' makes no bf16 values"),
+        ("int8[4]:below_129", "'below_129' of tensor 'x' exceeds 127, the most for int8"),
+    ],
+)
+def test_wrong_regime(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(parse_case(f"op x={text} seed=0"), "cpu")
+
+
+def test_every_regime_has_a_line() -> None:
+    for name, line in regimes().items():
+        assert line.endswith("."), name
+        assert "\n" not in line, name
+
+
+# Captured values
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> Path:
+    path = tmp_path / "captured.safetensors"
+    rows = torch.arange(48, dtype=torch.float32).reshape(6, 8)
+    save_file({"layer.0": rows.to(torch.bfloat16), "scalar": torch.tensor(2.5), "u": rows.to(torch.uint8)}, path)
+    return path
+
+
+@pytest.mark.parametrize("rows", [6, 4, 1])
+def test_captured_leading_rows(capture: Path, rows: int) -> None:
+    line = f"op x=bf16[{rows},8]@16,1:captured({capture}#layer.0) s=fp32[]:captured({capture}#scalar) seed=0"
+    tensors = build(parse_case(line), "cpu").tensors
+    assert torch.equal(tensors["x"].to(torch.float32), torch.arange(rows * 8.0).reshape(rows, 8))
+    assert tensors["s"].item() == 2.5
+
+
+def test_captured_into_expanded(capture: Path) -> None:
+    line = f"op x=bf16[3,8]@0,1:captured({capture}#layer.0) seed=0"
+    [x] = build(parse_case(line), "cpu").tensors.values()
+    assert torch.equal(x.to(torch.float32), torch.arange(8.0).expand(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bf16[6,8]:captured({}.gone#layer.0)", "captured.safetensors.gone' does not exist"),
+        ("bf16[6,8]:captured({}#layer.1)", "'layer.1'; did you mean 'layer.0'"),
+        ("fp16[6,8]:captured({}#layer.0)", "'layer.0' in .* is bf16, but tensor 'x' is fp16"),
+        ("bf16[7,8]:captured({}#layer.0)", r"has shape \[6, 8\], but tensor 'x' has \[7, 8\]"),
+        ("bf16[6,4]:captured({}#layer.0)", r"has shape \[6, 8\], but tensor 'x' has \[6, 4\]"),
+        ("bf16[48]:captured({}#layer.0)", r"has shape \[6, 8\], but tensor 'x' has \[48\]"),
+        ("int8[6,8]:captured({}#u)", "is U8, a dtype that cases do not have"),
+        ("bf16[6,8]:captured({})", r"expected captured\(PATH#KEY\)"),
+        ("bf16[6,8]:captured", r"cannot read regime 'captured'"),
+    ],
+)
+def test_captured_errors(capture: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(parse_case(f"op x={text.format(capture)} seed=0"), "cpu")
+
+
+def test_captured_from_a_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("no tensors")
+    with pytest.raises(UsageError, match="is not a readable safetensors file"):
+        build(parse_case(f"op x=bf16[6,8]:captured({path}#k) seed=0"), "cpu")
+
+
+# Layouts
+
+
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=2, max_size=4).map(tuple),
+    dtype=st.sampled_from(sorted(DTYPES)),
+    name=st.sampled_from(sorted(LAYOUTS)),
+)
+def test_layouts_are_valid(shape: tuple[int, ...], dtype: str, name: str) -> None:
+    layout = LAYOUTS[name](shape, dtype)
+    if layout is not None:
+        assert layout.name == name
+        assert len(layout.strides) == len(shape)
+        assert separates(shape, layout.strides)
+        assert layout.strides[-1] == 1
+        if name not in ("contiguous", "unaligned"):
+            differs = any(
+                size > 1 and a != b for size, a, b in zip(shape, layout.strides, contiguous_strides(shape), strict=True)
+            )
+            assert differs or layout.offset or math.prod(shape[:-1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "strides", "offset"),
+    [
+        ("contiguous", (4, 8), (8, 1), 0),
+        ("packed_qkv", (5, 3, 16), (144, 16, 1), 48),
+        ("packed_qkv", (2, 5, 3, 16), (720, 144, 16, 1), 48),
+        ("packed_qkv", (5, 16), (48, 1), 16),
+        ("half", (4, 8), (16, 1), 8),
+        ("transposed", (3, 4, 8), (8, 24, 1), 0),
+        ("expanded", (3, 4), (0, 1), 0),
+        ("unaligned", (4, 8), (8, 1), 1),
+        ("padded", (4, 8), (16, 1), 0),
+        ("non_flattenable", (2, 3, 8), (32, 8, 1), 0),
+    ],
+)
+def test_layout_strides(name: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
+    layout = LAYOUTS[name](shape, "bf16")
+    assert layout is not None
+    assert (layout.strides, layout.offset) == (strides, offset)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("transposed", (4, 8)), ("non_flattenable", (4, 8)), ("expanded", (1, 8)), ("padded", (1, 8))]
+)
+def test_layouts_that_do_not_apply(name: str, shape: tuple[int, ...]) -> None:
+    assert LAYOUTS[name](shape, "bf16") is None
+
+
+def test_non_flattenable_has_no_flat_view() -> None:
+    layout = LAYOUTS["non_flattenable"]((2, 3, 8), "fp32")
+    assert layout is not None
+    tensor = torch.zeros(100).as_strided((2, 3, 8), layout.strides)
+    with pytest.raises(RuntimeError, match="not compatible"):
+        tensor.view(6, 8)
+
+
+# Blocks
+
+
+@given(
+    leading=st.lists(st.integers(0, 5), max_size=4).map(tuple),
+    width=st.integers(1, 5),
+    budget=st.integers(1, 60),
+)
+def test_row_blocks_cover_each_row_once_in_order(leading: tuple[int, ...], width: int, budget: int) -> None:
+    numbers = torch.arange(math.prod(leading)).reshape(leading)
+    seen: list[int] = []
+    for block in row_blocks(leading, width, budget):
+        assert len(block) == len(leading)
+        part = numbers[block]
+        assert part.numel() * width <= budget or part.numel() == 1
+        seen += part.flatten().tolist()
+    assert seen == list(range(math.prod(leading)))
+
+
+def test_row_blocks_are_few() -> None:
+    assert list(row_blocks((), 100, 1)) == [()]
+    assert list(row_blocks((4, 6), 10, 1000)) == [(slice(0, 4), slice(0, 6))]
+    assert len(list(row_blocks((4, 6), 10, 120))) == 2
+    assert len(list(row_blocks((4, 6), 10, 30))) == 8
+
+
+# Fingerprints
+
+
+def test_fingerprint_sees_dtype_shape_order_and_signs() -> None:
+    x = torch.arange(1.0, 13.0).reshape(3, 4)
+    negated = x.clone()
+    negated[1, 2] *= -1
+    variants = [
+        x,
+        x.reshape(4, 3),
+        x[:, [1, 0, 2, 3]],
+        x[[1, 0, 2]],
+        negated,
+        x.to(torch.bfloat16),
+        x.view(torch.int32),
+        torch.zeros(3, 4),
+        -torch.zeros(3, 4),
+        torch.zeros(0),
+        torch.zeros(()),
+        torch.zeros(1),
+    ]
+    assert len({fingerprint(variant) for variant in variants}) == len(variants)
+
+
+def test_fingerprint_ignores_strides_and_blocks() -> None:
+    x = values("bf16", (300, 700), "normal")
+    scattered = torch.zeros(700, 1000, dtype=torch.bfloat16)[:, 100:400].T
+    scattered.copy_(x)
+    assert fingerprint(scattered) == fingerprint(x)
+
+
+def test_fingerprint_of_every_dtype() -> None:
+    found = {fingerprint(torch.zeros(8, dtype=dtype)) for dtype in DTYPES.values()}
+    assert len(found) == len(DTYPES)
+
+
+def test_fingerprints_of_names() -> None:
+    a, b = torch.zeros(3), torch.ones(3)
+    assert fingerprints({"a": a, "b": b}) == fingerprints({"b": b, "a": a})
+    assert fingerprints({"a": a, "b": b}) != fingerprints({"a": b, "b": a})
+
+
+def test_case_fingerprint_is_that_of_its_tensors() -> None:
+    inputs = build(parse_case("op x=bf16[4,8]@16,1+8:rows index=int32[4] seed=2"), "cpu")
+    expected = fingerprints(inputs.tensors)
+    inputs.tensors["x"].zero_()
+    assert inputs.fingerprint == expected
+
+
+def test_layouts_share_fingerprints() -> None:
+    lines = [f"op x=bf16[4,8]{place}:rows seed=2" for place in ("", "@16,1", "+1", "@8,1+3")]
+    prints = {build(parse_case(line), "cpu").fingerprint for line in lines}
+    assert len(prints) == 1
+
+
+def test_seeds_have_distinct_fingerprints() -> None:
+    pairs = itertools.product(range(4), ("normal", "rows"))
+    prints = {build(parse_case(f"op x=bf16[4,8]:{regime} seed={seed}"), "cpu").fingerprint for seed, regime in pairs}
+    assert len(prints) == 8

@@ -1,0 +1,136 @@
+"""Ops: what follows from the signature of a reference, and contracts from their text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.op import REQUIRED, Contract, Latent, Op, op
+from references.rms_norm import rms_norm
+
+
+@op(
+    rows=("x",),
+    axes={
+        "size": {"small": {}, "large": {"y": "fp16", "z": "x"}},
+        "color": {"red": {"y": "bf16"}, "green": {}, "blue": {"y": "x"}},
+    },
+    rounds={"y": "fp32", "out": "x"},
+    latent=Latent("y", through=("out",)),
+)
+def painted(x, w=None, *, eps, power: int = 2, contract, stage) -> None:
+    """An op that rounds here and there."""
+
+
+@op(rows=())
+def plain(a, b, *, contract, stage) -> None:
+    """An op without freedom."""
+
+
+# Signatures
+
+
+def test_inputs_and_parameters_follow_from_the_signature() -> None:
+    assert isinstance(painted, Op)
+    assert painted.name == "painted"
+    assert painted.inputs == ("x", "w")
+    assert painted.optional == {"w"}
+    assert painted.params == {"eps": REQUIRED, "power": 2}
+    assert painted.rows == {"x"}
+    assert painted.latent == Latent("y", ("out",))
+
+
+def test_an_op_without_parameters_or_axes() -> None:
+    assert (plain.inputs, plain.optional, plain.params, plain.rows) == (("a", "b"), frozenset(), {}, frozenset())
+    assert plain.contracts() == (plain.contract(),)
+    assert plain.contract() == Contract((), {})
+    assert list(plain.alternatives(plain.contract())) == []
+
+
+def test_the_reference_itself_is_kept() -> None:
+    assert painted.reference.__name__ == "painted"
+    assert painted.reference(None, eps=1.0, contract=None, stage=None) is None
+
+
+# Contracts
+
+
+def test_an_axis_that_is_not_named_takes_its_first_option() -> None:
+    assert painted.contract().options == ("small", "red")
+    assert painted.contract("large").options == ("large", "red")
+    assert painted.contract("blue").options == ("small", "blue")
+
+
+def test_options_may_be_named_in_any_order() -> None:
+    assert painted.contract("blue+large") == painted.contract("large+blue")
+    assert str(painted.contract("blue+large")) == "large+blue"
+
+
+def test_rounding_points_of_later_axes_replace_those_of_earlier_ones() -> None:
+    assert painted.contract("large+green").rounds == {"y": "fp16", "z": "x", "out": "x"}
+    assert painted.contract("large+red").rounds == {"y": "bf16", "z": "x", "out": "x"}
+    assert painted.contract("small+green").rounds == {"y": "fp32", "out": "x"}
+    assert painted.rounds == {"y": "fp32", "out": "x"}, "building a contract changes nothing"
+
+
+def test_has() -> None:
+    contract = painted.contract("blue")
+    assert contract.has("blue")
+    assert not contract.has("red")
+
+
+@given(st.sampled_from(painted.contracts()))
+def test_the_text_of_a_contract_names_it(contract: Contract) -> None:
+    assert painted.contract(str(contract)) == contract
+
+
+@pytest.mark.parametrize("op_", [painted, plain, rms_norm], ids=lambda o: o.name)
+def test_every_contract_can_be_named_by_its_text(op_: Op) -> None:
+    for contract in op_.contracts():
+        assert op_.contract(str(contract)) == contract
+
+
+def test_contracts_are_all_combinations_and_the_default_comes_first() -> None:
+    texts = [str(c) for c in painted.contracts()]
+    assert texts == ["small+red", "small+green", "small+blue", "large+red", "large+green", "large+blue"]
+    assert painted.contracts()[0] == painted.contract()
+
+
+def test_alternatives_differ_in_one_axis() -> None:
+    alternatives = [str(c) for c in painted.alternatives(painted.contract("blue"))]
+    assert alternatives == ["small+red", "small+green", "large+blue"]
+
+
+def test_an_unknown_option_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"unknown contract option of painted 'gren'; did you mean 'green'\?"):
+        painted.contract("small+gren")
+
+
+def test_an_unknown_option_that_is_like_none_lists_the_options() -> None:
+    with pytest.raises(UsageError, match=r"'qqqqqq'[;.,] [Kk]nown: blue, green, large, red, small"):
+        painted.contract("qqqqqq")
+
+
+@pytest.mark.parametrize("text", ["red+blue", "red+red", "large+small", "small+green+blue"])
+def test_two_options_of_one_axis(text: str) -> None:
+    with pytest.raises(UsageError, match=r"contract '.*' names two options of the axis '(color|size)'"):
+        painted.contract(text)
+
+
+# The op that ships
+
+
+def test_rms_norm() -> None:
+    assert rms_norm.inputs == ("x", "weight", "residual", "scale")
+    assert rms_norm.optional == {"weight", "residual", "scale"}
+    assert rms_norm.params == {
+        "eps": REQUIRED,
+        "variance_size": None,
+        "weight_offset": 0.0,
+        "quant": None,
+    }
+    assert len(rms_norm.contracts()) == 6
+    assert rms_norm.contract("fp32_multiply").rounds == {"residual_sum": "x", "output": "x", "quantized": "e4m3"}
+    assert rms_norm.contract().rounds["normalized"] == "weight"

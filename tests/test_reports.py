@@ -1,0 +1,448 @@
+"""Records survive the disk, and a reader of the terminal finds what is wrong and what to do."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from harness.errors import LastbitError
+from harness.result import (
+    ULP_BINS,
+    Agreement,
+    CaseResult,
+    Comparison,
+    Finding,
+    NotRun,
+    Power,
+    RowCheck,
+    Run,
+    StageResult,
+    Verdict,
+    Worst,
+)
+from reports import records, summary
+from reports.terminal import RunProgress, print_run
+
+CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
+NATIVE, FP32 = "native_multiply+rounded_sum", "fp32_multiply+rounded_sum"
+KERNEL = f"triton[{NATIVE}]"
+SOURCE = str(Path.cwd() / "kernels" / "rms_norm.py") + ":108"
+
+
+def comparison(outside: int = 0, *, numel: int = 512, mismatched: int = 0, **changes: object) -> Comparison:
+    histogram = (numel - mismatched, mismatched, 0, 0, 0, 0)
+    whole = Comparison(numel, numel, mismatched, outside, 0, 1e-6, 1.0, 1e-3, -2.0, numel, 1.0, histogram)
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def stage(name: str = "output", dtype: str = "bf16", outside: int = 0, *, result: bool = True) -> StageResult:
+    seen = comparison(outside, mismatched=outside)
+    return StageResult(name, dtype, result, seen, seen, f"bits of {name}")
+
+
+def passed(**changes: object) -> CaseResult:
+    stages = (stage("inv_rms", "fp32", result=False), stage())
+    base = CaseResult(
+        CASE, "rms_norm", KERNEL, NATIVE, "cpu", "bf16", Verdict.PASSED, stages, source=SOURCE, seconds=0.5
+    )
+    return replace(base, **{"group": "plain", **changes})  # type: ignore[arg-type]
+
+
+def failed(**changes: object) -> CaseResult:
+    finding = Finding("outside", "output", "7 of 512 elements have a value that is not possible [/b] here.")
+    stages = (stage("inv_rms", "fp32", result=False), stage(outside=7))
+    rows = RowCheck("inv_rms", 4, 3)
+    own = {"verdict": Verdict.FAILED, "stages": stages, "findings": (finding,), "rows": rows, "explained_by": (FP32,)}
+    return passed(**{**own, **changes})
+
+
+def bare(verdict: Verdict, reason: str, **changes: object) -> CaseResult:
+    return passed(**{"verdict": verdict, "stages": (), "reason": reason, **changes})
+
+
+def shown(run: Run, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_run(run, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def everything() -> CaseResult:
+    """A result in which every field has a value of its own, the awkward floats included."""
+    worst = Worst((1, 5), math.inf, -math.inf, -0.0, 5e-324, 0.1, 3.0)
+    odd = comparison(3, mismatched=9, worst=worst, max_ulp=math.inf, budget_ratio=1.5)
+    stages = (StageResult("inv_rms", "fp32", False, odd, comparison(), "aa"), stage())
+    return failed(
+        stages=stages, ruled_out={FP32: 3}, reason="why → not\n[red]", fingerprint="ff", counted=False, group="a/b"
+    )
+
+
+# Records
+
+
+def test_result_survives_a_line() -> None:
+    line = records.dump(everything())
+    assert "\n" not in line
+    assert records.parse(line.encode(), "here") == everything()
+
+
+def test_results_survive_a_file(tmp_path: Path) -> None:
+    results = [everything(), passed(), bare(Verdict.UNSUPPORTED, "no residual")]
+    path = tmp_path / "worker.jsonl"
+    path.write_text("".join(records.dump(r) + "\n" for r in results))
+    assert records.load(path) == results
+    loaded = records.load(path)[0]
+    assert isinstance(loaded.verdict, Verdict)
+    assert isinstance(loaded.stages[0].cumulative.worst, Worst)
+    assert math.copysign(1, loaded.stages[0].cumulative.worst.exact) == -1
+
+
+def test_nan_survives(tmp_path: Path) -> None:
+    worst = Worst((0,), math.nan, 1.0, 1.0, 1.0, 1.0, math.inf)
+    result = passed(stages=(StageResult("output", "bf16", True, comparison(worst=worst), comparison()),))
+    path = tmp_path / "worker.jsonl"
+    path.write_text(records.dump(result) + "\n")
+    [loaded] = records.load(path)
+    assert records.dump(loaded) == records.dump(result)
+    found = loaded.stages[0].cumulative.worst
+    assert found is not None
+    assert math.isnan(found.actual)
+    assert found.ulp == math.inf
+
+
+def test_lines_are_strict_json() -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads(records.dump(everything()), parse_constant=refuse)
+
+
+@pytest.mark.parametrize("kept", [1, 40, 200])
+def test_truncated_last_line_is_ignored(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "worker.jsonl"
+    path.write_text(records.dump(passed()) + "\n" + records.dump(failed())[:kept])
+    assert records.load(path) == [passed()]
+
+
+def test_whole_last_line_without_break_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "worker.jsonl"
+    path.write_text(records.dump(passed()) + "\n" + records.dump(failed()))
+    assert records.load(path) == [passed(), failed()]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"case": "x", "op"',
+        "",
+        "[]",
+        "7",
+        '{"case": "x"}',
+        '{"surprise": 1}',
+        records.dump(passed()).replace('"PASSED"', '"FINE"'),
+        records.dump(passed()).replace('"numel": 512', '"numel": "many"'),
+    ],
+)
+def test_malformed_line_is_shown(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "worker.jsonl"
+    path.write_text(f"{records.dump(passed())}\n{line}\n{records.dump(passed())}\n")
+    with pytest.raises(LastbitError, match="malformed") as error:
+        records.load(path)
+    assert f"{path}, line 2" in str(error.value)
+    assert line[:200] in str(error.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LastbitError, match=r"cannot read .*absent\.jsonl"):
+        records.load(tmp_path / "absent.jsonl")
+
+
+def test_schema_is_the_documented_one() -> None:
+    table = records.__doc__ or ""
+    documented = [
+        name for row in table.splitlines() if row.startswith("| `") for name in row.split("|")[1].split("`")[1::2]
+    ]
+    assert documented == list(records.COLUMNS)
+    assert sum(name.startswith("ulp_") for name in documented) == len(ULP_BINS) + 1
+
+
+def test_frame_has_one_row_per_stage() -> None:
+    frame = records.frame([everything(), bare(Verdict.ERRORED, "boom")])
+    assert list(frame.columns) == list(records.COLUMNS)
+    assert list(frame["stage"]) == ["inv_rms", "output", ""]
+    first, errored = frame.iloc[0], frame.iloc[2]
+    assert first["verdict"] == "FAILED"
+    assert (first["outside"], first["isolated_outside"]) == (3, 0)
+    assert first["rel_l2"] == pytest.approx(1e-3)
+    assert (first["ulp_0"], first["ulp_1"], first["ulp_above_16"]) == (503, 9, 0)
+    assert json.loads(first["worst_index"]) == [1, 5]
+    assert first["worst_actual"] == math.inf
+    assert (first["rows"], first["rows_explained"]) == (4, 3)
+    assert json.loads(first["ruled_out"]) == {FP32: 3}
+    assert first["explained_by"] == FP32
+    assert not first["counted"]
+    assert errored["reason"] == "boom"
+    assert pd.isna(errored["numel"])
+    assert errored["findings"] == errored["worst_index"] == ""
+
+
+def test_types_do_not_depend_on_the_results() -> None:
+    frames = [records.frame(r) for r in ([], [passed()], [bare(Verdict.UNSUPPORTED, "no")])]
+    assert all(frame.dtypes.equals(frames[0].dtypes) for frame in frames)
+
+
+def test_run_survives_a_folder(tmp_path: Path) -> None:
+    run = full_run()
+    folder = tmp_path / "runs" / "first"
+    records.write(run, folder)
+    assert records.read(folder) == run
+    assert {path.name for path in folder.iterdir()} == {"records.jsonl", "records.parquet", "run.json"}
+    table = pq.read_table(folder / "records.parquet")
+    assert table.column_names == list(records.COLUMNS)
+    assert table.num_rows == sum(max(1, len(r.stages)) for r in run.results)
+
+
+def test_failed_write_keeps_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.write(Run((passed(),)), tmp_path)
+
+    def fill_disk(self: pd.DataFrame, path: Path, **_: object) -> None:
+        path.write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", fill_disk)
+    with pytest.raises(OSError, match="disk full"):
+        records.write(Run((passed(), passed())), tmp_path)
+    assert pq.read_table(tmp_path / "records.parquet").num_rows == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"records.jsonl", "records.parquet", "run.json"}
+
+
+def test_incomplete_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LastbitError, match=r"no run\.json"):
+        records.read(tmp_path)
+    (tmp_path / "run.json").write_text('{"power": 3}')
+    with pytest.raises(LastbitError, match="malformed"):
+        records.read(tmp_path)
+
+
+# Terminal
+
+
+def full_run() -> Run:
+    """A run with one kernel of each fate on two devices."""
+    small = CASE.replace("[4,128]@256,1", "[1,2]").replace("[128]", "[2]")
+    results = (
+        passed(),
+        passed(device="cuda:0"),
+        failed(kernel="wrong[x]", group="odd [strides]"),
+        failed(kernel="wrong[x]", group="odd [strides]", case=small, counted=False),
+        bare(Verdict.UNSUPPORTED, "the kernel takes no residual", kernel="wrong[x]"),
+        bare(Verdict.ERRORED, "RuntimeError: bad [shape]", kernel="broken"),
+        bare(Verdict.INCONCLUSIVE, "no element has a single legal value", kernel="vague"),
+        passed(kernel="blind"),
+    )
+    power = (
+        Power("blind", "cpu", "bf16", FP32, 3, 0, True),
+        Power(KERNEL, "cpu", "fp32", FP32, 3, 0, False),
+        Power(KERNEL, "cpu", "bf16", FP32, 3, 20, True),
+    )
+    not_run = (NotRun("slow on cpu", "declared for cuda only"), NotRun("slower on cpu", "declared for cuda only"))
+    agreement = (
+        Agreement(KERNEL, "inv_rms", ("cpu", "cuda:0"), 10, 7),
+        Agreement(KERNEL, "output", ("cpu", "cuda:0"), 10, 10),
+    )
+    return Run(results, power, not_run, agreement, {"records": "runs/[1]"})
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_stage_table_and_counts(width: int) -> None:
+    text = shown(Run((passed(), passed())), width)
+    [row] = [line.split() for line in text.splitlines() if line.startswith("  output")]
+    assert row == ["output", "bf16", "2", "1.0e-03", "1.0e-03", "1", "0", "%", "0", "-0.0039", "PASSED"]
+    assert "  (inv_rms)" in text
+    assert f"{KERNEL} on cpu  PASSED  kernels/rms_norm.py:108" in text
+    assert f"contract {NATIVE} of rms_norm  2 cases: 2 passed" in text
+    assert "outside" in text
+    assert text.splitlines()[-1] == "PASSED  kernels: 1 passed · cases: 2 passed · 1.0 s in cases"
+    assert "Findings" not in text
+    assert "Not run" not in text
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_lines_fit_apart_from_those_to_copy(width: int) -> None:
+    lines = shown(full_run(), width).splitlines()
+    assert [
+        line for line in lines if len(line) > width and "lastbit repro" not in line and "· cases:" not in line
+    ] == []
+
+
+def test_finding_is_complete() -> None:
+    text = shown(full_run())
+    block = text[text.index("FAILED  wrong[x], group odd [strides]") :].split("\n\n")[0]
+    assert f"contract     {NATIVE} of rms_norm" in block
+    assert "first wrong  stage output (bf16)" in block
+    assert "7 of 512 elements have a value that is not possible [/b] here." in block
+    assert "bias -0.0039 ulp; 1.4 % of 512 elements mismatched (1 ulp: 7); 3 of 4 rows" in block
+    assert f"explained by {FP32}" in block
+    assert "kernels/rms_norm.py:108" in block
+    assert "1 failed of 1, on cpu" in block
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_repro_line_is_the_smallest_case_and_unwrapped(width: int) -> None:
+    small = "rms_norm x=bf16[1,2]:rows weight=bf16[2] eps=1e-06 seed=17"
+    lines = [line.strip() for line in shown(full_run(), width).splitlines()]
+    assert f"lastbit repro '{small}' --kernel 'wrong[x]' --device cpu" in lines
+
+
+def test_repro_line_says_where_the_kernels_are() -> None:
+    run = replace(full_run(), environment={"options": "--kernels 'my kernels'"})
+    assert "--kernel 'wrong[x]' --device cpu --kernels 'my kernels'" in shown(run)
+
+
+def test_repro_line_is_quoted_for_a_shell() -> None:
+    assert "'it'\"'\"'s'" in summary.repro_line(passed(case="it's"))
+
+
+def test_errored_kernel_shows_its_reason() -> None:
+    text = shown(full_run())
+    block = text[text.index("ERRORED  broken") :].split("\n\n")[0]
+    assert "RuntimeError: bad [shape]" in block
+    assert f"lastbit repro '{CASE}' --kernel 'broken' --device cpu" in block
+
+
+def test_what_was_not_run() -> None:
+    text = shown(full_run())
+    assert "slow on cpu, slower on cpu: declared for cuda only" in text
+    assert "1 case unsupported: the kernel takes no residual (wrong[x])" in text
+
+
+def test_what_could_not_be_seen() -> None:
+    text = shown(full_run(), 200)
+    assert "blind on cpu  INCONCLUSIVE" in text
+    assert f"blind on cpu with bf16 was never told from {FP32} (in 3 cases)" in text
+    assert "--cases-per-group" in text
+    assert f"nothing to see: {FP32} = {NATIVE} (fp32)." in text
+    assert "1 case inconclusive: no element has a single legal value (vague)" in text
+
+
+def test_agreement_and_summary() -> None:
+    text = shown(full_run(), 200)
+    assert "17 of 20 tensors are equal to the last bit" in text
+    assert f"{KERNEL}: inv_rms 7/10 equal" in text
+    last = text.splitlines()[-1]
+    assert last.startswith("ERRORED  kernels: 2 passed, 2 inconclusive, 1 failed, 1 errored")
+    assert "cases: 3 passed, 1 unsupported, 1 inconclusive, 1 failed, 1 errored" in last
+    assert last.endswith("records in runs/[1]")
+
+
+def test_empty_run() -> None:
+    assert shown(Run(())).strip() == "NOTHING VERIFIED  kernels: none · cases: none · 0.0 s in cases"
+
+
+def test_failures_of_a_kernel_at_one_stage_are_one_problem() -> None:
+    results = [failed(kernel="k", group=f"g{g}") for g in range(5)]
+    [problem] = summary.problems(Run(tuple(results)))
+    assert problem.groups == ("g0", "g1", "g2", "g3", "g4")
+    assert "FAILED  k, groups g0, g1, g2, g3 and 1 more" in shown(Run(tuple(results)))
+
+
+def test_every_failing_kernel_comes_before_a_second_stage() -> None:
+    def at(stage: str, kernel: str) -> CaseResult:
+        return failed(kernel=kernel, stages=passed().stages, findings=(Finding("rows", stage, "wrong"),))
+
+    results = [at(f"s{s}", f"k{k}") for k in range(4) for s in range(5)]
+    found = summary.problems(Run(tuple(results)))
+    assert [p.smallest.kernel for p in found[:4]] == ["k0", "k1", "k2", "k3"]
+    text = shown(Run(tuple(results)))
+    assert text.count("lastbit repro") == 10
+    assert "and 10 more findings in k2, k3, k0, k1" in text
+
+
+def test_explanation_holds_for_every_failed_result() -> None:
+    [problem] = summary.problems(Run((failed(explained_by=("a", "b")), failed(explained_by=("b",)))))
+    assert problem.explained_by == ("b",)
+    text = shown(Run((failed(explained_by=("a",)), failed(explained_by=()))))
+    assert "explained by a" not in text
+
+
+def test_row_finding_without_an_element_outside() -> None:
+    finding = Finding("rows", "inv_rms", "1 of 4 rows cannot come from one fp32 inv_rms.")
+    text = shown(Run((failed(stages=passed().stages, findings=(finding,)),)))
+    assert "1 of 4 rows cannot come" in text
+    [row] = [line for line in text.splitlines() if line.startswith("  (inv_rms)")]
+    assert row.endswith("FAILED")
+
+
+def test_stages_have_the_order_of_the_reference() -> None:
+    shown_stages = ("scale quantized", "variance output", "sum output", "output scale", "sum variance")
+    results = [passed(stages=tuple(map(stage, names.split()))) for names in shown_stages]
+    assert summary.stage_order(results) == ["sum", "variance", "output", "scale", "quantized"]
+
+
+def test_contradicting_orders_do_not_break_the_table() -> None:
+    results = [passed(stages=tuple(map(stage, names.split()))) for names in ("a b", "b c a")]
+    assert summary.stage_order(results) == ["a", "b", "c"]
+
+
+def test_one_overflowing_case_does_not_decide_the_bias() -> None:
+    cases = [passed(stages=(replace(stage(), cumulative=comparison(bias_sum=b)),)) for b in (512.0, 512.0, -5e9)]
+    [only] = summary.stage_summaries(cases, ["output"])
+    assert only.typical_bias == 1.0
+
+
+def test_errors_without_a_number_do_not_break_the_table() -> None:
+    odd = comparison(squared_error=math.nan, max_ulp=math.inf)
+    cases = [passed(stages=(StageResult("output", "bf16", True, c, c),)) for c in (odd, Comparison())]
+    [only] = summary.stage_summaries(cases, ["output"])
+    assert math.isnan(only.worst_error)
+    assert math.isnan(only.typical_error)
+    assert "inf" in shown(Run(tuple(cases)))
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"), [(4, 1_000_000, "0.0004 %"), (0, 5, "0 %"), (5, 5, "100 %"), (0, 0, "–")]
+)
+def test_share(part: int, whole: int, text: str) -> None:
+    assert summary.share(part, whole) == text
+
+
+def test_elements_of_a_case_line() -> None:
+    assert summary.elements(CASE) == 4 * 128 + 128
+    assert summary.elements("op x=fp32[] y=fp32[0,3] n=3 seed=0") == 1
+
+
+# Progress
+
+
+def test_progress_in_a_log_is_sparse() -> None:
+    now = 0.0
+    console = Console(file=io.StringIO(), width=100)
+    with RunProgress(console, clock=lambda: now) as progress:
+        progress.set_total(5)
+        progress.advance(passed())
+        progress.advance(failed())
+        now = 29.0
+        progress.advance(failed(counted=False))
+        now = 31.0
+        progress.advance(passed())
+    assert isinstance(console.file, io.StringIO)
+    first, second = console.file.getvalue().splitlines()
+    assert first == f"1 of 5 cases: 1 passed, 0 failed; {KERNEL}"
+    assert second == f"3 of 5 cases: 2 passed, 1 failed; {KERNEL}"
+
+
+def test_progress_on_a_terminal_shows_the_kernel() -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system=None)
+    with RunProgress(console) as progress:
+        progress.set_total(2)
+        progress.advance(passed())
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "1 passed, 0 failed" in text
+    assert KERNEL in text

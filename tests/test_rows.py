@@ -1,0 +1,220 @@
+"""The row check: rows that one inverse rms explains bit for bit, and rows that none does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.numerics import Premises, total, using
+from harness.op import Latent, op
+from harness.result import RowCheck
+from harness.verify.evaluate import evaluate
+from harness.verify.latent import check_rows
+from references.rms_norm import rms_norm
+
+EPS = 1e-6
+WIDTH = 1024
+CONTRACTS = ("native_multiply", "fp32_multiply")
+
+
+def normals(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inverse_rms(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)
+
+
+def normalized(x: Tensor, weight: Tensor | None = None, inv_rms: Tensor | None = None) -> Tensor:
+    """An RMSNorm that rounds to the dtype of `x` before and after it multiplies by the weight."""
+    y = (x.float() * (inverse_rms(x) if inv_rms is None else inv_rms)).to(x.dtype)
+    return y if weight is None else y * weight
+
+
+def explained(
+    actual: Tensor, x: Tensor, weight: Tensor | None = None, *, contract: str = "native_multiply", stage: str = "output"
+) -> RowCheck:
+    tensors = {"x": x} if weight is None else {"x": x, "weight": weight}
+    point = rms_norm.contract(contract)
+    trace = evaluate(rms_norm, point, tensors, {"eps": EPS})
+    return check_rows(rms_norm, point, tensors, {"eps": EPS}, {stage: actual}, trace)
+
+
+def step(x: Tensor, where: tuple[int, ...], ulps: int = 1) -> Tensor:
+    """A copy with one element moved by `ulps` of its dtype."""
+    moved = x.clone()
+    integer = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    moved.view(integer)[where] += ulps
+    return moved
+
+
+# Correct rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("width", [2, 3, 64, WIDTH])
+def test_correct_rows_are_explained(dtype: torch.dtype, contract: str, width: int) -> None:
+    x, weight = normals(16, width, seed=width).to(dtype), normals(width, seed=1).to(dtype)
+    if contract == "native_multiply":
+        y = normalized(x, weight)
+    else:
+        y = (x.float() * inverse_rms(x) * weight.float()).to(dtype)
+    assert explained(y, x, weight, contract=contract) == RowCheck("inv_rms", 16, 16)
+
+
+@pytest.mark.parametrize("error", [-2, -1, 1, 2])
+def test_an_inverse_rms_off_by_its_bound_explains_a_row(error: int) -> None:
+    """The latent value is free within its enclosure; only that the whole row shares it counts."""
+    x, weight = normals(8, WIDTH), normals(WIDTH, seed=1)
+    inv_rms = step(inverse_rms(x), (slice(None),), error)
+    assert explained(normalized(x, weight, inv_rms), x, weight).explained == 8
+
+
+def test_products_in_another_order_explain_a_row_where_the_contract_leaves_it_free() -> None:
+    x, weight = normals(8, WIDTH), normals(WIDTH, seed=1)
+    y = x * (inverse_rms(x) * weight)
+    assert explained(y, x, weight, contract="fp32_multiply").explained == 8
+    assert explained(y, x, weight, contract="native_multiply").explained == 0
+
+
+# Faults
+
+
+@pytest.mark.parametrize("ulps", [-1, 1])
+@pytest.mark.parametrize("column", [0, 511, WIDTH - 1])
+def test_one_element_off_by_one_ulp_is_caught(column: int, ulps: int) -> None:
+    x = normals(1, WIDTH, seed=column)
+    y = normalized(x)
+    assert explained(y, x) == RowCheck("inv_rms", 1, 1)
+    assert explained(step(y, (0, column), ulps), x) == RowCheck("inv_rms", 1, 0)
+
+
+def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
+    x, weight = normals(12, WIDTH), normals(WIDTH, seed=1)
+    y = normalized(x, weight)
+    planted = [0, 7, 11]
+    for row in planted:
+        y = step(y, (row, 37 * row % WIDTH))
+    rejected = [row for row in range(12) if explained(y[row : row + 1], x[row : row + 1], weight).explained == 0]
+    assert rejected == planted
+    assert explained(y, x, weight) == RowCheck("inv_rms", 12, 9)
+
+
+def test_a_smaller_number_of_candidates_at_once_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = normals(12, 256)
+    y = step(normalized(x), (5, 100))
+    monkeypatch.setattr("harness.verify.latent._AT_ONCE", {"cpu": 1})
+    assert explained(y, x) == RowCheck("inv_rms", 12, 11)
+
+
+def test_two_halves_with_different_inverse_rms_are_caught() -> None:
+    """Each half on its own is explained, both values are within the enclosure, but one row has one inverse rms."""
+    x = normals(4, WIDTH)
+    first = inverse_rms(x)
+    second = step(first, (slice(None),), 2)
+    halves = normalized(x, inv_rms=first), normalized(x, inv_rms=second)
+    mixed = torch.cat([halves[0][:, : WIDTH // 2], halves[1][:, WIDTH // 2 :]], dim=-1)
+    assert [explained(y, x).explained for y in (*halves, mixed)] == [4, 4, 0]
+
+
+def test_negative_and_zero_weights() -> None:
+    x = normals(6, WIDTH)
+    weight = normals(WIDTH, seed=1)
+    weight[::3] = 0.0
+    weight[1::3] = -weight[1::3].abs()
+    y = normalized(x, weight)
+    assert explained(y, x, weight).explained == 6
+    assert explained(step(y, (2, 1)), x, weight).explained == 5, "off by one ulp under a negative weight"
+    assert explained(step(y, (2, 2)), x, weight).explained == 5
+
+
+def test_negative_elements_ask_for_the_other_direction() -> None:
+    x = -normals(4, WIDTH).abs()
+    assert explained(normalized(x), x).explained == 4
+    assert explained(step(normalized(x), (1, 5)), x).explained == 3
+
+
+def test_a_row_outside_its_enclosure_is_not_explained() -> None:
+    x = normals(3, 64)
+    assert explained(normalized(x) * 1.5, x).explained == 0
+
+
+def test_a_row_with_an_element_that_no_value_gives_is_not_explained() -> None:
+    """Although the element is the same for every candidate, so that none is asked to grow or to shrink."""
+    x = normals(3, 64).to(torch.bfloat16)
+    y = normalized(x)
+    y[1, 5] = 100.0
+    assert explained(y, x) == RowCheck("inv_rms", 3, 2)
+
+
+def test_a_result_beside_the_stage_is_checked_together() -> None:
+    """Both stages of a row must come from the same value."""
+    x, weight = normals(4, WIDTH), normals(WIDTH, seed=1)
+    contract = rms_norm.contract()
+    tensors = {"x": x, "weight": weight}
+    trace = evaluate(rms_norm, contract, tensors, {"eps": EPS})
+    inner = normalized(x)
+    other = normalized(x, weight, step(inverse_rms(x), (slice(None),), 2))
+    together = [
+        check_rows(rms_norm, contract, tensors, {"eps": EPS}, {"normalized": inner, "output": y}, trace).explained
+        for y in (inner * weight, other)
+    ]
+    assert together == [4, 0]
+
+
+# Rows that cannot be tried
+
+
+def test_a_single_column_tells_nothing() -> None:
+    x = normals(5, 1)
+    assert explained(normalized(x), x) == RowCheck("inv_rms", 0, 0)
+
+
+def test_rows_whose_latent_value_is_not_finite_are_left_out() -> None:
+    x = normals(5, 64)
+    x[1, 3], x[2, 0] = float("inf"), float("nan")
+    check = explained(normalized(x), x)
+    assert check == RowCheck("inv_rms", 3 + 1, 3 + 1), "an infinite element has an inverse rms of zero"
+
+
+def test_zero_and_constant_rows() -> None:
+    x = torch.zeros(3, 64)
+    x[1] = 0.75
+    assert explained(normalized(x), x).explained == 3
+
+
+def test_leading_dimensions_count_as_rows() -> None:
+    x = normals(2, 3, 4, 64)
+    assert explained(normalized(x), x) == RowCheck("inv_rms", 24, 24)
+    transposed = x.transpose(0, 2)
+    assert explained(normalized(transposed), transposed) == RowCheck("inv_rms", 24, 24)
+
+
+# Other premises and ops
+
+
+def test_a_tighter_enclosure_leaves_fewer_candidates() -> None:
+    """An inverse rms off by 100 ulp explains a row in any order, but not in a tree of height 10."""
+    x = normals(4, WIDTH).abs()
+    y = normalized(x, inv_rms=step(inverse_rms(x), (slice(None),), 100))
+    assert explained(y, x).explained == 4
+    with using(Premises(depth=lambda n: 10)):
+        assert explained(y, x).explained == 0
+
+
+@op(rows=("x",), latent=Latent("shift", through=("shifted",)))
+def shifted(x, *, contract, stage) -> None:
+    """x minus its sum: decreasing in the latent value."""
+    stage("shifted", x - stage("shift", total(x)), result=True)
+
+
+def test_an_op_that_decreases_in_its_latent_value() -> None:
+    x = normals(6, 50)
+    contract = shifted.contract()
+    trace = evaluate(shifted, contract, {"x": x}, {})
+    right = x - x.sum(-1, keepdim=True)
+    wrong = step(right, (4, 9))
+    checks = [check_rows(shifted, contract, {"x": x}, {}, {"shifted": y}, trace).explained for y in (right, wrong)]
+    assert checks == [6, 5]
