@@ -105,7 +105,7 @@ class Case:
         raise unknown("tensor", name, (t.name for t in self.tensors))
 
     def __hash__(self) -> int:
-        return hash(str(self))
+        return hash((self.op, self.tensors, frozenset(self.params.items()), self.seed))
 
     @property
     def names(self) -> frozenset[str]:
@@ -162,7 +162,7 @@ def parse_case(line: str) -> Case:
             raise UsageError(f"cannot read {word!r} in case line {line!r}: expected name=value")
         if name in params or any(t.name == name for t in tensors):
             raise UsageError(f"{name!r} is given twice in case line {line!r}")
-        if "[" in value:
+        if "[" in value and name != "seed":
             tensors.append(_parse_tensor(name, value, line))
         else:
             params[name] = _parse_param(value, word, line)
@@ -198,7 +198,7 @@ def _integers(text: str, line: str) -> tuple[int, ...]:
 
 
 def _parse_param(text: str, word: str, line: str) -> Param:
-    if _BARE_WORD.match(text) and text not in ("True", "False", "inf", "nan"):
+    if _BARE_WORD.match(text) and text not in ("True", "False", "None", "inf", "nan"):
         return text
     try:
         value = float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(text)

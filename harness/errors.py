@@ -30,5 +30,5 @@ def unknown(what: str, value: object, known: Iterable[str]) -> UsageError:
     """A `UsageError` for a name that is not among `known`, with the nearest one suggested."""
     names = sorted(known)
     near = get_close_matches(str(value), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     return UsageError(f"unknown {what} {value!r}{hint} Known: {', '.join(names) or 'none'}.")

@@ -5,9 +5,9 @@ import os
 # Triton decides while it is imported whether @triton.jit compiles or interprets, so this stands before every
 # other import. The tests run on the CPU; TRITON_INTERPRET=0 from outside keeps compilation, for a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
-# Parallel test workers would otherwise each start a thread per core. Torch reads this on import too.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Small tensors: threads cost more than they save, and parallel workers would each start one per core. Torch reads this
+# on import too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest

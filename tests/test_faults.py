@@ -32,8 +32,7 @@ def verdict_without(contract: str, case: Case) -> Verdict:
 
 @pytest.mark.parametrize("fault", SEEN, ids=str)
 def test_fault_is_seen_and_named(fault: Fault):
-    dtype = fault.dtypes[0]
-    cases = hunt.cases_of(fault.contract, hunt.GROUPS[fault.options][dtype], COUNT)
+    cases = hunt.cases_for(fault, fault.dtypes[0], COUNT)
     with planted(fault) as kernel:
         exposed = hunt.hunt(kernel, cases, CPU)
         hidden = hunt.hunt(hunt.without_stages(kernel), cases, CPU)
@@ -46,7 +45,7 @@ def test_fault_is_seen_and_named(fault: Fault):
 
 @pytest.mark.parametrize("fault", EQUIVALENT, ids=str)
 def test_equivalent_copy_gives_the_same_bits(fault: Fault):
-    cases = hunt.cases_of(fault.contract, hunt.GROUPS[fault.options][fault.dtypes[0]], COUNT)[:12]
+    cases = hunt.cases_for(fault, fault.dtypes[0], COUNT)[:12]
     with planted(fault) as kernel:
         effects = hunt.effects(kernel, hunt.clean(fault), hunt.clean(fault, "eager"), cases, CPU)
     assert effects.cases == len(cases) and effects.changed == 0

@@ -27,7 +27,8 @@ HEAD = """# Sight: which faults are seen, and where
 Each row is a copy of `kernels/rms_norm.py` with one fault (`tests/faults/rms_norm.py` has the replacements), run on
 the cases that `lastbit verify` generates for one group of cases in which the fault can show: the same generator, at the
 size for a CPU. A number under *with stages* and *results only* says how many distinct generated cases it took until one
-failed, the failing one included, with the seeds {seeds}; cases in which the fault cannot show count too. The name is
+failed, the failing one included, with the seeds {seeds}; cases in which the fault cannot show count too. (*view
+flattened* is hunted with the real shapes that every run begins with, which do not depend on the seed.) The name is
 what the report leads with: the first stage that goes wrong, or what the guards found. *Results only* is the same kernel
 declared without stages. *Wrong there* is the share of elements of the failing result that differ from the contract's
 value in the first failing case of seed {seed}, results only, with the largest distance in ulp of its format. *Changed*
@@ -80,8 +81,7 @@ def measure(name: str, dtype: str, device_name: str, count: int) -> Row:
 
         install()
     fault = next(f for f in FAULTS if f.name == name)
-    group = hunting.GROUPS[fault.options][dtype]
-    drawn = {seed: hunting.cases_of(fault.contract, group, count, seed) for seed in SEEDS}
+    drawn = {seed: hunting.cases_for(fault, dtype, count, seed) for seed in SEEDS}
     with planted(fault) as kernel:
         variants = (kernel, hunting.without_stages(kernel))
         exposed, hidden = ([hunting.hunt(k, cases, device) for cases in drawn.values()] for k in variants)

@@ -50,8 +50,13 @@ def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
 
 
 def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
-    """a / b, approximate: also covers a · (1 / b) with a correctly rounded reciprocal, which errs by at most 2u."""
-    return settled(_widened(_quotient(a, b), max(current().relative("divide"), 2 * U)))
+    """a / b, approximate: also covers a · (1 / b) with a correctly rounded reciprocal, which errs by at most 2u.
+
+    Nothing is known for a subnormal divisor, whose reciprocal may overflow and which may be flushed to zero.
+    """
+    quotient = settled(_widened(_quotient(a, b), max(current().relative("divide"), 2 * U)))
+    divisor = aligned(a, b)[1].abs()
+    return quotient.unknown_where(((divisor > 0) & (divisor < _SMALLEST_NORMAL)).any(0))
 
 
 def _quotient(a: Enclosure | float, b: Enclosure | float) -> Tensor:

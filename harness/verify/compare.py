@@ -82,8 +82,7 @@ def _class_of(x: Tensor) -> Tensor:
 
 def _spacing(x: Tensor, fmt: Format) -> Tensor:
     """Distance between neighbours of `fmt` around `x`."""
-    exponent = torch.frexp(x).exponent - 1
-    exponent = exponent.clamp(min=fmt.min_exponent)
+    exponent = torch.where(x == 0, fmt.min_exponent, torch.frexp(x).exponent - 1).clamp(min=fmt.min_exponent)
     return torch.ldexp(torch.ones_like(x), exponent - fmt.precision + 1)
 
 

@@ -90,7 +90,10 @@ def read_cases(path: Path) -> list[Case]:
     if not path.is_file():
         raise UsageError(f"case file {str(path)!r} does not exist")
     lines = (line.strip() for line in path.read_text().splitlines())
-    return [parse_case(line) for line in lines if line and not line.startswith("#")]
+    cases = [parse_case(line) for line in lines if line and not line.startswith("#")]
+    if not cases:
+        raise UsageError(f"case file {str(path)!r} holds no case line")
+    return cases
 
 
 def _existing(folder: Path) -> Path:

@@ -32,6 +32,7 @@ GROUPS = {
     },
     "static": {"bf16": "bf16-residual-static-N1025to2048", "fp16": "fp16-residual-static-N33to64"},
     "dynamic": {"bf16": "bf16-weight_fp32-dynamic-N129to256", "fp16": "fp16-residual-dynamic-N1025to2048"},
+    "real shapes": {"bf16": "real-shapes"},
 }
 """Options of a fault → dtype of x → the group of cases that it is hunted with."""
 
@@ -54,14 +55,24 @@ def clean(fault: Fault, family: str = "triton") -> Kernel:
     return kernel_of(clean_kernels(), fault.contract, family)
 
 
+def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
+    """The cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
+    cases = cases_of(fault.contract, GROUPS[fault.options][dtype], count, seed_)
+    chosen = tuple(case for case in cases if case["x"].dtype == dtype)
+    assert chosen, f"no case for {fault.name!r} has an x of {dtype}"
+    return chosen
+
+
 @functools.cache
-def cases_of(contract: str, group: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
+def cases_of(contract: str, group_name: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
     """The distinct cases among the first `count` that a run with this seed generates for a kernel of `contract`.
 
     Cut to the size for a CPU on every device, so that all devices see the same bits.
     """
     kernel = kernel_of(clean_kernels(), contract)
-    groups = {g.name: g for g in project().groups(OP, kernel.accepts, small=True)}
+    group = next(g for g in project().groups(OP, kernel.accepts, small=True) if g.name == group_name)
+    if group.strategy is None:
+        return group.examples
     found: dict[str, Case] = {}
 
     @seed(seed_)
@@ -72,7 +83,7 @@ def cases_of(contract: str, group: str, count: int, seed_: int = 0) -> tuple[Cas
         phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
-    @given(groups[group].strategy)
+    @given(group.strategy)
     def collect(case: Case) -> None:
         found[str(case)] = case
 

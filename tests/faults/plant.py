@@ -13,6 +13,8 @@ from harness.kernel import Kernel, load_kernels
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels"
 Sources = Mapping[str, str]
+FP32_MULTIPLY = "fp32_multiply+rounded_sum"
+ALL = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)

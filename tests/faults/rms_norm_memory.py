@@ -1,0 +1,154 @@
+"""Faults of RMSNorm in what is read and written, and in the codes that are made of the output."""
+
+from __future__ import annotations
+
+from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
+
+_X_ROW = "x_row = i0 * x_stride_0 + i1 * x_stride_1 + i2 * x_stride_2"
+GAIN = "(weight.to(tl.float32) + offset)"
+_CLAMP = "result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)"
+
+MEMORY = (
+    Fault(
+        "row stride ignored",
+        "takes the rows of a matrix, and those along the last but one dimension, to follow each other without a gap",
+        (Edit(_X_ROW, _X_ROW.replace("i2 * x_stride_2", "i2 * n")),),
+        exposed="variance",
+        hidden="output",
+    ),
+    Fault(
+        "view flattened",
+        "takes the rows of a tensor whose leading dimensions do not merge to follow each other without a gap",
+        (Edit(_X_ROW, "x_row = tl.where(rows == size_2, row * x_stride_2, row * n)"),),
+        exposed="variance",
+        hidden="output",
+        options="real shapes",
+        dtypes=("bf16",),
+    ),
+    Fault(
+        "residual not written back",
+        "returns the old residual for the sum",
+        (
+            Edit(
+                "columns, ALIGNED), rounded.to(X), mask=mask)",
+                "columns, ALIGNED), "
+                "tl.load(_address(residual_ptr, residual_row, columns, ALIGNED), mask=mask), mask=mask)",
+            ),
+        ),
+        exposed="residual_sum",
+        hidden="residual_sum",
+        options="residual",
+        dtypes=ALL,
+    ),
+    Fault(
+        "residual ignored",
+        "normalizes x alone",
+        (
+            Edit('squared = rounded if RULE == "rounded_sum" else total', "squared = x.to(tl.float32)"),
+            Edit('value = total if RULE == "unrounded_sum" else rounded', "value = squared"),
+        ),
+        exposed="variance",
+        hidden="output",
+        options="residual",
+    ),
+    Fault(
+        "weight offset missing",
+        "multiplies by the weight without its offset",
+        (Edit(GAIN, "weight.to(tl.float32)"),),
+        exposed="product",
+        hidden="output",
+        contract=FP32_MULTIPLY,
+    ),
+    Fault(
+        "last element not stored",
+        "leaves the last element of each row of the output unwritten",
+        (Edit("result.to(result_ptr.dtype.element_ty), mask=mask)", "result.to(X), mask=mask & (columns < n - 1))"),),
+        exposed="unwritten",
+        hidden="unwritten",
+    ),
+    Fault(
+        "store past the end",
+        "stores whole vectors of 16, also at the end of a row",
+        (
+            Edit(
+                "result.to(result_ptr.dtype.element_ty), mask=mask)",
+                "result.to(X), mask=live & (columns < (n + 15) // 16 * 16))",
+            ),
+        ),
+        exposed="wrote_outside",
+        hidden="wrote_outside",
+    ),
+    Fault(
+        "output overwrites x",
+        "writes the output over a contiguous x",
+        (
+            Edit(
+                "contiguous_like(x, dtype=quant and torch.float8_e4m3fn)}",
+                "x if x.is_contiguous() and not quant else contiguous_like(x, dtype=quant and torch.float8_e4m3fn)}",
+            ),
+        ),
+        exposed="mutated_input",
+        hidden="mutated_input",
+    ),
+)
+
+QUANTISATION = (
+    Fault(
+        "no clamp before the cast",
+        "leaves it to the cast to e4m3 what becomes of values beyond ±448",
+        (Edit(_CLAMP, "pass"),),
+        exposed="quantized",
+        hidden="quantized",
+        options="static",
+        equivalent="Triton's cast to e4m3 saturates, infinities included, and keeps NaN, as the clamp does",
+    ),
+    Fault(
+        "overflow becomes NaN",
+        "turns values beyond the range of e4m3 into NaN, as a cast does that does not saturate",
+        (Edit(_CLAMP, 'result = tl.where(tl.abs(result) > 464.0, float("nan"), result)'),),
+        exposed="quantized",
+        hidden="quantized",
+        options="static",
+    ),
+    Fault(
+        "NaN becomes 448",
+        "clamps with a minimum and a maximum that ignore NaN",
+        (Edit("tl.PropagateNan.ALL", "tl.PropagateNan.NONE"),),
+        exposed="quantized",
+        hidden="quantized",
+        options="static",
+    ),
+    Fault(
+        "one rounding before the code",
+        "quantises the product, where the contract quantises the rounded output",
+        (Edit("result = output * row_scale", "result = product * row_scale"),),
+        exposed="quantized",
+        hidden="quantized",
+        contract=FP32_MULTIPLY,
+        options="static",
+    ),
+    Fault(
+        "divides by a static scale",
+        "divides by the scale, where the contract multiplies by its reciprocal",
+        (Edit("result = output * row_scale", "result = tl.div_rn(output, tl.load(scale_ptr))"),),
+        exposed="quantized",
+        hidden="quantized",
+        options="static",
+    ),
+    Fault(
+        "multiplies by a dynamic scale's reciprocal",
+        "multiplies by the reciprocal of a row's scale, where the contract divides",
+        (Edit("result = tl.div_rn(output, row_scale)", "result = output * tl.div_rn(1.0, row_scale)"),),
+        exposed="quantized",
+        hidden="quantized",
+        options="dynamic",
+    ),
+    Fault(
+        "scale without a floor",
+        "gives a row of zeros the scale 0",
+        (Edit("tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)", "tl.div_rn(amax, FP8_MAX)"),),
+        exposed="scale",
+        hidden="scale",
+        options="dynamic",
+    ),
+)
