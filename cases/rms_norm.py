@@ -125,11 +125,11 @@ def _widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
 
 @st.composite
 def _rows(draw: st.DrawFn, most: int) -> tuple[int, ...]:
-    """One to three leading dimensions with at most `most` rows in all."""
-    rank = draw(st.integers(1, 3))
+    """One to three leading dimensions with at most `most` rows in all, none of which takes all of them."""
     sizes: list[int] = []
-    for _ in range(rank):
-        sizes.append(draw(st.integers(1, max(1, min(most // math.prod(sizes), 4096)))))
+    for left in range(draw(st.integers(1, 3)), 0, -1):
+        share = (most / math.prod(sizes)) ** (1 / left)
+        sizes.append(draw(st.integers(1, max(1, math.floor(share)))))
     return tuple(sizes)
 
 

@@ -225,10 +225,8 @@ def rms_norm(
             store_stages=int(bool(stages)), NATIVE=weight_rule == "native_multiply",
             RULE="rounded_sum" if residual is None else residual_rule, QUANT=quant or "none",
         )  # fmt: skip
-    multiplied = (x if weight is None else weight).dtype if weight_rule == "native_multiply" else torch.float32
-    dtypes = {"normalized": multiplied, "product": multiplied, "output": x.dtype}
     present = [name for name in stages if name != "product" or weight is not None]
-    mapping = {name: stored[name].to(dtypes.get(name, torch.float32)) for name in present} | results
+    mapping = {name: stored[name] for name in present} | results
     return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))
 
 
@@ -244,7 +242,8 @@ def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[
 def _allocate_stages(x: Tensor, *, stages: bool) -> dict[str, Tensor]:
     """fp32 buffers for all stages, or where none is asked for, one empty buffer that stands for all of them.
 
-    They hold narrower values exactly, and one dtype for all of them keeps the number of compiled variants small.
+    They show what was computed: a narrower value is held exactly, and one that should be narrower and is not shows. One
+    dtype for all of them keeps the number of compiled variants small.
     """
     if not stages:
         return dict.fromkeys(STAGES, torch.empty(0, dtype=torch.float32, device=x.device))

