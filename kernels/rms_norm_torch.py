@@ -98,11 +98,10 @@ for _rule in RESIDUAL_RULES:
 def library_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     """A weight of another dtype is multiplied in fp32 too; torch then warns that it cannot use its fused kernel.
 
-    On CUDA, where N or an address rules vectors out, torch takes Welford moments, and var + mean² of a row with an
-    infinity is NaN, not infinity (measured on an H200, torch 2.11): docs/measurements/findings.md.
+    On CUDA, for some N, a row whose sum of squares is infinite becomes NaN as a whole: docs/measurements/findings.md.
     """
-    if x.is_cuda and x.isinf().any():
-        raise UnsupportedCase("torch's CUDA kernel turns a whole row with an infinity into NaN for some N")
+    if x.is_cuda and x.float().square().sum(-1).isinf().any():
+        raise UnsupportedCase("for some N, torch's CUDA kernel turns a row whose sum of squares is infinite into NaN")
     return F.rms_norm(x, x.shape[-1:], weight, eps)
 
 

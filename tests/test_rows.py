@@ -218,3 +218,14 @@ def test_an_op_that_decreases_in_its_latent_value() -> None:
     wrong = step(right, (4, 9))
     checks = [check_rows(shifted, contract, {"x": x}, {}, {"shifted": y}, trace).explained for y in (right, wrong)]
     assert checks == [6, 5]
+
+
+def test_an_element_moves_with_the_latent_value_if_only_another_order_of_its_product_does() -> None:
+    """Subnormal x: rounding x · r first may give one number for every candidate, where x · w first gives several."""
+    x = torch.full((1, 512), 0.0)
+    x[0, 0], x[0, 1:] = 1.0, 2.0**-149 * torch.arange(1, 512)
+    weight = 1 + normals(512, seed=2).abs()
+    for error in range(-3, 4):
+        inv_rms = step(inverse_rms(x), (0, 0), error)
+        for actual in (x * inv_rms * weight, x * (inv_rms * weight), x * weight * inv_rms):
+            assert explained(actual, x, weight, contract="fp32_multiply") == RowCheck("inv_rms", 1, 1)

@@ -8,6 +8,7 @@ never close to a single number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,13 @@ def _spread(low: Tensor, high: Tensor, count: int) -> Tensor:
     return low + ((high - low) * steps) // (count + 1)
 
 
+def _direction(ends: Sequence[Tensor]) -> Tensor:
+    """1 or -1 where any of the tensors (first and last candidate in front) grows or falls, 0 where all stay."""
+    grows = torch.stack([t[1] > t[0] for t in ends]).any(0)
+    falls = torch.stack([t[1] < t[0] for t in ends]).any(0)
+    return grows.to(torch.int8) - falls.to(torch.int8)
+
+
 def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
@@ -100,9 +108,9 @@ class _Rows:
         return {name: trace.enclosures[name] for name in self.seen}
 
     def increasing(self, low: Tensor, high: Tensor) -> dict[str, Tensor]:
-        """Sign of the change of each element's value as the latent value grows."""
+        """Sign of the change of each element as the latent value grows; 0 if nothing about it changes."""
         ends = self.forward(torch.stack([low, high]))
-        return {name: (e.value[1] - e.value[0]).sign() for name, e in ends.items()}
+        return {name: _direction([e.value, e.lo, e.hi]) for name, e in ends.items()}
 
     def asked(self, positions: Tensor, increasing: Tensors) -> tuple[Tensor, Tensor]:
         """Per candidate and row: whether some element asks for a larger, and for a smaller latent value."""
