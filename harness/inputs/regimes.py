@@ -242,7 +242,7 @@ def scale_pow2(block: Block) -> Tensor:
 
 
 def scale_amax(block: Block) -> Tensor:
-    """A quantization scale u/448 with u in [1, 8] of 8 bits, as a bf16 tensor's largest magnitude: codes fall on ties."""
+    """A quantization scale u/448 with u in [1, 8] of 8 bits, as the largest magnitude in bf16: codes fall on ties."""
     amax = block.integers(block.elements, 32, 256).to(torch.float64) * 2.0**-5
     return amax / torch.full_like(amax, 448.0)
 

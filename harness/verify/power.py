@@ -67,7 +67,7 @@ def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:
             bits[(r.kernel, stage.name, r.case, r.fingerprint)][r.device] = stage.fingerprint
     pairs: dict[tuple[str, str, tuple[str, str]], list[bool]] = defaultdict(list)
     for (kernel, stage_name, _, _), by_device in bits.items():
-        first, *others = by_device.items()
+        first, *others = sorted(by_device.items())
         for other in others:
             pairs[(kernel, stage_name, (first[0], other[0]))].append(first[1] == other[1])
     return tuple(Agreement(k, s, devices, len(equal), sum(equal)) for (k, s, devices), equal in pairs.items())
