@@ -74,17 +74,25 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take")
         command.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
-        command.add_argument("-n", dest="workers", default=str(_workers()), help="worker processes per device type")
+        workers = _worker_count() if command is verify else "1"
+        command.add_argument(
+            "-n", dest="workers", type=_workers, default=workers, help="worker processes per device type"
+        )
     return parser
 
 
-def _workers() -> int:
-    return min(os.cpu_count() or 1, 8)
+def _worker_count() -> str:
+    return str(min(os.cpu_count() or 1, 8))
+
+
+def _workers(text: str) -> str:
+    """Workers are processes of their own even if there is one, so that a kernel that kills its process ends nothing."""
+    if text not in ("auto", "logical") and not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of processes from 1 on nor auto")
+    return text
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    if options.profile not in PROFILES:
-        raise UsageError(f"unknown profile {options.profile!r}; known: {', '.join(PROFILES)}")
     lines = tuple(str(c) for c in read_cases(options.cases)) if options.cases else ()
     _check_devices(options)
     config = Config(
@@ -132,6 +140,8 @@ def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _run_folder(options: argparse.Namespace) -> Path:
     if options.run_folder is not None:
+        if options.run_folder.exists() and any(options.run_folder.iterdir()):
+            raise UsageError(f"run folder {str(options.run_folder)!r} is not empty; a run needs a folder of its own")
         return Path(options.run_folder)
     runs_folder = Path(".lastbit", "runs")
     runs_folder.mkdir(parents=True, exist_ok=True)
@@ -152,13 +162,13 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
             for result in results.new():
                 progress.advance(result)
 
-        runs.wait(children, tick)
+        interrupted = runs.wait(children, tick)
     run = runs.collect(config, children, results.all)
     records.write(run, Path(config.folder))
     if show_inputs:
         _print_inputs(run.results, console)
     print_run(run, console)
-    return run.exit_code
+    return INTERRUPTED if interrupted else run.exit_code
 
 
 def _print_inputs(results: Sequence[CaseResult], console: Console) -> None:

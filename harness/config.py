@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import UsageError, unknown
+
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 8, "nightly": 200}
 """Profile → cases that Hypothesis generates per kernel and group."""
 
@@ -40,6 +42,14 @@ class Config:
     seed: int = 0
     cases: int | None = None
     timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise unknown("profile", self.profile, PROFILES)
+        if not 0 < self.timeout < float("inf"):
+            raise UsageError(f"timeout {self.timeout} must be a number of seconds above 0")
+        if self.cases is not None and self.cases < 0:
+            raise UsageError(f"{self.cases} generated cases per group cannot be run; give 0 or more")
 
     @property
     def cases_per_group(self) -> int:

@@ -6,7 +6,6 @@ device from LASTBIT_DEVICE, because every worker process of pytest-xdist has to 
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -18,10 +17,9 @@ from harness.config import Config
 from harness.errors import LastbitError
 from harness.interpret import install
 from harness.verify.plan import Plan, make_plan
-from harness.verify.recorder import Recorder
+from harness.verify.recorder import Recorder, write_json
+from harness.verify.run import DONE_FILE, PLAN_FILE
 from reports.records import dump
-
-PLAN_FILE = "{device}.plan.json"
 
 _plan = pytest.StashKey[Plan]()
 _config = pytest.StashKey[Config]()
@@ -40,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[_plan], config.stash[_config] = plan, settings
     if not hasattr(config, "workerinput"):
-        summary = {"cases": plan.cases, "items": len(plan.items), "not_run": [asdict(n) for n in plan.not_run]}
-        (Path(settings.folder) / PLAN_FILE.format(device=device_type)).write_text(json.dumps(summary))
+        summary = {"cases": plan.cases, "not_run": [asdict(n) for n in plan.not_run]}
+        write_json(Path(settings.folder) / PLAN_FILE.format(device=device_type), summary)
 
 
 def _make_plan(settings: Config, device_type: str) -> Plan:
@@ -49,6 +47,13 @@ def _make_plan(settings: Config, device_type: str) -> Plan:
     if device_type == "cpu":
         install()
     return make_plan(settings, device_type)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Leave a note that the session came to its end, and how; without it the run counts as broken."""
+    if not hasattr(session.config, "workerinput"):
+        folder, device_type = Path(session.config.stash[_config].folder), os.environ.get("LASTBIT_DEVICE", "cpu")
+        write_json(folder / DONE_FILE.format(device=device_type), {"status": int(exitstatus)})
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

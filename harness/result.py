@@ -239,13 +239,18 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Run:
-    """All results of one run, and the environment that they were made in."""
+    """All results of one run, and the environment that they were made in.
+
+    Attributes:
+        broken: why the run ended before everything had run; empty if it did not.
+    """
 
     results: tuple[CaseResult, ...]
     power: tuple[Power, ...] = ()
     not_run: tuple[NotRun, ...] = ()
     agreement: tuple[Agreement, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    broken: str = ""
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """The (kernel, device) pairs of the run, in order of appearance."""
@@ -268,7 +273,7 @@ class Run:
     def exit_code(self) -> int:
         """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 nothing was run."""
         verdicts = {self.verdict(*subject) for subject in self.subjects()}
-        if Verdict.ERRORED in verdicts:
+        if Verdict.ERRORED in verdicts or self.broken:
             return 2
         if verdicts & {Verdict.FAILED, Verdict.INCONCLUSIVE}:
             return 1

@@ -47,7 +47,19 @@ def rms_norm(
 
     x, residual: [..., N]; weight: [N]; scale: [1], fp32. `quant` is `static` (codes of y · (1 / scale)) or `dynamic`
     (per row, codes of y / scale with scale = max|y| / 448). A NaN of y gives a NaN code and is ignored by the scale.
+
+    Raises:
+        ValueError: parameters that have no meaning together.
     """
+    if quant not in (None, "static", "dynamic"):
+        raise ValueError(f"quant={quant!r} is neither static nor dynamic")
+    if (quant == "static") != (scale is not None):
+        raise ValueError(f"a scale goes with quant=static, but quant={quant} and scale is {'not ' * (not scale)}given")
+    if variance_size is not None and not 1 <= variance_size <= x.shape[-1]:
+        raise ValueError(f"variance_size={variance_size} is not from 1 to {x.shape[-1]}, the width of x")
+    if weight_offset and contract.has("native_multiply"):
+        raise ValueError(f"weight_offset={weight_offset} has a meaning under fp32_multiply only")
+
     value = squared = x
     if residual is not None:
         unrounded = x + residual
@@ -64,10 +76,10 @@ def rms_norm(
         y = stage("product", product_in_any_order(value, inv_rms, gain) if free else normalized * gain)
     y = stage("output", y, result=quant is None)
 
-    if quant == "static" and scale is not None:
+    if scale is not None:
         reciprocal = divide_rn(1.0, scale)
         stage("quantized", clamp(y * reciprocal, -E4M3_MAX, E4M3_MAX), result=True)
-    elif quant == "dynamic":
+    if quant == "dynamic":
         row_scale = at_least(divide_rn(largest_magnitude(y), E4M3_MAX), SMALLEST_SCALE)
         row_scale = stage("scale", row_scale, result=True)
         stage("quantized", clamp(divide_rn(y, row_scale), -E4M3_MAX, E4M3_MAX), result=True)

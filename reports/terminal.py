@@ -148,6 +148,10 @@ def _print_agreement(run: Run, console: Console) -> None:
 
 
 def _print_summary(run: Run, console: Console) -> None:
+    if premises := run.environment.get("premises"):
+        line(console, f"Error bounds: {premises}", "dim")
+    if run.broken:
+        line(console, f"The run did not come to its end: {run.broken}", "bold red")
     verdict = overall(run)
     counted = [r for r in run.results if r.counted]
     text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.case import Case, parse_case
-from harness.errors import UnsupportedCase, UsageError
+from harness.errors import UnsupportedCase
 from harness.inputs import build
 from harness.kernel import Kernel
 from harness.op import op
@@ -162,13 +162,38 @@ def test_a_stage_that_the_op_does_not_have() -> None:
     assert "'extra', which is no stage here" in result.reason
 
 
-def test_a_case_that_makes_no_sense_is_no_fault_of_the_kernel() -> None:
-    with pytest.raises(UsageError, match="unknown tensor of rms_norm 'wieght'"):
-        verified(lambda x, wieght, *, eps: x, "rms_norm x=bf16[6,64] wieght=bf16[64] eps=1e-6")
-    with pytest.raises(UsageError, match=r"rms_norm .*not given eps"):
-        verified(lambda x: x, "rms_norm x=bf16[6,64]")
-    with pytest.raises(UsageError, match="regime"):
-        verified(norm, "rms_norm x=bf16[6,64]:no_such_regime eps=1e-6")
+@pytest.mark.parametrize(
+    ("kernel", "line", "reason"),
+    [
+        (lambda x, wieght, *, eps: x, "x=bf16[6,64] wieght=bf16[64] eps=1e-6", "unknown tensor of rms_norm 'wieght'"),
+        (lambda x: x, "x=bf16[6,64]", "rms_norm was not given eps"),
+        (norm, "x=bf16[6,64]:no_such_regime eps=1e-6", "'no_such_regime'"),
+        (lambda x, *, eps, quant: x, "x=bf16[6,64] eps=1e-6 quant=foo", "quant='foo' is neither static nor dynamic"),
+        (lambda x, *, eps, quant: x, "x=bf16[6,64] eps=1e-6 quant=static", "a scale goes with quant=static"),
+        (lambda x, *, eps, variance_size: x, "x=bf16[6,64] eps=1e-6 variance_size=99", "not from 1 to 64"),
+        (lambda x, w, *, eps, weight_offset: x, "x=bf16[6,64] eps=1e-6 weight_offset=1.0 w=bf16[64]", "unknown tensor"),
+    ],
+)
+def test_a_case_that_makes_no_sense_is_an_error_that_says_so(kernel: Any, line: str, reason: str) -> None:
+    result = verified(kernel, f"rms_norm {line}")
+    assert result.verdict is Verdict.ERRORED
+    assert result.reason.startswith("UsageError: ")
+    assert reason in result.reason
+
+
+def test_an_offset_of_the_weight_has_no_meaning_in_a_native_product() -> None:
+    def offset(x: Tensor, weight: Tensor, *, eps: float, weight_offset: float) -> Tensor:
+        return x
+
+    result = verified(offset, "rms_norm x=bf16[6,64] weight=bf16[64] eps=1e-6 weight_offset=1.0")
+    assert "weight_offset=1.0 has a meaning under fp32_multiply only" in result.reason
+
+
+def test_a_kernel_that_exits_is_an_error() -> None:
+    def leaves(x: Tensor, *, eps: float) -> Tensor:
+        raise SystemExit(0)
+
+    assert verified(leaves, "rms_norm x=bf16[6,64] eps=1e-6").verdict is Verdict.ERRORED
 
 
 # Unsupported

@@ -93,7 +93,7 @@ def project(tmp_path: Path) -> Path:
 def verify(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `lastbit verify` in the project, in one process."""
     command = [sys.executable, "-m", "harness", "verify", "--project", str(project)]
-    command += ["--kernels", str(project / "kernels"), "--cases-per-group", "3", "-n", "0", *options]
+    command += ["--kernels", str(project / "kernels"), "--cases-per-group", "3", "-n", "1", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
 

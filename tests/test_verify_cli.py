@@ -193,13 +193,13 @@ def test_what_was_not_run_is_listed_with_the_reason(everything: Done) -> None:
 
 
 def test_passing_kernels_end_with_0_and_k_selects(project: Path) -> None:
-    done = run(project, "verify", "--cases", "lines.txt", "-n", "0", "-k", "right")
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "-k", "right")
     assert done.code == 0, done.text
     assert set(done.records()) == {"right"}
 
 
 def test_a_failure_is_reproduced_with_the_same_input_bits(project: Path) -> None:
-    done = run(project, "repro", LARGE, "--kernel", "truncates", "-n", "0")
+    done = run(project, "repro", LARGE, "--kernel", "truncates", "-n", "1")
     assert done.code == 1, done.text
     fingerprint = build(parse_case(LARGE), "cpu").fingerprint
     assert f"input bits on cpu: {fingerprint}" in done.text
@@ -208,13 +208,13 @@ def test_a_failure_is_reproduced_with_the_same_input_bits(project: Path) -> None
 
 
 def test_nothing_to_run_ends_with_3(project: Path) -> None:
-    done = run(project, "verify", "--kernel", "elsewhere", "-n", "0")
+    done = run(project, "verify", "--kernel", "elsewhere", "-n", "1")
     assert done.code == 3, done.text
     assert "elsewhere on cpu" in done.text
 
 
 def test_a_usage_error_of_the_plan_ends_with_2_and_its_own_message(project: Path) -> None:
-    done = run(project, "verify", "--kernel", "wright", "-n", "0")
+    done = run(project, "verify", "--kernel", "wright", "-n", "1")
     assert done.code == 2
     assert done.stderr.startswith("lastbit: unknown kernel 'wright'; did you mean 'right'?")
     assert "Traceback" not in done.text
@@ -364,3 +364,31 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
 def test_a_config_is_read_back(tmp_path: Path) -> None:
     settings = Config(folder=str(tmp_path / "run"), lines=(SMALL,), devices=("cpu", "cuda:1"), timeout=1.5)
     assert Config.load(settings.save()) == settings
+
+
+def test_a_run_folder_that_holds_another_run_is_refused(project: Path) -> None:
+    (project / "used").mkdir()
+    (project / "used" / "config.json").write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "verify", "--run-folder", "used"],
+        cwd=project, env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "run folder 'used' is not empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--timeout", "0", "timeout 0.0 must be"),
+        ("--cases-per-group", "-1", "-1 generated cases"),
+        ("-n", "-1", "neither a number of processes"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(project: Path, option: str, value: str, message: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "verify", f"{option}={value}" if len(option) > 2 else f"{option}{value}"],
+        cwd=project, env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert message in done.stderr

@@ -14,6 +14,7 @@ from harness.numerics.premises import U
 
 _SAMPLE = {"cpu": 1 << 16}
 _SAMPLE_ELSEWHERE = 1 << 24
+SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def _roots_and_quotients(device: torch.device, size: int) -> Iterator[Measuremen
     yield Measurement("tl rsqrt(4^k x) = 2^-k rsqrt(x)", "", _share(periodic), 0.0, every)
     small = (x / 4)[: 1 << 16].contiguous()
     flushed = kernels.apply("x*2^-126", small) != cast(small.double() * 2.0**-126, torch.float32)
-    yield Measurement("an fp32 product may be subnormal", "", _share(flushed), 0.0)
+    yield Measurement(SUBNORMAL_PRODUCTS, "", _share(flushed), 0.0)
 
 
 def _exponentials(device: torch.device, size: int) -> Iterator[Measurement]:

@@ -6,13 +6,14 @@ import json
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import triton
 
-from harness.calibrate.measure import Measurement
+from harness.calibrate.measure import SUBNORMAL_PRODUCTS, Measurement
+from harness.errors import LastbitError
 from harness.numerics import DOCUMENTED, Bound, Premises
 
 
@@ -48,15 +49,19 @@ def load_premises(device: torch.device) -> Premises:
     path = _path(device)
     if not path.is_file():
         return Premises()
-    content = json.loads(path.read_text())
-    found = [Measurement(**m) for m in content["measurements"]]
+    try:
+        content = json.loads(path.read_text())
+        found = [Measurement(**m) for m in content["measurements"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LastbitError(f"{path} cannot be read ({error}); remove it or run `lastbit calibrate` again") from error
     bounds: dict[str, Bound] = {}
     for primitive, documented in DOCUMENTED.items():
         own = [m for m in found if m.primitive == primitive]
         worst = max((m.worst for m in own), default=0.0)
         if own and (all(m.exhaustive for m in own) or worst > documented.relative):
             bounds[primitive] = Bound(worst, f"measured on {content['device']}")
-    return replace(Premises(), device=content["device"], bounds=bounds)
+    flushes = any(m.premise == SUBNORMAL_PRODUCTS and not m.holds for m in found)
+    return Premises(device=content["device"], bounds=bounds, flushes_subnormals=flushes)
 
 
 def _path(device: torch.device) -> Path:

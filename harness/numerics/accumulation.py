@@ -38,7 +38,8 @@ def mean_of_squares(x: Enclosure) -> Enclosure:
         straddles = (x.lo <= 0) & (x.hi >= 0)
         near = torch.where(straddles, 0.0, torch.minimum(squares[2], squares[3]))
         squares = torch.stack([squares[0], squares[1], near, torch.maximum(squares[2], squares[3])])
-    return _averaged(_accumulated(squares, products=True), x.shape[-1])
+    unknown = None if x.unknown is None else x.unknown.any(-1, keepdim=True)
+    return _averaged(_accumulated(squares, products=True), x.shape[-1]).unknown_where(unknown)
 
 
 def dot(a: Enclosure, b: Enclosure) -> Enclosure:

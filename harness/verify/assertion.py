@@ -60,6 +60,8 @@ def assert_contract(
     for name in arguments:
         if name not in the_op.inputs and name not in the_op.params:
             raise unknown(f"argument of {op}", name, [*the_op.inputs, *the_op.params])
+    if not isinstance(actual, Tensor | Mapping):
+        raise KernelError(f"the result is {type(actual).__name__}; give a tensor, or a mapping from stages to tensors")
     if isinstance(actual, Tensor):
         results = evaluate(the_op, the_contract, tensors, params).results
         if len(results) != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.case import Case
-from harness.errors import KernelError, UnsupportedCase, UsageError
+from harness.errors import KernelError, UnsupportedCase
 from harness.inputs import Inputs, build, guarded_allocations, overlaps, unwritten
 from harness.kernel import Kernel
 from harness.numerics import Premises
@@ -64,16 +65,20 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
         source=kernel.source,
     )
     start = time.perf_counter()
-    if reason := unsupported(kernel, case):
-        return replace(outcome, reason=reason)
     try:
+        check_arguments(subject.op, [t.name for t in case.tensors], case.params)
+        if reason := unsupported(kernel, case):
+            return replace(outcome, reason=reason)
         outcome = _judged(subject, case, outcome)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error))
-    except UsageError:
+    except KeyboardInterrupt:
         raise
-    except Exception as error:  # the kernel's own code runs here: whatever it raises is its outcome
-        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=_first_line(error))
+    except (
+        BaseException
+    ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
+        traceback.print_exc()  # pytest keeps it in the log of the run
+        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=first_line(error))
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -89,7 +94,6 @@ def unsupported(kernel: Kernel, case: Case) -> str:
 def _judged(subject: Subject, case: Case, outcome: CaseResult) -> CaseResult:
     params = dict(case.params)
     inputs = build(case, subject.device)
-    check_arguments(subject.op, inputs.tensors, params)
     results = tuple(_results(subject, inputs.tensors, params))
     first = _call(subject, inputs, params, results, poison=0)
     second = _call(subject, inputs, params, results, poison=1)
@@ -187,6 +191,7 @@ def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8).reshape(x.numel(), x.element_size())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Type and first line of an exception."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")

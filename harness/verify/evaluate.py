@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +49,9 @@ def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given
 
     Where `given` has a stage, the reference goes on from that tensor instead of its own enclosure: the kernel's own
     values make the check of the next stage an isolated one, and a candidate makes it a check of a latent value.
+
+    Raises:
+        UsageError: the op is not defined for these arguments under this contract.
     """
     trace = Trace()
     stand_ins = given or {}
@@ -64,7 +67,10 @@ def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given
 
     inputs = [Enclosure.point(tensors[name]) if name in tensors else None for name in op.inputs]
     asked = _AskedContract(contract, trace.consulted)
-    op.reference(*inputs, **params, contract=asked, stage=stage)
+    try:
+        op.reference(*inputs, **params, contract=asked, stage=stage)
+    except ValueError as error:
+        raise UsageError(f"{op.name} under {contract}: {error}") from error
     return trace
 
 
@@ -85,7 +91,7 @@ def _format(stage: str, contract: Contract, op: Op, tensors: Tensors) -> Format:
     return FORMATS[target]
 
 
-def check_arguments(op: Op, tensors: Tensors, params: Params) -> None:
+def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:
     """Raise `UsageError` unless the names are those of `op` and none that it needs is missing."""
     for name in tensors:
         if name not in op.inputs:

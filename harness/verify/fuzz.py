@@ -67,7 +67,26 @@ def run_item(item: Item, *, cases: int, seed_: int, record: Record, started: Sta
     except CaseFailed as error:
         raise error.with_traceback(None) from None
     except Flaky:
+        if not explorer.failures:
+            raise
         raise _failure(explorer.failures[0]) from None
+
+
+def unfinished(item: Item, reason: str) -> CaseResult:
+    """The result of an item whose cases could not be made: an error of the op's strategy, say."""
+    kernel = item.subject.kernel
+    return CaseResult(
+        case=f"{kernel.op} (group {item.group.name})",
+        op=kernel.op,
+        kernel=kernel.name,
+        contract=str(item.subject.contract),
+        device=str(item.subject.device),
+        dtypes="",
+        verdict=Verdict.ERRORED,
+        reason=reason,
+        group=item.group.name,
+        source=kernel.source,
+    )
 
 
 _BAD = (Verdict.FAILED, Verdict.ERRORED)

@@ -8,12 +8,13 @@ explains no row is inconclusive.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from harness.errors import KernelError
+from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprint, row_blocks
 from harness.numerics import Premises, using
 from harness.op import Contract, Op
@@ -122,7 +123,8 @@ class _Measured:
     def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
         for other in self.op.alternatives(self.contract):
             if not same_computation(trace, self.op, self.contract, other, tensors):
-                self.ruled_out[str(other)] = self._forbidden(other, actual, tensors)
+                with suppress(UsageError):  # the alternative is not defined for these arguments
+                    self.ruled_out[str(other)] = self._forbidden(other, actual, tensors)
 
     def _forbidden(self, contract: Contract, actual: Tensors, tensors: Tensors) -> int:
         """Elements of the results that `contract` forbids."""
@@ -135,7 +137,10 @@ class _Measured:
         self.candidates = [c for c in pool if self._explains(c, actual, tensors)]
 
     def _explains(self, contract: Contract, actual: Tensors, tensors: Tensors) -> bool:
-        if self._forbidden(contract, actual, tensors):
+        try:
+            if self._forbidden(contract, actual, tensors):
+                return False
+        except UsageError:
             return False
         results = {name: actual[name] for name in self.results}
         if not self._has_latent(results):

@@ -9,7 +9,7 @@ import torch
 
 from harness.calibrate import load_premises
 from harness.case import Group, parse_case
-from harness.config import PROFILES, Config
+from harness.config import Config
 from harness.errors import UsageError, unknown
 from harness.kernel import Kernel
 from harness.result import NotRun
@@ -51,7 +51,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
     """
     project = open_project(config)
     kernels = _selected(project, config)
-    devices = [d for d in map(parse_device, config.devices) if d.type == device_type]
+    devices = [d for d in map(parse_device, dict.fromkeys(config.devices)) if d.type == device_type]
     items: list[Item] = []
     not_run: list[NotRun] = []
     for device in devices:
@@ -101,8 +101,6 @@ def _selected(project: Project, config: Config) -> list[Kernel]:
 
 
 def _groups(project: Project, kernel: Kernel, config: Config) -> Iterator[Group]:
-    if config.profile not in PROFILES:
-        raise unknown("profile", config.profile, PROFILES)
     if config.lines:
         cases = [parse_case(line) for line in config.lines]
         for case in cases:

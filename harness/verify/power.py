@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -35,16 +36,26 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult]) -> P
     ruled_out = sum(r.ruled_out[alternative] for r in group)
     op = project.op(group[0].op)
     pair = op.contract(contract), op.contract(alternative)
-    separable = ruled_out > 0 or any(_separable(op, *pair, case) for case in _probes(group))
+    separable = ruled_out > 0 or any(_separable(op, *pair, case) for case in _probes(group, op))
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, separable)
 
 
-def _probes(group: list[CaseResult]) -> Iterator[Case]:
-    """The largest cases of manageable size, with ordinary values."""
-    cases = (parse_case(r.case) for r in group)
-    sized = [c for c in cases if c.tensors[0].numel <= _PROBE_SIZE]
-    for case in sorted(sized, key=lambda c: -c.tensors[0].numel)[:_PROBES]:
-        yield case.with_regime("normal")
+def _probes(group: list[CaseResult], op: Op) -> Iterator[Case]:
+    """The largest cases, with ordinary values and no more rows than are needed."""
+    cases = [parse_case(r.case) for r in group]
+    for case in sorted(cases, key=lambda c: -c.tensors[0].numel)[:_PROBES]:
+        yield _cut(case, op).with_regime("normal")
+
+
+def _cut(case: Case, op: Op) -> Case:
+    """The same problem with the rows of a matrix of manageable size, contiguous."""
+    width = case.tensors[0].shape[-1] if case.tensors[0].shape else 1
+    rows = max(1, min(_PROBE_SIZE, case.tensors[0].numel) // max(width, 1))
+    specs = [
+        replace(t, shape=(rows, t.shape[-1]), strides=None, offset=0) if t.name in op.rows and len(t.shape) > 1 else t
+        for t in case.tensors
+    ]
+    return replace(case, tensors=tuple(specs))
 
 
 def _separable(op: Op, own: Contract, other: Contract, case: Case) -> bool:

@@ -46,7 +46,7 @@ class Recorder:
             "source": subject.kernel.source,
             "limit": self._timeout,
         }
-        self._under_way.write_text(json.dumps(under_way))
+        write_json(self._under_way, under_way)
         faulthandler.dump_traceback_later(self._timeout, exit=True, file=self._trace)
 
     def record(self, result: CaseResult) -> None:
@@ -57,6 +57,13 @@ class Recorder:
         self._under_way.unlink(missing_ok=True)
         if result.verdict is Verdict.ERRORED and _accelerator_is_lost():
             os._exit(_FATAL)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a file that other processes read, so that they never see half of it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
 
 
 def _accelerator_is_lost() -> bool:

@@ -31,6 +31,8 @@ from harness.verify.plan import parse_device
 from harness.verify.power import agreement_of, power_of
 from harness.verify.project import BUILT_IN, open_project
 
+PLAN_FILE, DONE_FILE = "{device}.plan.json", "{device}.done.json"
+_RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
 Parse = Callable[[bytes, str], CaseResult]
 
 
@@ -52,8 +54,10 @@ def start(config: Config, arguments: Sequence[str]) -> list[Child]:
 
 def environment_for(device_type: str) -> dict[str, str]:
     """Environment of a process that runs Triton on devices of one type: interpreted on the CPU, else compiled."""
-    path = os.pathsep.join(filter(None, [str(BUILT_IN), os.environ.get("PYTHONPATH")]))
-    return dict(os.environ, PYTHONPATH=path, TRITON_INTERPRET="1" if device_type == "cpu" else "0")
+    # The working directory comes last: a folder `reports` or `harness` there must not hide lastbit's own.
+    path = os.pathsep.join(filter(None, [str(BUILT_IN), os.environ.get("PYTHONPATH"), os.getcwd()]))
+    mode = "1" if device_type == "cpu" else "0"
+    return dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
 
 
 def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str]) -> Child:
@@ -95,17 +99,20 @@ def planned(config: Config, children: Sequence[Child]) -> int | None:
     return sum(int(p["cases"]) for p in plans) if all(plans) else None
 
 
-def wait(children: Sequence[Child], tick: Callable[[], None], pause: float = 1.0) -> None:
-    """Wait for all processes, calling `tick` now and then; an interrupt stops them."""
+def wait(children: Sequence[Child], tick: Callable[[], None], pause: float = 1.0) -> bool:
+    """Wait for all processes, calling `tick` now and then; True if an interrupt stopped them."""
     try:
         while any(c.process.poll() is None for c in children):
             tick()
             time.sleep(pause)
-        tick()
     except KeyboardInterrupt:
+        return True
+    finally:
         for child in children:
             child.process.terminate()
-        raise
+            child.process.wait()
+        tick()
+    return False
 
 
 def collect(config: Config, children: Sequence[Child], recorded: Sequence[CaseResult]) -> Run:
@@ -121,8 +128,15 @@ def collect(config: Config, children: Sequence[Child], recorded: Sequence[CaseRe
     not_run = [NotRun(**n) for c in children for n in _plan_of(config, c)["not_run"]]
     if not any(d.startswith("cuda") for d in config.devices) and not torch.cuda.is_available():
         not_run.append(NotRun("every kernel on cuda", "no CUDA device here; the CPU runs Triton interpreted"))
+    statuses = {c: _status(config, c) for c in children}
+    stopped = any(r.verdict in (Verdict.FAILED, Verdict.ERRORED) for r in results)
+    if stopped and _STOPPED in statuses.values():
+        not_run.append(NotRun("what came after the first failure", "-x or --maxfail stopped pytest"))
+    ended = (*_RAN, _STOPPED) if stopped else _RAN
+    broken = [f"pytest for {c.device_type} ended early; see {c.log}" for c, s in statuses.items() if s not in ended]
     return Run(
         results=tuple(results),
+        broken="; ".join(broken),
         power=power_of(results, open_project(config)),
         not_run=tuple(not_run),
         agreement=agreement_of(results),
@@ -132,14 +146,21 @@ def collect(config: Config, children: Sequence[Child], recorded: Sequence[CaseRe
 
 def _plan_of(config: Config, child: Child) -> dict[str, Any]:
     """The plan that the process wrote down, empty if it could not make one."""
-    path = Path(config.folder) / f"{child.device_type}.plan.json"
+    path = Path(config.folder) / PLAN_FILE.format(device=child.device_type)
     return dict(json.loads(path.read_text())) if path.is_file() else {}
 
 
+def _status(config: Config, child: Child) -> int | None:
+    """The status with which pytest said that it ended, None if it did not come to say so."""
+    path = Path(config.folder) / DONE_FILE.format(device=child.device_type)
+    return int(json.loads(path.read_text())["status"]) if path.is_file() else None
+
+
 def _last_words(log: Path) -> str:
+    """The error that ended a process: from the first line that says so, or else the last lines."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return "\n".join(errors or lines[-20:])
+    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
+    return "\n".join(lines[max(first, 0) :]).removeprefix("ERROR: ")
 
 
 def _died(config: Config) -> Iterator[CaseResult]:
