@@ -163,6 +163,8 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
                 progress.advance(result)
 
         interrupted = runs.wait(children, tick)
+    if interrupted and runs.planned(config, children) is None:
+        return INTERRUPTED  # before anything had begun
     run = runs.collect(config, children, results.all)
     records.write(run, Path(config.folder))
     if show_inputs:

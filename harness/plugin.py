@@ -25,12 +25,16 @@ _plan = pytest.StashKey[Plan]()
 _config = pytest.StashKey[Config]()
 
 
+def _device_type() -> str:
+    return os.environ.get("LASTBIT_DEVICE", "cpu")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the plan; a problem with the configuration is a usage error of pytest."""
     path = os.environ.get("LASTBIT_CONFIG")
     if path is None:
         raise pytest.UsageError("harness.plugin is started by `lastbit verify`, which sets LASTBIT_CONFIG")
-    device_type = os.environ.get("LASTBIT_DEVICE", "cpu")
+    device_type = _device_type()
     settings = Config.load(Path(path))
     try:
         plan = _make_plan(settings, device_type)
@@ -52,7 +56,7 @@ def _make_plan(settings: Config, device_type: str) -> Plan:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Leave a note that the session came to its end, and how; without it the run counts as broken."""
     if not hasattr(session.config, "workerinput"):
-        folder, device_type = Path(session.config.stash[_config].folder), os.environ.get("LASTBIT_DEVICE", "cpu")
+        folder, device_type = Path(session.config.stash[_config].folder), _device_type()
         write_json(folder / DONE_FILE.format(device=device_type), {"status": int(exitstatus)})
 
 

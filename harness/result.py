@@ -23,6 +23,10 @@ class Verdict(StrEnum):
         return max(verdicts, key=list(Verdict).index, default=Verdict.SKIPPED)
 
 
+BAD = frozenset({Verdict.FAILED, Verdict.ERRORED})
+"""Verdicts that a kernel has to answer for."""
+
+
 @dataclass(frozen=True)
 class Worst:
     """One element: its index and values; `lo` and `hi` bound what the contract allows."""
@@ -263,18 +267,23 @@ class Run:
     def verdict(self, kernel: str, device: str) -> Verdict:
         """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out or nothing was decided."""
         verdicts = {r.verdict for r in self.results if (r.kernel, r.device) == (kernel, device)}
-        if bad := verdicts & {Verdict.FAILED, Verdict.ERRORED}:
+        if bad := verdicts & BAD:
             return Verdict.worst(*bad)
         if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):
             return Verdict.INCONCLUSIVE
         return Verdict.PASSED if Verdict.PASSED in verdicts else Verdict.worst(*verdicts)
 
     @property
+    def overall(self) -> Verdict | None:
+        """The verdict on the whole run: the worst of its kernels that decides; None if nothing was verified."""
+        verdicts = {self.verdict(*subject) for subject in self.subjects()}
+        if self.broken:
+            return Verdict.ERRORED
+        decisive = (Verdict.ERRORED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+        return next((verdict for verdict in decisive if verdict in verdicts), None)
+
+    @property
     def exit_code(self) -> int:
         """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 nothing was run."""
-        verdicts = {self.verdict(*subject) for subject in self.subjects()}
-        if Verdict.ERRORED in verdicts or self.broken:
-            return 2
-        if verdicts & {Verdict.FAILED, Verdict.INCONCLUSIVE}:
-            return 1
-        return 0 if Verdict.PASSED in verdicts else 3
+        codes = {Verdict.PASSED: 0, Verdict.INCONCLUSIVE: 1, Verdict.FAILED: 1, Verdict.ERRORED: 2, None: 3}
+        return codes[self.overall]

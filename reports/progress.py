@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from harness.result import CaseResult, Verdict
+from harness.result import BAD, CaseResult, Verdict
 from reports.paper import line, make_console
-from reports.summary import BAD
 
 
 class RunProgress:

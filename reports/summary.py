@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from harness.result import ULP_BINS, CaseResult, Comparison, Run, StageResult, Verdict
-
-BAD = (Verdict.FAILED, Verdict.ERRORED)
+from harness.result import BAD, ULP_BINS, CaseResult, Comparison, Run, StageResult, Verdict
 
 
 @dataclass(frozen=True)
@@ -168,13 +166,6 @@ def elements(case: str) -> int:
     """Elements of all tensors of a case line."""
     shapes = re.findall(r"=\w+\[([\d,]*)\]", case)
     return sum(math.prod(int(size) for size in shape.split(",") if size) for shape in shapes)
-
-
-def overall(run: Run) -> Verdict | None:
-    """The verdict on the whole run; None if nothing was verified."""
-    verdicts = {run.verdict(*subject) for subject in run.subjects()}
-    decisive = (Verdict.ERRORED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
-    return next((verdict for verdict in decisive if verdict in verdicts), None)
 
 
 def tally(verdicts: Iterable[Verdict]) -> str:

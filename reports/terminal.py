@@ -16,7 +16,6 @@ from reports.summary import (
     StageSummary,
     distance,
     error,
-    overall,
     plural,
     share,
     shown_path,
@@ -152,7 +151,7 @@ def _print_summary(run: Run, console: Console) -> None:
         line(console, f"Error bounds: {premises}", "dim")
     if run.broken:
         line(console, f"The run did not come to its end: {run.broken}", "bold red")
-    verdict = overall(run)
+    verdict = run.overall
     counted = [r for r in run.results if r.counted]
     text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")
     text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, settled
+from harness.numerics.enclosure import Enclosure, magnitudes, settled, widened
 from harness.numerics.formats import FP32
 from harness.numerics.premises import current
 
@@ -33,11 +33,7 @@ def mean(x: Enclosure) -> Enclosure:
 
 def mean_of_squares(x: Enclosure) -> Enclosure:
     """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
-    squares = x.parts * x.parts
-    if len(squares) == 4:
-        straddles = (x.lo <= 0) & (x.hi >= 0)
-        near = torch.where(straddles, 0.0, torch.minimum(squares[2], squares[3]))
-        squares = torch.stack([squares[0], squares[1], near, torch.maximum(squares[2], squares[3])])
+    squares = magnitudes(x).square()
     unknown = None if x.unknown is None else x.unknown.any(-1, keepdim=True)
     return _averaged(_accumulated(squares, products=True), x.shape[-1]).unknown_where(unknown)
 
@@ -99,11 +95,7 @@ def _averaged(sums: Tensor, count: int) -> Enclosure:
     means = settled(sums).parts / count
     if count & (count - 1) == 0:
         return settled(means)
-    margin = current().relative("divide") + 2.0**-50
-    lo, hi = means[2], means[3]
-    lo = torch.where(torch.isfinite(lo), lo - lo.abs() * margin, lo)
-    hi = torch.where(torch.isfinite(hi), hi + hi.abs() * margin, hi)
-    return settled(torch.stack([means[0], means[1], lo, hi]))
+    return settled(widened(means, current().relative("divide")))
 
 
 def _is_lattice(lo: Tensor, hi: Tensor, magnitude: Tensor) -> Tensor:

@@ -151,6 +151,17 @@ def extremes(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.where(unknown, -torch.inf, lo), torch.where(unknown, torch.inf, hi)
 
 
+def widened(parts: Tensor, relative: float | Tensor, absolute: float = 0.0) -> Tensor:
+    """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end.
+
+    The fp64 evaluation of the ends is itself rounded, by at most a few 2^-53; 2^-50 is added for it.
+    """
+    four = Enclosure(parts).full
+    margin = four[2:].abs() * (relative + 2.0**-50) + absolute
+    outward = torch.stack([four[2] - margin[0], four[3] + margin[1]])
+    return torch.cat([four[:2], torch.where(torch.isfinite(four[2:]), outward, four[2:])])
+
+
 def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
     """The enclosure of results that may be any of the given ones; exact part and value are those of the first."""
     ends = [end for enclosure in (first, *others) for end in (enclosure.lo, enclosure.hi)]
@@ -199,13 +210,18 @@ def at_least(x: Enclosure, low: float) -> Enclosure:
     return monotone(x, lambda parts: parts.clamp(min=floor))
 
 
+def magnitudes(x: Enclosure) -> Tensor:
+    """Parts of |x|, exact: an interval that holds zero has it as its lower end."""
+    parts = x.parts.abs()
+    if len(parts) < 4:
+        return parts
+    near = torch.where((x.lo <= 0) & (x.hi >= 0), 0.0, torch.minimum(parts[2], parts[3]))
+    return torch.stack([parts[0], parts[1], near, torch.maximum(parts[2], parts[3])])
+
+
 def largest_magnitude(x: Enclosure) -> Enclosure:
     """Largest |element| of the last dimension (kept, of size 1); NaN elements are ignored, 0 where all are NaN."""
-    parts = x.parts.abs()
-    if len(parts) == 4:
-        straddles = (x.lo <= 0) & (x.hi >= 0)
-        near = torch.where(straddles, 0.0, torch.minimum(parts[2], parts[3]))
-        parts = torch.stack([parts[0], parts[1], near, torch.maximum(parts[2], parts[3])])
+    parts = magnitudes(x)
     if parts.shape[-1] == 0:
         return Enclosure(parts.new_zeros((*parts.shape[:-1], 1)))
     return Enclosure(torch.where(torch.isnan(parts), 0.0, parts).amax(dim=-1, keepdim=True))

@@ -10,25 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, aligned, extremes, settled
+from harness.numerics.enclosure import Enclosure, aligned, extremes, settled, widened
 from harness.numerics.premises import U, current
 
-_FP64_SLACK = 2.0**-50  # the fp64 evaluation of the ends is itself rounded, by at most a few 2^-53
 _SMALLEST_NORMAL = 2.0**-126
-
-
-def _widened(parts: Tensor, relative: float | Tensor, absolute: float = 0.0) -> Tensor:
-    """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end."""
-    four = Enclosure(parts).full
-    margin = four[2:].abs() * (relative + _FP64_SLACK) + absolute
-    outward = torch.stack([four[2] - margin[0], four[3] + margin[1]])
-    return torch.cat([four[:2], torch.where(torch.isfinite(four[2:]), outward, four[2:])])
 
 
 def rsqrt(x: Enclosure) -> Enclosure:
     """1 / sqrt(x). A subnormal argument may give inf, as `rsqrt.approx.ftz` does."""
     parts = (1.0 / x.full.sqrt())[[0, 1, 3, 2]]
-    parts = _widened(parts, current().relative("rsqrt"))
+    parts = widened(parts, current().relative("rsqrt"))
     flushed = (x.lo < _SMALLEST_NORMAL) & (x.lo >= 0)
     parts[3] = torch.where(flushed, torch.inf, parts[3])
     return settled(parts).unknown_where(x.unknown)
@@ -41,7 +32,7 @@ def sqrt_rn(x: Enclosure) -> Enclosure:
 
 def sqrt(x: Enclosure) -> Enclosure:
     """Square root, approximate."""
-    return settled(_widened(x.parts.sqrt(), current().relative("sqrt"))).unknown_where(x.unknown)
+    return settled(widened(x.parts.sqrt(), current().relative("sqrt"))).unknown_where(x.unknown)
 
 
 def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
@@ -54,7 +45,7 @@ def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
 
     Nothing is known for a subnormal divisor, whose reciprocal may overflow and which may be flushed to zero.
     """
-    quotient = settled(_widened(_quotient(a, b), max(current().relative("divide"), 2 * U)))
+    quotient = settled(widened(_quotient(a, b), max(current().relative("divide"), 2 * U)))
     divisor = aligned(a, b)[1].abs()
     return quotient.unknown_where(((divisor > 0) & (divisor < _SMALLEST_NORMAL)).any(0))
 
@@ -76,7 +67,7 @@ def exp(x: Enclosure) -> Enclosure:
     """e**x. The error grows with |x|, because exp(x) is computed as exp2 of a rounded product."""
     ends = x.full[2:]
     relative = current().relative("exp") + _growth(ends)
-    return settled(_widened(x.parts.exp(), relative, absolute=2.0**-148)).unknown_where(x.unknown)
+    return settled(widened(x.parts.exp(), relative, absolute=2.0**-148)).unknown_where(x.unknown)
 
 
 def sigmoid(x: Enclosure) -> Enclosure:
@@ -84,7 +75,7 @@ def sigmoid(x: Enclosure) -> Enclosure:
     ends = x.full[2:]
     exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
     relative = exponential + U + current().relative("sigmoid")
-    parts = _widened(torch.sigmoid(x.parts), relative, absolute=_SMALLEST_NORMAL)
+    parts = widened(torch.sigmoid(x.parts), relative, absolute=_SMALLEST_NORMAL)
     return settled(parts).unknown_where(x.unknown)
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
 
 from harness.case import Case
-from harness.result import CaseResult, Verdict
+from harness.result import BAD, CaseResult, Verdict
 from harness.verify.check import verify_case
 from harness.verify.plan import Item
 
@@ -42,7 +42,7 @@ def run_item(item: Item, *, cases: int, seed_: int, record: Record, started: Sta
         CaseFailed: with the smallest failing case that was found.
     """
     explorer = _Explorer(item, record, started)
-    failures = [r for case in item.group.examples if (r := explorer.run(case)).verdict in _BAD]
+    failures = [r for case in item.group.examples if (r := explorer.run(case)).verdict in BAD]
     if failures:
         raise _failure(failures[0])
     if item.group.strategy is None or not cases:
@@ -89,9 +89,6 @@ def unfinished(item: Item, reason: str) -> CaseResult:
     )
 
 
-_BAD = (Verdict.FAILED, Verdict.ERRORED)
-
-
 def _failure(result: CaseResult) -> CaseFailed:
     return (CaseErrored if result.verdict is Verdict.ERRORED else CaseFailed)(result)
 
@@ -122,6 +119,6 @@ class _Explorer:
                 return
             self.shrinks += 1
         result = self.run(case)
-        if result.verdict in _BAD:
+        if result.verdict in BAD:
             self.failures.append(result)
             raise _failure(result)

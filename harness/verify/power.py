@@ -11,7 +11,7 @@ import torch
 from harness.case import Case, parse_case
 from harness.inputs import build
 from harness.op import Contract, Op
-from harness.result import Agreement, CaseResult, Power, Verdict
+from harness.result import BAD, Agreement, CaseResult, Power
 from harness.verify.evaluate import Trace, evaluate
 from harness.verify.project import Project
 
@@ -22,7 +22,7 @@ _PROBE_SIZE = 1 << 18
 def power_of(results: Iterable[CaseResult], project: Project) -> tuple[Power, ...]:
     """One entry per kernel that did not fail, device, set of dtypes and alternative contract."""
     results = list(results)
-    bad = {(r.kernel, r.device) for r in results if r.verdict in (Verdict.FAILED, Verdict.ERRORED)}
+    bad = {(r.kernel, r.device) for r in results if r.verdict in BAD}
     judged = (r for r in results if r.counted and (r.kernel, r.device) not in bad)
     together: dict[tuple[str, ...], list[CaseResult]] = defaultdict(list)
     for r in judged:

@@ -58,8 +58,8 @@ class Project:
     def groups(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
         """The groups of cases of `op` that a kernel with the given parameters can run, regressions first."""
         made: list[Group] = []
-        if lines := self._regressions(op):
-            made.append(Group("regressions", examples=tuple(lines)))
+        if fitting := tuple(case for case in self._regressions(op) if case.names <= accepts):
+            made.append(Group("regressions", examples=fitting))
         if op in self.cases:
             made += self.cases[op].groups(accepts, small=small)
         return made

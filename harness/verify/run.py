@@ -25,7 +25,7 @@ from harness.calibrate import load_premises
 from harness.case import parse_case
 from harness.config import Config
 from harness.errors import LastbitError
-from harness.result import CaseResult, NotRun, Run, Verdict
+from harness.result import BAD, CaseResult, NotRun, Run, Verdict
 from harness.verify import suite
 from harness.verify.plan import parse_device
 from harness.verify.power import agreement_of, power_of
@@ -129,7 +129,7 @@ def collect(config: Config, children: Sequence[Child], recorded: Sequence[CaseRe
     if not any(d.startswith("cuda") for d in config.devices) and not torch.cuda.is_available():
         not_run.append(NotRun("every kernel on cuda", "no CUDA device here; the CPU runs Triton interpreted"))
     statuses = {c: _status(config, c) for c in children}
-    stopped = any(r.verdict in (Verdict.FAILED, Verdict.ERRORED) for r in results)
+    stopped = any(r.verdict in BAD for r in results)
     if stopped and _STOPPED in statuses.values():
         not_run.append(NotRun("what came after the first failure", "-x or --maxfail stopped pytest"))
     ended = (*_RAN, _STOPPED) if stopped else _RAN
