@@ -7,7 +7,6 @@ rest: exact N, rows, strides, regimes, seed. So a run covers every combination w
 from __future__ import annotations
 
 import itertools
-import math
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from harness.case import Case, Group, TensorSpec
-from harness.inputs import applicable_layouts, tensor_layouts
+from harness.inputs import applicable_layouts, cut_rows, leading_dims, strided, widths
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())
 
@@ -98,13 +97,13 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 @st.composite
 def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], *, small: bool) -> Case:
-    width = draw(_widths(options.narrow, options.wide))
-    shape = (*draw(_rows(max(1, (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // width))), width)
-    tensors = [draw(_activation("x", options.x, shape))]
+    width = draw(widths(options.narrow, options.wide))
+    shape = (*draw(leading_dims(max(1, (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // width))), width)
+    tensors = [draw(strided("x", options.x, shape, _ACTIVATIONS))]
     if options.weight is not None:
         tensors.append(TensorSpec("weight", options.weight, (width,), regime=draw(st.sampled_from(_WEIGHTS))))
     if options.residual:
-        tensors.append(draw(_activation("residual", options.x, shape)))
+        tensors.append(draw(strided("residual", options.x, shape, _ACTIVATIONS)))
     params: dict[str, Any] = {"eps": draw(st.sampled_from(_EPS))}
     if options.quant is not None:
         params["quant"] = options.quant
@@ -117,34 +116,11 @@ def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], *, small
     return Case("rms_norm", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 
-def _widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
-    """Half of the widths are multiples of 16, which vector loads need; any width is drawn by chance too rarely so."""
-    multiples = st.integers(-(-narrow // 16), wide // 16).map(lambda k: 16 * k)
-    return st.one_of(multiples, st.integers(narrow, wide)) if wide >= 16 else st.integers(narrow, wide)
-
-
-@st.composite
-def _rows(draw: st.DrawFn, most: int) -> tuple[int, ...]:
-    """One to three leading dimensions with at most `most` rows in all, none of which takes all of them."""
-    sizes: list[int] = []
-    for left in range(draw(st.integers(1, 3)), 0, -1):
-        share = (most / math.prod(sizes)) ** (1 / left)
-        sizes.append(draw(st.integers(1, max(1, math.floor(share)))))
-    return tuple(sizes)
-
-
-@st.composite
-def _activation(draw: st.DrawFn, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-    regime = draw(st.sampled_from(_ACTIVATIONS))
-    layout = draw(tensor_layouts(shape, dtype))
-    return TensorSpec(name, dtype, shape, layout.strides, layout.offset, regime)
-
-
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
     """Every shape of the table once in bf16, every second one with a residual."""
     for seed, (shape, residual) in enumerate(zip(_SHAPES["rms_norm"], itertools.cycle((False, True)), strict=False)):
         dtype, width = "bf16", shape["width"]
-        rows = _cut(shape["rows"], width) if small else tuple(shape["rows"])
+        rows = cut_rows(shape["rows"], width, _SMALL_ELEMENTS) if small else tuple(shape["rows"])
         strides = tuple(shape["strides"]) if "strides" in shape else None
         regime = "rows" if seed % 2 else "normal"
         tensors = [TensorSpec("x", dtype, (*rows, width), strides, shape.get("offset", 0), regime)]
@@ -164,19 +140,10 @@ def _awkward_sizes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
     turns = itertools.cycle(("bf16", "fp16", "fp32"))
     for seed, (width, dtype) in enumerate(zip(sizes["widths"], turns, strict=False)):
         rows = sizes["rows"][seed % len(sizes["rows"])]
-        shape = (*(_cut([rows], width) if small else (rows,)), width)
+        shape = (*(cut_rows([rows], width, _SMALL_ELEMENTS) if small else (rows,)), width)
         layouts = applicable_layouts(shape, dtype)
         layout = layouts[seed % len(layouts)]
         tensors = [TensorSpec("x", dtype, shape, layout.strides, layout.offset)]
         if "weight" in accepts:
             tensors.append(TensorSpec("weight", dtype, (width,)))
         yield Case("rms_norm", tuple(tensors), {"eps": 1e-6}, 1000 + seed)
-
-
-def _cut(rows: list[int], width: int) -> tuple[int, ...]:
-    """Leading dimensions cut, the outermost first, until x is small; strides are kept by the caller."""
-    cut = list(rows)
-    for dim, size in enumerate(cut):
-        others = math.prod(cut) // size
-        cut[dim] = max(1, min(size, _SMALL_ELEMENTS // (others * width)))
-    return tuple(cut)

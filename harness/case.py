@@ -2,9 +2,9 @@
 
     rms_norm x=bf16[2048,32,128]@6144,128,1:rows weight=bf16[128]:normal eps=1e-06 seed=17
 
-A tensor is `name=dtype[shape]`, then optionally `@strides` (elements), `+offset` (elements into its storage) and
-`:regime` (how its values are made). Everything else is a parameter of the op. The line holds no element: values follow
-from the regime, the seed and the logical index of each element.
+A tensor is `name=dtype[shape]`, then optionally `@strides` (elements), `+offset` (elements into its storage), `~device`
+(where it is, if not on the device of the run) and `:regime` (how its values are made). Everything else is a parameter
+of the op. The line holds no element: values follow from the regime, the seed and the logical index of each element.
 """
 
 from __future__ import annotations
@@ -34,10 +34,15 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
+PEER = "peer"
+"""Device of a tensor: the next one of the same type as the run's."""
+
 Param = bool | int | float | str
 
+_DEVICE = re.compile(r"[a-z]\w*(:\d+)?")
 _TENSOR = re.compile(
-    r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](@(?P<strides>[\d,]+))?(\+(?P<offset>\d+))?(:(?P<regime>\S+))?$"
+    r"(?P<dtype>\w+)\[(?P<shape>[\d,]*)\](@(?P<strides>[\d,]+))?(\+(?P<offset>\d+))?"
+    rf"(~(?P<device>{_DEVICE.pattern}))?(:(?P<regime>\S+))?$"
 )
 _BARE_WORD = re.compile(r"[A-Za-z_]\w*$")
 
@@ -49,7 +54,14 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Description of one input: dtype name, shape, strides and storage offset (elements), and value regime."""
+    """Description of one input.
+
+    Attributes:
+        name, dtype, shape: as the op and the kernel name them.
+        strides, offset: in elements; None for contiguous.
+        regime: how its values are made.
+        device: a torch device or `PEER`; empty for the device that the run is on.
+    """
 
     name: str
     dtype: str
@@ -57,6 +69,7 @@ class TensorSpec:
     strides: tuple[int, ...] | None = None
     offset: int = 0
     regime: str = "normal"
+    device: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -66,6 +79,8 @@ class TensorSpec:
                 f"tensor {self.name!r} has {len(self.shape)} dimensions {self.shape} "
                 f"but {len(self.strides)} strides {self.strides}"
             )
+        if self.device and not _DEVICE.fullmatch(self.device):
+            raise UsageError(f"device {self.device!r} of tensor {self.name!r} must be {PEER} or like cpu and cuda:1")
         if self.strides == contiguous_strides(self.shape):
             object.__setattr__(self, "strides", None)
 
@@ -85,8 +100,9 @@ class TensorSpec:
     def __str__(self) -> str:
         strides = "" if self.strides is None else "@" + ",".join(map(str, self.strides))
         offset = f"+{self.offset}" if self.offset else ""
+        device = f"~{self.device}" if self.device else ""
         regime = f":{self.regime}" if self.regime != "normal" else ""
-        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]{strides}{offset}{regime}"
+        return f"{self.name}={self.dtype}[{','.join(map(str, self.shape))}]{strides}{offset}{device}{regime}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,15 @@ class Case:
         """The distinct dtypes of the inputs, in order, single numbers left out: `bf16` or `bf16/fp32`."""
         several = [t.dtype for t in self.tensors if t.numel > 1]
         return "/".join(dict.fromkeys(several or [t.dtype for t in self.tensors]))
+
+    @property
+    def displaced(self) -> tuple[str, ...]:
+        """Names of the tensors with a device of their own."""
+        return tuple(t.name for t in self.tensors if t.device)
+
+    def gathered(self) -> Case:
+        """The same problem with every tensor on the device of the run."""
+        return replace(self, tensors=tuple(replace(t, device="") for t in self.tensors))
 
     def with_regime(self, regime: str) -> Case:
         """The same problem with the values of every floating-point tensor drawn from `regime`."""
@@ -177,7 +202,8 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
     if match is None:
         raise UsageError(
             f"cannot read tensor {name}={text!r} in case line {line!r}: "
-            "expected dtype[shape], then optionally @strides, +offset and :regime, as in bf16[4,128]@256,1+8:rows"
+            "expected dtype[shape], then optionally @strides, +offset, ~device and :regime, "
+            "as in bf16[4,128]@256,1+8~cpu:rows"
         )
     strides = match["strides"]
     return TensorSpec(
@@ -187,6 +213,7 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
         _integers(strides, line) if strides is not None else None,
         int(match["offset"] or 0),
         match["regime"] or "normal",
+        match["device"] or "",
     )
 
 

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from harness.case import parse_case
 from harness.config import PROFILES, Config
+from harness.devices import plan_devices
 from harness.errors import LastbitError, UsageError
 from harness.result import CaseResult
 from harness.verify import run as runs
-from harness.verify.plan import parse_device
 from harness.verify.project import read_cases
 from reports import records
 from reports.terminal import RunProgress, make_console, print_run
@@ -64,9 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     repro.add_argument("case", help="the line that a report printed, in quotes")
     calibrate = commands.add_parser("calibrate", help="measure on a device what the error bounds rest on")
     calibrate.set_defaults(command=_calibrate)
-    calibrate.add_argument("--device", default="cpu", help="a torch device (default: cpu)")
+    for command in (verify, repro, calibrate):
+        command.add_argument("--device", default="cpu", help="auto, or torch devices as in cpu,cuda:1 (default: cpu)")
     for command in (verify, repro):
-        command.add_argument("--device", default="cpu", help="torch devices, as in cpu,cuda (default: cpu)")
         command.add_argument("--kernel", action="append", default=[], help="only this kernel (repeatable)")
         command.add_argument("--kernels", action="append", default=[], metavar="DIR", help="a folder of your kernels")
         command.add_argument(
@@ -94,11 +94,11 @@ def _workers(text: str) -> str:
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     lines = tuple(str(c) for c in read_cases(options.cases)) if options.cases else ()
-    _check_devices(options)
+    device_plan = plan_devices(options.device)
     config = Config(
         folder=str(_run_folder(options)),
         profile=options.profile,
-        devices=tuple(options.device.split(",")),
+        device_plan=device_plan,
         ops=tuple(options.op),
         kernels=tuple(options.kernel),
         projects=tuple(options.project),
@@ -113,10 +113,10 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     case = parse_case(options.case)
-    _check_devices(options)
+    device_plan = plan_devices(options.device)
     config = Config(
         folder=str(_run_folder(options)),
-        devices=tuple(options.device.split(",")),
+        device_plan=device_plan,
         kernels=tuple(options.kernel),
         projects=tuple(options.project),
         kernel_folders=tuple(options.kernels),
@@ -126,16 +126,13 @@ def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return _run(config, ["-n", options.workers], show_inputs=True)
 
 
-def _check_devices(options: argparse.Namespace) -> None:
-    for name in options.device.split(","):
-        parse_device(name)
-
-
 def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    """Measure in a process of its own, because Triton decides at import whether it compiles or interprets."""
-    device = parse_device(options.device)
-    command = [sys.executable, "-m", "harness.calibrate", str(device)]
-    return subprocess.run(command, env=runs.environment_for(device.type), check=False).returncode
+    """Measure in processes of their own, because Triton decides at import whether it compiles or interprets."""
+    device_plan = plan_devices(options.device)
+    _print_plain(str(device_plan), make_console())
+    command = [sys.executable, "-m", "harness.calibrate"]
+    environments = {device: runs.environment_for(device.partition(":")[0]) for device in device_plan.devices}
+    return max(abs(subprocess.run([*command, d], env=e, check=False).returncode) for d, e in environments.items())
 
 
 def _run_folder(options: argparse.Namespace) -> Path:
@@ -151,6 +148,7 @@ def _run_folder(options: argparse.Namespace) -> Path:
 def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
     console = make_console()
+    _print_plain(str(config.device_plan), console)
     children = runs.start(config, arguments)
     results = runs.Results(config, records.parse)
     with RunProgress() as progress:
@@ -175,4 +173,8 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
 
 def _print_inputs(results: Sequence[CaseResult], console: Console) -> None:
     for device, fingerprint in dict.fromkeys((r.device, r.fingerprint) for r in results if r.fingerprint):
-        console.print(f"input bits on {device}: {fingerprint}", markup=False, highlight=False)
+        _print_plain(f"input bits on {device}: {fingerprint}", console)
+
+
+def _print_plain(text: str, console: Console) -> None:
+    console.print(text, markup=False, highlight=False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.devices import DevicePlan
 from harness.errors import UsageError, unknown
 
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 8, "nightly": 200}
@@ -21,7 +22,7 @@ class Config:
     Attributes:
         folder: where configuration, logs and records of the run go.
         profile: one of `PROFILES`.
-        devices: torch devices, as given: `cpu`, `cuda`, `cuda:1`.
+        device_plan: the devices, and why these; what the command line prints.
         ops, kernels: names to restrict the run to; empty for all.
         projects: folders with references/, cases/ or kernels/, besides the ones that lastbit brings.
         kernel_folders: folders of kernels; empty for those of lastbit and of the projects.
@@ -33,7 +34,7 @@ class Config:
 
     folder: str
     profile: str = "ci"
-    devices: tuple[str, ...] = ("cpu",)
+    device_plan: DevicePlan = field(default_factory=DevicePlan)
     ops: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
@@ -52,13 +53,18 @@ class Config:
             raise UsageError(f"{self.cases} generated cases per group cannot be run; give 0 or more")
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the torch devices: `cpu`, `cuda:0`."""
+        return self.device_plan.devices
+
+    @property
     def cases_per_group(self) -> int:
         return PROFILES[self.profile] if self.cases is None else self.cases
 
     @property
     def small(self) -> bool:
         """Cases are cut to what the interpreter runs in a moment, because a CPU takes part."""
-        return any(device.startswith("cpu") for device in self.devices)
+        return "cpu" in self.devices
 
     def save(self) -> Path:
         """Write the settings into the run's folder and return the file."""
@@ -70,6 +76,9 @@ class Config:
     @classmethod
     def load(cls, path: Path) -> Config:
         """The settings that `save` wrote."""
-        loaded = json.loads(path.read_text())
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in loaded.items()}
-        return cls(**fields)
+        fields = _with_tuples(json.loads(path.read_text()))
+        return cls(**{**fields, "device_plan": DevicePlan(**_with_tuples(fields["device_plan"]))})
+
+
+def _with_tuples(loaded: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in loaded.items()}

@@ -23,11 +23,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError
+from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
 
 __all__ = ["Kernel", "UnsupportedCase", "kernel", "load_kernels"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+PLACEMENTS = ("refuses", "moves")
 
 _registering: list[Kernel] | None = None
 
@@ -46,6 +48,10 @@ class Kernel:
         mutates: inputs that it may overwrite, as an in-place kernel does; it still returns every result.
         devices: device types that it runs on; empty for every device.
         depth: height of its summation tree for n terms, where it is known; tightens the bound of its sums.
+        placement: what it does with a tensor on another device than its first one: `refuses` (a clear error before any
+            launch) or `moves` (a copy and a warning, with `harness.placement.moved`).
+        unordered: results whose bits may differ between two calls, because they are summed by atomic additions: in any
+            order, and with subnormal numbers flushed to zero.
         source: file and line where it is defined.
     """
 
@@ -57,7 +63,13 @@ class Kernel:
     mutates: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     depth: Callable[[int], int] | None = None
+    placement: str = "refuses"
+    unordered: tuple[str, ...] = ()
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise unknown(f"placement of kernel {self.name!r}", self.placement, PLACEMENTS)
 
     @property
     def accepts(self) -> frozenset[str]:
@@ -81,6 +93,8 @@ def kernel(
     mutates: tuple[str, ...] = (),
     devices: tuple[str, ...] = (),
     depth: Callable[[int], int] | None = None,
+    placement: str = "refuses",
+    unordered: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
@@ -90,8 +104,9 @@ def kernel(
     def register(function: Function) -> Function:
         if _registering is not None:
             own = name or str(getattr(function, "__name__", type(function).__name__))
+            source = _source_of(function)
             _registering.append(
-                Kernel(own, op, contract, function, stages, mutates, devices, depth, _source_of(function))
+                Kernel(own, op, contract, function, stages, mutates, devices, depth, placement, unordered, source)
             )
         return function
 

@@ -28,7 +28,9 @@ Value = TypeVar("Value")
 class StageRecorder(Protocol):
     """What a reference calls at each named point: rounds where the contract says, records, and returns the value.
 
-    `result` marks a stage that a kernel must return. What comes back may be the kernel's own value of that stage.
+    `result` marks a stage that a kernel must return. What comes back may be the kernel's own value of that stage. A
+    tensor of integers is exact and is not rounded. A sum over rows (`sum_of_rows`) is not finished before all rows
+    have been seen, so that nothing can follow from it.
     """
 
     def __call__(self, name: str, value: Value, *, result: bool = False) -> Value: ...
@@ -68,11 +70,13 @@ class Op:
     """Name, reference function, inputs, parameters and axes of contracts.
 
     Attributes:
-        reference: called with enclosures for the inputs, plain values for the parameters, `contract` and `stage`.
+        reference: called with enclosures for the inputs (but see `integers`), plain values for the parameters,
+            `contract` and `stage`.
         inputs: names of the tensors, in order; the first is the main one.
         optional: inputs that a case may leave out.
         params: names and defaults of the parameters (`REQUIRED` where there is none).
         rows: inputs whose leading dimensions index independent rows; the others are shared by all rows.
+        integers: inputs of integers or truth values, which reach the reference as plain tensors.
         axes: axis name → option name → rounding points.
         rounds: rounding points that every contract of the op has.
         latent: see `Latent`.
@@ -84,6 +88,7 @@ class Op:
     optional: frozenset[str]
     params: Mapping[str, Any]
     rows: frozenset[str]
+    integers: frozenset[str] = frozenset()
     axes: Mapping[str, Mapping[str, Rounds]] = field(default_factory=dict)
     rounds: Rounds = field(default_factory=dict)
     latent: Latent | None = None
@@ -124,6 +129,7 @@ class Op:
 def op(
     *,
     rows: tuple[str, ...],
+    integers: tuple[str, ...] = (),
     axes: Mapping[str, Mapping[str, Rounds]] | None = None,
     rounds: Rounds | None = None,
     latent: Latent | None = None,
@@ -145,6 +151,7 @@ def op(
             optional=frozenset(p.name for p in inputs if p.default is not REQUIRED),
             params={p.name: p.default for p in keywords},
             rows=frozenset(rows),
+            integers=frozenset(integers),
             axes=axes or {},
             rounds=rounds or {},
             latent=latent,

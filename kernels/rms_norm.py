@@ -218,13 +218,14 @@ def rms_norm(
     results = _allocate_results(x, residual is not None, quant)
     stored = _allocate_stages(x, stages=bool(stages))
     if x.numel():
-        _launch(
-            (x, weight, residual, scale), results, stored,
-            eps=float(eps), variance_size=x.shape[-1] if variance_size is None else variance_size,
-            weight_offset=float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
-            store_stages=int(bool(stages)), NATIVE=weight_rule == "native_multiply",
-            RULE="rounded_sum" if residual is None else residual_rule, QUANT=quant or "none",
-        )  # fmt: skip
+        with torch.accelerator.device_index(x.device.index):
+            _launch(
+                (x, weight, residual, scale), results, stored,
+                eps=float(eps), variance_size=x.shape[-1] if variance_size is None else variance_size,
+                weight_offset=float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
+                store_stages=int(bool(stages)), NATIVE=weight_rule == "native_multiply",
+                RULE="rounded_sum" if residual is None else residual_rule, QUANT=quant or "none",
+            )  # fmt: skip
     present = [name for name in stages if name != "product" or weight is not None]
     mapping = {name: stored[name] for name in present} | results
     return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))

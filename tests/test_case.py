@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.case import DTYPE_NAMES, DTYPES, Case, Group, TensorSpec, contiguous_strides, parse_case
 from harness.errors import UsageError
 
+DISPLACED = "op x=fp32[4] weight=bf16[4]@2+1~cpu:near_one bias=fp32[4]~cuda:1 ids=int64[4,9]~peer seed=0"
 LINE = "rms_norm x=bf16[2048,32,128]@6144,128,1+8:rows weight=bf16[128] eps=1e-06 seed=17"
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: name != "seed")
@@ -19,6 +20,7 @@ words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True).filter(
     lambda word: word not in ("True", "False", "inf", "nan")
 )
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.booleans()
+devices = st.sampled_from(["", "cpu", "cuda:1", "npu", "peer"])
 regimes = st.sampled_from(["normal", "rows", "captured", "lattice"])
 
 
@@ -27,7 +29,7 @@ def specs(draw: st.DrawFn, name: str) -> TensorSpec:
     shape = tuple(draw(st.lists(st.integers(0, 10**6), max_size=4)))
     strides = draw(st.none() | st.tuples(*[st.integers(0, 10**9)] * len(shape)))
     dtype = draw(st.sampled_from(sorted(DTYPES)))
-    return TensorSpec(name, dtype, shape, strides, draw(st.integers(0, 10**6)), draw(regimes))
+    return TensorSpec(name, dtype, shape, strides, draw(st.integers(0, 10**6)), draw(regimes), draw(devices))
 
 
 @st.composite
@@ -100,6 +102,23 @@ def test_a_regime_may_hold_any_character_but_a_space() -> None:
     assert parse_case("op x=fp32[4]:captured/a=b@c:d+1").tensors[0].regime == "captured/a=b@c:d+1"
 
 
+def test_a_tensor_may_have_a_device_of_its_own() -> None:
+    case = parse_case(DISPLACED)
+    assert str(case) == DISPLACED
+    assert [t.device for t in case.tensors] == ["", "cpu", "cuda:1", "peer"]
+    assert case["weight"] == TensorSpec("weight", "bf16", (4,), (2,), 1, "near_one", "cpu")
+    assert case.displaced == ("weight", "bias", "ids")
+    gathered = "op x=fp32[4] weight=bf16[4]@2+1:near_one bias=fp32[4] ids=int64[4,9] seed=0"
+    assert case.gathered() == parse_case(gathered)
+    assert case.gathered().displaced == ()
+    assert case.with_regime("lattice").displaced == case.displaced
+
+
+def test_what_is_no_device() -> None:
+    with pytest.raises(UsageError, match="device 'cuda 1' of tensor 'x' must be peer or like cpu and cuda:1"):
+        TensorSpec("x", "bf16", (4,), device="cuda 1")
+
+
 # Malformed lines
 
 
@@ -130,6 +149,11 @@ def test_a_regime_may_hold_any_character_but_a_space() -> None:
         ("op x=bf16[4]+", "'bf16[4]+'"),
         ("op x=bf16[4]+a", "'bf16[4]+a'"),
         ("op x=bf16[4]:", "'bf16[4]:'"),
+        ("op x=bf16[4]~", "'bf16[4]~'"),
+        ("op x=bf16[4]~1", "'bf16[4]~1'"),
+        ("op x=bf16[4]~cuda:", "'bf16[4]~cuda:'"),
+        ("op x=bf16[4]~cpu+8", "'bf16[4]~cpu+8'"),
+        ("op x=bf16[4]~~cpu", "'bf16[4]~~cpu'"),
         ("op x=bf16[4]trailing", "'bf16[4]trailing'"),
         ("op eps=1e-", "'eps=1e-'"),
         ("op eps=1.2.3", "'eps=1.2.3'"),

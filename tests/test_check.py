@@ -304,19 +304,56 @@ def test_a_kernel_whose_result_depends_on_uninitialised_memory() -> None:
     assert "differ between two calls on the same input" in sentence(result, "nondeterministic")
 
 
-def test_a_kernel_that_is_nondeterministic_within_its_contract() -> None:
-    """Both results are allowed in fp32, but they differ."""
+FP32 = "rms_norm x=fp32[6,64] weight=fp32[64] eps=1e-06 seed=3"
+
+
+def moody(error: float) -> Callable[..., Tensor]:
+    """A kernel whose inverse rms is off by a relative error in every second call."""
     calls: list[int] = []
 
-    def moody(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    def call(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         calls.append(1)
         inv_rms = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return x * torch.nextafter(inv_rms, torch.tensor(float(len(calls) % 2) * 1e30)) * weight
+        return x * (inv_rms * (1 + error * (len(calls) % 2 == 0))) * weight
 
-    result = verified(moody, "rms_norm x=fp32[6,64] weight=fp32[64] eps=1e-06 seed=3")
+    return call
+
+
+def test_a_kernel_that_is_nondeterministic_within_its_contract() -> None:
+    """Both results are allowed in fp32, but they differ."""
+    result = verified(moody(2.0**-23), FP32)
     assert result.verdict is Verdict.FAILED
     assert kinds(result) == ["nondeterministic"]
     assert " of 384 elements of output differ" in sentence(result, "nondeterministic")
+
+
+def test_results_that_are_declared_unordered_may_differ_within_the_contract() -> None:
+    result = verified(moody(2.0**-23), FP32, unordered=("output",))
+    assert (result.verdict, result.findings) == (Verdict.PASSED, ())
+
+
+def test_every_call_of_an_unordered_kernel_is_judged() -> None:
+    result = verified(moody(2.0**-10), FP32, unordered=("output",))
+    assert result.verdict is Verdict.FAILED
+    assert kinds(result) == ["outside", "rows"]
+
+
+def test_only_atomic_additions_may_flush_subnormal_numbers() -> None:
+    ordered = Kernel("mine", "rms_norm", "", norm)
+    atomic = Kernel("mine", "rms_norm", "", norm, unordered=("output",), depth=lambda n: 7)
+    plain, flushing = (Subject(k, rms_norm, torch.device("cpu")).bounds for k in (ordered, atomic))
+    assert (plain.flushes_subnormals, plain.depth) == (False, None)
+    assert flushing.flushes_subnormals
+    assert flushing.depth is atomic.depth
+
+
+def test_unordered_results_must_be_written_all_the_same() -> None:
+    def half(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        y[:3] = norm(x, weight, eps=eps)[:3]
+        return y
+
+    assert "unwritten" in kinds(verified(half, FP32, unordered=("output",)))
 
 
 def test_a_shape_that_differs_between_calls() -> None:

@@ -415,6 +415,25 @@ def test_products_in_any_order_hold_each_order(x: float, y: float, z: float) -> 
     assert holds(allowed, *[(p * q * r).value.item() for p, q, r in ((a, b, c), (b, c, a), (a, c, b))])
 
 
+@given(factors=st.lists(st.floats(-100, 100, width=32), min_size=4, max_size=4), data=st.data())
+def test_products_of_four_factors_hold_each_order(factors: list[float], data: st.DataObject) -> None:
+    points = [point(f) for f in factors]
+    allowed = product_in_any_order(*points)
+    left, right = points[0] * points[1], points[2] * points[3]
+    assert allowed.value.item() == (left * points[2] * points[3]).value.item()
+    while len(points) > 1:  # some tree
+        a, b = (points.pop(data.draw(st.integers(0, len(points) - 1))) for _ in range(2))
+        points.append(a * b)
+    assert holds(allowed, (left * right).value.item(), points[0].value.item())
+    width = allowed.hi.item() - allowed.lo.item()
+    assert width <= 8 * 2.0**-24 * abs(allowed.exact.item()) + 2.0**-100
+
+
+def test_a_product_of_one_factor_is_the_factor() -> None:
+    x = point(3.0)
+    assert product_in_any_order(x) is x
+
+
 def test_rounding_is_to_fp32_after_every_operation() -> None:
     x = Enclosure.point(torch.randn(1000, generator=torch.Generator().manual_seed(1)))
     for result in (x + x * x, x * x * x, divide_rn(x, x + 3.0)):

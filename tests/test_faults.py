@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from harness.case import Case
-from harness.result import Verdict
+from harness.result import BAD, Verdict
 from harness.verify.check import verify_case
 from tests.faults import hunt
+from tests.faults.catalogue import FAULTS
 from tests.faults.plant import Edit, Fault, Outdated, kernel_of, mutated, planted, read_sources
-from tests.faults.rms_norm import FAULTS
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter; a GPU runs sight.py")
@@ -20,14 +20,13 @@ pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the i
 CPU = torch.device("cpu")
 COUNT = 60  # enough for the rarest combination of options, regime and layout that a fault needs
 EQUIVALENT = [f for f in FAULTS if f.equivalent]
-UNSEEN: set[str] = set()
-SEEN = [f for f in FAULTS if not f.equivalent and f.name not in UNSEEN]
+SEEN = [f for f in FAULTS if not f.equivalent]
 
 
 @functools.cache
-def verdict_without(contract: str, case: Case) -> Verdict:
+def verdict_without(variant: str, case: Case) -> Verdict:
     """What becomes of the case when the kernel has no fault."""
-    return verify_case(hunt.subject_of(kernel_of(hunt.clean_kernels(), contract), CPU), case).verdict
+    return verify_case(hunt.subject_of(kernel_of(hunt.clean_kernels(), variant), CPU), case).verdict
 
 
 @pytest.mark.parametrize("fault", SEEN, ids=str)
@@ -38,9 +37,9 @@ def test_fault_is_seen_and_named(fault: Fault):
         hidden = hunt.hunt(hunt.without_stages(kernel), cases, CPU)
     assert exposed is not None and hidden is not None
     assert (exposed.named, hidden.named) == (fault.exposed, fault.hidden)
-    assert exposed.result.verdict is hidden.result.verdict is Verdict.FAILED
+    assert {exposed.result.verdict, hidden.result.verdict} <= BAD
     for case in cases[: max(exposed.cases, hidden.cases)]:
-        assert verdict_without(fault.contract, case) is Verdict.PASSED
+        assert verdict_without(fault.variant, case) not in BAD
 
 
 @pytest.mark.parametrize("fault", EQUIVALENT, ids=str)
@@ -65,4 +64,4 @@ def test_a_replacement_that_does_not_apply_is_an_error():
 
 
 def test_names_are_unique():
-    assert len({f.name for f in FAULTS}) == len(FAULTS)
+    assert len({str(f) for f in FAULTS}) == len(FAULTS)

@@ -519,3 +519,80 @@ def test_seeds_have_distinct_fingerprints() -> None:
     pairs = itertools.product(range(4), ("normal", "rows"))
     prints = {build(parse_case(f"op x=bf16[4,8]:{regime} seed={seed}"), "cpu").fingerprint for seed, regime in pairs}
     assert len(prints) == 8
+
+
+# Regimes of integer tensors
+
+
+INTEGER_LINES = ("normal", "zeros", "ones", "counting", "below_9", "sequences_1", "sequences_4")
+
+
+@pytest.mark.parametrize("regime", INTEGER_LINES)
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("budget", [1, 7, 50])
+def test_block_size_changes_no_integer(regime: str, dtype: str, budget: int) -> None:
+    actual = torch.zeros(9, 11, dtype=DTYPES[dtype])
+    fill(actual, TensorSpec("x", dtype, (9, 11), regime=regime), 3, budget=budget)
+    assert equal_bits(actual, values(dtype, (9, 11), regime, seed=3))
+
+
+def test_golden_fingerprint_of_sequences() -> None:
+    """The values of this case never change, as those of `test_golden_fingerprints`."""
+    line = "op ids=int64[64,33]:sequences_3 short=int32[7,5]:sequences_1 ends=int64[3]:counting seed=6"
+    assert build(parse_case(line), "cpu").fingerprint == "ef5307f2fc852cb2"
+
+
+def test_counting() -> None:
+    assert values("int64", (4,), "counting").tolist() == [0, 1, 2, 3]
+    assert values("int8", (2, 3), "counting").tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_sequences_have_rows_of_every_kind(dtype: str) -> None:
+    x = values(dtype, (700, 40), "sequences_3")
+    ends = (x >= 0) & (x < 3)
+    count, first = ends.sum(-1), ends.to(torch.int8).argmax(-1)
+    padded = ends & (x == x[:, -1:])
+    kinds = {
+        "no end": count == 0,
+        "at the first position": (count == 1) & ends[:, 0],
+        "at the last position": (count == 1) & ends[:, -1],
+        "at another position": (count == 1) & ~ends[:, 0] & ~ends[:, -1],
+        "several": (count > 1) & (count < 40 - first) & (first > 0),
+        "everywhere": (count == 40) & ~padded.all(-1),
+        "from a position on, one id": (count > 1) & (padded.sum(-1) == count) & (count == 40 - first),
+    }
+    for name, rows in kinds.items():
+        assert 50 < rows.sum() < 150, name
+    assert x[ends].unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("dtype", "span"), [("int64", 2**32), ("int32", 2**16)])
+def test_sequences_hold_ids_that_look_like_an_end(dtype: str, span: int) -> None:
+    """In the lower half of their bits: what a kernel sees that compares no more of them."""
+    x = values(dtype, (100, 100), "sequences_3").long()
+    above, below = (x >= span) & (x < span + 3), (x >= -span) & (x < 3 - span)
+    ordinary = (x >= 3) & (x < 2**17)
+    for alike in (above, below, x == -100):
+        assert 100 < alike.sum() < 600
+    before_end = ((x < 0) | (x >= 3)).cumprod(-1).bool()
+    assert (above & before_end).any(-1).sum() > 40
+    assert (above | below | ordinary | (x == -100) | ((x >= 0) & (x < 3))).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int8[4]:sequences_2", "'sequences_2' of tensor 'x' exceeds 127, the most for int8"),
+        ("int64[4]:sequences_65537", "'sequences_65537' of tensor 'x': at most 65536 ids end a sequence"),
+        ("int8[129]:counting", "'counting' of tensor 'x' exceeds 127, the most for int8"),
+        ("bool[3]:counting", "'counting' of tensor 'x' exceeds 1, the most for bool"),
+        ("int64[4]:sequences_N", "regime of tensor 'x': 'sequences_N'"),
+        ("int64[4]:sequences_0", "regime of tensor 'x': 'sequences_0'"),
+        ("int64[4]:normal_3", "regime of tensor 'x': 'normal_3'"),
+        ("bf16[4]:counting", "regime 'counting' makes no bf16 values"),
+    ],
+)
+def test_wrong_integer_regime(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build(parse_case(f"op x={text} seed=0"), "cpu")

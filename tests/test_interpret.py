@@ -341,6 +341,25 @@ def test_and_or_not_of_blocks_are_elementwise() -> None:
     assert out.tolist() == [0, 1, 0, 1]
 
 
+@triton.jit
+def extremes_kernel(x_ptr, out_ptr, rows, N: tl.constexpr):
+    last = min((tl.program_id(0) + 1) * 3, rows)  # two numbers, neither of which Python sees
+    x = tl.load(x_ptr + tl.arange(0, N))
+    total = tl.zeros([N], tl.float32)
+    for _ in range(0, last):
+        total += max(x, 1.0)
+    tl.store(out_ptr + tl.arange(0, N), min(total, 5.0, x) + max(N, 2))
+
+
+@pytest.mark.parametrize(("rows", "count"), [(2, 2), (9, 3)])
+def test_min_and_max_choose_elementwise(rows: int, count: int) -> None:
+    x = torch.tensor([-2.0, 0.5, 4.0, 9.0])
+    out = torch.empty(4)
+    extremes_kernel[(1,)](x, out, rows, N=4)
+    total = count * x.clamp(min=1.0)
+    assert torch.equal(out, torch.minimum(total.clamp(max=5.0), x) + 4)
+
+
 def test_a_kernel_may_use_what_its_enclosing_function_defines() -> None:
     factor = tl.constexpr(3.0)
 

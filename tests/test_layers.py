@@ -18,6 +18,8 @@ FOLDERS = ("harness", "references", "cases", "reports", "kernels")
 NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result")
 BELOW_VERIFY = (
     "harness.errors",
+    "harness.devices",
+    "harness.placement",
     *NOUNS,
     "harness.config",
     "harness.numerics",
@@ -35,17 +37,26 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", *NOUNS),
     "harness.result": ("harness.errors", *NOUNS),
-    "harness.config": ("harness.errors", "harness.op", "harness.case", "harness.kernel"),
-    "harness.inputs": ("harness.errors", "harness.op", "harness.case", "harness.kernel", "harness.numerics"),
+    "harness.devices": ("harness.errors",),
+    "harness.placement": ("harness.devices",),
+    "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
+    "harness.inputs": (
+        "harness.errors",
+        "harness.devices",
+        "harness.op",
+        "harness.case",
+        "harness.kernel",
+        "harness.numerics",
+    ),
     "harness.interpret": ("harness.errors",),
-    "harness.calibrate": ("harness.errors", "harness.numerics", "harness.interpret"),
+    "harness.calibrate": ("harness.errors", "harness.devices", "harness.numerics", "harness.interpret"),
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate"),
     "harness.history": (*BELOW_VERIFY, "harness.verify"),
     **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
     "reports": ("harness.errors", "harness.result"),
-    "kernels": ("harness.kernel",),
+    "kernels": ("harness.kernel", "harness.placement"),
 }
 
 # Layer → the packages from outside that it may import, besides the standard library. Layers not named here

@@ -9,7 +9,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.numerics import (
@@ -109,11 +109,16 @@ def test_exp_holds_exp2_of_a_rounded_product(x: float) -> None:
 
 @given(x=st.floats(-80, 80, width=32), error=errors)
 def test_sigmoid_holds_what_its_steps_give(x: float, error: float) -> None:
-    """An exponential off by its own bound, a rounded addition, and a division off by 2**-22."""
+    """An exponential off by its own bound, a rounded addition, and a division off by 2**-22, exact for 1 by 1."""
     power = f32(high_precision(Decimal.exp, -x) * (1 + error * (2.0**-22 + 2 * U * abs(x))))
     denominator = float(np.float32(1) + np.float32(power))
-    for last in (-1, 0, 1):
+    for last in (-1, 0, 1) if denominator != 1 else (0,):
         assert holds(sigmoid(point(x)), f32(1 / denominator * (1 + last * 2.0**-22)))
+
+
+def test_sigmoid_is_one_from_17_on() -> None:
+    assert sigmoid(point(17.0)).lo.item() == sigmoid(point(float("inf"))).lo.item() == 1.0
+    assert sigmoid(point(16.9)).lo.item() < 1.0
 
 
 @pytest.mark.parametrize(
@@ -149,6 +154,7 @@ def test_the_primitives_of_an_interval_hold_those_of_its_members(x: float, y: fl
 
 
 @given(x=st.floats(-80, 80, width=32), y=st.floats(-80, 80, width=32))
+@example(x=16.5, y=51.0)
 def test_the_exponentials_of_an_interval_hold_those_of_its_members(x: float, y: float) -> None:
     lo, hi = sorted((x, y))
     for function in (exp, sigmoid):

@@ -11,6 +11,7 @@ from harness.op import Latent, op
 from harness.result import RowCheck
 from harness.verify.evaluate import evaluate
 from harness.verify.latent import check_rows
+from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 
 EPS = 1e-6
@@ -229,3 +230,47 @@ def test_an_element_moves_with_the_latent_value_if_only_another_order_of_its_pro
         inv_rms = step(inverse_rms(x), (0, 0), error)
         for actual in (x * inv_rms * weight, x * (inv_rms * weight), x * weight * inv_rms):
             assert explained(actual, x, weight, contract="fp32_multiply") == RowCheck("inv_rms", 1, 1)
+
+
+# Groups of columns, each with a latent value of its own
+
+
+GROUPS, SIZE = 4, 96
+
+
+def grouped(x: Tensor, *, group: int | None = None, error: float = 0.0, layer: bool = False) -> Tensor:
+    """A norm of groups in fp32, with the inverse deviation of one group off by a relative error."""
+    v = x.unflatten(-1, (-1, SIZE))
+    v = v - v.mean(-1, keepdim=True) if layer else v
+    rstd = torch.rsqrt(v.square().mean(-1, keepdim=True) + EPS)
+    if group is not None:
+        rstd[:, group] *= 1 + error
+    return (v * rstd).flatten(-2)
+
+
+def explained_in_groups(y: Tensor, x: Tensor, *, layer: bool = False) -> RowCheck:
+    tensors, point = {"x": x, "weight": torch.ones(x.shape[-1])}, layer_norm_gated.contract()
+    params = {"eps": EPS, "group_size": SIZE, "is_rms_norm": not layer}
+    trace = evaluate(layer_norm_gated, point, tensors, params)
+    return check_rows(layer_norm_gated, point, tensors, params, {"output": y}, trace)
+
+
+@pytest.mark.parametrize("layer", [False, True])
+def test_each_group_has_its_own_latent_value(layer: bool) -> None:
+    x = normals(10, GROUPS * SIZE) * 3.0 ** torch.arange(GROUPS).repeat_interleave(SIZE)
+    assert explained_in_groups(grouped(x, layer=layer), x, layer=layer) == RowCheck("rstd", 10, 10)
+    off = grouped(x, group=2, error=1e-3, layer=layer)
+    assert explained_in_groups(off, x, layer=layer) == RowCheck("rstd", 10, 0)
+
+
+def test_one_element_of_one_group_leaves_one_row_unexplained() -> None:
+    x = normals(10, GROUPS * SIZE)
+    assert explained_in_groups(step(grouped(x), (7, 3 * SIZE + 5), 2), x) == RowCheck("rstd", 10, 9)
+
+
+def test_a_group_without_a_finite_latent_value_does_not_hide_the_others() -> None:
+    x = normals(3, GROUPS * SIZE)
+    x[1, SIZE + 2] = float("nan")
+    y = grouped(x)
+    assert explained_in_groups(y, x) == RowCheck("rstd", 3, 3)
+    assert explained_in_groups(step(y, (1, 3 * SIZE), 2), x) == RowCheck("rstd", 3, 2)

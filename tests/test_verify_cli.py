@@ -17,6 +17,7 @@ import torch
 from harness import cli
 from harness.case import parse_case
 from harness.config import Config
+from harness.devices import DevicePlan, plan_devices
 from harness.errors import UsageError
 from harness.inputs import build
 from harness.verify.plan import make_plan
@@ -198,6 +199,19 @@ def test_passing_kernels_end_with_0_and_k_selects(project: Path) -> None:
     assert set(done.records()) == {"right"}
 
 
+def test_the_plan_of_devices_that_is_printed_is_the_one_of_the_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "--kernel", "right", "--device", "auto")
+    device_plan = plan_devices("auto")
+    assert device_plan.leftovers, "WORLD_SIZE contradicts it"
+    assert done.stdout.startswith(str(device_plan)), done.text
+    assert Config.load(done.folder / "config.json").device_plan == device_plan
+    assert json.loads((done.folder / "run.json").read_text())["environment"]["device_plan"] == str(device_plan)
+    assert {r["device"] for r in done.records()["right"].values()} == set(device_plan.devices)
+
+
 def test_a_failure_is_reproduced_with_the_same_input_bits(project: Path) -> None:
     done = run(project, "repro", LARGE, "--kernel", "truncates", "-n", "1")
     assert done.code == 1, done.text
@@ -240,7 +254,6 @@ def config(project: Path, **settings: Any) -> Config:
         ({"lines": ("thrice x=bf61[4]",)}, "unknown dtype 'bf61'"),
         ({"kernel_folders": ("/no/such/folder",)}, "kernel folder '/no/such/folder' does not exist"),
         ({"projects": ("/no/such/folder",)}, "project folder '/no/such/folder' does not exist"),
-        ({"devices": ("cpo",)}, "unknown device 'cpo'"),
     ],
 )
 def test_a_plan_that_cannot_be_made(project: Path, settings: dict[str, Any], message: str) -> None:
@@ -309,7 +322,8 @@ def test_arguments_that_mean_nothing(main: Main, project: Path, arguments: tuple
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
 @pytest.mark.parametrize("command", [("verify",), ("repro", SMALL)])
-def test_a_device_that_is_not_there(main: Main, command: tuple[str, ...]) -> None:
+def test_a_device_that_is_not_there(main: Main, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code, error = main(*command, "--device", "cuda")
     assert (code, error) == (2, "lastbit: device 'cuda' was asked for, but this machine has only cpu\n")
 
@@ -342,13 +356,13 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(project)
     monkeypatch.setattr(cli, "_run", lambda settings, *_, **__: seen.append(settings) or 0)
     options = "--profile smoke --op thrice --kernel right --kernel hangs --seed 5 --cases-per-group 7 --timeout 9"
-    cli.main(
-        ["verify", *options.split(), "--cases", "lines.txt", "--project", "p", "--kernels", "k", "--run-folder", "r"]
-    )
+    files = "--cases lines.txt --project p --kernels k --run-folder r --device cpu:0"
+    cli.main(["verify", *options.split(), *files.split()])
     assert seen == [
         Config(
             folder="r",
             profile="smoke",
+            device_plan=plan_devices("cpu:0"),
             ops=("thrice",),
             kernels=("right", "hangs"),
             projects=("p",),
@@ -362,7 +376,9 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_config_is_read_back(tmp_path: Path) -> None:
-    settings = Config(folder=str(tmp_path / "run"), lines=(SMALL,), devices=("cpu", "cuda:1"), timeout=1.5)
+    why = "from --device cpu", "from --device cuda:1"
+    device_plan = DevicePlan(("cpu", "cuda:1"), why, ("RANK=1 is one process of several",))
+    settings = Config(folder=str(tmp_path / "run"), lines=(SMALL,), device_plan=device_plan, timeout=1.5)
     assert Config.load(settings.save()) == settings
 
 

@@ -24,9 +24,9 @@ HEAD = """# Sight: which faults are seen, and where
 
 `{command}`, {date}: {versions}, {device}; {seconds:.0f} s.
 
-Each row is a copy of `kernels/rms_norm.py` with one fault (`tests/faults/rms_norm.py` has the replacements), run on
-the cases that `lastbit verify` generates for one group of cases in which the fault can show: the same generator, at the
-size for a CPU. A number under *with stages* and *results only* says how many distinct generated cases it took until one
+Each row is a copy of a kernel with one fault (`tests/faults/` has the replacements), run on the cases that
+`lastbit verify` generates for one group of cases in which the fault can show: the same generator, at the size for a
+CPU. A number under *with stages* and *results only* says how many distinct generated cases it took until one
 failed, the failing one included, with the seeds {seeds}; cases in which the fault cannot show count too. (*view
 flattened* is hunted with the real shapes that every run begins with, which do not depend on the seed.) The name is
 what the report leads with: the first stage that goes wrong, or what the guards found. *Results only* is the same kernel
@@ -71,8 +71,8 @@ def measure(name: str, dtype: str, device_name: str, count: int) -> Row:
     import torch
 
     from tests.faults import hunt as hunting
+    from tests.faults.catalogue import FAULTS
     from tests.faults.plant import planted
-    from tests.faults.rms_norm import FAULTS
 
     torch.set_num_threads(1)
     device = torch.device(device_name)
@@ -80,7 +80,7 @@ def measure(name: str, dtype: str, device_name: str, count: int) -> Row:
         from harness.interpret import install
 
         install()
-    fault = next(f for f in FAULTS if f.name == name)
+    fault = next(f for f in FAULTS if str(f) == name)
     drawn = {seed: hunting.cases_for(fault, dtype, count, seed) for seed in SEEDS}
     with planted(fault) as kernel:
         variants = (kernel, hunting.without_stages(kernel))
@@ -117,9 +117,10 @@ def _percent(part: int, whole: int) -> str:
 
 def rows(options: argparse.Namespace) -> list[Row]:
     """The lines of the table, in the order of the faults."""
-    from tests.faults.rms_norm import FAULTS
+    from tests.faults.catalogue import FAULTS
 
-    tasks = [(f.name, dtype) for f in FAULTS for dtype in f.dtypes if not options.fault or f.name in options.fault]
+    chosen = [f for f in FAULTS if not options.op or f.op in options.op]
+    tasks = [(str(f), dtype) for f in chosen for dtype in f.dtypes if not options.fault or f.name in options.fault]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(measure, name, dtype, options.device, options.cases) for name, dtype in tasks]
         return [future.result() for future in futures]
@@ -127,15 +128,15 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 def table(found: list[Row]) -> str:
     """The lines of the table; a fault is described where it first appears."""
-    from tests.faults.rms_norm import FAULTS
+    from tests.faults.catalogue import FAULTS
 
-    words = {f.name: f"**{f.name}**: {f.description}" for f in FAULTS}
+    words = {str(f): f"{f.op}: **{f.name}**: {f.description}" for f in FAULTS}
     return "".join(f"| {' | '.join((words.pop(r.fault, r.fault), *r.cells))} |\n" for r in found)
 
 
 def summary(found: list[Row]) -> str:
     """What the table says, in numbers."""
-    from tests.faults.rms_norm import FAULTS
+    from tests.faults.catalogue import FAULTS
 
     real = [r for r in found if not r.equivalent]
     always = sum(r.seen == len(SEEDS) for r in real)
@@ -146,9 +147,9 @@ def summary(found: list[Row]) -> str:
     text += f"stages and without; `assert_close` set {caught} apart from the correct kernel in at least one case.\n"
     text += _listed("Seen with some seeds only", [r for r in real if 0 < r.seen < len(SEEDS)])
     text += _listed("Never seen", [r for r in real if not r.seen])
-    text += _listed("Named otherwise than `tests/faults/rms_norm.py` expects", [r for r in real if r.unexpected])
+    text += _listed("Named otherwise than `tests/faults/` expects", [r for r in real if r.unexpected])
     same = {r.fault for r in found if r.equivalent}
-    return text + "".join(f"\n*{f.name}* changes nothing: {f.equivalent}.\n" for f in FAULTS if f.name in same)
+    return text + "".join(f"\n*{f}* changes nothing: {f.equivalent}.\n" for f in FAULTS if str(f) in same)
 
 
 def _listed(title: str, found: list[Row]) -> str:
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--cases", type=int, default=60, help="generated cases per seed")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--op", action="append", default=[], help="only the faults of this op (repeatable)")
     parser.add_argument("--fault", action="append", default=[], help="only this fault (repeatable)")
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1" if options.device == "cpu" else "0"

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from harness.calibrate.measure import Measurement, measure
 from harness.calibrate.store import device_name, save
+from harness.devices import current
 from harness.interpret import install
 from harness.numerics.premises import U
 
@@ -19,7 +20,8 @@ def main(name: str) -> int:
     device = torch.device(name)
     if device.type == "cpu":
         install()
-    found = list(measure(device))
+    with current(device):  # where Triton launches
+        found = list(measure(device))
     table = Table(title=f"premises on {device_name(device)}")
     for column in ("premise", "worst", "documented", "tried", "holds"):
         table.add_column(column)

@@ -13,6 +13,7 @@ from harness.inputs.guards import Violation
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
 from harness.inputs.overlap import overlaps
 from harness.inputs.problem import Inputs, build, fingerprints
+from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
 from harness.inputs.values import regimes
 
 __all__ = [
@@ -23,13 +24,17 @@ __all__ = [
     "Violation",
     "applicable_layouts",
     "build",
+    "cut_rows",
     "fingerprint",
     "fingerprints",
     "guarded_allocations",
+    "leading_dims",
     "overlaps",
     "poison_mask",
     "regimes",
     "row_blocks",
+    "strided",
     "tensor_layouts",
     "unwritten",
+    "widths",
 ]

@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.case import Case, TensorSpec
-from harness.errors import unknown
+from harness.case import PEER, Case, TensorSpec
+from harness.devices import Machine, indexed, machine, parse_device
+from harness.errors import UnsupportedCase, unknown
 from harness.inputs.fingerprint import combined, fingerprint
 from harness.inputs.guards import Guarded, Violation, check_separate, element_changes, guard, twin
 from harness.inputs.values import check_regime, fill
@@ -66,20 +67,33 @@ class Inputs:
 
 
 def build(case: Case, device: torch.device | str) -> Inputs:
-    """The tensors of `case` on `device`, with the values that its regimes and seed define.
+    """The tensors of `case`, each on its own device or else on `device`, with the values that regime and seed define.
 
     Raises:
-        UsageError: a regime is unknown or does not suit its tensor, captured values cannot be read, or strides make
-            elements overlap.
+        UsageError: a regime is unknown or does not suit its tensor, captured values cannot be read, strides make
+            elements overlap, or this machine lacks a tensor's device.
+        UnsupportedCase: a tensor belongs on a peer of `device`, and there is none.
     """
+    here = machine() if case.displaced else Machine()
     for spec in case.tensors:
         check_regime(spec)
         check_separate(spec.name, spec.shape, spec.element_strides)
     guards = tuple(
-        _build(spec, case.seed, torch.device(device), _FIRST_NUMBER + 2 * position)
+        _build(spec, case.seed, device_of(spec, torch.device(device), here), _FIRST_NUMBER + 2 * position)
         for position, spec in enumerate(case.tensors)
     )
     return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
+
+
+def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.device:
+    """Where a tensor of a case lies in a run on `device`; errors as in `build`."""
+    if not spec.device:
+        return device
+    if spec.device != PEER:
+        return parse_device(spec.device, here)
+    if not (peers := here.peers(str(indexed(device)))):
+        raise UnsupportedCase(f"{spec.name} belongs on a peer of {device}, but this machine has {here}")
+    return torch.device(peers[0])
 
 
 def fingerprints(tensors: Mapping[str, Tensor]) -> str:

@@ -236,6 +236,21 @@ def small(block: Block) -> Tensor:
     return (block.uniform(block.elements) * 2 - 1 + 2.0**-53) * 2.0**-8
 
 
+def gates(block: Block) -> Tensor:
+    """Normal values times a power of two from 2**-6 to 2**7, either sign: a sigmoid from 0 over its middle to 1."""
+    return block.normal(block.elements) * block.powers(block.elements, -6, 7)
+
+
+def saturated(block: Block) -> Tensor:
+    """Integers from 17 to 24, whose sigmoid is 1 in fp32, so that z · sigmoid(z) is z itself."""
+    return block.integers(block.elements, 17, 24).to(torch.float64)
+
+
+def integers(block: Block) -> Tensor:
+    """Integers from -8 to 8: sums of products of several such factors are exact in fp32 in any order."""
+    return block.integers(block.elements, -8, 8).to(torch.float64)
+
+
 def scale_pow2(block: Block) -> Tensor:
     """A quantization scale that is a power of two, 2**-8 to 2**2: quotients are exact, so ties occur."""
     return block.powers(block.elements, -8, 2)
@@ -274,7 +289,7 @@ REGIMES: Mapping[str, Regime] = {
             constant,
             pow2,
         ),
-        *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small),
+        *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_random, scale_overflow),
     )
 }

@@ -7,7 +7,6 @@ device and block size change nothing. Where a stride is 0, all indices share the
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -18,16 +17,10 @@ from harness.errors import UsageError, unknown
 from harness.inputs.bits import bits_of
 from harness.inputs.blocks import block_budget, row_blocks
 from harness.inputs.captured import fill_captured, is_captured
+from harness.inputs.integers import INTEGER_REGIMES, integer_regime
 from harness.inputs.regimes import REGIMES, Block
 from harness.numerics.formats import FP64, cast, format_of
 
-_BELOW = re.compile(r"below_(?P<bound>[1-9]\d*)$")
-_INTEGER_REGIMES = {
-    "normal": "integers: uniform from -64 to 63; bool: either value",
-    "zeros": "all 0",
-    "ones": "all 1",
-    "below_N": "integers: uniform from 0 to N-1",
-}
 _NAN_BITS = {
     torch.float64: 0x7FF8 << 48,
     torch.float32: 0x7FC00000,
@@ -40,9 +33,12 @@ _NAN_BITS = {
 
 def regimes() -> Mapping[str, str]:
     """Name → one-line description of every regime, those of integer tensors and captured values included."""
-    described = {name: (regime.__doc__ or "").strip() for name, regime in REGIMES.items()}
-    return described | {
-        "below_N": "Integer tensors: uniform integers from 0 to N-1, such as below_128.",
+    floats = {name: (regime.__doc__ or "").strip() for name, regime in REGIMES.items()}
+    both = {name: f"{floats[name]} {INTEGER_REGIMES[name]}" for name in floats.keys() & INTEGER_REGIMES.keys()}
+    return {
+        **floats,
+        **INTEGER_REGIMES,
+        **both,
         "captured(PATH#KEY)": "The tensor KEY of the safetensors file PATH, or as many of its leading rows.",
     }
 
@@ -73,11 +69,11 @@ def check_regime(spec: TensorSpec) -> None:
     if is_captured(spec.regime):
         return
     known_float = spec.regime in REGIMES
-    known_integer = spec.regime in _INTEGER_REGIMES or _BELOW.match(spec.regime) is not None
+    known_integer = integer_regime(spec.regime) is not None
     if not known_float and not known_integer:
         raise unknown(f"regime of tensor {spec.name!r}:", spec.regime, regimes())
     if not (known_float if spec.torch_dtype.is_floating_point else known_integer):
-        takes = ", ".join(REGIMES if spec.torch_dtype.is_floating_point else _INTEGER_REGIMES)
+        takes = ", ".join(REGIMES if spec.torch_dtype.is_floating_point else INTEGER_REGIMES)
         raise UsageError(f"regime {spec.regime!r} makes no {spec.dtype} values for tensor {spec.name!r}; use {takes}")
 
 
@@ -99,27 +95,13 @@ def _pieces(target: Tensor, shape: tuple[int, ...], budget: int) -> Iterator[tup
 def _values(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
     """Values of `spec` in its dtype, [R, C]."""
     width = spec.shape[-1] if spec.shape else 1
-    exact = spec.torch_dtype.is_floating_point
-    fmt = format_of(spec.torch_dtype) if exact else FP64
+    integers = None if spec.torch_dtype.is_floating_point else integer_regime(spec.regime)
+    fmt = format_of(spec.torch_dtype) if integers is None else FP64
     block = Block(seed, spec.name, fmt, rows, columns, math.prod(spec.shape[:-1]), width)
-    if not exact:
-        return _integers(spec, block).to(spec.torch_dtype)
+    if integers is not None:
+        return integers(block, spec.torch_dtype).to(spec.torch_dtype)
     values = cast(REGIMES[spec.regime](block), spec.torch_dtype)
     # Conversions make NaNs of different bits on different devices, so their bits are set here.
     nan = values.to(torch.float32).isnan()
     bits_of(values).masked_fill_(nan, _NAN_BITS[spec.torch_dtype])
     return values
-
-
-def _integers(spec: TensorSpec, block: Block) -> Tensor:
-    below = _BELOW.match(spec.regime)
-    if spec.regime in ("zeros", "ones"):
-        return torch.full_like(block.elements, int(spec.regime == "ones"))
-    if below is None:
-        low, high = (0, 1) if spec.torch_dtype is torch.bool else (-64, 63)
-        return block.integers(block.elements, low, high)
-    bound = int(below["bound"])
-    largest = 1 if spec.torch_dtype is torch.bool else min(torch.iinfo(spec.torch_dtype).max, 2**31 - 1)
-    if bound - 1 > largest:
-        raise UsageError(f"regime {spec.regime!r} of tensor {spec.name!r} exceeds {largest}, the most for {spec.dtype}")
-    return block.integers(block.elements, 0, bound - 1)

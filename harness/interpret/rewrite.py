@@ -1,15 +1,17 @@
 """Kernels rewritten so that Python runs them with the compiler's meaning.
 
 Assigned numbers become tensors (as Triton's own rewriting does), and beyond it: `and`, `or`, `not` and chained
-comparisons of tensors are logical operations on their elements, where Python would ask for one truth value, and
-`range` counts in 32-bit tensors, which wrap, instead of Python integers, which do not.
+comparisons of tensors are logical operations on their elements, where Python would ask for one truth value, `min` and
+`max` choose elementwise, and `range` counts in 32-bit tensors, which wrap, instead of Python integers, which do not.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -87,7 +89,7 @@ class Namespace(dict[str, Any]):
         self._module = function.__globals__
 
     def __missing__(self, name: str) -> Any:
-        value = self._module[name]
+        value = self._module[name] if name in self._module else _BUILTINS[name]
         return SUBSTITUTES.get(id(value), value)
 
 
@@ -141,6 +143,18 @@ def _truth(value: Any) -> Any:
         raise AmbiguousTruth(f"a block of shape {tuple(value.handle.data.shape)} has no single truth value")
     return bool(value.handle.data.item())
 
+
+def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
+    """`min` or `max` as the compiler has it: elementwise as soon as one operand is a tensor."""
+    builtin = getattr(builtins, name)
+
+    def extreme(*values: Any) -> Any:
+        return reduce(getattr(tl, elementwise), values) if any(map(_is_tensor, values)) else builtin(*values)
+
+    return extreme
+
+
+_BUILTINS: dict[str, Any] = {"min": _extreme("min", "minimum"), "max": _extreme("max", "maximum")}
 
 _HELPERS: dict[str, Any] = {
     "__lastbit_assigned": lambda value: interpreter_semantic.to_tensor(value, False),

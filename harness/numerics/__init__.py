@@ -1,6 +1,16 @@
 """Enclosures, formats and error bounds: all that a reference is written over."""
 
-from harness.numerics.accumulation import dot, mean, mean_of_squares, total
+from harness.numerics.accumulation import (
+    Sum,
+    dot,
+    mean,
+    mean_of_products,
+    mean_of_squares,
+    sum_of_row_products,
+    sum_of_rows,
+    total,
+    variance_about,
+)
 from harness.numerics.enclosure import (
     Enclosure,
     at_least,
@@ -21,6 +31,7 @@ __all__ = [
     "Enclosure",
     "Format",
     "Premises",
+    "Sum",
     "at_least",
     "cast",
     "clamp",
@@ -33,6 +44,7 @@ __all__ = [
     "hull",
     "largest_magnitude",
     "mean",
+    "mean_of_products",
     "mean_of_squares",
     "multiply_add",
     "product_in_any_order",
@@ -41,6 +53,9 @@ __all__ = [
     "sigmoid",
     "sqrt",
     "sqrt_rn",
+    "sum_of_row_products",
+    "sum_of_rows",
     "total",
     "using",
+    "variance_about",
 ]

@@ -8,12 +8,14 @@ bounds the error; else the number of terms does. Probabilistic bounds are never 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, magnitudes, settled, widened
+from harness.numerics.enclosure import Enclosure, magnitudes, settled, unrounded_product, widened
 from harness.numerics.formats import FP32
-from harness.numerics.premises import current
+from harness.numerics.premises import U, current
 
 _MANTISSA_BITS = 52
 _LATTICE_UNITS = 2.0**24
@@ -21,21 +23,148 @@ _FP64_U = 2.0**-53
 _UNDERFLOW = 2.0**-150  # largest error of a product that is rounded to a subnormal fp32 number
 
 
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """What has to be known of the terms of a sum to bound it; `+` joins the terms of two parts of one sum.
+
+    Attributes:
+        count: number of terms.
+        products: the terms are products that may underflow, or be rounded before they are added.
+        sums: stacked parts of the sum in fp64.
+        magnitude, finite: sums of the largest |term|, all of them and finite ones only.
+        known: every term is one known number.
+        quantum: largest power of two that divides all terms.
+        negative, positive: whether a term may be.
+    """
+
+    count: int
+    products: bool
+    sums: Tensor
+    magnitude: Tensor
+    finite: Tensor
+    known: Tensor
+    quantum: Tensor
+    negative: Tensor
+    positive: Tensor
+
+    @classmethod
+    def of(cls, terms: Tensor, *, dim: int = -1, products: bool = False) -> Sum:
+        """The sum of `terms` (stacked parts) over `dim`; the last dimension is kept with size 1."""
+        keep = dim == -1
+        lo, hi = Enclosure(terms).lo, Enclosure(terms).hi
+        return cls(
+            count=terms.shape[dim],
+            products=products,
+            sums=Enclosure(terms.sum(dim, keepdim=keep)).full,
+            magnitude=torch.maximum(lo.abs(), hi.abs()).sum(dim, keepdim=keep),
+            finite=torch.maximum(_finite(lo), _finite(hi)).sum(dim, keepdim=keep),
+            known=(lo == hi).all(dim, keepdim=keep),
+            quantum=_quantum(lo, dim, keepdim=keep),
+            negative=(lo < 0).any(dim, keepdim=keep),
+            positive=(hi > 0).any(dim, keepdim=keep),
+        )
+
+    def __add__(self, other: Sum) -> Sum:
+        return Sum(
+            count=self.count + other.count,
+            products=self.products,
+            sums=self.sums + other.sums,
+            magnitude=self.magnitude + other.magnitude,
+            finite=self.finite + other.finite,
+            known=self.known & other.known,
+            quantum=torch.minimum(self.quantum, other.quantum),
+            negative=self.negative | other.negative,
+            positive=self.positive | other.positive,
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.sums.shape[1:]
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """The fp32 sum."""
+        return settled(self.parts())
+
+    def parts(self, *, nonnegative: bool = False) -> Tensor:
+        """Stacked parts of the sum, not rounded yet."""
+        eps = current().accumulation(self.count) + 2 * self.count * _FP64_U
+        rounding = eps * self.magnitude + (self.count * _UNDERFLOW if self.products else 0.0)
+        exact = self.known & (self.magnitude < _LATTICE_UNITS * self.quantum) & (self.quantum >= FP32.quantum)
+        slack = torch.where(exact, 0.0, rounding) + self.count * _flush()
+        low, high = self.sums[2] - slack, self.sums[3] + slack
+        if nonnegative:
+            low = torch.where(low < 0, 0.0, low)
+        low, high = (torch.where(torch.isfinite(s), e, s) for s, e in ((self.sums[2], low), (self.sums[3], high)))
+        overflows = self.negative & self.positive & (self.finite > FP32.max) & ~torch.isnan(self.sums[1])
+        sums = Enclosure(torch.stack([self.sums[0], self.sums[1], low, high]))
+        return sums.unknown_where(overflows).parts  # some order of the sum overflows
+
+
 def total(x: Enclosure) -> Enclosure:
     """Sum over the last dimension, which is kept with size 1."""
-    return settled(_accumulated(x.parts, products=False))
+    return settled(Sum.of(x.parts).parts())
 
 
 def mean(x: Enclosure) -> Enclosure:
     """Mean over the last dimension, which is kept with size 1."""
-    return _averaged(_accumulated(x.parts, products=False), x.shape[-1])
+    return _averaged(Sum.of(x.parts).parts(), x.shape[-1])
 
 
 def mean_of_squares(x: Enclosure) -> Enclosure:
     """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
     squares = magnitudes(x).square()
     unknown = None if x.unknown is None else x.unknown.any(-1, keepdim=True)
-    return _averaged(_accumulated(squares, products=True), x.shape[-1]).unknown_where(unknown)
+    return _averaged(Sum.of(squares, products=True).parts(nonnegative=True), x.shape[-1]).unknown_where(unknown)
+
+
+def mean_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
+    """Mean of a · b over the last dimension, which is kept with size 1; each product rounded or fused into the sum."""
+    return _averaged(Sum.of(unrounded_product(a, b), products=True).parts(), a.shape[-1])
+
+
+def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
+    """Mean of (x - center)² over the last dimension, kept with size 1: the second pass of a two-pass variance.
+
+    `center` [..., 1] is the computed mean. It is one number for the whole row, so its error does not count once per
+    element as in naive interval arithmetic: mean((x - c)²) = var(x) + (mean(x) - c)² holds for every c. An error of rad
+    in x changes the result by at most mean(2 |x - c| rad + rad²). Each difference is rounded, which counts as 2u + u²
+    of its square. The naive interval is the better one where `center` is known, and on a lattice; both are valid, so
+    the result is their intersection.
+    """
+    naive = mean_of_squares(x - center)
+    middle, radius = _midpoint_radius(x)
+    low, high = center.lo, center.hi
+    average = middle.mean(-1, keepdim=True)
+    spread = (middle - average).square().mean(-1, keepdim=True)
+    nearest = (average - average.clamp(low, high)).square()
+    farthest = torch.maximum((average - low).abs(), (average - high).abs()).square()
+    reach = torch.maximum((middle - low).abs(), (middle - high).abs())
+    error = ((2 * reach + radius) * radius).mean(-1, keepdim=True)
+    count = x.shape[-1]
+    doubt = 2 * count * _FP64_U * middle.abs().amax(-1, keepdim=True)  # of the average in fp64
+    error = error + 2 * doubt * (doubt + farthest.sqrt())
+    eps = current().accumulation(count) + 4 * U + current().relative("divide") + 4 * count * _FP64_U
+    absolute = 2.0**-147 + _flush() * 2  # of squares, their sum and the quotient
+    below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)
+    above = (spread + farthest + error) * (1 + eps) + absolute
+    usable = torch.isfinite(below) & torch.isfinite(above) & (above * count < FP32.max)
+    lo = torch.where(usable, torch.maximum(naive.lo, below), naive.lo)
+    hi = torch.where(usable, torch.minimum(naive.hi, above), naive.hi)
+    return settled(torch.stack([naive.exact, naive.value, lo, hi])).unknown_where(naive.unknown)
+
+
+def sum_of_rows(x: Enclosure) -> Sum:
+    """Sum over all leading dimensions of x [..., N], in any order: [N], to be finished when all rows have been seen.
+
+    An element may itself be a product that a kernel fuses into the sum.
+    """
+    return Sum.of(x.parts.flatten(1, -2), dim=-2, products=True)
+
+
+def sum_of_row_products(a: Enclosure, b: Enclosure) -> Sum:
+    """Sum of a · b over all leading dimensions [..., N], in any order: [N]; see `sum_of_rows`."""
+    return Sum.of(unrounded_product(a, b).flatten(1, -2), dim=-2, products=True)
 
 
 def dot(a: Enclosure, b: Enclosure) -> Enclosure:
@@ -60,26 +189,6 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     return settled(torch.stack([a.exact @ b.exact, value, low, high])).unknown_where(overflows)
 
 
-def _accumulated(terms: Tensor, *, products: bool) -> Tensor:
-    """Parts of the sum of `terms` (stacked parts) over the last dimension, not rounded yet."""
-    count = terms.shape[-1]
-    sums = terms.sum(-1, keepdim=True)
-    sums = Enclosure(sums).full
-    lo, hi = Enclosure(terms).lo, Enclosure(terms).hi
-    magnitude = torch.maximum(lo.abs(), hi.abs()).sum(-1, keepdim=True)
-    eps = current().accumulation(count) + 2 * count * _FP64_U
-    rounding = eps * magnitude + (count * _UNDERFLOW if products else 0.0)
-    slack = torch.where(_is_lattice(lo, hi, magnitude), 0.0, rounding) + count * _flush()
-    low, high = sums[2] - slack, sums[3] + slack
-    if products:
-        low = torch.where(low < 0, 0.0, low)
-    low, high = (torch.where(torch.isfinite(s), end, s) for s, end in ((sums[2], low), (sums[3], high)))
-    mixed = (lo < 0).any(-1, keepdim=True) & (hi > 0).any(-1, keepdim=True)
-    finite = torch.maximum(_finite(lo), _finite(hi)).sum(-1, keepdim=True)
-    overflows = mixed & (finite > FP32.max) & ~torch.isnan(sums[1])  # of partial sums, in some order
-    return Enclosure(torch.stack([sums[0], sums[1], low, high])).unknown_where(overflows).parts
-
-
 def _flush() -> float:
     """What flushing one subnormal result to zero can change."""
     return FP32.quantum * 2.0**23 if current().flushes_subnormals else 0.0
@@ -98,14 +207,7 @@ def _averaged(sums: Tensor, count: int) -> Enclosure:
     return settled(widened(means, current().relative("divide")))
 
 
-def _is_lattice(lo: Tensor, hi: Tensor, magnitude: Tensor) -> Tensor:
-    """Rows whose terms are known numbers on a lattice that fp32 holds and sums exactly in any order."""
-    known = (lo == hi).all(-1, keepdim=True)
-    quantum = _quantum(lo, -1)
-    return known & (magnitude < _LATTICE_UNITS * quantum) & (quantum >= FP32.quantum)
-
-
-def _quantum(x: Tensor, dim: int) -> Tensor:
+def _quantum(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
     """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
     bits = x.abs().view(torch.int64)
     significand = (bits & ((1 << _MANTISSA_BITS) - 1)) | (1 << _MANTISSA_BITS)
@@ -114,7 +216,7 @@ def _quantum(x: Tensor, dim: int) -> Tensor:
     if x.shape[dim] == 0:
         return x.new_full((), torch.inf)
     quantum = torch.where((x == 0) | ~torch.isfinite(x), torch.inf, lowest * unit)
-    return quantum.amin(dim, keepdim=True)
+    return quantum.amin(dim, keepdim=keepdim)
 
 
 def _midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:

@@ -62,6 +62,14 @@ FORMATS: Mapping[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E4M
 _BY_DTYPE: Mapping[torch.dtype, Format] = {f.dtype: f for f in FORMATS.values()}
 
 
+@dataclass(frozen=True)
+class Integers:
+    """The format of a stage of integers or truth values, whose every element must be equal."""
+
+    name: str
+    dtype: torch.dtype
+
+
 def format_of(dtype: torch.dtype) -> Format:
     """The format that `dtype` stores.
 

@@ -14,6 +14,7 @@ from harness.numerics.enclosure import Enclosure, aligned, extremes, settled, wi
 from harness.numerics.premises import U, current
 
 _SMALLEST_NORMAL = 2.0**-126
+_SATURATED = 17.0
 
 
 def rsqrt(x: Enclosure) -> Enclosure:
@@ -71,11 +72,15 @@ def exp(x: Enclosure) -> Enclosure:
 
 
 def sigmoid(x: Enclosure) -> Enclosure:
-    """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division."""
+    """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division.
+
+    From 17 on e**-x is below half an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact.
+    """
     ends = x.full[2:]
     exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
     relative = exponential + U + current().relative("sigmoid")
     parts = widened(torch.sigmoid(x.parts), relative, absolute=_SMALLEST_NORMAL)
+    parts[2:] = torch.where(x.lo >= _SATURATED, 1.0, parts[2:])
     return settled(parts).unknown_where(x.unknown)
 
 

@@ -67,8 +67,35 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     )
 
 
-def outside_mask(actual: Tensor, expected: Enclosure) -> Tensor:
-    """Elements that the enclosure forbids. NaN is allowed only where it must be, or where nothing is known."""
+def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
+    """Statistics of `actual` against integers or truth values, all of which must be equal; an ulp is 1."""
+    if actual.numel() == 0:
+        return Comparison()
+    wrong = actual != expected  # in integers: fp64 does not hold all of int64
+    a, value = actual.to(torch.float64), expected.expand(actual.shape).to(torch.float64)
+    distance = torch.where(wrong, (a - value).abs().clamp(min=1.0), 0.0)
+    bins = torch.bucketize(distance, torch.tensor(ULP_BINS, dtype=torch.float64, device=a.device))
+    at = int(distance.argmax())
+    first, second, farthest = (float(t.reshape(-1)[at]) for t in (a, value, distance))
+    return Comparison(
+        numel=a.numel(),
+        decided=a.numel(),
+        mismatched=(count := int(wrong.sum())),
+        outside=count,
+        squared_error=float(distance.square().sum()),
+        squared_exact=float(value.square().sum()),
+        max_error=farthest,
+        max_ulp=farthest,
+        ulp_histogram=tuple(torch.bincount(bins.reshape(-1), minlength=len(ULP_BINS) + 1).tolist()),
+        worst=Worst(_unravel(at, a.shape), first, second, second, second, second, farthest),
+    )
+
+
+def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
+    """Elements that `expected` forbids. NaN is allowed only where it must be, or where nothing is known."""
+    if isinstance(expected, Tensor):
+        return actual != expected
+    actual = actual.to(torch.float64)
     lo, hi = expected.lo, expected.hi
     inside = torch.where(torch.isnan(lo), torch.isnan(actual), (actual >= lo) & (actual <= hi))
     return ~(inside | (torch.isneginf(lo) & torch.isposinf(hi)))

@@ -1,4 +1,4 @@
-"""Evaluation of a reference under a contract: the enclosure of every stage, in order."""
+"""Evaluation of a reference under a contract: what every stage must be, in order."""
 
 from __future__ import annotations
 
@@ -8,28 +8,43 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.case import DTYPE_NAMES
 from harness.errors import UsageError, unknown
-from harness.numerics import FORMATS, Enclosure, Format, format_of
-from harness.numerics.formats import FP32
+from harness.numerics import FORMATS, Enclosure, Format, Sum, format_of
+from harness.numerics.formats import FP32, Integers
 from harness.op import REQUIRED, Contract, Op
 
 Tensors = Mapping[str, Tensor]
 Params = Mapping[str, Any]
 
 
+Expected = Enclosure | Tensor
+"""What a stage must be: an enclosure, or for integers the tensor itself."""
+
+
 @dataclass
 class Trace:
-    """What the reference passed through: stage → enclosure, stage → format, in order.
+    """What the reference passed through, stage by stage, in order.
 
     Attributes:
+        expected: stage → what it must be.
+        sums: stage → its sum over the rows that were given, to be finished when all rows have been seen.
+        formats: stage → format, of all stages.
         results: stages that a kernel must return.
         consulted: contract options that the reference asked for.
     """
 
-    enclosures: dict[str, Enclosure] = field(default_factory=dict)
-    formats: dict[str, Format] = field(default_factory=dict)
+    expected: dict[str, Expected] = field(default_factory=dict)
+    sums: dict[str, Sum] = field(default_factory=dict)
+    formats: dict[str, Format | Integers] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     consulted: set[str] = field(default_factory=set)
+
+    def enclosure(self, stage: str) -> Enclosure:
+        """The enclosure of a stage of floating-point numbers, one value per row at least."""
+        expected = self.expected[stage]
+        assert isinstance(expected, Enclosure), f"stage {stage!r} is of integers"
+        return expected
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,7 @@ class _AskedContract:
 
 
 def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given: Tensors | None = None) -> Trace:
-    """Run the reference of `op` on enclosures of `tensors`.
+    """Run the reference of `op` on enclosures of `tensors`; integers reach it as plain tensors.
 
     Where `given` has a stage, the reference goes on from that tensor instead of its own enclosure: the kernel's own
     values make the check of the next stage an isolated one, and a candidate makes it a check of a latent value.
@@ -57,15 +72,20 @@ def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given
     stand_ins = given or {}
 
     def stage(name: str, value: Any, *, result: bool = False) -> Any:
-        fmt = _format(name, contract, op, tensors)
-        rounded = name in contract.rounds
-        enclosure = value.rounded(fmt) if rounded else value
-        trace.enclosures[name], trace.formats[name] = enclosure, fmt
         if result:
             trace.results.append(name)
+        if isinstance(value, Tensor):
+            trace.expected[name] = value
+            trace.formats[name] = Integers(DTYPE_NAMES[value.dtype], value.dtype)
+            return stand_ins.get(name, value)
+        fmt = trace.formats[name] = _format(name, contract, op, tensors)
+        if isinstance(value, Sum):
+            trace.sums[name] = value
+            return value
+        enclosure = trace.expected[name] = value.rounded(fmt) if name in contract.rounds else value
         return Enclosure.point(stand_ins[name]) if name in stand_ins else enclosure
 
-    inputs = [Enclosure.point(tensors[name]) if name in tensors else None for name in op.inputs]
+    inputs = [_operand(op, name, tensors[name]) if name in tensors else None for name in op.inputs]
     asked = _AskedContract(contract, trace.consulted)
     try:
         op.reference(*inputs, **params, contract=asked, stage=stage)
@@ -74,11 +94,27 @@ def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given
     return trace
 
 
+def finished(stage: str, total: Sum, contract: Contract, fmt: Format) -> Enclosure:
+    """The enclosure of a sum over rows, all of which have been seen."""
+    return total.enclosure.rounded(fmt) if stage in contract.rounds else total.enclosure
+
+
+def _operand(op: Op, name: str, tensor: Tensor) -> Expected:
+    """What a reference computes with: integers as they are, numbers as enclosures."""
+    if name not in op.integers:
+        format_of(tensor.dtype)  # raises for what is no floating-point number
+        return Enclosure.point(tensor)
+    if tensor.is_floating_point() or tensor.is_complex():
+        raise UsageError(f"{name} of {op.name} is {tensor.dtype}, but must be of integers or bool")
+    return tensor
+
+
 def same_computation(trace: Trace, op: Op, own: Contract, other: Contract, tensors: Tensors) -> bool:
     """Whether `other` asks for the steps that made `trace`: no option that was asked for and no format differs."""
     if (set(own.options) ^ set(other.options)) & trace.consulted:
         return False
-    return all(_format(stage, other, op, tensors) == fmt for stage, fmt in trace.formats.items())
+    floats = ((stage, fmt) for stage, fmt in trace.formats.items() if isinstance(fmt, Format))
+    return all(_format(stage, other, op, tensors) == fmt for stage, fmt in floats)
 
 
 def _format(stage: str, contract: Contract, op: Op, tensors: Tensors) -> Format:

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprint, row_blocks
-from harness.numerics import Premises, using
+from harness.numerics import Format, Premises, Sum, using
+from harness.numerics.formats import Integers
 from harness.op import Contract, Op
 from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
-from harness.verify.compare import compare, outside_mask
-from harness.verify.evaluate import Params, Tensors, Trace, evaluate, same_computation
+from harness.verify.compare import compare, compare_integers, outside_mask
+from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
 from harness.verify.explain import describe_rows, describe_stage
 from harness.verify.latent import check_rows
 
@@ -49,11 +50,14 @@ def judge(
     Raises:
         KernelError: a result is missing or has the wrong shape, dtype or device.
     """
-    measured = _Measured(op, contract, params, tuple(tensors[op.inputs[0]].shape[:-1]))
+    blocks = _blocks(op, tensors)
+    leading = tuple(tensors[op.inputs[0]].shape[:-1])
+    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1)
     with using(premises or Premises()):
-        for index in _blocks(op, tensors):
+        for index in blocks:
             block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
             measured.add(block, actual, index)
+        measured.finish_sums(actual)
     return measured.judgement(actual)
 
 
@@ -68,12 +72,14 @@ def _blocks(op: Op, tensors: Tensors) -> list[tuple[slice, ...]]:
 class _Measured:
     """Statistics gathered block by block."""
 
-    def __init__(self, op: Op, contract: Contract, params: Params, leading: tuple[int, ...]) -> None:
-        self.op, self.contract, self.params, self.leading = op, contract, params, leading
-        self.formats: dict[str, str] = {}
+    def __init__(self, op: Op, contract: Contract, params: Params, leading: tuple[int, ...], *, whole: bool) -> None:
+        self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
+        self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
         self.cumulative: dict[str, Comparison] = {}
         self.isolated: dict[str, Comparison] = {}
+        self.sums: dict[str, Sum] = {}
+        self.isolated_sums: dict[str, Sum] = {}
         self.rows: RowCheck | None = None
         self.ruled_out: dict[str, int] = {}
         self.candidates: list[Contract] | None = None
@@ -85,13 +91,14 @@ class _Measured:
         first = not self.formats
         if first:
             self._check_actual(trace, whole, index, tensors[self.op.inputs[0]].device)
-            self.results = trace.results
-            self.formats = {name: fmt.name for name, fmt in trace.formats.items()}
-        actual = {name: t[index] if index else t for name, t in whole.items()}
+            self.results, self.formats = trace.results, trace.formats
+        actual = {name: t[index] if index and name in trace.expected else t for name, t in whole.items()}
         outside = self._compare(trace, actual, self.cumulative, index)
+        _join(self.sums, trace.sums)
         if len(actual) > 1:
             local = evaluate(self.op, self.contract, tensors, self.params, actual)
             outside |= self._compare(local, actual, self.isolated, index)
+            _join(self.isolated_sums, local.sums)
         outside |= self._explain_rows(trace, actual, tensors)
         if first:
             self._rule_out(trace, actual, tensors)
@@ -99,11 +106,21 @@ class _Measured:
             self._identify(actual, tensors)
         self.seen += tensors[self.op.inputs[0]].numel()
 
+    def finish_sums(self, actual: Tensors) -> None:
+        """Judge the sums over rows, all of which have been seen."""
+        for sums, into in ((self.sums, self.cumulative), (self.isolated_sums, self.isolated)):
+            for name, total in sums.items():
+                fmt = self.formats[name]
+                assert isinstance(fmt, Format)
+                into[name] = compare(actual[name], finished(name, total, self.contract, fmt), fmt)
+                if into[name].outside and not self.whole:
+                    self.candidates = []  # the blocks alone say nothing about it
+
     def _compare(self, trace: Trace, actual: Tensors, into: dict[str, Comparison], index: tuple[slice, ...]) -> bool:
         outside = False
-        for name, enclosure in trace.enclosures.items():
+        for name, expected in trace.expected.items():
             if name in actual:
-                comparison = _located(compare(actual[name], enclosure, trace.formats[name]), index)
+                comparison = _located(_compared(actual[name], expected, trace.formats[name]), index)
                 into[name] = into.get(name, Comparison()) + comparison
                 outside |= comparison.outside > 0
         return outside
@@ -129,7 +146,11 @@ class _Measured:
     def _forbidden(self, contract: Contract, actual: Tensors, tensors: Tensors) -> int:
         """Elements of the results that `contract` forbids."""
         trace = evaluate(self.op, contract, tensors, self.params)
-        return sum(int(outside_mask(actual[n].to(torch.float64), trace.enclosures[n]).sum()) for n in trace.results)
+        expected = dict(trace.expected)
+        if self.whole:
+            totals = trace.sums.items()
+            expected |= {n: finished(n, t, contract, f) for n, t in totals if isinstance(f := trace.formats[n], Format)}
+        return sum(int(outside_mask(actual[n], expected[n]).sum()) for n in trace.results if n in expected)
 
     def _identify(self, actual: Tensors, tensors: Tensors) -> None:
         """Keep the contracts that allow every bit of every block that failed."""
@@ -154,10 +175,10 @@ class _Measured:
         if missing := [name for name in trace.results if name not in whole]:
             raise KernelError(f"the kernel returned {_listed(whole)}, but not the result {missing[0]!r}")
         for name, tensor in whole.items():
-            if name not in trace.enclosures:
-                raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.enclosures)}")
-            shape = tuple(trace.enclosures[name].shape)
-            if index:
+            if name not in trace.formats:
+                raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.formats)}")
+            shape = tuple((trace.expected if name in trace.expected else trace.sums)[name].shape)
+            if index and name in trace.expected:
                 shape = (*self.leading, *shape[len(index) :])
             _require(name, "shape", tuple(tensor.shape), shape)
             _require(name, "device", tensor.device, device)
@@ -168,13 +189,14 @@ class _Measured:
         stages = tuple(
             StageResult(
                 name,
-                self.formats[name],
+                fmt.name,
                 name in self.results,
-                cumulative,
-                self.isolated.get(name, cumulative),
+                self.cumulative[name],
+                self.isolated.get(name, self.cumulative[name]),
                 fingerprint(_without_payloads(actual[name])),
             )
-            for name, cumulative in self.cumulative.items()
+            for name, fmt in self.formats.items()
+            if name in self.cumulative
         )
         findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
         if self.rows is not None and self.rows.explained < self.rows.rows:
@@ -183,10 +205,23 @@ class _Measured:
             explained = tuple(str(c) for c in self.candidates or () if c != self.contract)
             return Judgement(Verdict.FAILED, stages, tuple(findings), self.rows, self.ruled_out, explained)
         decided = sum(s.cumulative.decided + s.isolated.decided for s in stages)
-        if decided or (self.rows is not None and self.rows.rows):
+        exact = all(isinstance(self.formats[name], Integers) for name in self.results)  # undecided only where empty
+        if decided or exact or (self.rows is not None and self.rows.rows):
             return Judgement(Verdict.PASSED, stages, (), self.rows, self.ruled_out)
         reason = "no element has a single legal value and no row could be checked"
         return Judgement(Verdict.INCONCLUSIVE, stages, (), self.rows, self.ruled_out, reason=reason)
+
+
+def _join(sums: dict[str, Sum], more: Mapping[str, Sum]) -> None:
+    for name, total in more.items():
+        sums[name] = sums[name] + total if name in sums else total
+
+
+def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:
+    if isinstance(expected, Tensor):
+        return compare_integers(actual, expected)
+    assert isinstance(fmt, Format)
+    return compare(actual, expected, fmt)
 
 
 def _without_payloads(x: Tensor) -> Tensor:

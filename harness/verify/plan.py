@@ -1,16 +1,21 @@
-"""The plan of a run: which kernel runs which group of cases on which device, and what does not run, with the reason."""
+"""The plan of a run: which kernel runs which group of cases on which device, and what does not run, with the reason.
+
+On an accelerator, every kernel of several tensors gets a group of cases with tensors on other devices besides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from hypothesis import strategies as st
 
 from harness.calibrate import load_premises
-from harness.case import Group, parse_case
+from harness.case import PEER, Case, Group, parse_case
 from harness.config import Config
-from harness.errors import UsageError, unknown
+from harness.devices import machine
+from harness.errors import unknown
 from harness.kernel import Kernel
 from harness.result import NotRun
 from harness.verify.check import Subject
@@ -47,11 +52,11 @@ def make_plan(config: Config, device_type: str) -> Plan:
     """The plan for the devices of one type, `cpu` or an accelerator's.
 
     Raises:
-        UsageError: an op, kernel, device, contract or case line is unknown or malformed.
+        UsageError: an op, kernel, contract or case line is unknown or malformed.
     """
     project = open_project(config)
     kernels = _selected(project, config)
-    devices = [d for d in map(parse_device, dict.fromkeys(config.devices)) if d.type == device_type]
+    devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     items: list[Item] = []
     not_run: list[NotRun] = []
     for device in devices:
@@ -59,31 +64,11 @@ def make_plan(config: Config, device_type: str) -> Plan:
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
-            premises = replace(load_premises(device), depth=kernel.depth)
-            subject = Subject(kernel, project.op(kernel.op), device, premises)
-            items += [Item(subject, group) for group in _groups(project, kernel, config)]
+            subject = Subject(kernel, project.op(kernel.op), device, load_premises(device))
+            items += [Item(subject, group) for group in _groups(project, subject, config)]
+    if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
+        not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
-
-
-def parse_device(name: str) -> torch.device:
-    """The torch device of that name.
-
-    Raises:
-        UsageError: there is no such device on this machine.
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"unknown device {name!r}; write cpu, cuda or cuda:1") from None
-    if device.type == "cpu":
-        return device
-    here = torch.accelerator.current_accelerator(check_available=True)
-    if here is None or here.type != device.type:
-        present = "only cpu" if here is None else f"cpu and {here.type}"
-        raise UsageError(f"device {name!r} was asked for, but this machine has {present}")
-    if ":" in name and device.index >= (count := torch.accelerator.device_count()):
-        raise UsageError(f"device {name!r} was asked for, but this machine has {count} of them, counted from 0")
-    return device
 
 
 def _selected(project: Project, config: Config) -> list[Kernel]:
@@ -100,7 +85,8 @@ def _selected(project: Project, config: Config) -> list[Kernel]:
     ]
 
 
-def _groups(project: Project, kernel: Kernel, config: Config) -> Iterator[Group]:
+def _groups(project: Project, subject: Subject, config: Config) -> Iterator[Group]:
+    kernel = subject.kernel
     if config.lines:
         cases = [parse_case(line) for line in config.lines]
         for case in cases:
@@ -109,3 +95,24 @@ def _groups(project: Project, kernel: Kernel, config: Config) -> Iterator[Group]
             yield Group("lines", examples=own)
     else:
         yield from project.groups(kernel.op, kernel.accepts, small=config.small)
+        if subject.device.type != "cpu" and _movable(subject):
+            small = project.groups(kernel.op, kernel.accepts, small=True)
+            places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)
+            yield Group("placement", strategy=displaced_cases(small, subject.op.inputs[0], places))
+
+
+def _movable(subject: Subject) -> bool:
+    """Whether the kernel takes a tensor besides the op's first, whose device is the one of the run."""
+    return not subject.kernel.accepts.isdisjoint(subject.op.inputs[1:])
+
+
+@st.composite
+def displaced_cases(draw: st.DrawFn, groups: Iterable[Group], first: str, places: Sequence[str]) -> Case:
+    """A case of one of the groups with tensors on some of the `places`: at least one, if it has any besides `first`."""
+    strategies = [group.strategy for group in groups if group.strategy is not None]
+    examples = [st.sampled_from(group.examples) for group in groups if group.examples]
+    case: Case = draw(st.one_of([*strategies, *examples]))
+    movable = [tensor.name for tensor in case.tensors if tensor.name != first]
+    chosen = draw(st.sets(st.sampled_from(movable), min_size=1)) if movable else set()
+    placed = {name: draw(st.sampled_from(places)) for name in sorted(chosen)}
+    return replace(case, tensors=tuple(replace(t, device=placed.get(t.name, "")) for t in case.tensors))

@@ -10,6 +10,7 @@ import torch
 
 from harness.case import Case, parse_case
 from harness.inputs import build
+from harness.numerics import Enclosure
 from harness.op import Contract, Op
 from harness.result import BAD, Agreement, CaseResult, Power
 from harness.verify.evaluate import Trace, evaluate
@@ -44,7 +45,7 @@ def _probes(group: list[CaseResult], op: Op) -> Iterator[Case]:
     """The largest cases, with ordinary values and no more rows than are needed."""
     cases = [parse_case(r.case) for r in group]
     for case in sorted(cases, key=lambda c: -c.tensors[0].numel)[:_PROBES]:
-        yield _cut(case, op).with_regime("normal")
+        yield _cut(case.gathered(), op).with_regime("normal")
 
 
 def _cut(case: Case, op: Op) -> Case:
@@ -62,12 +63,15 @@ def _separable(op: Op, own: Contract, other: Contract, case: Case) -> bool:
     """Whether some element of a result can only be one or the other contract's."""
     tensors = build(case, torch.device("cpu")).tensors
     a, b = (evaluate(op, contract, tensors, dict(case.params)) for contract in (own, other))
-    return any(_disjoint(a, b, name) for name in a.results)
+    return any(_disjoint(a, b, name) for name in a.results if name in a.expected)
 
 
 def _disjoint(a: Trace, b: Trace, stage: str) -> bool:
-    x, y = a.enclosures[stage], b.enclosures[stage]
-    return bool(((x.lo > y.hi) | (x.hi < y.lo)).any())
+    x, y = a.expected[stage], b.expected[stage]
+    if isinstance(x, Enclosure) and isinstance(y, Enclosure):
+        return bool(((x.lo > y.hi) | (x.hi < y.lo)).any())
+    assert isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor), f"{stage} is of integers in one contract only"
+    return not torch.equal(x, y)
 
 
 def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:

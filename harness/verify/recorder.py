@@ -55,7 +55,7 @@ class Recorder:
         self._results.write(self._dump(result) + "\n")
         self._results.flush()
         self._under_way.unlink(missing_ok=True)
-        if result.verdict is Verdict.ERRORED and _accelerator_is_lost():
+        if result.verdict is Verdict.ERRORED and _is_lost(torch.device(result.device)):
             os._exit(_FATAL)
 
 
@@ -66,11 +66,12 @@ def write_json(path: Path, content: object) -> None:
     part.replace(path)
 
 
-def _accelerator_is_lost() -> bool:
-    if not torch.accelerator.is_available():
+def _is_lost(device: torch.device) -> bool:
+    """Whether an accelerator can no longer be used, as after an illegal access to memory."""
+    if device.type == "cpu":
         return False
     try:
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
     except RuntimeError:
         return True
     return False

@@ -27,7 +27,6 @@ from harness.config import Config
 from harness.errors import LastbitError
 from harness.result import BAD, CaseResult, NotRun, Run, Verdict
 from harness.verify import suite
-from harness.verify.plan import parse_device
 from harness.verify.power import agreement_of, power_of
 from harness.verify.project import BUILT_IN, open_project
 
@@ -47,9 +46,8 @@ class Child:
 
 def start(config: Config, arguments: Sequence[str]) -> list[Child]:
     """Start the processes of a run; `arguments` go to pytest."""
-    types = list(dict.fromkeys(parse_device(d).type for d in config.devices))
     path = config.save()
-    return [_start(config, path, device_type, arguments) for device_type in types]
+    return [_start(config, path, device_type, arguments) for device_type in config.device_plan.types]
 
 
 def environment_for(device_type: str) -> dict[str, str]:
@@ -126,8 +124,8 @@ def collect(config: Config, children: Sequence[Child], recorded: Sequence[CaseRe
             raise LastbitError(_last_words(child.log))
     results = [*recorded, *_died(config)]
     not_run = [NotRun(**n) for c in children for n in _plan_of(config, c)["not_run"]]
-    if not any(d.startswith("cuda") for d in config.devices) and not torch.cuda.is_available():
-        not_run.append(NotRun("every kernel on cuda", "no CUDA device here; the CPU runs Triton interpreted"))
+    if not torch.accelerator.is_available():
+        not_run.append(NotRun("every kernel on an accelerator", "torch finds none; the CPU runs Triton interpreted"))
     statuses = {c: _status(config, c) for c in children}
     stopped = any(r.verdict in BAD for r in results)
     if stopped and _STOPPED in statuses.values():
@@ -192,13 +190,15 @@ def _died(config: Config) -> Iterator[CaseResult]:
 def environment_of(config: Config) -> dict[str, str]:
     """Versions, devices and settings that results depend on."""
     packages = {name: _version(name) for name in ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")}
-    accelerators = [torch.cuda.get_device_name(d) for d in config.devices if d.startswith("cuda")]
+    devices = [torch.device(d) for d in config.devices]
+    accelerators = [torch.get_device_module(d).get_device_name(d) for d in devices if d.type != "cpu"]
     return {
         "python": platform.python_version(),
         **packages,
         "devices": ", ".join(config.devices),
+        "device_plan": str(config.device_plan),
         "accelerators": ", ".join(accelerators),
-        "premises": "; ".join(f"{d}: {load_premises(parse_device(d)).device}" for d in config.devices),
+        "premises": "; ".join(f"{d}: {load_premises(d).device}" for d in devices),
         "options": _options_of(config),
         "profile": config.profile,
         "seed": str(config.seed),

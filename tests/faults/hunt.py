@@ -15,28 +15,12 @@ from harness.case import Case
 from harness.config import Config
 from harness.inputs import build, guarded_allocations
 from harness.kernel import Kernel, load_kernels
-from harness.numerics import Premises
-from harness.result import CaseResult, Comparison, Verdict
+from harness.result import BAD, CaseResult, Comparison
 from harness.verify.check import Subject, verify_case
 from harness.verify.project import Project, open_project
+from tests.faults.catalogue import GROUPS
 from tests.faults.plant import FOLDER, Fault, kernel_of
 
-OP = "rms_norm"
-
-GROUPS = {
-    "plain": {"bf16": "bf16-N65to128", "fp16": "fp16-N513to1024", "fp32": "fp32-N8193to16384"},
-    "residual": {
-        "bf16": "bf16-residual-N1025to2048",
-        "fp16": "fp16-residual-N2049to4096",
-        "fp32": "fp32-residual-N1025to2048",
-    },
-    "static": {"bf16": "bf16-residual-static-N1025to2048", "fp16": "fp16-residual-static-N33to64"},
-    "dynamic": {"bf16": "bf16-weight_fp32-dynamic-N129to256", "fp16": "fp16-residual-dynamic-N1025to2048"},
-    "real shapes": {"bf16": "real-shapes"},
-}
-"""Options of a fault → dtype of x → the group of cases that it is hunted with."""
-
-_BAD = (Verdict.FAILED, Verdict.ERRORED)
 _STAGE_KINDS = ("outside", "special")
 
 
@@ -51,26 +35,26 @@ def clean_kernels() -> tuple[Kernel, ...]:
 
 
 def clean(fault: Fault, family: str = "triton") -> Kernel:
-    """The kernel that the fault was planted in, or another one of its contract."""
-    return kernel_of(clean_kernels(), fault.contract, family)
+    """The kernel that the fault was planted in, or another one of its variant."""
+    return kernel_of(clean_kernels(), fault.variant, family)
 
 
 def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
     """The cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
-    cases = cases_of(fault.contract, GROUPS[fault.options][dtype], count, seed_)
-    chosen = tuple(case for case in cases if case["x"].dtype == dtype)
-    assert chosen, f"no case for {fault.name!r} has an x of {dtype}"
+    cases = cases_of(fault.variant, GROUPS[fault.op][fault.options][dtype], count, seed_)
+    chosen = tuple(case for case in cases if case.tensors[0].dtype == dtype)
+    assert chosen, f"no case for {fault.name!r} has a first input of {dtype}"
     return chosen
 
 
 @functools.cache
-def cases_of(contract: str, group_name: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
-    """The distinct cases among the first `count` that a run with this seed generates for a kernel of `contract`.
+def cases_of(variant: str, group_name: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
+    """The distinct cases among the first `count` that a run with this seed generates for a kernel of that variant.
 
     Cut to the size for a CPU on every device, so that all devices see the same bits.
     """
-    kernel = kernel_of(clean_kernels(), contract)
-    group = next(g for g in project().groups(OP, kernel.accepts, small=True) if g.name == group_name)
+    kernel = kernel_of(clean_kernels(), variant)
+    group = next(g for g in project().groups(kernel.op, kernel.accepts, small=True) if g.name == group_name)
     if group.strategy is None:
         return group.examples
     found: dict[str, Case] = {}
@@ -92,7 +76,7 @@ def cases_of(contract: str, group_name: str, count: int, seed_: int = 0) -> tupl
 
 
 def subject_of(kernel: Kernel, device: torch.device) -> Subject:
-    return Subject(kernel, project().op(kernel.op), device, Premises(depth=kernel.depth))
+    return Subject(kernel, project().op(kernel.op), device)
 
 
 def without_stages(kernel: Kernel) -> Kernel:
@@ -135,7 +119,7 @@ def hunt(kernel: Kernel, cases: Iterable[Case], device: torch.device) -> Sightin
     subject = subject_of(kernel, device)
     for number, case in enumerate(cases, 1):
         result = verify_case(subject, case)
-        if result.verdict in _BAD:
+        if result.verdict in BAD:
             return Sighting(number, result)
     return None
 
@@ -194,8 +178,8 @@ def _apart(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 def _results(kernel: Kernel, tensors: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
     with guarded_allocations(0):  # a fault may write past what it allocates
         returned: Any = kernel.call(**tensors, **case.params)
-    return returned if isinstance(returned, dict) else {"output": returned}
+    return returned if isinstance(returned, dict) else {"result": returned}
 
 
 def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()])
+    return x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])

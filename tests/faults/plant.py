@@ -31,14 +31,15 @@ class Fault:
     """A copy of a kernel that differs from it in one deed.
 
     Attributes:
-        name: unique.
+        name: unique among the faults of the op.
         description: completes "a copy of the kernel that ...".
         edits: what makes the copy.
         exposed: what the harness must name when the kernel stores its stages: a stage, or a kind of finding.
         hidden: the same when the kernel returns its results only.
-        contract: the contract that the kernel claims.
-        options: the options of the cases in which the fault can be seen, see `hunt.GROUPS`.
-        dtypes: dtypes of x for which the copy computes something else.
+        op: the op of the kernel.
+        variant: the kernel: what stands in brackets in its name, `triton[VARIANT]`.
+        options: the options of the cases in which the fault can be seen, see `catalogue.GROUPS`.
+        dtypes: dtypes of the op's first input for which the copy computes something else.
         equivalent: why no input can show the fault, empty where one can.
     """
 
@@ -47,13 +48,14 @@ class Fault:
     edits: tuple[Edit, ...]
     exposed: str
     hidden: str
-    contract: str = "native_multiply+rounded_sum"
+    op: str = "rms_norm"
+    variant: str = "native_multiply+rounded_sum"
     options: str = "plain"
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     equivalent: str = ""
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.op}: {self.name}"
 
 
 class Outdated(AssertionError):
@@ -70,7 +72,7 @@ def mutated(fault: Fault, sources: Sources) -> dict[str, str]:
     for edit in fault.edits:
         text = changed.get(edit.file, sources[edit.file])
         if (found := text.count(edit.old)) != 1:
-            raise Outdated(f"fault {fault.name!r}: {edit.file} has {found} places that read {edit.old!r}, not one")
+            raise Outdated(f"fault {str(fault)!r}: {edit.file} has {found} places that read {edit.old!r}, not one")
         changed[edit.file] = text.replace(edit.old, edit.new)
     return changed
 
@@ -81,7 +83,7 @@ def read_sources(folder: Path = FOLDER) -> dict[str, str]:
 
 @contextmanager
 def planted(fault: Fault) -> Iterator[Kernel]:
-    """The kernel of `fault.contract` with the fault; its source exists as long as the context is open.
+    """The kernel of `fault.variant` with the fault; its source exists as long as the context is open.
 
     Triton reads a kernel's source from its file, so that the copy has to be one.
     """
@@ -90,9 +92,9 @@ def planted(fault: Fault) -> Iterator[Kernel]:
         shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
         for name, text in mutated(fault, read_sources()).items():
             (folder / name).write_text(text)
-        yield kernel_of(load_kernels(folder), fault.contract)
+        yield kernel_of(load_kernels(folder), fault.variant)
 
 
-def kernel_of(kernels: Iterable[Kernel], contract: str, family: str = "triton") -> Kernel:
-    """The kernel of that family that claims `contract`."""
-    return next(k for k in kernels if k.name == f"{family}[{contract}]")
+def kernel_of(kernels: Iterable[Kernel], variant: str, family: str = "triton") -> Kernel:
+    """The kernel of that name."""
+    return next(k for k in kernels if k.name == f"{family}[{variant}]")

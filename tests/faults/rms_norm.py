@@ -5,6 +5,19 @@ from __future__ import annotations
 from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 from tests.faults.rms_norm_memory import GAIN, MEMORY, QUANTISATION
 
+GROUPS = {
+    "plain": {"bf16": "bf16-N65to128", "fp16": "fp16-N513to1024", "fp32": "fp32-N8193to16384"},
+    "residual": {
+        "bf16": "bf16-residual-N1025to2048",
+        "fp16": "fp16-residual-N2049to4096",
+        "fp32": "fp32-residual-N1025to2048",
+    },
+    "static": {"bf16": "bf16-residual-static-N1025to2048", "fp16": "fp16-residual-static-N33to64"},
+    "dynamic": {"bf16": "bf16-weight_fp32-dynamic-N129to256", "fp16": "fp16-residual-dynamic-N1025to2048"},
+    "real shapes": {"bf16": "real-shapes"},
+}
+"""Options of a fault → dtype of x → the group of cases that it is hunted with."""
+
 _INV_RMS = "inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))"
 _SUM = "tl.sum(squares, axis=1, keep_dims=True)"
 _COUNT = "variance_size.to(tl.float32))"
@@ -49,7 +62,7 @@ ROUNDING = (
         (Edit('NATIVE=weight_rule == "native_multiply"', "NATIVE=True"),),
         exposed="normalized",
         hidden="output",
-        contract=FP32_MULTIPLY,
+        variant=FP32_MULTIPLY,
     ),
     Fault(
         "inverse rms rounded",
@@ -81,7 +94,7 @@ ROUNDING = (
         (Edit(_OUTPUT, 'product.to(X, fp_downcast_rounding="rtz").to(tl.float32)'),),
         exposed="output",
         hidden="output",
-        contract=FP32_MULTIPLY,
+        variant=FP32_MULTIPLY,
     ),
     Fault(
         "ties away from zero",
@@ -99,7 +112,7 @@ ROUNDING = (
         (Edit(GAIN, f"{GAIN}.to(weight.dtype).to(tl.float32)"),),
         exposed="product",
         hidden="output",
-        contract=FP32_MULTIPLY,
+        variant=FP32_MULTIPLY,
     ),
     Fault(
         "normalizes the rounded sum",
@@ -107,7 +120,7 @@ ROUNDING = (
         (Edit('RULE="rounded_sum" if residual is None else residual_rule', 'RULE="rounded_sum"'),),
         exposed="normalized",
         hidden="output",
-        contract="native_multiply+unrounded_sum",
+        variant="native_multiply+unrounded_sum",
         options="residual",
     ),
     Fault(
@@ -116,7 +129,7 @@ ROUNDING = (
         (Edit('RULE="rounded_sum" if residual is None else residual_rule', 'RULE="rounded_sum"'),),
         exposed="variance",
         hidden="output",
-        contract="native_multiply+rounded_value",
+        variant="native_multiply+rounded_value",
         options="residual",
     ),
 )

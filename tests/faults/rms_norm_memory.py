@@ -57,7 +57,7 @@ MEMORY = (
         (Edit(GAIN, "weight.to(tl.float32)"),),
         exposed="product",
         hidden="output",
-        contract=FP32_MULTIPLY,
+        variant=FP32_MULTIPLY,
     ),
     Fault(
         "last element not stored",
@@ -124,7 +124,7 @@ QUANTISATION = (
         (Edit("result = output * row_scale", "result = product * row_scale"),),
         exposed="quantized",
         hidden="quantized",
-        contract=FP32_MULTIPLY,
+        variant=FP32_MULTIPLY,
         options="static",
     ),
     Fault(

@@ -10,94 +10,17 @@ import math
 from collections.abc import Callable
 
 import torch
+from summation import SUMS, Depth, Sum, halves
 from torch import Tensor
 
 from harness.kernel import kernel
 
-Sum = Callable[[Tensor], Tensor]  # [..., N] values to be squared → [..., 1] sum of squares in fp32
 Finish = Callable[[Tensor, int, float], Tensor]  # sum, number of terms, eps → inverse rms
-Depth = Callable[[int], int]  # number of terms → most additions between a square and the sum
 
 
-def _padded(terms: Tensor, multiple: int) -> Tensor:
-    """Zeros added behind, up to a multiple."""
-    return torch.nn.functional.pad(terms, (0, -terms.shape[-1] % multiple))
-
-
-def _in_turn(terms: Tensor) -> Tensor:
-    """One term after the other, along the last dimension. (torch.cumsum adds fp32 in fp64 on the CPU.)"""
-    first, *rest = terms.movedim(-1, 0).contiguous().unbind(0)
-    total = first.clone()
-    for term in rest:
-        total += term
-    return total.unsqueeze(-1)
-
-
-def _halves(terms: Tensor) -> Tensor:
-    """The second half added to the first, until one term is left."""
-    size = terms.shape[-1]
-    terms = _padded(terms, 1 << (size - 1).bit_length()) if size else terms
-    while terms.shape[-1] > 1:
-        first, second = terms.chunk(2, dim=-1)
-        terms = first + second
-    return terms
-
-
-def _neighbours(terms: Tensor) -> Tensor:
-    """Each term added to the one beside it, until one is left."""
-    while terms.shape[-1] > 1:
-        terms = _padded(terms, 2)
-        terms = terms[..., ::2] + terms[..., 1::2]
-    return terms
-
-
-def library(x: Tensor) -> Tensor:
-    return x.square().sum(-1, keepdim=True)
-
-
-def running(x: Tensor) -> Tensor:
-    return _in_turn(x.square())
-
-
-def reversed_(x: Tensor) -> Tensor:
-    return _in_turn(x.square().flip(-1))
-
-
-def halves(x: Tensor) -> Tensor:
-    return _halves(x.square())
-
-
-def neighbours(x: Tensor) -> Tensor:
-    return _neighbours(x.square())
-
-
-def lanes(width: int) -> Sum:
-    """`width` lanes, each adding every `width`-th square in turn, then a tree over the lanes."""
-
-    def total(x: Tensor) -> Tensor:
-        squares = _padded(x.square(), width).unflatten(-1, (-1, width))
-        return _halves(_in_turn(squares.transpose(-2, -1)).squeeze(-1))
-
-    return total
-
-
-def chunks(size: int) -> Sum:
-    """Chunks of `size` neighbours, each by torch, then the chunks in turn, as atomic additions make it."""
-
-    def total(x: Tensor) -> Tensor:
-        parts = _padded(x.square(), size).unflatten(-1, (-1, size)).sum(-1)
-        return _in_turn(parts)
-
-    return total
-
-
-def sorted_(descending: bool) -> Sum:
-    """By size: the most and the least accurate order for terms of one sign."""
-
-    def total(x: Tensor) -> Tensor:
-        return _in_turn(x.square().sort(-1, descending=descending).values)
-
-    return total
+def squared(total: Sum) -> Sum:
+    """The sum of the squares."""
+    return lambda x: total(x.square())
 
 
 def fma(x: Tensor) -> Tensor:
@@ -105,11 +28,11 @@ def fma(x: Tensor) -> Tensor:
 
     The sum in fp64 is exact in most steps; where it is not, this rounds twice, within an ulp of 2**-29 of one rounding.
     """
-    terms = _padded(x.double(), 64).unflatten(-1, (-1, 64))
+    terms = torch.nn.functional.pad(x.double(), (0, -x.shape[-1] % 64)).unflatten(-1, (-1, 64))
     total = torch.zeros_like(terms[..., 0, :], dtype=torch.float32)
     for row in terms.unbind(-2):
         total = (total.double() + row * row).float()
-    return _halves(total)
+    return halves(total)
 
 
 def fp64(x: Tensor) -> Tensor:
@@ -129,26 +52,20 @@ def root_then_reciprocal(total: Tensor, count: int, eps: float) -> Tensor:
     return 1.0 / torch.sqrt(total / count + eps)
 
 
-def _tree(n: int) -> int:
-    return (n - 1).bit_length()
-
-
+FINISHES = {
+    "reversed": root_then_reciprocal,
+    "halves": multiplied,
+    "lanes32": root_then_reciprocal,
+    "lanes128": multiplied,
+    "chunks37": multiplied,
+    "descending": root_then_reciprocal,
+}
 ORDERS: dict[str, tuple[Sum, Finish, Depth | None]] = {
-    "library": (library, divided, None),
-    "running": (running, divided, None),
-    "reversed": (reversed_, root_then_reciprocal, None),
-    "halves": (halves, multiplied, _tree),
-    "neighbours": (neighbours, divided, _tree),
-    "lanes32": (lanes(32), root_then_reciprocal, lambda n: math.ceil(n / 32) + 5),
-    "lanes128": (lanes(128), multiplied, lambda n: math.ceil(n / 128) + 7),
-    "chunks256": (chunks(256), divided, lambda n: math.ceil(n / 256) + 256),
-    "chunks37": (chunks(37), multiplied, lambda n: math.ceil(n / 37) + 37),
-    "ascending": (sorted_(False), divided, None),
-    "descending": (sorted_(True), root_then_reciprocal, None),
+    **{name: (squared(total), FINISHES.get(name, divided), depth) for name, (total, depth) in SUMS.items()},
     "fma": (fma, divided, lambda n: math.ceil(n / 64) + 6),
     "fp64": (fp64, divided, lambda n: 1),
 }
-"""Name → sum, what is made of it, and the height of its tree where it is less than the number of terms."""
+"""Name → sum of squares, what is made of it, and the height of its tree where it is less than the number of terms."""
 
 
 def _declare(order: str, total: Sum, finish: Finish, depth: Depth | None) -> None:

@@ -1,0 +1,86 @@
+"""Cases of completion masks: shapes of real training steps, the smallest and empty ones, and any length in any layout.
+
+The ids that end a sequence are 0 to K-1, counted or drawn with repetition, so that all, some or one of the end ids in
+the rows (regime `sequences_K`) are asked for. A group fixes the dtype of the ids and the block of a kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from harness.case import Case, Group, TensorSpec
+from harness.inputs import Layout, tensor_layouts
+
+_SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["completion_mask"]
+_DTYPES = ("int64", "int32")
+_LENGTHS = ((0, 64), (65, 512), (513, 3000))
+_EDGES = ((1, 1), (0, 5), (5, 0), (0, 0), (1, 64), (3, 65), (1, 1025))
+_MOST_ENDS = 4
+
+_SMALL_ELEMENTS = 1 << 14  # of ids where a CPU takes part: a few dozen Triton programs
+_LARGE_ELEMENTS = 1 << 22
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
+    yield Group("edges", examples=tuple(_edges(accepts)))
+    for dtype, (short, long) in itertools.product(_DTYPES, _LENGTHS):
+        yield Group(f"{dtype}-L{short}to{long}", strategy=_cases(dtype, short, long, accepts, small=small))
+
+
+@st.composite
+def _cases(draw: st.DrawFn, dtype: str, short: int, long: int, accepts: frozenset[str], *, small: bool) -> Case:
+    length = draw(st.integers(short, long))
+    most_rows = (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // max(length, 1)
+    shape = draw(_rows(min(short, 1), most_rows)), length
+    layout = draw(_id_layouts(shape, dtype))
+    ends = draw(st.integers(1, _MOST_ENDS))
+    ids = TensorSpec("ids", dtype, shape, layout.strides, layout.offset, f"sequences_{ends}")
+    asked = draw(st.integers(1, _MOST_ENDS))
+    regime = draw(st.sampled_from(("counting", f"below_{ends}")))
+    eos_ids = TensorSpec("eos_ids", "int64", (asked,), (draw(st.integers(1, 2)),), draw(st.integers(0, 1)), regime)
+    return _case(ids, eos_ids, draw(st.booleans()), draw(st.integers(0, 2**32 - 1)), accepts)
+
+
+def _rows(fewest: int, most: int) -> st.SearchStrategy[int]:
+    """Few rows in half of the cases, which fill no program or a part of the last one."""
+    return st.one_of(st.integers(fewest, min(most, 17)), st.integers(fewest, most))
+
+
+def _id_layouts(shape: tuple[int, int], dtype: str) -> st.SearchStrategy[Layout]:
+    """The layouts of the harness, and two whose columns have a stride."""
+    rows, length = shape
+    if 0 in shape:
+        return tensor_layouts(shape, dtype)
+    spread = (Layout("columns first", (1, rows)), Layout("every second column", (2 * length, 2)))
+    return st.one_of(tensor_layouts(shape, dtype), st.sampled_from(spread))
+
+
+def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Every shape of the table, truncated rows kept and masked."""
+    turns = itertools.product(_SHAPES, (False, True))
+    for seed, (shape, mask_truncated) in enumerate(turns):
+        length, ends = shape["length"], shape["eos_ids"]
+        rows = min(shape["rows"], max(1, _SMALL_ELEMENTS // length)) if small else shape["rows"]
+        strides = tuple(shape["strides"]) if "strides" in shape else None
+        ids = TensorSpec("ids", "int64", (rows, length), strides, shape.get("offset", 0), f"sequences_{ends}")
+        yield _case(ids, TensorSpec("eos_ids", "int64", (ends,), regime="counting"), mask_truncated, seed, accepts)
+
+
+def _edges(accepts: frozenset[str]) -> Iterator[Case]:
+    """The smallest and empty shapes, and those beside a block of a kernel, with several kinds of rows each."""
+    turns = itertools.product(_EDGES, (False, True), range(3))
+    for seed, ((rows, length), mask_truncated, turn) in enumerate(turns):
+        ids = TensorSpec("ids", _DTYPES[turn % 2], (rows, length), regime="sequences_2")
+        yield _case(ids, TensorSpec("eos_ids", "int64", (2,), regime="counting"), mask_truncated, seed, accepts)
+
+
+def _case(ids: TensorSpec, eos_ids: TensorSpec, mask_truncated: bool, seed: int, accepts: frozenset[str]) -> Case:
+    params = {"mask_truncated": mask_truncated} if "mask_truncated" in accepts else {}
+    return Case("completion_mask", (ids, eos_ids), params, seed)

@@ -1,0 +1,160 @@
+"""Cases of gated LayerNorm: one group per combination of dtypes and options, real-model shapes, rows far from zero.
+
+A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above the size of a group);
+Hypothesis draws the rest: exact sizes, rows, strides, regimes, seed.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from harness.case import Case, Group, TensorSpec
+from harness.inputs import cut_rows, leading_dims, strided, widths
+
+SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["layer_norm_gated"]
+
+_ACTIVATIONS = (
+    *("normal", "rows", "tiny", "tiniest", "outlier", "outlier_last", "offset", "lattice", "zero_rows"),
+    *("constant", "pow2", "subnormal", "huge", "special", "sparse", "integers"),
+)
+_GATES = ("gates", "normal", "saturated", "gates", "zeros", "special", "huge")
+_WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small")
+_BIASES = ("normal", "small", "zeros")
+_EPS = (1e-5, 1e-6, 1e-12, 1e-3)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a group of cases fixes: dtypes, options, and the range of the size of a group of columns.
+
+    Attributes:
+        x, weight: dtypes; x's is also that of z and dy, the weight's also that of the bias.
+        norm: `rms` or `layer`.
+        gate: `after`, `before` or `none`.
+        sizes: least and largest size of a group of columns.
+        several: rows have several groups of columns.
+    """
+
+    x: str
+    weight: str
+    norm: str
+    gate: str
+    sizes: tuple[int, int]
+    bias: bool = False
+    sigmoid: bool = False
+    several: bool = False
+
+    def without(self, accepts: frozenset[str]) -> Options | None:
+        """The options that are left for a kernel with these parameters; None if it lacks what defines them."""
+        if not _norm_is_accepted(self.norm, accepts) or (self.several and "group_size" not in accepts):
+            return None
+        gate = self.gate if "z" in accepts else "none"
+        if gate == "before" and "norm_before_gate" not in accepts:
+            return None
+        sigmoid = self.sigmoid and gate != "none" and "activation" in accepts
+        bias = self.bias and "bias" in accepts
+        return Options(self.x, self.weight, self.norm, gate, self.sizes, bias, sigmoid, self.several)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that say all this to a kernel, where they are not the defaults."""
+        chosen: dict[str, Any] = {"is_rms_norm": True} if self.norm == "rms" else {}
+        if self.gate == "before":
+            chosen["norm_before_gate"] = False
+        if self.sigmoid:
+            chosen["activation"] = "sigmoid"
+        return chosen
+
+    def __str__(self) -> str:
+        words = [
+            self.x,
+            f"weight_{self.weight}" if self.weight != self.x else "",
+            self.norm,
+            "bias" if self.bias else "",
+        ]
+        words.append(f"{'sigmoid' if self.sigmoid else 'gate'}_{self.gate}" if self.gate != "none" else "")
+        low, high = self.sizes
+        return "-".join(filter(None, [*words, "groups_of" if self.several else "", f"N{low}to{high}"]))
+
+
+GROUPS = (
+    Options("bf16", "bf16", "rms", "after", (65, 128)),
+    Options("bf16", "bf16", "rms", "before", (129, 256), several=True),
+    Options("bf16", "fp32", "layer", "none", (1025, 2048), bias=True),
+    Options("bf16", "bf16", "layer", "after", (129, 256), bias=True),
+    Options("bf16", "bf16", "rms", "before", (4097, 8192)),
+    Options("fp16", "fp16", "rms", "after", (33, 64), sigmoid=True),
+    Options("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
+    Options("fp16", "fp16", "rms", "none", (513, 1024)),
+    Options("fp16", "fp32", "rms", "after", (129, 256), several=True),
+    Options("fp32", "fp32", "layer", "none", (1025, 2048)),
+    Options("fp32", "fp32", "rms", "before", (257, 512)),
+    Options("fp32", "fp32", "layer", "after", (1, 16), bias=True, sigmoid=True),
+)
+
+_SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
+_LARGE_ELEMENTS = 1 << 22
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
+    yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
+    for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
+        yield Group(str(options), strategy=_cases(options, most))
+    for dtype in ("bf16", "fp32"):
+        far = Options(dtype, dtype, "layer", "none", (513, 1024)).without(accepts)
+        if far is not None:
+            yield Group(f"{dtype}-far-from-zero", strategy=_cases(far, most, regimes=("offset",)))
+
+
+@st.composite
+def shape_of(draw: st.DrawFn, options: Options, most: int) -> tuple[tuple[int, ...], int]:
+    """The shape of x, of about `most` elements at most, and the number of groups of columns."""
+    size = draw(widths(*options.sizes))
+    count = draw(st.integers(2, 6)) if options.several else 1
+    return (*draw(leading_dims(max(1, most // (size * count)))), size * count), count
+
+
+@st.composite
+def _cases(draw: st.DrawFn, options: Options, most: int, regimes: tuple[str, ...] = _ACTIVATIONS) -> Case:
+    shape, count = draw(shape_of(options, most))
+    width = shape[-1:]
+    tensors = [draw(strided("x", options.x, shape, regimes))]
+    tensors.append(TensorSpec("weight", options.weight, width, regime=draw(st.sampled_from(_WEIGHTS))))
+    if options.bias:
+        tensors.append(TensorSpec("bias", options.weight, width, regime=draw(st.sampled_from(_BIASES))))
+    if options.gate != "none":
+        tensors.append(draw(strided("z", options.x, shape, _GATES)))
+    params = {"eps": draw(st.sampled_from(_EPS)), **options.params}
+    if count > 1:
+        params["group_size"] = shape[-1] // count
+    return Case("layer_norm_gated", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+
+
+def _norm_is_accepted(norm: str, accepts: frozenset[str]) -> bool:
+    """LayerNorm is for kernels that take a bias: those that take none normalize by the root mean square."""
+    return ("bias" if norm == "layer" else "is_rms_norm") in accepts
+
+
+def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:
+    """Every shape of the table once in bf16, gated where the kernel can."""
+    for seed, shape in enumerate(SHAPES):
+        norm, gate = "rms" if shape["rms"] else "layer", "after" if shape["before"] else "before"
+        several = "group" in shape
+        options = Options("bf16", "bf16", norm, gate, (1, 1), several=several).without(accepts)
+        if options is None:
+            continue
+        rows = shape["rows"] if most is None else cut_rows(shape["rows"], shape["width"], most)
+        x = TensorSpec("x", "bf16", (*rows, shape["width"]), regime=shape.get("regime", "normal"))
+        tensors = [x, TensorSpec("weight", "bf16", x.shape[-1:], regime="near_one")]
+        if options.gate != "none":
+            tensors.append(TensorSpec("z", "bf16", x.shape, regime="gates"))
+        params = {"eps": shape["eps"], **options.params, **({"group_size": shape["group"]} if several else {})}
+        yield Case("layer_norm_gated", tuple(tensors), params, seed)

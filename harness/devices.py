@@ -1,0 +1,197 @@
+"""The devices of a run: what this machine has, what was asked for, and which leftover variables say otherwise.
+
+torch knows one type of accelerator per process: cuda, xpu, npu, mps, gcu and the like are names here, nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from harness.errors import UsageError
+
+AUTO = "auto"
+
+_NAME = re.compile(r"(?P<type>[a-z]\w*)(:(?P<index>0|[1-9]\d*))?")
+_WITHOUT_INDEX = ("cpu", "meta")
+_HIDES_DEVICES = ("VISIBLE_DEVICES", "AFFINITY_MASK")
+
+# What launchers set: torchrun, Open MPI, PMI and Slurm.
+_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What torch can run on here.
+
+    Attributes:
+        accelerator: type of the accelerator, empty if there is none.
+        count: how many there are.
+        current: index of the one that the type alone stands for.
+        hidden_by: `VARIABLE=value` of each variable that may hide devices.
+    """
+
+    accelerator: str = ""
+    count: int = 0
+    current: int = 0
+    hidden_by: tuple[str, ...] = ()
+
+    @property
+    def accelerators(self) -> tuple[str, ...]:
+        return tuple(f"{self.accelerator}:{index}" for index in range(self.count))
+
+    def peers(self, device: str) -> tuple[str, ...]:
+        """The other devices of the same type, the next one first."""
+        if device not in self.accelerators:
+            return ()
+        here = self.accelerators.index(device)
+        return self.accelerators[here + 1 :] + self.accelerators[:here]
+
+    def __str__(self) -> str:
+        *most, last = "cpu", *self.accelerators
+        names = f"{', '.join(most)} and {last}" if most else f"only {last}"
+        return names + "".join(f" ({variable} is set, which may hide others)" for variable in self.hidden_by)
+
+
+def machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """This machine, as torch sees it now."""
+    hidden_by = tuple(f"{n}={v}" for n, v in sorted(environ.items()) if n.endswith(_HIDES_DEVICES))
+    if not (accelerator := _accelerator()):
+        return Machine(hidden_by=hidden_by)
+    count, current = torch.accelerator.device_count(), torch.accelerator.current_device_index()
+    return Machine(accelerator, count, current, hidden_by)
+
+
+def _accelerator() -> str:
+    """Type of the accelerator that is here, empty if there is none."""
+    here: torch.device | None = torch.accelerator.current_accelerator(check_available=True)
+    return here.type if here else ""
+
+
+def indexed(device: torch.device | str) -> torch.device:
+    """The device as tensors on it name it: an accelerator has an index (by default the current one), the cpu none."""
+    device = torch.device(device)
+    if device.type in _WITHOUT_INDEX:
+        return torch.device(device.type)
+    if ":" in str(device):
+        return device
+    is_here = device.type == _accelerator()
+    return torch.device(device.type, torch.accelerator.current_device_index() if is_here else 0)
+
+
+def current(device: torch.device | str) -> AbstractContextManager[None]:
+    """Make an accelerator the current one, on which Triton launches, for the duration; nothing for the cpu."""
+    index = str(indexed(device)).partition(":")[2]
+    return torch.accelerator.device_index(int(index)) if index else nullcontext()
+
+
+def parse_device(name: str, here: Machine | None = None) -> torch.device:
+    """The torch device of that name, with its index: `cuda` is `cuda:0` where 0 is the current one.
+
+    Raises:
+        UsageError: there is no such device on this machine; the message says what there is.
+    """
+    return torch.device(_resolved(name, here or machine()))
+
+
+def _resolved(name: str, here: Machine) -> str:
+    match = _NAME.fullmatch(name)
+    if match is None or not (match["type"] in ("cpu", here.accelerator) or _is_type(match["type"])):
+        raise UsageError(f"unknown device {name!r}; this machine has {here}")
+    index = here.current if match["index"] is None else int(match["index"])
+    if match["type"] == "cpu" and not int(match["index"] or 0):
+        return "cpu"
+    if match["type"] != here.accelerator or index >= here.count:
+        raise UsageError(f"device {name!r} was asked for, but this machine has {here}")
+    return f"{here.accelerator}:{index}"
+
+
+def _is_type(name: str) -> bool:
+    """Whether torch has heard of devices of that type; it learns plugins' types when they are installed."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """The devices that a run uses: what is printed, saved and run on is this one object.
+
+    Attributes:
+        devices: torch devices in order, accelerators with their index.
+        why: for each device, how it was chosen.
+        leftovers: a sentence for each environment variable that says otherwise.
+    """
+
+    devices: tuple[str, ...] = ("cpu",)
+    why: tuple[str, ...] = ("from --device cpu",)
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of the devices, each once."""
+        return tuple(dict.fromkeys(device.partition(":")[0] for device in self.devices))
+
+    def __str__(self) -> str:
+        chosen = [f"device {device}: {why}" for device, why in zip(self.devices, self.why, strict=True)]
+        return "\n".join([*chosen, *self.leftovers])
+
+
+def plan_devices(text: str, environ: Mapping[str, str] = os.environ, here: Machine | None = None) -> DevicePlan:
+    """The plan for `text`: device names joined by commas, or `auto` for the current accelerator, else the cpu.
+
+    A device that is named twice runs once, and the plan says so.
+
+    Raises:
+        UsageError: a device is unknown or not there, or `auto` does not stand alone.
+    """
+    here = here or machine(environ)
+    names = text.split(",")
+    if AUTO in names and names != [AUTO]:
+        raise UsageError(f"--device {text!r}: auto chooses by itself; write auto alone, or the names of devices")
+    chosen = _automatic(here) if names == [AUTO] else _given(names, here)
+    return DevicePlan(tuple(chosen), tuple(chosen.values()), tuple(_leftovers(tuple(chosen), environ)))
+
+
+def _automatic(here: Machine) -> dict[str, str]:
+    if not here.accelerator:
+        return {"cpu": f"from --device auto: torch finds no accelerator; this machine has {here}"}
+    device = f"{here.accelerator}:{here.current}"
+    peers = here.peers(device)
+    others = f"; also here, for placement cases only: {', '.join(peers)}" if peers else ""
+    return {device: f"from --device auto: the current accelerator{others}"}
+
+
+def _given(names: list[str], here: Machine) -> dict[str, str]:
+    aliases: dict[str, list[str]] = {}
+    for name in names:
+        aliases.setdefault(_resolved(name, here), []).append(name)
+    return {
+        device: f"from --device {','.join(given)}" + (", the same device, which runs once" if len(given) > 1 else "")
+        for device, given in aliases.items()
+    }
+
+
+def _leftovers(devices: tuple[str, ...], environ: Mapping[str, str]) -> Iterator[str]:
+    """What launchers have left in the environment that contradicts these devices without a process group."""
+
+    def ignored(name: str, meaning: str) -> str:
+        return f"{name}={environ[name]} {meaning}; lastbit joins no process group and ignores it: unset {name}"
+
+    indices = [device.partition(":")[2] or "0" for device in devices]
+    names = ", ".join(devices)
+    yield from (ignored(n, "counts several processes") for n in _SIZES if environ.get(n, "1") != "1")
+    yield from (ignored(n, "is one process of several") for n in _RANKS if environ.get(n, "0") != "0")
+    yield from (ignored(n, f"is not on {names}") for n in _LOCAL_RANKS if environ.get(n, indices[0]) not in indices)
+    if environ.get("WORLD_SIZE") != "1":
+        yield from (ignored(n, "is where a process group meets") for n in _RENDEZVOUS if n in environ)

@@ -1,0 +1,116 @@
+"""Regimes of integer and bool tensors, in int64: the same on every device, as those of floating-point tensors are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from harness.case import DTYPE_NAMES
+from harness.errors import UsageError
+from harness.inputs.regimes import Block
+
+Values = Callable[[Block, torch.dtype], Tensor]
+
+_NUMBERED = re.compile(r"(?P<word>[a-z]+)_(?P<number>[1-9]\d*)$")
+_VOCABULARY = 1 << 17
+_MOST_ENDS = 1 << 16
+
+
+def normal(block: Block, dtype: torch.dtype) -> Tensor:
+    """Integers: uniform from -64 to 63; bool: either value."""
+    low, high = (0, 1) if dtype is torch.bool else (-64, 63)
+    return block.integers(block.elements, low, high)
+
+
+def zeros(block: Block, dtype: torch.dtype) -> Tensor:
+    """Integers: all 0; bool: all False."""
+    return torch.zeros_like(block.elements)
+
+
+def ones(block: Block, dtype: torch.dtype) -> Tensor:
+    """Integers: all 1; bool: all True."""
+    return torch.ones_like(block.elements)
+
+
+def counting(block: Block, dtype: torch.dtype) -> Tensor:
+    """Integers: 0, 1, 2, … along the last dimension."""
+    _require_room(block, dtype, "counting", block.width - 1)
+    return block.columns + torch.zeros_like(block.rows)
+
+
+def below(block: Block, dtype: torch.dtype, bound: int) -> Tensor:
+    """Integers: uniform from 0 to N-1, such as below_128."""
+    _require_room(block, dtype, f"below_{bound}", bound - 1)
+    return block.integers(block.elements, 0, bound - 1)
+
+
+def sequences(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
+    """Integers: rows of token ids from N to 131071 that ids below N end: nowhere, once, often, or from a column on."""
+    if ends > _MOST_ENDS:
+        raise UsageError(f"regime 'sequences_{ends}' of tensor {block.name!r}: at most {_MOST_ENDS} ids end a sequence")
+    _require_room(block, dtype, f"sequences_{ends}", _VOCABULARY - 1)
+    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    here = block.columns == column
+    several = here | (block.integers(block.elements, 0, 3, "several") == 0)
+    places = (
+        torch.zeros_like(here),
+        block.columns == 0,
+        block.columns == block.width - 1,
+        here,
+        several,
+        torch.ones_like(here),
+        block.columns >= column,  # padded with one end id, below
+    )
+    kind = block.integers(block.rows, 0, len(places) - 1, "kind")
+    end = block.integers(block.elements, 0, ends - 1, "end")
+    values = _lookalikes(block, dtype, end, block.integers(block.elements, ends, _VOCABULARY - 1, "token"))
+    end = torch.where(kind == len(places) - 1, block.integers(block.rows, 0, ends - 1, "padding"), end)
+    for number, place in enumerate(places):
+        values = torch.where((kind == number) & place, end, values)
+    return values
+
+
+def _lookalikes(block: Block, dtype: torch.dtype, end: Tensor, values: Tensor) -> Tensor:
+    """`values`, one in eight replaced: by an id above or below `end` with the lower half of its bits, or by -100.
+
+    -100 is the label that losses ignore.
+    """
+    span = 1 << (4 * dtype.itemsize)
+    chosen = block.integers(block.elements, 0, 23, "lookalike")
+    for number, replacement in enumerate((end + span, end - span, torch.full_like(end, -100))):
+        values = torch.where(chosen == number, replacement, values)
+    return values
+
+
+def _require_room(block: Block, dtype: torch.dtype, regime: str, needed: int) -> None:
+    """Raise a `UsageError` if `needed` is no value of the dtype, or beyond what `Block.integers` can draw."""
+    largest = 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**31 - 1)
+    if needed > largest:
+        name = DTYPE_NAMES[dtype]
+        raise UsageError(f"regime {regime!r} of tensor {block.name!r} exceeds {largest}, the most for {name}")
+
+
+PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, counting)}
+"""Name → function of the regimes for integer and bool tensors that have no number in their name."""
+
+NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
+    regime.__name__: regime for regime in (below, sequences)
+}
+"""Word → function of those that have one: `below` makes below_1, below_2, and so on."""
+
+INTEGER_REGIMES: Mapping[str, str] = {
+    name: (regime.__doc__ or "").strip()
+    for name, regime in (*PLAIN.items(), *((f"{word}_N", regime) for word, regime in NUMBERED.items()))
+}
+"""Name → one-line description of every regime for integer and bool tensors."""
+
+
+def integer_regime(name: str) -> Values | None:
+    """The regime called `name`, with its number, or None if there is none for integers."""
+    if numbered := _NUMBERED.match(name):
+        regime, number = NUMBERED.get(numbered["word"]), int(numbered["number"])
+        return None if regime is None else lambda block, dtype: regime(block, dtype, number)
+    return PLAIN.get(name)

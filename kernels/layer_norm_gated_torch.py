@@ -1,0 +1,96 @@
+"""The gated LayerNorm and its gradient in PyTorch, written out for each contract.
+
+layer_norm_gated.py says what the contracts mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from layer_norm_gated_arguments import check_backward, check_forward, check_stepwise
+from torch import Tensor
+
+from harness.kernel import kernel
+
+
+def activate(z: Tensor, activation: str) -> Tensor:
+    """z · sigmoid(z), or sigmoid(z), in fp32."""
+    z = z.float()
+    return z * torch.sigmoid(z) if activation == "silu" else torch.sigmoid(z)
+
+
+def slope(z: Tensor, activation: str) -> Tensor:
+    """The derivative of the activation, in fp32."""
+    z = z.float()
+    s = torch.sigmoid(z)
+    return s * (1 + z * (1 - s)) if activation == "silu" else s * (1 - s)
+
+
+def normalize(value: Tensor, eps: float, group_size: int, *, is_rms_norm: bool) -> Tensor:
+    """(value - mean) / sqrt(variance + eps) over each group of columns, the variance in two passes; all fp32."""
+    grouped = value.unflatten(-1, (-1, group_size))
+    centered = grouped if is_rms_norm else grouped - grouped.mean(-1, keepdim=True)
+    variance = centered.square().mean(-1, keepdim=True)
+    return (centered * torch.rsqrt(variance + eps)).flatten(-2)
+
+
+@kernel("layer_norm_gated", contract="single_rounding", name="eager[single_rounding]")
+def eager_single_rounding(
+    x, weight, bias=None, z=None,
+    *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False, activation="silu",
+):  # fmt: skip
+    size = check_forward(x, weight, bias, z, group_size, activation, ())
+    gate = 1.0 if z is None else activate(z.reshape(x.shape), activation)
+    value = x.float() if norm_before_gate else x.float() * gate
+    affine = normalize(value, eps, size, is_rms_norm=is_rms_norm) * weight.float()
+    if bias is not None:
+        affine = affine + bias.float()
+    return (affine * gate if norm_before_gate else affine).to(x.dtype)
+
+
+@kernel("layer_norm_gated", contract="stepwise", name="eager[stepwise]")
+def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False):
+    """As Qwen3NextRMSNormGated, and MambaRMSNormGated where the gate comes first, do in Transformers."""
+    size = check_forward(x, weight, None, z, group_size, "silu", ())
+    check_stepwise(x, weight, is_rms_norm=is_rms_norm)
+    gate = 1.0 if z is None else activate(z.reshape(x.shape), "silu")
+    value = x.float() if norm_before_gate else x.float() * gate
+    affine = weight * normalize(value, eps, size, is_rms_norm=True).to(x.dtype)
+    return (affine * gate if norm_before_gate else affine).to(x.dtype)
+
+
+def through_norm(dnormalized: Tensor, normalized: Tensor, rstd: Tensor, group_size: int, *, centered: bool) -> Tensor:
+    """The gradient of what was normalized, from that of the normalized value; rstd is [..., G]."""
+    d, n = (t.unflatten(-1, (-1, group_size)) for t in (dnormalized, normalized))
+    shift = n * (n * d).mean(-1, keepdim=True)
+    if centered:
+        shift = shift + d.mean(-1, keepdim=True)
+    return ((d - shift) * rstd.unsqueeze(-1)).flatten(-2)
+
+
+@kernel("layer_norm_gated_backward", name="eager[gated_backward]")
+def eager_backward(
+    x, dy, weight, rstd, mean=None, bias=None, z=None,
+    *, norm_before_gate=True, activation="silu", recompute_output=False,
+):  # fmt: skip
+    size = check_backward(x, dy, weight, rstd, mean, bias, z, activation, ())
+    value, dy, gated = x.float(), dy.reshape(x.shape).float(), z is not None
+    gate = activate(z.reshape(x.shape), activation) if gated else torch.ones_like(value)
+    before, after = gated and not norm_before_gate, gated and norm_before_gate
+    rstd = rstd.reshape(*x.shape[:-1], rstd.shape[-1])
+    grouped = (value * gate if before else value).unflatten(-1, (-1, size))
+    centered = grouped if mean is None else grouped - mean.reshape(rstd.shape).unsqueeze(-1)
+    normalized = (centered * rstd.unsqueeze(-1)).flatten(-2)
+    affine = normalized * weight.float() + (0.0 if bias is None else bias.float())
+    daffine = dy * gate if after else dy
+    dvalue = through_norm(daffine * weight.float(), normalized, rstd, size, centered=mean is not None)
+
+    results = {"dx": (dvalue * gate if before else dvalue).to(x.dtype)}
+    results["dw"] = (daffine * normalized).flatten(0, -2).sum(0).to(weight.dtype)
+    if bias is not None:
+        results["db"] = daffine.flatten(0, -2).sum(0).to(bias.dtype)
+    if gated:
+        dgate = dvalue * value if before else dy * affine
+        results["dz"] = (dgate * slope(z.reshape(x.shape), activation)).to(z.dtype).reshape(z.shape)
+    if recompute_output:
+        results["output"] = (affine * gate if after else affine).to(x.dtype)
+    return results

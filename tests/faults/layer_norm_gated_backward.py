@@ -1,0 +1,255 @@
+"""Faults of the gradients of the gated LayerNorm, one deed at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.faults.plant import Edit, Fault
+
+GROUPS = {
+    "after": {"bf16": "bf16-rms-gate_after-N65to128", "fp16": "fp16-layer-bias-sigmoid_after-N33to64"},
+    "before": {
+        "bf16": "bf16-rms-gate_before-groups_of-N65to128",
+        "fp16": "fp16-layer-bias-gate_before-groups_of-N17to32",
+    },
+    "layer": {"bf16": "bf16-weight_fp32-layer-bias-N257to512", "fp16": "fp16-layer-bias-sigmoid_after-N33to64"},
+    "plain": {"bf16": "bf16-rms-N4097to8192", "fp16": "fp16-rms-N513to1024"},
+    "exact": {"fp32": "exact-fp32-layer-bias-N1to16", "bf16": "exact-bf16-weight_fp32-rms-gate_after-N65to128"},
+    "exact gated": {"fp32": "exact-fp32-layer-bias-gate_after-N129to256"},
+}
+"""Options of a fault → dtype of x → the group of cases that it is hunted with."""
+
+_edit = partial(Edit, file="layer_norm_gated_backward.py")
+_launch = partial(Edit, file="layer_norm_gated_launch.py")
+_fault = partial(
+    Fault, op="layer_norm_gated_backward", variant="gated_backward", options="after", dtypes=("bf16", "fp16")
+)
+_sum = partial(_fault, options="exact", dtypes=("fp32",))
+
+_C1 = "c1 = tl.div_rn(tl.sum(normalized * dnormalized, axis=1, keep_dims=True), size)"
+_C2 = "c2 = tl.div_rn(tl.sum(dnormalized, axis=1, keep_dims=True), size)"
+_DW = "dw += daffine * normalized"
+_DB = "db += daffine\n"
+
+INPUT = (
+    _fault(
+        "projection left out",
+        "leaves out x̂ · c1 in dx",
+        (_edit("shift = normalized * c1", "shift = normalized * 0.0"),),
+        "dx",
+        "dx",
+        options="plain",
+    ),
+    _fault(
+        "mean gradient left out",
+        "leaves out c2 in dx",
+        (_edit("shift += c2", "shift += 0.0"),),
+        "dx",
+        "dx",
+        options="layer",
+    ),
+    _fault(
+        "c1 rounded",
+        "rounds c1 to bf16",
+        (_edit(_C1, f"{_C1}.to(tl.bfloat16).to(tl.float32)"),),
+        "c1",
+        "dx",
+        options="layer",
+    ),
+    _fault(
+        "c2 rounded",
+        "rounds c2 to bf16",
+        (_edit(_C2, f"{_C2}.to(tl.bfloat16).to(tl.float32)"),),
+        "c2",
+        "dx",
+        options="layer",
+    ),
+    _fault(
+        "dx not gated",
+        "does not multiply dx by the gate that came first",
+        (_edit("dx = dvalue * gate", "dx = dvalue"),),
+        "dx",
+        "dx",
+        options="before",
+    ),
+    _fault(
+        "dx truncated",
+        "rounds dx toward zero",
+        (
+            _edit(
+                "dx.to(X), mask=mask)",
+                "(dx.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True).to(X), mask=mask)",
+            ),
+        ),
+        "dx",
+        "dx",
+        dtypes=("bf16",),
+    ),
+    _fault(
+        "bias for mean",
+        "does not subtract the mean",
+        (_edit("centered = value - tl.load(mean_ptr + statistic, mask=live, other=0.0)", "centered = value"),),
+        "normalized",
+        "output",
+        options="layer",
+    ),
+    _fault(
+        "statistics of the next group",
+        "reads rstd as number row · groups + group",
+        (_edit("tl.load(rstd_ptr + statistic,", "tl.load(rstd_ptr + row * groups + group,"),),
+        "dgated_input",
+        "dz",
+        options="before",
+    ),
+    _fault(
+        "rows of dy assumed contiguous",
+        "reads row m of dy at m · N",
+        (
+            _edit(
+                "dy_row = start + row_offset(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2)",
+                "dy_row = out_row",
+            ),
+        ),
+        "daffine",
+        "dz",
+    ),
+)
+
+GATE = (
+    _fault(
+        "dz without the slope of silu",
+        "differentiates z · sigmoid(z) as sigmoid(z)",
+        (_edit("slope = sigmoid * (1.0 + z * (1.0 - sigmoid))", "slope = sigmoid"),),
+        "dz",
+        "dz",
+        dtypes=("bf16",),
+    ),
+    _fault(
+        "slope of the gate's value",
+        "takes the slope of silu at silu(z)",
+        (_edit("(1.0 + z * (1.0 - sigmoid))", "(1.0 + gate * (1.0 - sigmoid))"),),
+        "dz",
+        "dz",
+        dtypes=("bf16",),
+    ),
+    _fault(
+        "dz from dx",
+        "stores dx as dz",
+        (_edit("dz = dvalue * x * slope", "dz = dvalue"),),
+        "dz",
+        "dz",
+        options="before",
+    ),
+    _fault(
+        "gate rounded",
+        "rounds the gate to x's dtype",
+        (_edit("                gate = z * sigmoid\n", "                gate = (z * sigmoid).to(X).to(tl.float32)\n"),),
+        "gate",
+        "output",
+        dtypes=("bf16",),
+    ),
+    _fault(
+        "affine rounded",
+        "recomputes the normalized output in x's dtype",
+        (_edit("dz = dy * affine * slope", "dz = dy * affine.to(X).to(tl.float32) * slope"),),
+        "dz",
+        "dz",
+    ),
+    _fault(
+        "recomputed output not gated",
+        "returns the output without its gate",
+        (_edit("                output = affine * gate\n", ""),),
+        "output",
+        "output",
+    ),
+)
+
+SUMS = (
+    _sum(
+        "dw without the gate",
+        "adds dy · x̂ to dw, where dy · gate · x̂ is due",
+        (_edit(_DW, "dw += dy * normalized"),),
+        "dw",
+        "dw",
+        options="exact gated",
+    ),
+    _sum(
+        "db without the gate",
+        "adds dy to db, where dy · gate is due",
+        (_edit(_DB, "db += dy\n"),),
+        "db",
+        "db",
+        options="exact gated",
+    ),
+    _sum(
+        "dw accumulated in bf16",
+        "adds the terms of dw in bf16",
+        (_edit(_DW, f"dw = ({_DW.replace('dw += ', 'dw + ')}).to(tl.bfloat16).to(tl.float32)"),),
+        "dw",
+        "dw",
+    ),
+    _sum(
+        "terms of dw rounded",
+        "rounds each term of dw to bf16",
+        (_edit(_DW, "dw += (daffine * normalized).to(tl.bfloat16).to(tl.float32)"),),
+        "dw",
+        "dw",
+        options="exact gated",
+    ),
+    _sum(
+        "parts in bf16",
+        "rounds each program's part of dw to bf16",
+        (
+            _edit(
+                "dw_total = tl.sum(dw, axis=0, keep_dims=True)",
+                "dw_total = tl.sum(dw, axis=0, keep_dims=True).to(tl.bfloat16).to(tl.float32)",
+            ),
+        ),
+        "dw",
+        "dw",
+    ),
+    _sum(
+        "last row left out of dw",
+        "leaves the last row out of dw",
+        (_edit(_DW, "dw += tl.where(row < rows - 1, daffine * normalized, 0.0)"),),
+        "dw",
+        "dw",
+    ),
+    _sum(
+        "other parts left out",
+        "adds no more than the first part of the programs",
+        (_launch("parts[..., :half, :] + parts[..., half:, :]", "parts[..., :half, :]"),),
+        "dw",
+        "dw",
+    ),
+    _sum(
+        "db rounded before the cast",
+        "rounds db to bf16",
+        (
+            _edit(
+                "db_total = tl.sum(db, axis=0, keep_dims=True)",
+                "db_total = tl.sum(db, axis=0, keep_dims=True).to(tl.bfloat16).to(tl.float32)",
+            ),
+        ),
+        "db",
+        "db",
+        options="exact gated",
+    ),
+    _sum(
+        "sums not cleared",
+        "adds to memory that nothing has cleared",
+        (_edit("(torch.zeros if atomic else torch.empty)", "torch.empty"),),
+        "unwritten",
+        "unwritten",
+        variant="gated_backward+atomic",
+    ),
+    _sum(
+        "bias gradient left out",
+        "returns no db",
+        (_edit('        results["db"] = totals[1].to(bias.dtype)\n', "        pass\n"),),
+        "errored",
+        "errored",
+    ),
+)
+
+FAULTS = (*INPUT, *GATE, *SUMS)
