@@ -1,7 +1,7 @@
 """Gated LayerNorm and RMSNorm, in groups, as in Mamba-2 (Dao & Gu 2024, arXiv 2405.21060) and Qwen3-Next.
 
 LayerNorm: Ba, Kiros & Hinton 2016, arXiv 1607.06450. Options and formulas are those of `layernorm_gated` in mamba-ssm,
-which flash-linear-attention, SGLang and vLLM share; docs/contracts.md says who keeps which contract.
+which flash-linear-attention, SGLang and vLLM share; docs/contracts/layer_norm_gated.md says who keeps which contract.
 """
 
 from __future__ import annotations

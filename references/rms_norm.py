@@ -1,6 +1,7 @@
 """RMSNorm with fused residual add and FP8 output (Zhang & Sennrich 2019, arXiv 1910.07467).
 
-Rounding rules as found in vLLM, SGLang, FlashInfer, xformers and Transformers; docs/contracts.md lists who keeps which.
+Rounding rules as found in vLLM, SGLang, FlashInfer, xformers and Transformers; docs/contracts/rms_norm.md lists who
+keeps which.
 """
 
 from __future__ import annotations

@@ -54,30 +54,32 @@ class Tally:
     verdicts: Counter[str]
 
 
-def verify(folder: Path, count: int, seed: int, only: str, workers: int) -> Any:
+def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, workers: int) -> Any:
     """One run of `lastbit verify`; returns the run."""
     from reports import records
 
     folders = [word for name in FOLDERS for word in ("--kernels", str(ROOT / name))]
-    kernels = [word for name in kernel_names() for word in ("--kernel", name)]
+    kernels = [word for name in kernel_names(ops) for word in ("--kernel", name)]
     command = [sys.executable, "-m", "harness", "verify", *folders, *kernels, "--run-folder", str(folder)]
     command += ["--cases-per-group", str(count), "--seed", str(seed), "-n", str(workers)]
+    command += [word for op in ops for word in ("--op", op)]
     command += ["-k", only] if only else []
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)
     return records.read(folder)
 
 
-def kernel_names() -> list[str]:
-    """Every kernel of the folders but the compiled one."""
+def kernel_names(ops: list[str]) -> list[str]:
+    """Every kernel of the ops in the folders but the compiled one."""
     from harness.kernel import load_kernels
 
-    return [k.name for folder in FOLDERS for k in load_kernels(ROOT / folder) if k.name != LEFT_OUT]
+    kernels = [k for folder in FOLDERS for k in load_kernels(ROOT / folder) if k.name != LEFT_OUT]
+    return [k.name for k in kernels if not ops or k.op in ops]
 
 
 def width(result: Any) -> int:
     from harness.case import parse_case
 
-    return int(parse_case(result.case)["x"].shape[-1])
+    return int(parse_case(result.case).tensors[0].shape[-1])
 
 
 def tally(results: Iterable[Any]) -> Tally:
@@ -147,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--narrow", type=int, default=34, help="cases per kernel and group, in every group")
     parser.add_argument("--wide", type=int, default=68, help="further cases per kernel and group of long rows")
+    parser.add_argument("--op", action="append", default=[], help="only kernels of this op (repeatable)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
@@ -154,10 +157,11 @@ def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path[:0] = [str(ROOT)]
     start = time.perf_counter()
+    wide_groups = " or ".join(WIDE_GROUPS)
     with tempfile.TemporaryDirectory() as parent:
         runs = [
-            verify(Path(parent, "all"), options.narrow, options.seed, "", options.workers),
-            verify(Path(parent, "wide"), options.wide, options.seed + 1, " or ".join(WIDE_GROUPS), options.workers),
+            verify(Path(parent, "all"), options.op, options.narrow, options.seed, "", options.workers),
+            verify(Path(parent, "wide"), options.op, options.wide, options.seed + 1, wide_groups, options.workers),
         ]
     results = distinct(runs)
     head = HEAD.format(
