@@ -68,6 +68,12 @@ def test_a_mapping_is_as_good_as_a_tensor() -> None:
     assert result.verdict is Verdict.PASSED
 
 
+def test_one_element_may_have_any_stride() -> None:
+    """torch calls it contiguous, and refuses to view its bytes."""
+    result = verified(lambda x, *, eps: norm(x, eps=eps).as_strided((1, 1), (10, 10)), "rms_norm x=bf16[1,1] eps=0.001")
+    assert result.verdict is Verdict.PASSED
+
+
 def test_several_results() -> None:
     def both(x: Tensor, residual: Tensor, *, eps: float) -> dict[str, Tensor]:
         added = (x.float() + residual.float()).to(x.dtype)

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import Case
+from harness.case import Case, parse_case
+from harness.devices import machine
 from harness.errors import UnsupportedCase, UsageError
 from harness.inputs import build
-from harness.kernel import load_file, load_kernels
+from harness.kernel import Kernel, load_file, load_kernels
 from harness.placement import PlacementWarning
+from harness.result import Verdict
+from harness.verify.check import Subject, verify_case
 from harness.verify.evaluate import evaluate
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 
@@ -256,3 +259,30 @@ def test_example_cases_hold_every_kind_of_row() -> None:
         for first in expected(**tensors)["eos_index"].flatten().tolist() if length > 1 else ():
             kinds.add({0: "first", length - 1: "last", length: "none"}.get(first, "between"))
     assert kinds == {"first", "last", "none", "between"}
+
+
+# Two devices
+
+
+def mask_with_helpers(device: str) -> Kernel:
+    """A kernel as trainers had it: its helper tensors on one device, whichever one the ids are on."""
+
+    def mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
+        is_eos = torch.isin(ids, eos_ids)
+        last = torch.full((len(ids),), ids.shape[-1], device=device)
+        last[is_eos.any(1)] = is_eos.int().argmax(1)[is_eos.any(1)]
+        return (torch.arange(ids.shape[-1], device=last.device) <= last[:, None]).int()
+
+    return Kernel("helpers", OP.name, "", mask)
+
+
+@pytest.mark.gpu
+def test_helper_tensors_on_a_fixed_device_are_seen_on_another_one() -> None:
+    if not (others := machine().accelerators[1:]):
+        pytest.skip("one accelerator alone has no other device")
+    case = parse_case("completion_mask ids=int64[8,256]:sequences_2 eos_ids=int64[2]:counting seed=0")
+    first, *_ = machine().accelerators
+    verdicts = [
+        verify_case(Subject(mask_with_helpers(first), OP, torch.device(d)), case).verdict for d in (first, *others)
+    ]
+    assert verdicts == [Verdict.PASSED, *[Verdict.ERRORED] * len(others)]

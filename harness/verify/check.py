@@ -226,7 +226,8 @@ def _differences(
 
 def _bytes(x: Tensor) -> Tensor:
     """The bytes of each element, [numel, itemsize]."""
-    return x.contiguous().reshape(-1).view(torch.uint8).reshape(x.numel(), x.element_size())
+    copy = x.clone(memory_format=torch.contiguous_format)  # one element is contiguous with any stride, but has no view
+    return copy.reshape(-1).view(torch.uint8).reshape(x.numel(), x.element_size())
 
 
 def first_line(error: BaseException) -> str:
