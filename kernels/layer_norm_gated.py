@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from layer_norm_gated_arguments import STAGES, STATISTICS, check_forward, check_stepwise
 from layer_norm_gated_launch import (
-    address,
     group_depth,
     load,
     returned_stages,
@@ -20,7 +19,7 @@ from layer_norm_gated_launch import (
     strided_arguments,
     tile,
 )
-from row_layout import contiguous_like
+from row_layout import address, contiguous_like
 from torch import Tensor
 
 from harness.kernel import kernel

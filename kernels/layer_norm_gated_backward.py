@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from layer_norm_gated_arguments import BACKWARD_STAGES, check_backward
 from layer_norm_gated_launch import (
-    address,
     group_depth,
     load,
     parts_of,
@@ -25,7 +24,7 @@ from layer_norm_gated_launch import (
     sum_of_parts,
     tile,
 )
-from row_layout import contiguous_like
+from row_layout import address, contiguous_like
 from torch import Tensor
 
 from harness.kernel import kernel

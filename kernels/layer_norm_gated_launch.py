@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from layer_norm_gated_arguments import PER_GROUP
-from row_layout import RowLayout, contiguous_like, row_layout, vectors_allowed
+from row_layout import RowLayout, address, contiguous_like, row_layout, vectors_allowed
 from torch import Tensor
 
 # Few sizes, so that there are few compiled variants. A block covers a group.
@@ -120,15 +120,6 @@ def returned_stages(x: Tensor, buffers: Mapping[str, Tensor], stages: Collection
 def row_offset(row, size_1, size_2, stride_0, stride_1, stride_2):
     """Where each row starts, in elements, from the sizes of the two inner leading dimensions and all three strides."""
     return row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2
-
-
-@triton.jit
-def address(ptr, offset, lanes, ALIGNED: tl.constexpr):
-    """Pointers to `lanes` elements from each offset on; ALIGNED promises that each offset is on a 16-byte boundary."""
-    pointers = ptr + offset + lanes
-    if ALIGNED:
-        pointers = tl.multiple_of(pointers, (1, 16))
-    return pointers
 
 
 @triton.jit

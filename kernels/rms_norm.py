@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
-from row_layout import contiguous_like, row_layout, vectors_allowed
+from row_layout import address, contiguous_like, row_layout, vectors_allowed
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -44,22 +44,13 @@ def summation_depth(n: int) -> int:
 
 
 @triton.jit
-def _address(ptr, row_offset, columns, ALIGNED: tl.constexpr):
-    """Pointers to `columns` of each row; ALIGNED promises that every row starts on a 16-byte boundary."""
-    pointers = ptr + row_offset + columns
-    if ALIGNED:
-        pointers = tl.multiple_of(pointers, (1, 16))
-    return pointers
-
-
-@triton.jit
 def _load(x_ptr, residual_ptr, x_offset, residual_offset, columns, mask, RULE: tl.constexpr, ALIGNED: tl.constexpr):
     """In fp32: what is squared, what is normalized, and the rounded sum."""
-    x = tl.load(_address(x_ptr, x_offset, columns, ALIGNED), mask=mask, other=0.0)
+    x = tl.load(address(x_ptr, x_offset, columns, ALIGNED), mask=mask, other=0.0)
     total = x.to(tl.float32)
     rounded = total
     if residual_ptr is not None:
-        residual = tl.load(_address(residual_ptr, residual_offset, columns, ALIGNED), mask=mask, other=0.0)
+        residual = tl.load(address(residual_ptr, residual_offset, columns, ALIGNED), mask=mask, other=0.0)
         total = total + residual.to(tl.float32)
         rounded = total.to(x.dtype).to(tl.float32)
     squared = rounded if RULE == "rounded_sum" else total
@@ -79,7 +70,7 @@ def _normalize(
             normalized = normalized.to(X).to(tl.float32)
         product = normalized
     else:
-        weight = tl.load(_address(weight_ptr, 0, columns, ALIGNED), mask=columns < n, other=0.0)
+        weight = tl.load(address(weight_ptr, 0, columns, ALIGNED), mask=columns < n, other=0.0)
         if NATIVE:
             normalized = normalized.to(weight.dtype).to(tl.float32)
             product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
@@ -130,7 +121,7 @@ def _rms_norm_kernel(
         squared, value, rounded = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
         squares += tl.where(columns < variance_size, squared * squared, 0.0)
         if residual_ptr is not None:
-            tl.store(_address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
+            tl.store(address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
     variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), variance_size.to(tl.float32))
     # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row.
     inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
@@ -168,7 +159,7 @@ def _rms_norm_kernel(
             result = tl.div_rn(output, row_scale)
         if QUANT != "none":
             result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
-        result_pointers = _address(result_ptr, out_row, columns, ALIGNED)
+        result_pointers = address(result_ptr, out_row, columns, ALIGNED)
         tl.store(result_pointers, result.to(result_ptr.dtype.element_ty), mask=mask)
         if store_stages:
             tl.store(normalized_ptr + out_row + columns, normalized, mask=mask)

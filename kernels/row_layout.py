@@ -1,4 +1,4 @@
-"""Where the rows of strided tensors lie: the leading dimensions as the fewest (size, stride) pairs."""
+"""Where the rows of strided tensors lie: the leading dimensions as the fewest (size, stride) pairs, and pointers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 VECTOR_BYTES = 16
@@ -74,3 +76,12 @@ def contiguous_like(x: Tensor, *, columns: int | None = None, dtype: torch.dtype
     """An uninitialised contiguous tensor of the shape of `x`, with `columns` in place of its last dimension."""
     shape = x.shape if columns is None else (*x.shape[:-1], columns)
     return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=torch.contiguous_format)
+
+
+@triton.jit
+def address(ptr, row_offset, columns, ALIGNED: tl.constexpr):
+    """Pointers to `columns` of each row; ALIGNED promises that every row of them starts on a 16-byte boundary."""
+    pointers = ptr + row_offset + columns
+    if ALIGNED:
+        pointers = tl.multiple_of(pointers, (1, 16))
+    return pointers

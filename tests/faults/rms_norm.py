@@ -25,7 +25,7 @@ _SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)
 _NORMALIZED = "            normalized = normalized.to(weight.dtype).to(tl.float32)\n"
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _OUTPUT = "product.to(X).to(tl.float32)"
-_FIRST_FUNCTION = "@triton.jit\ndef _address("
+_FIRST_FUNCTION = "@triton.jit\ndef _load("
 # Stages go through fp32 buffers and are cast to the format they should have; a faulty copy shows what it computed.
 _ADD_ROUNDED = """@triton.jit
 def _add_rounded(a, b):

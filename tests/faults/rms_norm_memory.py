@@ -32,7 +32,7 @@ MEMORY = (
             Edit(
                 "columns, ALIGNED), rounded.to(X), mask=mask)",
                 "columns, ALIGNED), "
-                "tl.load(_address(residual_ptr, residual_row, columns, ALIGNED), mask=mask), mask=mask)",
+                "tl.load(address(residual_ptr, residual_row, columns, ALIGNED), mask=mask), mask=mask)",
             ),
         ),
         exposed="residual_sum",
