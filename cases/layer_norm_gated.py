@@ -95,6 +95,7 @@ GROUPS = (
     Options("fp16", "fp32", "rms", "after", (129, 256), several=True),
     Options("fp32", "fp32", "layer", "none", (1025, 2048)),
     Options("fp32", "fp32", "rms", "before", (257, 512)),
+    Options("fp32", "fp32", "layer", "before", (33, 64)),
     Options("fp32", "fp32", "layer", "after", (1, 16), bias=True, sigmoid=True),
 )
 

@@ -39,6 +39,7 @@ _GROUPS = (
     Options("fp16", "fp16", "layer", "after", (33, 64), bias=True, sigmoid=True),
     Options("fp16", "fp16", "layer", "before", (17, 32), bias=True, several=True),
     Options("fp16", "fp16", "rms", "none", (513, 1024)),
+    Options("fp32", "fp32", "layer", "before", (33, 64), bias=True),
 )
 _EXACT_GROUPS = (
     Options("bf16", "fp32", "rms", "after", (65, 128)),

@@ -6,13 +6,13 @@ which flash-linear-attention, SGLang and vLLM share; docs/contracts/layer_norm_g
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 
 from harness.numerics import (
     Enclosure,
+    fusible_product,
     hull,
     mean,
-    mean_of_products,
     mean_of_squares,
     multiply_add,
     product_in_any_order,
@@ -50,70 +50,75 @@ def layer_norm_gated(
     computed in two passes: the mean of (x - mean)².
 
     Raises:
-        ValueError: parameters that have no meaning together.
+        ValueError: parameters that have no meaning together, or tensors whose shapes do not fit.
     """
-    _check(x, bias, group_size, is_rms_norm=is_rms_norm, activation=activation, contract=contract)
-    width = x.shape[-1] if group_size is None else group_size
-    gating = () if z is None else (sigmoid(z),) if activation == "sigmoid" else (z, sigmoid(z))
-    gate = None if z is None else stage("gate", product_in_any_order(*gating))
-    value = x
-    products: tuple[tuple[Enclosure, Enclosure], ...] = ()
-    if gate is not None and not norm_before_gate:
-        value = stage("gated_input", hull(x * gate, product_in_any_order(x, *gating)))
-        products = _groups_of_pairs(x, gate, gating, width)
-
-    centered = grouped = value.in_groups(width)
-    variance = mean_of_squares(grouped)
-    if not is_rms_norm:  # where x is a product, a compiler may fuse it into what follows
-        center = hull(mean(grouped), *(mean_of_products(a, b) for a, b in products))
-        center = stage("mean", center[..., 0])[..., None]
-        variance = variance_about(grouped, center)
-        centered = hull(grouped - center, *(multiply_add(a, b, -center) for a, b in products))
-    rstd = stage("rstd", rsqrt(stage("variance", variance[..., 0]) + eps))[..., None]
-    normalized = stage("normalized", (centered * rstd).joined())
-
-    if contract.has("stepwise"):
-        y = normalized * weight
-    else:
-        factors = normalized.in_groups(width), weight.in_groups(width)
-        y = _scaled(factors, (centered, rstd, factors[1]), None if bias is None else bias.in_groups(width)).joined()
-    y = stage("affine", y)
-    if gate is not None and norm_before_gate:
-        y = hull(y * gate, product_in_any_order(y, *gating))
-    stage("output", y, result=True)
-
-
-def _groups_of_pairs(
-    x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...], width: int
-) -> tuple[tuple[Enclosure, Enclosure], ...]:
-    """The last multiplication of x · act(z), in every order."""
-    pairs = [(x, gate)] + [(x * a, b) for a, b in itertools.permutations(gating, 2)]
-    return tuple((a.in_groups(width), b.in_groups(width)) for a, b in pairs)
-
-
-def _scaled(
-    factors: tuple[Enclosure, Enclosure], all_factors: tuple[Enclosure, Enclosure, Enclosure], bias: Enclosure | None
-) -> Enclosure:
-    """normalized · weight + bias, where (x - mean) · rstd · weight may be multiplied in any order, or fused."""
-    centered, rstd, weight = all_factors
-    if bias is None:
-        return hull(factors[0] * factors[1], product_in_any_order(*all_factors))
-    pairs = factors, (centered, rstd * weight), (centered * weight, rstd)
-    return hull(*(multiply_add(a, b, bias) for a, b in pairs))
-
-
-def _check(
-    x: Enclosure,
-    bias: Enclosure | None,
-    group_size: int | None,
-    *,
-    is_rms_norm: bool,
-    activation: str,
-    contract: Contract,
-) -> None:
-    if activation not in ("silu", "sigmoid"):
-        raise ValueError(f"activation={activation!r} is neither silu nor sigmoid")
+    check(x, {"z": z}, {"weight": weight, "bias": bias}, activation)
     if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
         raise ValueError(f"group_size={group_size} does not divide {x.shape[-1]}, the width of x")
     if contract.has("stepwise") and (bias is not None or not is_rms_norm or activation != "silu"):
         raise ValueError("stepwise is the rounding of RMS norms gated by silu without bias; no other module has it")
+    width = x.shape[-1] if group_size is None else group_size
+
+    gating = () if z is None else activated(z, activation)
+    gate = stage("gate", product_in_any_order(*gating)) if gating else None
+    value = x
+    if gate is not None and not norm_before_gate:
+        value = stage("gated_input", times_gate(x, gate, gating))
+
+    centered = value.in_groups(width)
+    if is_rms_norm:
+        variance = mean_of_squares(centered)
+    else:
+        fused = value if value is x or gate is None else fused_with_gate(value, x, gate, gating)
+        center = stage("mean", mean(fused.in_groups(width))[..., 0])[..., None]
+        variance = variance_about(fused.in_groups(width), center)
+        centered = fused.in_groups(width) - center
+    rstd = stage("rstd", rsqrt(stage("variance", variance[..., 0]) + eps))[..., None]
+    normalized = stage("normalized", (centered * rstd).joined())
+
+    stepwise = contract.has("stepwise")
+    y = stage("affine", normalized * weight if stepwise else _scaled(normalized, centered, rstd, weight, bias))
+    if gate is not None and norm_before_gate:
+        y = times_gate(y, gate, gating)
+    stage("output", y, result=True)
+
+
+def activated(z: Enclosure, activation: str) -> tuple[Enclosure, ...]:
+    """Factors of the activation: z · sigmoid(z), or sigmoid(z)."""
+    return (sigmoid(z),) if activation == "sigmoid" else (z, sigmoid(z))
+
+
+def times_gate(x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
+    """x · act(z), in any order of x and the factors of the activation."""
+    return hull(x * gate, product_in_any_order(x, *gating))
+
+
+def fused_with_gate(value: Enclosure, x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
+    """`value`, which is x · act(z), or what a compiler makes of it that fuses its last product into what follows."""
+    others = [(x * gating[i], gating[1 - i]) for i in range(len(gating)) if len(gating) == 2]
+    return hull(value, *(fusible_product(a, b) for a, b in [(x, gate), *others]))
+
+
+def check(
+    x: Enclosure, like_x: Mapping[str, Enclosure | None], columns: Mapping[str, Enclosure | None], activation: str
+) -> None:
+    """Raise ValueError unless `like_x` have the shape of x, `columns` its width, and the activation is known."""
+    expected = {name: (t, tuple(x.shape)) for name, t in like_x.items()}
+    expected |= {name: (t, (x.shape[-1],)) for name, t in columns.items()}
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; with x {tuple(x.shape)} it must be {shape}")
+    if activation not in ("silu", "sigmoid"):
+        raise ValueError(f"activation={activation!r} is neither silu nor sigmoid")
+
+
+def _scaled(
+    normalized: Enclosure, centered: Enclosure, rstd: Enclosure, weight: Enclosure, bias: Enclosure | None
+) -> Enclosure:
+    """normalized · weight + bias, where (x - mean) · rstd · weight may be multiplied in any order, or fused."""
+    width = centered.shape[-1]
+    value, gain = normalized.in_groups(width), weight.in_groups(width)
+    if bias is None:
+        return hull(value * gain, product_in_any_order(centered, rstd, gain)).joined()
+    pairs = (value, gain), (centered, rstd * gain), (centered * gain, rstd)
+    return hull(*(multiply_add(a, b, bias.in_groups(width)) for a, b in pairs)).joined()

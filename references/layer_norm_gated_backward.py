@@ -9,7 +9,6 @@ from __future__ import annotations
 from harness.numerics import (
     Enclosure,
     hull,
-    mean,
     mean_of_products,
     multiply_add,
     product_in_any_order,
@@ -17,9 +16,9 @@ from harness.numerics import (
     sum_of_row_products,
     sum_of_rows,
 )
+from harness.numerics import mean as mean_of
 from harness.op import Contract, StageRecorder, op
-
-Factors = tuple[Enclosure, ...]
+from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
 
 
 @op(
@@ -49,68 +48,69 @@ def layer_norm_gated_backward(
     for the output as well, gated if the gate comes after the normalization.
 
     Raises:
-        ValueError: parameters that have no meaning together.
+        ValueError: parameters that have no meaning together, or tensors whose shapes do not fit.
     """
-    groups = rstd.shape[-1]
-    if activation not in ("silu", "sigmoid"):
-        raise ValueError(f"activation={activation!r} is neither silu nor sigmoid")
-    if not groups or x.shape[-1] % groups:
-        raise ValueError(f"rstd has {groups} groups, which do not divide {x.shape[-1]}, the width of x")
-    width = x.shape[-1] // groups
-
-    gating, slopes = ((), ()) if z is None else _activation(z, activation)
+    check(x, {"dy": dy, "z": z}, {"weight": weight, "bias": bias}, activation)
+    width = _group_width(x, rstd, mean)
+    gating = () if z is None else activated(z, activation)
     gate = stage("gate", product_in_any_order(*gating)) if gating else None
-    after, before = gate is not None and norm_before_gate, gate is not None and not norm_before_gate
-    value = x
-    if gate is not None and before:
-        value = stage("gated_input", hull(x * gate, product_in_any_order(x, *gating)))
-    centered = value.in_groups(width)
-    if mean is not None:
-        centered = centered - mean[..., None]
+    after, before = (gate, None) if norm_before_gate else (None, gate)
+
+    value = x if before is None else stage("gated_input", times_gate(x, before, gating))
+    if mean is None:
+        centered = value.in_groups(width)
+    else:  # where x is a product, a compiler may fuse it into the difference
+        fused = value if before is None else fused_with_gate(value, x, before, gating)
+        centered = fused.in_groups(width) - mean[..., None]
     normalized = stage("normalized", (centered * rstd[..., None]).joined())
 
-    affine = None
-    if after or recompute_output:
-        affine = stage("affine", normalized * weight if bias is None else multiply_add(normalized, weight, bias))
-    if affine is not None and recompute_output:
-        output = hull(affine * gate, product_in_any_order(affine, *gating)) if gate is not None and after else affine
-        stage("output", output, result=True)
-    daffine = dy
-    if gate is not None and affine is not None and after:
-        daffine = stage("daffine", hull(dy * gate, product_in_any_order(dy, *gating)))
-        stage("dz", _times_slope(dy, affine, slopes), result=True)
-        stage("dw", sum_of_row_products(daffine, normalized), result=True)
-        if bias is not None:
-            stage("db", sum_of_row_products(dy, gate), result=True)
-    else:
-        stage("dw", sum_of_row_products(dy, normalized), result=True)
-        if bias is not None:
-            stage("db", sum_of_rows(dy), result=True)
+    daffine = terms = dy
+    if after is not None or recompute_output:
+        y = normalized * weight if bias is None else multiply_add(normalized, weight, bias)
+        affine = stage("affine", y)
+        if recompute_output:
+            stage("output", affine if after is None else times_gate(affine, after, gating), result=True)
+    if after is not None and z is not None:
+        daffine = stage("daffine", times_gate(dy, after, gating))
+        terms = fused_with_gate(daffine, dy, after, gating)
+        stage("dz", _times_slope(dy, affine, z, activation), result=True)
+    stage("dw", sum_of_row_products(daffine, normalized), result=True)
+    if bias is not None:
+        stage("db", sum_of_rows(terms), result=True)
 
-    dvalue = _through_norm(daffine, weight, normalized, rstd, width, centered=mean is not None, stage=stage)
-    if gate is not None and before:
-        dvalue = stage("dgated_input", dvalue)
-        stage("dz", _times_slope(dvalue, x, slopes), result=True)
-        dvalue = hull(dvalue * gate, product_in_any_order(dvalue, *gating))
-    stage("dx", dvalue, result=True)
+    dx = _through_norm(daffine, weight, normalized, rstd, centered=mean is not None, stage=stage)
+    if before is not None and z is not None:
+        dvalue = stage("dgated_input", dx)
+        stage("dz", _times_slope(dvalue, x, z, activation), result=True)
+        dx = times_gate(dvalue, before, gating)
+    stage("dx", dx, result=True)
 
 
-def _activation(z: Enclosure, activation: str) -> tuple[Factors, tuple[Factors, ...]]:
-    """Factors of the activation of z, and of its derivative in every form that is in use.
+def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
+    """Columns per group, from the shape of the statistics."""
+    for name, statistic in {"rstd": rstd, "mean": mean}.items():
+        if statistic is not None and (statistic.shape[:-1] != x.shape[:-1] or statistic.shape != rstd.shape):
+            expected = (*x.shape[:-1], rstd.shape[-1] if rstd.shape else "G")
+            raise ValueError(
+                f"{name} has shape {tuple(statistic.shape)}; with x {tuple(x.shape)} it must be {expected}"
+            )
+    groups = rstd.shape[-1]
+    if not groups or x.shape[-1] % groups:
+        raise ValueError(f"rstd has {groups} groups, which do not divide {x.shape[-1]}, the width of x")
+    return x.shape[-1] // groups
 
-    silu: z · s, and s · (1 + z · (1 - s)) or s + z · s · (1 - s); sigmoid: s, and s · (1 - s).
+
+def _times_slope(a: Enclosure, b: Enclosure, z: Enclosure, activation: str) -> Enclosure:
+    """a · b · act'(z) in any order, with the derivative in every form that is in use.
+
+    silu: s · (1 + z · (1 - s)) or s + z · s · (1 - s); sigmoid: s · (1 - s), where s = sigmoid(z).
     """
     s = sigmoid(z)
     rest = 1.0 + -s
     if activation == "sigmoid":
-        return (s,), ((s, rest),)
+        return product_in_any_order(a, b, s, rest)
     expanded = hull(multiply_add(z * s, rest, s), multiply_add(z, s * rest, s))
-    return (z, s), ((s, multiply_add(z, rest, 1.0)), (expanded,))
-
-
-def _times_slope(a: Enclosure, b: Enclosure, slopes: tuple[Factors, ...]) -> Enclosure:
-    """a · b · act'(z) in any order."""
-    return hull(*(product_in_any_order(a, b, *slope) for slope in slopes))
+    return hull(product_in_any_order(a, b, s, multiply_add(z, rest, 1.0)), product_in_any_order(a, b, expanded))
 
 
 def _through_norm(
@@ -118,18 +118,18 @@ def _through_norm(
     weight: Enclosure,
     normalized: Enclosure,
     rstd: Enclosure,
-    width: int,
     *,
     centered: bool,
     stage: StageRecorder,
 ) -> Enclosure:
     """The gradient of what was normalized: (d - (normalized · c1 + c2)) · rstd with d = weight · daffine."""
+    width = daffine.shape[-1] // rstd.shape[-1]
     d = stage("dnormalized", daffine * weight).in_groups(width)
     factors = daffine.in_groups(width), weight.in_groups(width)
     normalized = normalized.in_groups(width)
     c1 = stage("c1", mean_of_products(normalized, d)[..., 0])[..., None]
     if centered:
-        c2 = stage("c2", hull(mean(d), mean_of_products(*factors))[..., 0])[..., None]
+        c2 = stage("c2", hull(mean_of(d), mean_of_products(*factors))[..., 0])[..., None]
         shift = multiply_add(normalized, c1, c2)
         difference = hull(d - shift, multiply_add(*factors, -shift))
     else:

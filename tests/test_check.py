@@ -348,9 +348,8 @@ def test_only_atomic_additions_may_flush_subnormal_numbers() -> None:
     ordered = Kernel("mine", "rms_norm", "", norm)
     atomic = Kernel("mine", "rms_norm", "", norm, unordered=("output",), depth=lambda n: 7)
     plain, flushing = (Subject(k, rms_norm, torch.device("cpu")).bounds for k in (ordered, atomic))
-    assert (plain.flushes_subnormals, plain.depth) == (False, None)
-    assert flushing.flushes_subnormals
-    assert flushing.depth is atomic.depth
+    assert (plain.atomic, plain.depth) == (frozenset(), None)
+    assert (flushing.atomic, flushing.depth) == ({"output"}, atomic.depth)
 
 
 def test_unordered_results_must_be_written_all_the_same() -> None:

@@ -113,6 +113,20 @@ def test_parts_join_in_any_order() -> None:
     assert torch.allclose(joined.hi - joined.lo, whole.hi - whole.lo, rtol=1e-6)
 
 
+def test_atomic_additions_may_flush_subnormal_numbers() -> None:
+    x, dy = torch.full((ROWS, WIDTH), 2.0**-70), torch.full((ROWS, WIDTH), 2.0**-70)
+    actual = {"product": x * dy, "dw": torch.zeros(WIDTH), "db": dy.sum(0)}
+    arguments = (gradients, gradients.contract(), {"x": x, "dy": dy}, {}, actual)
+    assert judge(*arguments).verdict is Verdict.FAILED
+    assert judge(*arguments, Premises(atomic=frozenset({"db"}))).verdict is Verdict.FAILED
+    assert judge(*arguments, Premises(atomic=frozenset({"dw"}))).verdict is Verdict.PASSED
+
+
+def test_one_row_without_leading_dimensions() -> None:
+    x = normals(0)[0]
+    assert judged(x, x, dw=x * x, db=x).verdict is Verdict.PASSED
+
+
 def test_a_declared_depth_tightens_the_bound() -> None:
     x, dy = normals(0, 4096, 4), normals(1, 4096, 4)
     terms = (x * dy).reshape(64, 64, 4).sum(1).sum(0)

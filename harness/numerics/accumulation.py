@@ -8,6 +8,7 @@ bounds the error; else the number of terms does. Probabilistic bounds are never 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -155,16 +156,18 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
 
 
 def sum_of_rows(x: Enclosure) -> Sum:
-    """Sum over all leading dimensions of x [..., N], in any order: [N], to be finished when all rows have been seen.
-
-    An element may itself be a product that a kernel fuses into the sum.
-    """
-    return Sum.of(x.parts.flatten(1, -2), dim=-2, products=True)
+    """Sum over all leading dimensions of x [..., N], in any order: [N], to be finished when all rows have been seen."""
+    return Sum.of(_as_rows(x.parts), dim=-2, products=True)
 
 
 def sum_of_row_products(a: Enclosure, b: Enclosure) -> Sum:
     """Sum of a · b over all leading dimensions [..., N], in any order: [N]; see `sum_of_rows`."""
-    return Sum.of(unrounded_product(a, b).flatten(1, -2), dim=-2, products=True)
+    return Sum.of(_as_rows(unrounded_product(a, b)), dim=-2, products=True)
+
+
+def _as_rows(parts: Tensor) -> Tensor:
+    """Parts of a matrix, whatever the number of leading dimensions."""
+    return parts.reshape(len(parts), math.prod(parts.shape[1:-1]), parts.shape[-1])
 
 
 def dot(a: Enclosure, b: Enclosure) -> Enclosure:

@@ -164,7 +164,7 @@ def extremes(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.where(unknown, -torch.inf, lo), torch.where(unknown, torch.inf, hi)
 
 
-def widened(parts: Tensor, relative: float | Tensor, absolute: float = 0.0) -> Tensor:
+def widened(parts: Tensor, relative: float | Tensor, absolute: float | Tensor = 0.0) -> Tensor:
     """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end.
 
     The fp64 evaluation of the ends is itself rounded, by at most a few 2^-53; 2^-50 is added for it.
@@ -203,6 +203,12 @@ def _halves(part: int) -> Iterator[int]:
     while one:
         yield one
         one = (one - 1) & rest
+
+
+def fusible_product(a: Enclosure, b: Enclosure) -> Enclosure:
+    """a · b, rounded or not, because a compiler may fuse it into the addition that follows."""
+    rounded, exact = a * b, Enclosure(unrounded_product(a, b))
+    return hull(rounded, Enclosure(torch.cat([rounded.full[:2], exact.full[2:]])))
 
 
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:

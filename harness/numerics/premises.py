@@ -42,12 +42,14 @@ class Premises:
         bounds: primitive → relative error; a primitive that is missing has its documented bound.
         depth: number of terms → height of the summation tree, or None for any order.
         flushes_subnormals: fp32 results below 2**-126 may become zero.
+        atomic: stages that are sums by atomic additions, in which they may become zero in any case.
     """
 
     device: str = "documented"
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     depth: Callable[[int], int] | None = None
     flushes_subnormals: bool = False
+    atomic: frozenset[str] = frozenset()
 
     def relative(self, primitive: str) -> float:
         """Largest relative error of `primitive`."""

@@ -74,12 +74,15 @@ def exp(x: Enclosure) -> Enclosure:
 def sigmoid(x: Enclosure) -> Enclosure:
     """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division.
 
-    From 17 on e**-x is below half an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact.
+    From 17 on e**-x is below half an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact. At an infinity
+    the result is exact too, and it is never below zero.
     """
     ends = x.full[2:]
     exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
     relative = exponential + U + current().relative("sigmoid")
-    parts = widened(torch.sigmoid(x.parts), relative, absolute=_SMALLEST_NORMAL)
+    absolute = torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
+    parts = widened(torch.sigmoid(x.parts), relative, absolute)
+    parts[2:] = torch.where(parts[2:] < 0, 0.0, parts[2:])
     parts[2:] = torch.where(x.lo >= _SATURATED, 1.0, parts[2:])
     return settled(parts).unknown_where(x.unknown)
 

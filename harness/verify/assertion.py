@@ -74,7 +74,8 @@ def assert_contract(
 
 
 def _message(op: str, contract: str, judgement: Judgement) -> str:
-    lines = [f"{op} does not keep {contract}: {judgement.verdict}"]
+    undecided = judgement.verdict is Verdict.INCONCLUSIVE
+    lines = [f"{op} {'may or may not' if undecided else 'does not'} keep {contract}: {judgement.verdict}"]
     lines += [f"  {finding.stage}: {finding.sentence}" for finding in judgement.findings]
     if judgement.reason:
         lines.append(f"  {judgement.reason}")

@@ -44,8 +44,7 @@ class Subject:
         On NVIDIA GPUs, fp32 additions that are atomic in global memory flush subnormal numbers to zero, however the
         kernel was compiled (PTX ISA, atom and red).
         """
-        flushes = self.premises.flushes_subnormals or bool(self.kernel.unordered)
-        return replace(self.premises, depth=self.kernel.depth, flushes_subnormals=flushes)
+        return replace(self.premises, depth=self.kernel.depth, atomic=frozenset(self.kernel.unordered))
 
     def __str__(self) -> str:
         return f"{self.kernel.name} on {self.device}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
 from harness.case import DTYPE_NAMES
 from harness.errors import UsageError, unknown
-from harness.numerics import FORMATS, Enclosure, Format, Sum, format_of
+from harness.numerics import FORMATS, Enclosure, Format, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import REQUIRED, Contract, Op
 
@@ -96,7 +96,10 @@ def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given
 
 def finished(stage: str, total: Sum, contract: Contract, fmt: Format) -> Enclosure:
     """The enclosure of a sum over rows, all of which have been seen."""
-    return total.enclosure.rounded(fmt) if stage in contract.rounds else total.enclosure
+    premises = current()
+    with using(replace(premises, flushes_subnormals=premises.flushes_subnormals or stage in premises.atomic)):
+        enclosure = total.enclosure
+    return enclosure.rounded(fmt) if stage in contract.rounds else enclosure
 
 
 def _operand(op: Op, name: str, tensor: Tensor) -> Expected:

@@ -48,10 +48,14 @@ def judge(
     """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
 
     Raises:
+        UsageError: inputs of which each row belongs to a row of the others have different rows.
         KernelError: a result is missing or has the wrong shape, dtype or device.
     """
-    blocks = _blocks(op, tensors)
     leading = tuple(tensors[op.inputs[0]].shape[:-1])
+    for name in op.rows & tensors.keys():
+        if (own := tuple(tensors[name].shape[:-1])) != leading:
+            raise UsageError(f"{name} has rows {own}, but {op.inputs[0]} has {leading}; they must agree")
+    blocks = _blocks(op, tensors)
     measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1)
     with using(premises or Premises()):
         for index in blocks:

@@ -178,7 +178,7 @@ def _apart(actual: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 def _results(kernel: Kernel, tensors: dict[str, Tensor], case: Case) -> dict[str, Tensor]:
     with guarded_allocations(0):  # a fault may write past what it allocates
         returned: Any = kernel.call(**tensors, **case.params)
-    return returned if isinstance(returned, dict) else {"result": returned}
+    return returned if isinstance(returned, dict) else {"output": returned}
 
 
 def _bits(x: Tensor) -> Tensor:

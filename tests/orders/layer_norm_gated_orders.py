@@ -13,6 +13,8 @@ from torch import Tensor
 from harness.kernel import kernel
 
 Product = Callable[..., Tensor]
+MultiplyAdd = Callable[[Tensor, Tensor, Tensor], Tensor]
+STAGES = ("gated_input", "mean", "variance", "rstd")
 
 
 def forwards(*factors: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def unfused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return a * b + c
 
 
-VARIANTS: dict[str, tuple[Product, Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+VARIANTS: dict[str, tuple[Product, Callable[[Tensor], Tensor], MultiplyAdd]] = {
     "library": (forwards, sigmoid_of_torch, unfused),
     "running": (backwards, sigmoid_by_exp, fused),
     "reversed": (inside_out, sigmoid_of_torch, unfused),
@@ -66,27 +68,41 @@ def _activation(z: Tensor, activation: str, sigmoid: Callable[[Tensor], Tensor])
     return [z.float(), s], [s, 1 + z.float() * (1 - s)]
 
 
+def _centered(x: Tensor, value: Tensor, before: list[Tensor], mean: Tensor, multiply_add: MultiplyAdd) -> Tensor:
+    """value - mean; where value is x · act(z), its last product may be fused into the difference."""
+    if not before or multiply_add is unfused:
+        return value - mean
+    *first, last = (t.expand_as(x).float().unflatten(-1, (mean.shape[-2], -1)) for t in (x, *before))
+    return multiply_add(reduce(mul, first), last, -mean)
+
+
 def _declare_forward(order: str, total: Sum, depth: Depth | None) -> None:
     product, sigmoid, multiply_add = VARIANTS[order]
 
-    @kernel("layer_norm_gated", name=f"order[gated, {order}]", depth=depth)
+    @kernel("layer_norm_gated", name=f"order[gated, {order}]", depth=depth, stages=STAGES)
     def forward(
         x, weight, bias=None, z=None, *,
-        eps, group_size=None, norm_before_gate=True, is_rms_norm=False, activation="silu",
+        eps, group_size=None, norm_before_gate=True, is_rms_norm=False, activation="silu", stages=(),
     ):  # fmt: skip
         width = x.shape[-1] if group_size is None else group_size
         gating = [] if z is None else _activation(z, activation, sigmoid)[0]
-        value = x.float() if norm_before_gate else product(x.float(), *gating)
-        value = value.unflatten(-1, (-1, width))
+        before = gating if not norm_before_gate else []
+        stored = {"gated_input": product(x.float(), *before)} if before else {}
+        value = product(x.float(), *before).unflatten(-1, (-1, width))
         if not is_rms_norm:
-            value = value - total(value) / width
-        rstd = torch.rsqrt(total(value.square()) / width + eps)
+            mean = total(value) / width
+            stored["mean"] = mean[..., 0]
+            value = _centered(x, value, before, mean, multiply_add)
+        variance = total(value.square()) / width
+        rstd = torch.rsqrt(variance + eps)
+        stored |= {"variance": variance[..., 0], "rstd": rstd[..., 0]}
         gain = weight.float().unflatten(-1, (-1, width))
         if bias is None:
             y = product(value, rstd, gain)
         else:
             y = multiply_add(value * rstd, gain, bias.float().unflatten(-1, (-1, width)))
-        return product(y.flatten(-2), *(gating if norm_before_gate else [])).to(x.dtype)
+        output = product(y.flatten(-2), *(gating if norm_before_gate else [])).to(x.dtype)
+        return {"output": output, **stored} if stages else output
 
 
 def _declare_backward(order: str, total: Sum, depth: Depth | None) -> None:
@@ -105,7 +121,7 @@ def _declare_backward(order: str, total: Sum, depth: Depth | None) -> None:
         after, before = (gating, []) if norm_before_gate else ([], gating)
         results = {}
         value = product(x.float(), *before).unflatten(-1, (groups, -1))
-        value = value if mean is None else value - mean[..., None]
+        value = value if mean is None else _centered(x, value, before, mean[..., None], multiply_add)
         normalized = (value * rstd[..., None]).flatten(-2)
         gain = weight.float()
         affine = normalized * gain if bias is None else multiply_add(normalized, gain, bias.float())
