@@ -179,7 +179,7 @@ STATISTICS = (
         hidden="",
         options="before",
         dtypes=("bf16",),
-        equivalent="the output does not depend on where the statistics are stored",
+        equivalent="the output does not depend on where the statistics are stored; with stages the copy is seen",
     ),
 )
 
