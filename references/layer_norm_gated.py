@@ -6,6 +6,7 @@ which flash-linear-attention, SGLang and vLLM share; docs/contracts/layer_norm_g
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from harness.numerics import (
@@ -95,8 +96,8 @@ def times_gate(x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...]) -> 
 
 def fused_with_gate(value: Enclosure, x: Enclosure, gate: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
     """`value`, which is x · act(z), or what a compiler makes of it that fuses its last product into what follows."""
-    others = [(x * gating[i], gating[1 - i]) for i in range(len(gating)) if len(gating) == 2]
-    return hull(value, *(fusible_product(a, b) for a, b in [(x, gate), *others]))
+    pairs = [(x, gate), *((x * a, b) for a, b in itertools.permutations(gating, 2))]
+    return hull(value, *(fusible_product(a, b) for a, b in pairs))
 
 
 def check(

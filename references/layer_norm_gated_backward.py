@@ -12,7 +12,6 @@ from harness.numerics import (
     mean_of_products,
     multiply_add,
     product_in_any_order,
-    sigmoid,
     sum_of_row_products,
     sum_of_rows,
 )
@@ -70,18 +69,18 @@ def layer_norm_gated_backward(
         affine = stage("affine", y)
         if recompute_output:
             stage("output", affine if after is None else times_gate(affine, after, gating), result=True)
-    if after is not None and z is not None:
+    if after is not None:
         daffine = stage("daffine", times_gate(dy, after, gating))
         terms = fused_with_gate(daffine, dy, after, gating)
-        stage("dz", _times_slope(dy, affine, z, activation), result=True)
+        stage("dz", _times_slope(dy, affine, gating), result=True)
     stage("dw", sum_of_row_products(daffine, normalized), result=True)
     if bias is not None:
         stage("db", sum_of_rows(terms), result=True)
 
     dx = _through_norm(daffine, weight, normalized, rstd, centered=mean is not None, stage=stage)
-    if before is not None and z is not None:
+    if before is not None:
         dvalue = stage("dgated_input", dx)
-        stage("dz", _times_slope(dvalue, x, z, activation), result=True)
+        stage("dz", _times_slope(dvalue, x, gating), result=True)
         dx = times_gate(dvalue, before, gating)
     stage("dx", dx, result=True)
 
@@ -100,15 +99,17 @@ def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
     return x.shape[-1] // groups
 
 
-def _times_slope(a: Enclosure, b: Enclosure, z: Enclosure, activation: str) -> Enclosure:
+def _times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
     """a · b · act'(z) in any order, with the derivative in every form that is in use.
 
-    silu: s · (1 + z · (1 - s)) or s + z · s · (1 - s); sigmoid: s · (1 - s), where s = sigmoid(z).
+    silu: s · (1 + z · (1 - s)) or s + z · s · (1 - s); sigmoid: s · (1 - s), where s = sigmoid(z). `gating` are the
+    factors of act(z): z and s, or s alone.
     """
-    s = sigmoid(z)
+    *factors, s = gating
     rest = 1.0 + -s
-    if activation == "sigmoid":
+    if not factors:
         return product_in_any_order(a, b, s, rest)
+    (z,) = factors
     expanded = hull(multiply_add(z * s, rest, s), multiply_add(z, s * rest, s))
     return hull(product_in_any_order(a, b, s, multiply_add(z, rest, 1.0)), product_in_any_order(a, b, expanded))
 
