@@ -30,6 +30,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "int64": torch.int64,
     "int32": torch.int32,
     "int8": torch.int8,
+    "uint8": torch.uint8,
     "bool": torch.bool,
 }
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -130,9 +131,13 @@ class Case:
 
     @property
     def dtypes(self) -> str:
-        """The distinct dtypes of the inputs, in order, single numbers left out: `bf16` or `bf16/fp32`."""
-        several = [t.dtype for t in self.tensors if t.numel > 1]
-        return "/".join(dict.fromkeys(several or [t.dtype for t in self.tensors]))
+        """The distinct dtypes of the inputs, in order: `bf16` or `bf16/fp32`.
+
+        Single numbers are left out, and integers beside floating-point numbers.
+        """
+        several = [t for t in self.tensors if t.numel > 1] or self.tensors
+        floats = [t for t in several if t.torch_dtype.is_floating_point] or several
+        return "/".join(dict.fromkeys(t.dtype for t in floats))
 
     @property
     def displaced(self) -> tuple[str, ...]:

@@ -40,17 +40,19 @@ class StageRecorder(Protocol):
 class Contract:
     """One option per axis, and the rounding points that follow: stage name → name of an input or of a format.
 
-    An input that a case lacks stands for the op's first input; a stage that is not listed stays in fp32.
+    An input that a case lacks stands for the op's first input; a stage that is not listed stays in fp32. `name` is how
+    it is called where that is not its options joined by `+`.
     """
 
     options: tuple[str, ...]
     rounds: Rounds
+    name: str = ""
 
     def has(self, option: str) -> bool:
         return option in self.options
 
     def __str__(self) -> str:
-        return "+".join(self.options) or DEFAULT
+        return self.name or "+".join(self.options) or DEFAULT
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,10 @@ class Op:
         params: names and defaults of the parameters (`REQUIRED` where there is none).
         rows: inputs whose leading dimensions index independent rows; the others are shared by all rows.
         integers: inputs of integers or truth values, which reach the reference as plain tensors.
+        plain: other inputs that reach it so: it takes parts of them, and knows what they stand for.
         axes: axis name → option name → rounding points.
         rounds: rounding points that every contract of the op has.
+        presets: name → one option per axis, where there are too many axes to name.
         latent: see `Latent`.
     """
 
@@ -89,49 +93,79 @@ class Op:
     params: Mapping[str, Any]
     rows: frozenset[str]
     integers: frozenset[str] = frozenset()
+    plain: frozenset[str] = frozenset()
     axes: Mapping[str, Mapping[str, Rounds]] = field(default_factory=dict)
     rounds: Rounds = field(default_factory=dict)
+    presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: Latent | None = None
 
     def contract(self, text: str = "") -> Contract:
-        """The contract named by options joined with `+`; an axis that is not named takes its default.
+        """The contract named by options joined with `+`, the first of which may be a preset.
+
+        An axis that is not named takes the option of the preset, or else its first.
 
         Raises:
             UsageError: an option is unknown, or two options are of one axis.
         """
-        options = {option: axis for axis, choices in self.axes.items() for option in choices}
-        chosen: dict[str, str] = {}
-        for option in filter(None, text.removeprefix(DEFAULT).split("+")):
-            if option not in options:
-                raise unknown(f"contract option of {self.name}", option, options)
-            if options[option] in chosen:
-                raise UsageError(f"contract {text!r} names two options of the axis {options[option]!r}")
-            chosen[options[option]] = option
-        return self._point(tuple(chosen.get(axis, next(iter(choices))) for axis, choices in self.axes.items()))
+        axis_of = {option: axis for axis, choices in self.axes.items() for option in choices}
+        start = tuple(next(iter(choices)) for choices in self.axes.values())
+        words = [*filter(None, text.removeprefix(DEFAULT).split("+"))]
+        if words and words[0] in self.presets:
+            start = self.presets[words.pop(0)]
+        named: dict[str, str] = {}
+        for option in words:
+            if option not in axis_of:
+                raise unknown(f"contract option of {self.name}", option, [*self.presets, *axis_of])
+            if axis_of[option] in named:
+                raise UsageError(f"contract {text!r} names two options of the axis {axis_of[option]!r}")
+            named[axis_of[option]] = option
+        return self._point(tuple(named.get(axis, own) for axis, own in zip(self.axes, start, strict=True)))
 
     def contracts(self) -> tuple[Contract, ...]:
         """Every contract of the op: all combinations of the options of its axes."""
         return tuple(self._point(options) for options in itertools.product(*self.axes.values()))
 
+    def candidates(self, contract: Contract) -> tuple[Contract, ...]:
+        """What a kernel that breaks `contract` may keep instead: every contract, or those next to it and to presets."""
+        if not self.presets:
+            return self.contracts()
+        centers = [contract, *map(self._point, self.presets.values())]
+        near = [*centers, *(other for center in centers for other in self.alternatives(center))]
+        return tuple({c.options: c for c in near}.values())
+
     def alternatives(self, contract: Contract) -> Iterator[Contract]:
         """The contracts that differ from `contract` in exactly one axis."""
-        for other in self.contracts():
-            if sum(a != b for a, b in zip(contract.options, other.options, strict=True)) == 1:
-                yield other
+        for axis, choices in enumerate(self.axes.values()):
+            for option in choices:
+                if option != contract.options[axis]:
+                    yield self._point((*contract.options[:axis], option, *contract.options[axis + 1 :]))
 
     def _point(self, options: tuple[str, ...]) -> Contract:
         rounds = dict(self.rounds)
         for choices, option in zip(self.axes.values(), options, strict=True):
             rounds |= choices[option]
-        return Contract(options, rounds)
+        return Contract(options, rounds, self._name(options))
+
+    def _name(self, options: tuple[str, ...]) -> str:
+        """The nearest preset and what differs from it; empty without presets."""
+        if not self.presets:
+            return ""
+        names = (
+            [preset, *(o for o, own in zip(options, chosen, strict=True) if o != own)]
+            for preset, chosen in self.presets.items()
+        )
+        nearest = min(names, key=len)
+        return "+".join(nearest)
 
 
 def op(
     *,
     rows: tuple[str, ...],
     integers: tuple[str, ...] = (),
+    plain: tuple[str, ...] = (),
     axes: Mapping[str, Mapping[str, Rounds]] | None = None,
     rounds: Rounds | None = None,
+    presets: Mapping[str, tuple[str, ...]] | None = None,
     latent: Latent | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
@@ -152,8 +186,10 @@ def op(
             params={p.name: p.default for p in keywords},
             rows=frozenset(rows),
             integers=frozenset(integers),
+            plain=frozenset(plain),
             axes=axes or {},
             rounds=rounds or {},
+            presets=presets or {},
             latent=latent,
         )
 

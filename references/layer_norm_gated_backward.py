@@ -72,7 +72,7 @@ def layer_norm_gated_backward(
     if after is not None:
         daffine = stage("daffine", times_gate(dy, after, gating))
         terms = fused_with_gate(daffine, dy, after, gating)
-        stage("dz", _times_slope(dy, affine, gating), result=True)
+        stage("dz", times_slope(dy, affine, gating), result=True)
     stage("dw", sum_of_row_products(daffine, normalized), result=True)
     if bias is not None:
         stage("db", sum_of_rows(terms), result=True)
@@ -80,7 +80,7 @@ def layer_norm_gated_backward(
     dx = _through_norm(daffine, weight, normalized, rstd, centered=mean is not None, stage=stage)
     if before is not None:
         dvalue = stage("dgated_input", dx)
-        stage("dz", _times_slope(dvalue, x, gating), result=True)
+        stage("dz", times_slope(dvalue, x, gating), result=True)
         dx = times_gate(dvalue, before, gating)
     stage("dx", dx, result=True)
 
@@ -99,7 +99,7 @@ def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
     return x.shape[-1] // groups
 
 
-def _times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
+def times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
     """a · b · act'(z) in any order, with the derivative in every form that is in use.
 
     silu: s · (1 + z · (1 - s)) or s + z · s · (1 - s); sigmoid: s · (1 - s), where s = sigmoid(z). `gating` are the

@@ -15,7 +15,7 @@ from harness.inputs import build
 from harness.kernel import Kernel
 from harness.op import op
 from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, unsupported, verify_case
+from harness.verify.check import Subject, first_line, unsupported, verify_case
 from references.rms_norm import rms_norm
 
 LINE = "rms_norm x=bf16[6,64]@72,1 weight=bf16[64] eps=1e-06 seed=3"
@@ -457,3 +457,19 @@ def test_a_case_without_elements_decides_nothing_and_breaks_nothing(shape: str) 
 @pytest.mark.parametrize("shape", ["0,8", "3,0"])
 def test_rms_norm_without_elements(shape: str) -> None:
     assert verified(norm, f"rms_norm x=bf16[{shape}] eps=1e-06").verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "at 3:7:\n  x = y\n      ^\nNameError('y is not defined')",
+            "ValueError: at 3:7: NameError('y is not defined')",
+        ),
+        ("two lines\nof which the first says all", "ValueError: two lines"),
+        ("ends with a colon:", "ValueError: ends with a colon"),
+        ("", "ValueError"),
+    ],
+)
+def test_the_reason_of_an_error_is_one_line_that_says_something(text: str, reason: str) -> None:
+    assert first_line(ValueError(text)) == reason

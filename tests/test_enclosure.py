@@ -16,13 +16,17 @@ from harness.numerics import (
     Enclosure,
     at_least,
     clamp,
+    concatenate,
     divide_rn,
     exp,
+    fusible_product,
     hull,
     largest_magnitude,
     multiply_add,
     product_in_any_order,
     sqrt_rn,
+    stack,
+    total,
 )
 from harness.numerics.formats import BF16, E4M3, FP32, round_to
 
@@ -141,6 +145,60 @@ def test_parts_and_ranks_broadcast(operate: Callable[..., Enclosure], first: int
             assert torch.equal(together[index].full, operate(p, q).full)
 
 
+# Shapes
+
+
+def of_parts(parts: int, *shape: int) -> Enclosure:
+    """Different numbers in each part."""
+    x = torch.arange(math.prod(shape), dtype=torch.float64).reshape(shape)
+    return Enclosure(torch.stack([x, x + 0.25, x - 1, x + 1][:parts]))
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+@pytest.mark.parametrize("second", [1, 2, 4])
+def test_stacked_and_concatenated_elements_keep_their_parts(first: int, second: int) -> None:
+    a, b = of_parts(first, 2, 3), -of_parts(second, 2, 3)
+    side_by_side, behind, below = stack(a, b), concatenate(a, b), concatenate(a, b, dim=-2)
+    assert [e.shape for e in (side_by_side, behind, below)] == [(2, 3, 2), (2, 6), (4, 3)]
+    for x, found in ((a, side_by_side[..., 0]), (a, behind[..., :3]), (a, below[:2, :])):
+        assert torch.equal(found.full, x.full)
+    for x, found in ((b, side_by_side[..., 1]), (b, behind[..., 3:]), (b, below[2:, :])):
+        assert torch.equal(found.full, x.full)
+    alike = first if first == second else 4
+    assert {len(e.parts) for e in (side_by_side, behind, below)} == {alike}
+
+
+def test_concatenated_along_a_dimension_that_differs() -> None:
+    joined = concatenate(of_parts(1, 2, 3), of_parts(4, 2, 1), of_parts(2, 2, 2))
+    assert joined.shape == (2, 6)
+    assert joined.lo[0].tolist() == [0, 1, 2, -1, 0.25, 1.25]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_transposed_exchanges_the_last_two_dimensions(parts: int) -> None:
+    x = of_parts(parts, 5, 2, 3)
+    assert x.transposed.shape == (5, 3, 2)
+    assert torch.equal(x.transposed.full, x.full.mT)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_reshaped_elements_keep_their_parts(parts: int) -> None:
+    x = of_parts(parts, 4, 6)
+    assert torch.equal(x.reshape(2, -1, 3).full, x.full.reshape(4, 2, 4, 3))
+
+
+@pytest.mark.parametrize("whatever", [NAN, INF, 3.0])
+def test_zero_where_a_mask_is_true_whatever_was_there(whatever: float) -> None:
+    mask = torch.tensor([[False], [True]])
+    for x in (point(whatever, 2.0), point(whatever, 2.0) * 1.0, hull(point(whatever, 2.0), point(whatever, 5.0))):
+        rows = Enclosure(torch.stack([x.parts, x.parts], 1))
+        cleared = rows.zero_where(mask)
+        assert torch.equal(cleared.full[:, 1], torch.zeros(4, 2, dtype=torch.float64))
+        assert torch.equal(cleared.full[:, 0].nan_to_num(7.0), x.full.nan_to_num(7.0))
+    assert holds(UNKNOWN.zero_where(torch.tensor([True])), 0.0)
+    assert not holds(UNKNOWN.zero_where(torch.tensor([True])), 1.0, NAN)
+
+
 # Containment
 
 
@@ -253,6 +311,25 @@ def test_multiply_add_allows_the_fused_and_the_separate_result() -> None:
     allowed = multiply_add(point(a), point(a), -1.0)
     assert (allowed.lo.item(), allowed.hi.item()) == (min(separate, fma(a, a, -1.0)), max(separate, fma(a, a, -1.0)))
     assert allowed.value.item() == separate
+
+
+def test_a_fusible_product_is_rounded_or_not() -> None:
+    a = float(f32(1 + 2.0**-12))
+    product = fusible_product(point(a), point(a))
+    assert (product.lo.item(), product.hi.item()) == (float(f32(a * a)), a * a)
+    assert product.value.item() == float(f32(a * a))
+    exact = fusible_product(point(3.0), point(5.0))
+    assert exact.lo.item() == exact.hi.item() == 15.0
+    beyond = fusible_product(point(1e30), point(-1e30))
+    assert (beyond.lo.item(), beyond.hi.item()) == (-INF, float(f32(1e30)) ** 2 * -1)
+
+
+@given(a=fp32_numbers, b=fp32_numbers, c=fp32_numbers)
+def test_a_sum_of_fusible_products_holds_what_an_fma_gives(a: float, b: float, c: float) -> None:
+    assume(all(map(math.isfinite, (a, b, c))) and abs(a * b) < 2.0**126 and abs(c) < 2.0**126)
+    result = total(stack(fusible_product(point(a), point(b)), point(c)))
+    assert is_valid(result)
+    assert holds(result[..., 0], fma(a, b, c), float(f32(f32(a * b) + f32(c))))
 
 
 def test_a_fused_result_is_rounded_once() -> None:

@@ -135,7 +135,7 @@ def layer_violations(path: Path, source: str, known: Collection[str]) -> list[st
 def objection(layer: str, target: str, known: Collection[str]) -> str:
     """Why a layer must not import the target; empty if it may."""
     top = target.split(".")[0]
-    if layer == "kernels" and f"kernels.{top}" in known:
+    if layer == "kernels" and any(name.startswith("kernels.") and name.endswith(f".{top}") for name in known):
         return ""  # a sibling: kernels are loaded by path, with their own folder in reach
     if top in FOLDERS:
         return objection_inside(layer, target)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.op import REQUIRED, Contract, Latent, Op, op
+from references.moe_lora import moe_lora
+from references.moe_lora_backward import moe_lora_backward
 from references.rms_norm import rms_norm
 
 
@@ -27,6 +29,22 @@ def painted(x, w=None, *, eps, power: int = 2, contract, stage) -> None:
 @op(rows=())
 def plain(a, b, *, contract, stage) -> None:
     """An op without freedom."""
+
+
+@op(
+    rows=("x",),
+    axes={
+        "size": {"small": {}, "large": {"y": "x"}},
+        "color": {"red": {}, "blue": {"z": "x"}},
+        "shape": {"round": {}, "square": {"u": "x"}, "flat": {"u": "bf16"}},
+        "tone": {"light": {}, "dark": {"v": "x"}},
+    },
+    rounds={"out": "x"},
+    plain=("w",),
+    presets={"toy": ("small", "red", "round", "light"), "tile": ("large", "blue", "square", "dark")},
+)
+def furnished(x, w, *, contract, stage) -> None:
+    """An op with more contracts than one cares to name."""
 
 
 # Signatures
@@ -86,7 +104,9 @@ def test_the_text_of_a_contract_names_it(contract: Contract) -> None:
     assert painted.contract(str(contract)) == contract
 
 
-@pytest.mark.parametrize("op_", [painted, plain, rms_norm], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "op_", [painted, plain, furnished, rms_norm, moe_lora, moe_lora_backward], ids=lambda o: o.name
+)
 def test_every_contract_can_be_named_by_its_text(op_: Op) -> None:
     for contract in op_.contracts():
         assert op_.contract(str(contract)) == contract
@@ -100,7 +120,7 @@ def test_contracts_are_all_combinations_and_the_default_comes_first() -> None:
 
 def test_alternatives_differ_in_one_axis() -> None:
     alternatives = [str(c) for c in painted.alternatives(painted.contract("blue"))]
-    assert alternatives == ["small+red", "small+green", "large+blue"]
+    assert alternatives == ["large+blue", "small+red", "small+green"]
 
 
 def test_an_unknown_option_suggests_the_nearest() -> None:
@@ -119,7 +139,71 @@ def test_two_options_of_one_axis(text: str) -> None:
         painted.contract(text)
 
 
-# The op that ships
+# Presets
+
+
+def test_a_preset_stands_for_one_option_of_each_axis() -> None:
+    assert furnished.contract("tile").options == ("large", "blue", "square", "dark")
+    assert furnished.contract("tile").rounds == dict.fromkeys(("out", "y", "z", "u", "v"), "x")
+    assert furnished.contract("toy") == furnished.contract()
+
+
+def test_options_after_a_preset_replace_those_of_the_preset() -> None:
+    assert furnished.contract("tile+red").options == ("large", "red", "square", "dark")
+    assert furnished.contract("tile+flat+small").options == ("small", "blue", "flat", "dark")
+    assert furnished.contract("blue").options == ("small", "blue", "round", "light"), (
+        "without one, the first options stand"
+    )
+
+
+def test_a_contract_is_called_after_the_nearest_preset() -> None:
+    assert str(furnished.contract()) == "toy"
+    assert str(furnished.contract("large+blue+square+dark")) == "tile"
+    assert str(furnished.contract("large+blue+round+dark")) == "tile+round"
+    assert str(furnished.contract("flat")) == "toy+flat"
+    assert str(furnished.contract("large+flat+blue+dark")) == "tile+flat"
+    assert str(furnished.contract("large+blue")) == "toy+large+blue", "the first of two that are as near"
+
+
+@pytest.mark.parametrize("text", ["toy+tile", "red+toy"])
+def test_a_preset_comes_first_and_alone(text: str) -> None:
+    with pytest.raises(UsageError, match="unknown contract option of furnished"):
+        furnished.contract(text)
+
+
+def test_an_unknown_preset_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown contract option of furnished 'tille'; did you mean 'tile'"):
+        furnished.contract("tille")
+    with pytest.raises(UsageError, match=r"blue.*tile.*toy"):
+        furnished.contract("qqqqqq")
+
+
+def test_two_options_of_one_axis_after_a_preset() -> None:
+    with pytest.raises(UsageError, match="names two options of the axis 'shape'"):
+        furnished.contract("tile+round+flat")
+
+
+def test_candidates_are_the_contract_the_presets_and_what_is_next_to_them() -> None:
+    own = furnished.contract("toy+flat+dark")
+    found = [str(c) for c in furnished.candidates(own)]
+    assert found[:3] == ["toy+flat+dark", "toy", "tile"], "the contract itself and the presets first"
+    centers = [own.options, *furnished.presets.values()]
+    near = [
+        str(c)
+        for c in furnished.contracts()
+        if any(sum(a != b for a, b in zip(c.options, center, strict=True)) <= 1 for center in centers)
+    ]
+    assert sorted(found) == sorted(near)
+    assert len(found) < len(furnished.contracts())
+    assert "tile+small+flat" in found, "next to the contract itself"
+    assert "toy+large+blue" not in found, "two axes away from each"
+
+
+def test_without_presets_every_contract_is_a_candidate() -> None:
+    assert painted.candidates(painted.contract("blue")) == painted.contracts()
+
+
+# The ops that ship
 
 
 def test_rms_norm() -> None:
@@ -134,3 +218,20 @@ def test_rms_norm() -> None:
     assert len(rms_norm.contracts()) == 6
     assert rms_norm.contract("fp32_multiply").rounds == {"residual_sum": "x", "output": "x", "quantized": "e4m3"}
     assert rms_norm.contract().rounds["normalized"] == "weight"
+
+
+@pytest.mark.parametrize("op_", [moe_lora, moe_lora_backward], ids=lambda o: o.name)
+def test_moe_lora(op_: Op) -> None:
+    assert str(op_.contract()) == "fused"
+    assert [str(op_.contract(name)) for name in op_.presets] == list(op_.presets) == ["fused", "eager", "per_matrix"]
+    assert len(op_.candidates(op_.contract("eager"))) < len(op_.contracts())
+    assert op_.integers == {"expert_ids"}
+    assert {"gate_proj", "down_lora_b", "up_scale", "down_zero"} <= op_.plain
+    assert not op_.plain & {"x", "routing_weights", "grad_output", "old_up_lora_a"}
+    assert op_.params == {"scaling": REQUIRED, "first_expert": 0, "shards": 1}
+    assert not op_.rows, "rows of one expert are added up"
+
+
+def test_the_default_contract_keeps_its_name_where_there_are_presets() -> None:
+    assert str(moe_lora.contract("default")) == "fused"
+    assert moe_lora.contract("default+rounded_gate") == moe_lora.contract("fused+rounded_gate")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.calibrate import kernels
-from harness.numerics import DOCUMENTED, cast
+from harness.numerics import DOCUMENTED, Premises, cast
 from harness.numerics.premises import U
 
 _SAMPLE = {"cpu": 1 << 16}
@@ -101,6 +101,21 @@ def _sums_and_dots(device: torch.device) -> Iterator[Measurement]:
             a, b = (torch.randint(-8, 9, s, generator=generator).to(device) for s in ((64, depth), (depth, 64)))
             wrong = kernels.dot(a.to(dtype), b.to(dtype)).double() != a.double() @ b.double()
             yield Measurement(f"dot of {depth} {dtype} products on a lattice is exact", "", _share(wrong), 0.0)
+            yield _truncation(device, dtype, depth)
+
+
+def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measurement:
+    """Error of a dot whose first product is 1 and all others so small that adding them one by one loses each."""
+    worst = 0.0
+    for exponent in range(-13, -9):
+        factor = torch.full((64, depth), 2.0**exponent * 1.875, dtype=dtype, device=device)
+        factor[:, 0] = 1.0
+        a, b = factor.double(), factor.double().T
+        error = (kernels.dot(factor, factor.T.contiguous()).double() - a @ b) / (a @ b)
+        worst = max(worst, float(error.abs().max()))
+    return Measurement(
+        f"dot of {depth} {dtype} products truncates as assumed", "", worst, Premises().dot_accumulation(depth)
+    )
 
 
 def _significands(device: torch.device, size: int) -> tuple[Tensor, bool]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.case import DTYPE_NAMES
 from harness.errors import UsageError
-from harness.inputs.regimes import Block
+from harness.inputs.draws import Block
 
 Values = Callable[[Block, torch.dtype], Tensor]
 
@@ -73,6 +73,34 @@ def sequences(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
     return values
 
 
+def bits(block: Block, dtype: torch.dtype) -> Tensor:
+    """Integers: any bits at all, as packed codes have; bool: either value."""
+    if dtype is torch.bool:
+        return normal(block, dtype)
+    return block.words(block.elements, "bits")  # what does not fit is cut off
+
+
+def around(block: Block, dtype: torch.dtype, middle: int) -> Tensor:
+    """Integers: uniform from N-3 to N+3, such as around_127."""
+    _require_room(block, dtype, f"around_{middle}", middle + 3)
+    return block.integers(block.elements, middle - 3, middle + 3)
+
+
+def experts(block: Block, dtype: torch.dtype, count: int) -> Tensor:
+    """Integers: ids of N experts per token: uniform, all one, few in use, the same in a row, or of no expert."""
+    _require_room(block, dtype, f"experts_{count}", count + 7)
+    kind = block.integers(block.whole, 0, 5, "kind")
+    uniform = block.integers(block.elements, 0, count - 1)
+    one = block.integers(block.whole, 0, count - 1, "one") + torch.zeros_like(uniform)
+    same = block.integers(block.rows, 0, count - 1, "same") + torch.zeros_like(uniform)
+    often = block.integers(block.elements, 0, 3, "often")
+    strange = torch.where(often == 0, -1, torch.where(often == 1, count + 7 * (uniform % 2), uniform))
+    values = uniform
+    for number, other in enumerate((one, torch.where(often == 0, uniform, one), same, strange)):
+        values = torch.where(kind == number, other, values)
+    return values
+
+
 def _lookalikes(block: Block, dtype: torch.dtype, end: Tensor, values: Tensor) -> Tensor:
     """`values`, one in eight replaced: by an id above or below `end` with the lower half of its bits, or by -100.
 
@@ -93,11 +121,11 @@ def _require_room(block: Block, dtype: torch.dtype, regime: str, needed: int) ->
         raise UsageError(f"regime {regime!r} of tensor {block.name!r} exceeds {largest}, the most for {name}")
 
 
-PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, counting)}
+PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, counting, bits)}
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
 NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
-    regime.__name__: regime for regime in (below, sequences)
+    regime.__name__: regime for regime in (below, around, experts, sequences)
 }
 """Word → function of those that have one: `below` makes below_1, below_2, and so on."""
 

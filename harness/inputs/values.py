@@ -17,8 +17,9 @@ from harness.errors import UsageError, unknown
 from harness.inputs.bits import bits_of
 from harness.inputs.blocks import block_budget, row_blocks
 from harness.inputs.captured import fill_captured, is_captured
+from harness.inputs.draws import Block
 from harness.inputs.integers import INTEGER_REGIMES, integer_regime
-from harness.inputs.regimes import REGIMES, Block
+from harness.inputs.regimes import REGIMES
 from harness.numerics.formats import FP64, cast, format_of
 
 _NAN_BITS = {

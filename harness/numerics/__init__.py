@@ -1,5 +1,7 @@
 """Enclosures, formats and error bounds: all that a reference is written over."""
 
+from torch import Tensor
+
 from harness.numerics.accumulation import (
     Sum,
     dot,
@@ -9,21 +11,26 @@ from harness.numerics.accumulation import (
     sum_of_row_products,
     sum_of_rows,
     total,
+    total_of_products,
     variance_about,
 )
 from harness.numerics.enclosure import (
     Enclosure,
     at_least,
     clamp,
+    concatenate,
     fusible_product,
     hull,
     largest_magnitude,
     multiply_add,
     product_in_any_order,
+    stack,
 )
 from harness.numerics.formats import FORMATS, Format, cast, format_of, round_to
+from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer, groups_of
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
+from harness.numerics.quantized import dequantized
 
 __all__ = [
     "DOCUMENTED",
@@ -31,18 +38,26 @@ __all__ = [
     "Bound",
     "Enclosure",
     "Format",
+    "Groups",
+    "Matrices",
     "Premises",
     "Sum",
+    "Tensor",
     "at_least",
     "cast",
     "clamp",
+    "concatenate",
     "current",
+    "dequantized",
     "divide",
     "divide_rn",
     "dot",
     "exp",
     "format_of",
     "fusible_product",
+    "grouped_dot",
+    "grouped_outer",
+    "groups_of",
     "hull",
     "largest_magnitude",
     "mean",
@@ -55,9 +70,11 @@ __all__ = [
     "sigmoid",
     "sqrt",
     "sqrt_rn",
+    "stack",
     "sum_of_row_products",
     "sum_of_rows",
     "total",
+    "total_of_products",
     "using",
     "variance_about",
 ]

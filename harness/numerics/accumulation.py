@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure, magnitudes, settled, unrounded_product, widened
-from harness.numerics.formats import FP32
+from harness.numerics.formats import FP16, FP32
 from harness.numerics.premises import U, current
 
 _MANTISSA_BITS = 52
@@ -170,26 +170,59 @@ def _as_rows(parts: Tensor) -> Tensor:
     return parts.reshape(len(parts), math.prod(parts.shape[1:-1]), parts.shape[-1])
 
 
+def total_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
+    """Sum of a · b over the last dimension, kept with size 1; each product rounded or fused into the sum."""
+    return Sum.of(unrounded_product(a, b), products=True).enclosure
+
+
 def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order.
 
-    Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|).
+    Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|), where eps
+    covers tensor cores, which truncate.
     """
     terms = a.shape[-1]
     (mid_a, rad_a), (mid_b, rad_b) = _midpoint_radius(a), _midpoint_radius(b)
     size_a, size_b = mid_a.abs() + rad_a, mid_b.abs() + rad_b
     magnitude = size_a @ size_b
-    units = _quantum(mid_a, -1) * _quantum(mid_b, -2)
+    quantum_a, quantum_b = _quantum(mid_a, -1), _quantum(mid_b, -2)
+    units, cut = quantum_a * quantum_b, _cut_off(size_a, size_b, quantum_a, quantum_b)
     points = (rad_a == 0).all(-1, keepdim=True) & (rad_b == 0).all(-2, keepdim=True)
-    exact = points & (magnitude < _LATTICE_UNITS * units) & (units >= FP32.quantum)
-    slack = torch.where(exact, 0.0, (current().accumulation(terms) + terms * _FP64_U) * magnitude + terms * _UNDERFLOW)
-    radius = rad_a @ size_b + mid_a.abs() @ rad_b + slack + terms * _flush()
-    middle, value = mid_a @ mid_b, a.value @ b.value
-    special = points & ~torch.isfinite(magnitude)  # inf or NaN in, and what comes out does not depend on the order
-    low, high = torch.where(special, value, middle - radius), torch.where(special, value, middle + radius)
-    finite = _finite(size_a) @ _finite(size_b)
-    overflows = (finite > FP32.max) & ~torch.isnan(value)
-    return settled(torch.stack([a.exact @ b.exact, value, low, high])).unknown_where(overflows)
+    exact = points & (magnitude < _LATTICE_UNITS * units) & (units >= FP32.quantum) & (units >= cut)
+    eps = current().dot_accumulation(terms) + terms * _FP64_U
+    slack = torch.where(exact, 0.0, eps * magnitude + terms * (_UNDERFLOW + 2 * cut))
+    radius = slack + terms * _flush()
+    if len(a.parts) == 4:
+        radius = radius + rad_a @ size_b
+    if len(b.parts) == 4:
+        radius = radius + mid_a.abs() @ rad_b
+    middle = mid_a @ mid_b
+    plain = len(a.parts) == len(b.parts) == 1
+    known, value = (middle, middle) if plain else (a.exact @ b.exact, a.value @ b.value)
+    low, high = middle - radius, middle + radius
+    if bool(torch.isfinite(magnitude).all()) and bool((magnitude <= FP32.max).all()):
+        return settled(torch.stack([known, value, low, high]))
+    nan = torch.isnan(a.lo).any(-1, keepdim=True) | torch.isnan(b.lo).any(-2, keepdim=True)
+    certain = (points | nan) & ~torch.isfinite(magnitude)  # what comes out does not depend on the order
+    low, high = torch.where(certain, value, low), torch.where(certain, value, high)
+    overflows = (_finite(size_a) @ _finite(size_b) > FP32.max) & ~torch.isnan(value)
+    lost = ~certain & ~torch.isfinite(magnitude)
+    return settled(torch.stack([known, value, low, high])).unknown_where(overflows, lost)
+
+
+def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tensor) -> Tensor:
+    """What tensor cores cut off of each product besides 2**-25 of the largest: [M, N].
+
+    They take the exponent of a subnormal operand for that of the smallest normal number, so that its product counts for
+    larger than it is. That matters where operands may be of fp16.
+    """
+    if size_a.shape[-1] == 0:
+        return size_a.new_zeros(())
+    largest_a, largest_b = _finite(size_a).amax(-1, keepdim=True), _finite(size_b).amax(-2, keepdim=True)
+    largest = torch.maximum(largest_a.max(), largest_b.max())
+    fp16 = (torch.minimum(quantum_a.min(), quantum_b.min()) >= FP16.quantum / 4) & (largest <= FP16.max)
+    smallest = torch.where(fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent)
+    return 2.0**-25 * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
 
 
 def _flush() -> float:
@@ -223,5 +256,8 @@ def _quantum(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
 
 
 def _midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:
+    if len(x.parts) < 4:
+        return x.value, torch.zeros_like(x.value)
     middle = (x.lo + x.hi) / 2
-    return middle, torch.where(x.lo == x.hi, 0.0, torch.maximum(x.hi - middle, middle - x.lo))
+    known = (x.lo == x.hi) | torch.isnan(x.lo)
+    return middle, torch.where(known, 0.0, torch.maximum(x.hi - middle, middle - x.lo))

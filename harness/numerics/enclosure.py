@@ -75,6 +75,19 @@ class Enclosure:
         return Enclosure(self.parts.flatten(-2))
 
     @property
+    def transposed(self) -> Enclosure:
+        """The last two dimensions exchanged."""
+        return Enclosure(self.parts.transpose(-1, -2))
+
+    def reshape(self, *shape: int) -> Enclosure:
+        """The same elements in another shape."""
+        return Enclosure(self.parts.reshape(len(self.parts), *shape))
+
+    def zero_where(self, mask: Tensor) -> Enclosure:
+        """The same with zeros where the mask is true, whatever was there."""
+        return Enclosure(self.parts.masked_fill(mask, 0.0))
+
+    @property
     def unknown(self) -> Tensor | None:
         """Elements about which nothing is known, NaN included; None where there can be none."""
         return torch.isneginf(self.lo) & torch.isposinf(self.hi) if len(self.parts) == 4 else None
@@ -181,6 +194,22 @@ def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
     return Enclosure(torch.stack([first.exact, first.value, *extremes(ends)]))
 
 
+def stack(*enclosures: Enclosure) -> Enclosure:
+    """Enclosures of one shape put side by side in a new last dimension."""
+    return Enclosure(torch.stack(_alike(enclosures), dim=-1))
+
+
+def concatenate(*enclosures: Enclosure, dim: int = -1) -> Enclosure:
+    """Enclosures joined along a dimension, counted from the last one, -1."""
+    return Enclosure(torch.cat(_alike(enclosures), dim=dim))
+
+
+def _alike(enclosures: Sequence[Enclosure]) -> list[Tensor]:
+    """The parts of all, as many in each."""
+    alike = len({len(e.parts) for e in enclosures}) == 1
+    return [e.parts if alike else e.full for e in enclosures]
+
+
 def product_in_any_order(*factors: Enclosure) -> Enclosure:
     """The product of all factors by fp32 multiplications in whichever order; the value is that from left to right.
 
@@ -205,7 +234,7 @@ def _halves(part: int) -> Iterator[int]:
         one = (one - 1) & rest
 
 
-def fusible_product(a: Enclosure, b: Enclosure) -> Enclosure:
+def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
     """a · b, rounded or not, because a compiler may fuse it into the addition that follows."""
     rounded, exact = a * b, Enclosure(unrounded_product(a, b))
     return hull(rounded, Enclosure(torch.cat([rounded.full[:2], exact.full[2:]])))

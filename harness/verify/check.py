@@ -23,6 +23,8 @@ from harness.verify.evaluate import check_arguments, evaluate
 from harness.verify.judge import judge
 from harness.verify.placed import placement_findings
 
+_LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -91,6 +93,8 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         traceback.print_exc()  # pytest keeps it in the log of the run
         outcome = replace(outcome, verdict=Verdict.ERRORED, reason=first_line(error))
+    if subject.device.type != "cpu" and sum(t.numel for t in case.tensors) > _LARGE:
+        torch.accelerator.empty_cache()
     return replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -230,6 +234,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an exception."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+    """Type and first line of an exception, and the last one where the first announces it, as a compiler's does."""
+    lines = str(error).strip().splitlines() or [""]
+    text = f"{lines[0]} {lines[-1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return f"{type(error).__name__}: {text}".rstrip(": ")

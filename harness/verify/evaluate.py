@@ -60,7 +60,7 @@ class _AskedContract:
 
 
 def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given: Tensors | None = None) -> Trace:
-    """Run the reference of `op` on enclosures of `tensors`; integers reach it as plain tensors.
+    """Run the reference of `op` on enclosures of `tensors`; integers and plain inputs reach it as they are.
 
     Where `given` has a stage, the reference goes on from that tensor instead of its own enclosure: the kernel's own
     values make the check of the next stage an isolated one, and a candidate makes it a check of a latent value.
@@ -103,7 +103,9 @@ def finished(stage: str, total: Sum, contract: Contract, fmt: Format) -> Enclosu
 
 
 def _operand(op: Op, name: str, tensor: Tensor) -> Expected:
-    """What a reference computes with: integers as they are, numbers as enclosures."""
+    """What a reference computes with: numbers as enclosures, integers and what the op declares plain as they are."""
+    if name in op.plain:
+        return tensor
     if name not in op.integers:
         format_of(tensor.dtype)  # raises for what is no floating-point number
         return Enclosure.point(tensor)

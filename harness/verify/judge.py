@@ -158,7 +158,7 @@ class _Measured:
 
     def _identify(self, actual: Tensors, tensors: Tensors) -> None:
         """Keep the contracts that allow every bit of every block that failed."""
-        pool = self.op.contracts() if self.candidates is None else self.candidates
+        pool = self.op.candidates(self.contract) if self.candidates is None else self.candidates
         self.candidates = [c for c in pool if self._explains(c, actual, tensors)]
 
     def _explains(self, contract: Contract, actual: Tensors, tensors: Tensors) -> bool:

@@ -1,0 +1,220 @@
+"""Tensors of mixtures of experts: sizes, routing, and regimes that fit together.
+
+`EXACT` makes every dot exact in fp32 in any order, at any size, with all roundings visible: see
+`harness/inputs/factors.py`. `BALANCED` makes every intermediate value of the size of one, the adapters' share included.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from harness.case import Param, TensorSpec
+from harness.inputs import strided, widths
+
+SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["moe_lora"]
+PROJECTIONS = ("gate", "up", "down")
+
+_ROUTING_WEIGHTS = ("uniform", "ones", "quarters", "scale_random", "scale_pow2", "normal")
+_ACTIVATIONS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "huge", "special", "special")
+
+Regimes = Mapping[str, tuple[str, ...]]
+
+BALANCED: Regimes = {
+    "x": _ACTIVATIONS,
+    "routing_weights": _ROUTING_WEIGHTS,
+    "routing_weights_elsewhere": ("special", "uniform"),
+    **{f"{p}_{part}": ("fan_in",) for p in PROJECTIONS for part in ("proj", "lora_a", "lora_b")},
+}
+EXACT: Regimes = {
+    "x": ("few",),
+    "routing_weights": _ROUTING_WEIGHTS,
+    "gate_proj": ("fractions",),
+    "gate_lora_a": ("fractions",),
+    "gate_lora_b": ("quarters",),
+    "up_proj": ("signs", "integers"),
+    "up_lora_a": ("signs", "fractions"),
+    "up_lora_b": ("sparse_signs", "quarters"),
+    **{f"down_{part}": ("sparse_signs",) for part in ("proj", "lora_a", "lora_b")},
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a layer: tokens, slots, experts, hidden, intermediate, rank."""
+
+    tokens: int
+    slots: int
+    experts: int
+    hidden: int
+    intermediate: int
+    rank: int
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        return self.tokens, self.slots
+
+    def matrices(self) -> dict[str, tuple[int, int, int]]:
+        """Shapes of the base weights."""
+        up = (self.experts, self.intermediate, self.hidden)
+        return {"gate_proj": up, "up_proj": up, "down_proj": (self.experts, self.hidden, self.intermediate)}
+
+    def adapters(self) -> dict[str, tuple[int, int, int]]:
+        """Shapes of the adapters."""
+        shapes: dict[str, tuple[int, int, int]] = {}
+        for name, (experts, outputs, inputs) in self.matrices().items():
+            shapes[name.replace("proj", "lora_a")] = (experts, self.rank, inputs)
+            shapes[name.replace("proj", "lora_b")] = (experts, outputs, self.rank)
+        return shapes
+
+
+@dataclass(frozen=True)
+class Codes:
+    """How base weights are stored.
+
+    Attributes:
+        dtype, per_element: of the codes, and how many share an element.
+        scale, scales: dtype and regimes of the scales.
+        groups: inputs that may share a scale; a whole row shares one where there are none.
+        zero: codes have a zero point.
+    """
+
+    dtype: str
+    per_element: int
+    scale: str
+    scales: tuple[str, ...] = ("scale_random", "scale_pow2")
+    groups: tuple[int, ...] = ()
+    zero: bool = False
+
+
+QUANTIZED: Mapping[str, Codes] = {
+    "int8": Codes("int8", 1, "fp32"),
+    "int4_asymmetric": Codes("int32", 8, "fp16", groups=(8, 16, 32), zero=True),
+    "int4_symmetric": Codes("int32", 8, "bf16", groups=(8, 16, 32)),
+    "mxfp4": Codes("uint8", 2, "uint8", scales=("around_125",), groups=(32,)),
+    "mxfp4_bf16": Codes("uint8", 2, "bf16", groups=(32,)),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a group of cases fixes: dtype of the activations, kind of values, ways to shard, scheme of base weights."""
+
+    dtype: str
+    kind: str
+    shards: tuple[int, ...] = (1,)
+    scheme: str = ""
+
+    @property
+    def codes(self) -> Codes | None:
+        return QUANTIZED[self.scheme] if self.scheme else None
+
+    @property
+    def multiple(self) -> int:
+        """What the hidden and intermediate dimensions must be multiples of."""
+        return min(self.codes.groups, default=1) if self.codes else 1
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.dtype, self.kind, self.scheme, "shards" if self.shards != (1,) else "")))
+
+
+def variants(accepts: frozenset[str]) -> Iterator[Variant]:
+    """The variants for a kernel with these parameters."""
+    for dtype in ("bf16", "fp16"):
+        for kind in ("exact", "balanced"):
+            yield Variant(dtype, kind)
+            if "shards" in accepts:
+                yield Variant(dtype, kind, shards=(2, 4))
+    if "gate_scale" in accepts:
+        for scheme in QUANTIZED:
+            yield Variant("bf16", "exact", scheme=scheme)
+
+
+@st.composite
+def sizes(draw: st.DrawFn, *, small: bool, multiple: int = 1) -> Sizes:
+    """Sizes whose intermediate and hidden dimensions are multiples of `multiple`."""
+    hidden, intermediate, rank, tokens, experts = (96, 64, 16, 24, 4) if small else (2048, 1024, 64, 64, 8)
+
+    def dimension(most: int) -> int:
+        return draw(widths(1, most)) if multiple == 1 else multiple * draw(st.integers(1, most // multiple))
+
+    return Sizes(
+        tokens=draw(st.integers(1, tokens)),
+        slots=draw(st.integers(1, 4 if small else 8)),
+        experts=draw(st.integers(1, experts)),
+        hidden=dimension(hidden),
+        intermediate=dimension(intermediate),
+        rank=draw(st.integers(1, rank)),
+    )
+
+
+def real_sizes(*, small: bool) -> Iterator[Sizes]:
+    """The layers of real models with eight experts at most; `small` takes a 32nd of each dimension."""
+    for shape in SHAPES:
+        cut = 32 if small else 1
+        yield Sizes(
+            tokens=shape["tokens"] if not small else min(4, shape["tokens"]),
+            slots=shape["slots"],
+            experts=min(8, shape["experts"]),
+            hidden=shape["hidden"] // cut,
+            intermediate=shape["intermediate"] // cut,
+            rank=shape["rank"],
+        )
+
+
+@st.composite
+def routing(draw: st.DrawFn, size: Sizes, regimes: Regimes) -> tuple[list[TensorSpec], dict[str, Param]]:
+    """Ids and weights of the experts of each token, and the first expert where it is not number 0.
+
+    Where there is a first expert, as many others come before it, which are elsewhere, and whose weights may be NaN.
+    """
+    elsewhere = draw(st.sampled_from((False, True)))
+    known = size.experts * (2 if elsewhere else 1)
+    ids = draw(st.sampled_from((f"experts_{known}", f"experts_{known}", f"below_{known}")))
+    usual = regimes["routing_weights"]
+    weights = draw(st.sampled_from(regimes.get("routing_weights_elsewhere", usual) if elsewhere else usual))
+    specs = [
+        TensorSpec("expert_ids", draw(st.sampled_from(("int64", "int32"))), size.pairs, regime=ids),
+        TensorSpec("routing_weights", "fp32", size.pairs, regime=weights),
+    ]
+    return specs, {"first_expert": size.experts} if elsewhere else {}
+
+
+@st.composite
+def weights(draw: st.DrawFn, size: Sizes, variant: Variant, regimes: Regimes) -> list[TensorSpec]:
+    """Base weights, as numbers in any layout or as codes; adapters; scales and zero points."""
+    dtype, codes = variant.dtype, variant.codes
+    base, scales = [], []
+    for name, shape in size.matrices().items():
+        if codes is None:
+            base.append(draw(strided(name, dtype, shape, regimes[name])))
+            continue
+        *leading, inputs = shape
+        base.append(TensorSpec(name, codes.dtype, (*leading, inputs // codes.per_element), regime="bits"))
+        group = draw(st.sampled_from([g for g in codes.groups if inputs % g == 0])) if codes.groups else None
+        grouped = (*leading, inputs // group) if group else tuple(leading)
+        regime = draw(st.sampled_from(codes.scales))
+        scales.append(TensorSpec(name.replace("proj", "scale"), codes.scale, grouped, regime=regime))
+        if codes.zero:
+            scales.append(TensorSpec(name.replace("proj", "zero"), "int8", grouped, regime="below_16"))
+    adapters = [
+        TensorSpec(name, dtype, shape, regime=draw(st.sampled_from(regimes[name])))
+        for name, shape in size.adapters().items()
+    ]
+    return [*base, *adapters, *scales]
+
+
+def real_routing(size: Sizes) -> Iterator[TensorSpec]:
+    """Uniform routing of a real layer, with weights in (-1, 1)."""
+    yield TensorSpec("expert_ids", "int64", size.pairs, regime=f"below_{size.experts}")
+    yield TensorSpec("routing_weights", "fp32", size.pairs, regime="uniform")
+
+
+def real_weights(size: Sizes, regimes: Regimes) -> Iterator[TensorSpec]:
+    """Weights of a real layer, not quantized."""
+    for name, shape in (size.matrices() | size.adapters()).items():
+        yield TensorSpec(name, "bf16", shape, regime=regimes[name][0])

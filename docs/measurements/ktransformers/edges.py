@@ -1,0 +1,270 @@
+"""What kt-kernel does at the edges: one process per class and probe, because some of them end it.
+
+`python docs/measurements/ktransformers/edges.py CLASS PROBE...` says in a sentence each what was seen. kt_kernel.py
+runs all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from problem import ADAPTERS, Problem, both, errors, expected, named, problem, relative
+from torch import Tensor
+
+RIGHT = {"AMXInt4_SFT_MOE": 0.35}
+"""Largest relative error that rounding explains, where it is not 0.1."""
+NAN, INFINITY = float("nan"), float("inf")
+SOME_EXPERTS = [[0, 2], [2, 0], [0, 0], [2, 2], [0, 2]]
+
+
+def seen(p: Problem, actual: Mapping[str, Tensor], exact: Mapping[str, Tensor] | None = None) -> str:
+    """Which results are wrong, beyond what the rounding of the class explains."""
+    limit = RIGHT.get(p.name, 0.1)
+    found = errors(actual, expected(p) if exact is None else exact)
+    wrong = [f"{key} {value:.2g}" for key, value in found.items() if not value <= limit]
+    return f"wrong, relative error: {', '.join(wrong)}" if wrong else "right"
+
+
+def relative_errors(name: str) -> str:
+    """Of every result, as JSON"""
+    p = problem(name)
+    return json.dumps(errors(both(p.layer(), p), expected(p)))
+
+
+def ids_outside(name: str) -> str:
+    """Ids -1, -7, E and 99; a row of them alone"""
+    p = problem(name, ids=[[0, -1], [4, 2], [-7, 99], [3, 3], [1, -1]], tokens=5)
+    actual = both(p.layer(), p)
+    zeros = [float(actual[key][2].abs().max()) for key in ("output", "grad_input", "grad_routing_weights")]
+    return seen(p, actual) if not any(zeros) else "a row without experts is not zero"
+
+
+def duplicates(name: str) -> str:
+    """One expert in all four slots of 40 tokens"""
+    p = problem(name, ids=[[1, 1, 1, 1]] * 40, tokens=40, slots=4)
+    return seen(p, both(p.layer(), p))
+
+
+def skipped_nan(name: str) -> str:
+    """NaN in the weights, the x and the gradients of pairs that are skipped"""
+    p = problem(name, ids=[[0, 1], [-1, 1], [2, 3], [-1, -1], [3, 0]], tokens=5)
+    weights, x, gradient = p.weights.clone(), p.x.clone(), p.grad_output.clone()
+    weights[1, 0], weights[3], x[3], gradient[3] = NAN, NAN, NAN, NAN
+    clean, dirty = both(p.layer(), p), both(p.layer(), replace(p, weights=weights, x=x, grad_output=gradient))
+    changed = [key for key in clean if not torch.equal(clean[key], dirty[key])]
+    return f"changes {', '.join(changed)}" if changed else "right"
+
+
+def no_tokens(name: str) -> str:
+    """T = 0"""
+    p = problem(name).first(0)
+    return seen(p, both(p.layer(), p))
+
+
+def experts_without_tokens(name: str) -> str:
+    """Gradients of experts without tokens, written over sevens"""
+    p = problem(name, ids=SOME_EXPERTS, tokens=5)
+    actual = both(p.layer(), p, {key: torch.full_like(t, 7.0) for key, t in p.adapters.items()})
+    left = [key for key in ADAPTERS if actual[f"grad_{key}"][[1, 3]].any()]
+    return f"not zero: {', '.join(left)}; {seen(p, actual)}" if left else seen(p, actual)
+
+
+def accumulate_first(name: str) -> str:
+    """accumulate=True in the first backward of a layer, gradients of 3 being there"""
+    p = problem(name)
+    before = {key: torch.full_like(t, 3.0) for key, t in p.adapters.items()}
+    return _accumulated(p, both(p.layer(), p, before, accumulate=True), {f"grad_{key}": 3.0 for key in before})
+
+
+def accumulate_later(name: str) -> str:
+    """accumulate=True after a backward that wrote to the same tensors"""
+    p = problem(name)
+    layer, written = p.layer(), {key: torch.zeros_like(t) for key, t in p.adapters.items()}
+    first = {key: t.clone() for key, t in both(layer, p, written).items()}
+    return _accumulated(p, both(layer, p, written, accumulate=True), first)
+
+
+def _accumulated(p: Problem, actual: Mapping[str, Tensor], before: Mapping[str, Tensor | float]) -> str:
+    limit, exact = RIGHT.get(p.name, 0.1), {key: t for key, t in expected(p).items() if "lora" in key}
+    added = [key for key, t in exact.items() if relative(actual[key], t + before[key]) < limit]
+    replaced = [key for key, t in exact.items() if relative(actual[key], t) < limit]
+    if len(added) == len(exact):
+        return "right"
+    return f"replaced instead of added: {', '.join(replaced) if len(replaced) < len(exact) else 'all six gradients'}"
+
+
+def two_forwards(name: str, depth: int = 1) -> str:
+    """Two forwards that save, then two backwards"""
+    p = problem(name)
+    other, layer = replace(p, x=-p.x), p.layer(cache_depth=depth)
+    for each in (p, other):
+        layer.forward(each.x, each.ids, each.weights, save=True)
+    last = f"of the second: {seen(other, named(None, layer.backward(p.grad_output)))}"
+    try:
+        return f"{last}; of the first: {seen(p, named(None, layer.backward(p.grad_output)))}"
+    except RuntimeError as error:
+        return f"{last}; of the first: RuntimeError ({error})"
+
+
+def two_forwards_depth_2(name: str) -> str:
+    """The same with max_cache_depth=2"""
+    return two_forwards(name, 2)
+
+
+def no_forward(name: str) -> str:
+    """A backward without a forward that saved"""
+    p = problem(name)
+    layer = p.layer()
+    layer.forward(p.x, p.ids, p.weights)
+    layer.backward(p.grad_output)
+    return "no error"
+
+
+def two_layers(name: str) -> str:
+    """Two layers that take turns: forward, forward, backward, backward"""
+    one, two = problem(name, seed=1), problem(name, seed=2)
+    first, second = one.layer(), two.layer()
+    outputs = [layer.forward(p.x, p.ids, p.weights, save=True) for layer, p in ((first, one), (second, two))]
+    texts = [
+        seen(p, named(output, layer.backward(p.grad_output)))
+        for layer, p, output in ((first, one, outputs[0]), (second, two, outputs[1]))
+    ]
+    return "right" if texts == ["right", "right"] else str(texts)
+
+
+def fewer_and_more_tokens(name: str) -> str:
+    """T = 3, 80, 1 and 40 through one layer"""
+    p = problem(name, tokens=80)
+    layer = p.layer()
+    texts = {tokens: seen(p.first(tokens), both(layer, p.first(tokens))) for tokens in (3, 80, 1, 40)}
+    return "right" if set(texts.values()) == {"right"} else str(texts)
+
+
+def threads(name: str) -> str:
+    """One worker or two"""
+    p = problem(name, tokens=64)
+    one, two = (both(p.layer(threads=n), p) for n in (1, 2))
+    changed = [key for key in one if not torch.equal(one[key], two[key])]
+    return f"other bits: {', '.join(changed)}" if changed else "the same bits"
+
+
+def updated_a(name: str) -> str:
+    """All A multiplied by -1.5 in place, no call of update_lora_weights"""
+    return _updated(name, "a")
+
+
+def updated_b(name: str) -> str:
+    """All B multiplied by -1.5 in place, no call of update_lora_weights"""
+    return _updated(name, "b")
+
+
+def _updated(name: str, part: str) -> str:
+    p = problem(name)
+    layer, before = p.layer(), expected(p)
+    layer.forward(p.x, p.ids, p.weights)
+    for key, tensor in p.adapters.items():
+        if key.endswith(part):
+            tensor.mul_(-1.5)
+    output = layer.forward(p.x, p.ids, p.weights)
+    which = [word for word, e in (("old", before), ("new", expected(p))) if seen(p, {"output": output}, e) == "right"]
+    layer.update_adapters()
+    updated = seen(p, {"output": layer.forward(p.x, p.ids, p.weights)})
+    return f"{f'the {which[0]} output' if which else 'neither the old nor the new output'}; after the call {updated}"
+
+
+def not_finite(name: str, value: float = NAN) -> str:
+    """NaN in one element of x"""
+    p = problem(name)
+    p.x[0, 0] = value
+    actual, exact = both(p.layer(), p), expected(p)
+    lost = [key for key in exact if (actual[key].isfinite() & ~exact[key].isfinite()).any()]
+    return f"finite numbers instead of NaN: {', '.join(lost)}" if lost else "right"
+
+
+def infinite(name: str) -> str:
+    """Infinity in one element of x"""
+    return not_finite(name, INFINITY)
+
+
+def scaling_zero(name: str) -> str:
+    """scaling = 0"""
+    p = replace(problem(name), scaling=0.0)
+    return seen(p, both(p.layer(), p, {key: torch.full_like(t, 7.0) for key, t in p.adapters.items()}))
+
+
+def nan_scale(name: str) -> str:
+    """NaN as a scale"""
+    p = problem(name)
+    if "gate_scale" not in p.base:
+        return "has no scales"
+    p.base["gate_scale"][:, 0, 0] = NAN
+    return (
+        f"accepted; {int(both(p.layer(), p)['output'].isnan().any(1).sum())} of {len(p.x)} rows of the output are NaN"
+    )
+
+
+def odd_scale(name: str) -> str:
+    """Scales that are no powers of two, 1.4140625 times one"""
+    p = problem(name)
+    if name != "MXFP4_SFT_MOE":
+        return "takes them, or has no scales"
+    p.base["gate_scale"].mul_(1.4140625)
+    p.dense["gate"].mul_(1.4140625)
+    return f"accepted; {seen(p, both(p.layer(), p))}"
+
+
+def too_many_tokens(name: str) -> str:
+    """80 tokens where max_len is 32"""
+    p = problem(name, tokens=80)
+    return f"no error; {seen(p, both(p.layer(tokens=32), p))}"
+
+
+def hidden_48(name: str) -> str:
+    """H = 48"""
+    return _odd_size(name, hidden=48)
+
+
+def width_48(name: str) -> str:
+    """I = 48"""
+    return _odd_size(name, width=48)
+
+
+def _odd_size(name: str, **size: int) -> str:
+    if name in ("MXFP4_SFT_MOE", "AMXInt4_KGroup_SFT_MOE", "AMXInt4_SFT_MOE"):
+        return "has groups of 32"
+    p = problem(name, **size)
+    return f"no error; {seen(p, both(p.layer(), p))}"
+
+
+def sizes_64(name: str) -> str:
+    """H = I = 64"""
+    p = problem(name) if "Int4" not in name else _small_int4(name)
+    return seen(p, both(p.layer(), p))
+
+
+def _small_int4(name: str) -> Problem:
+    from unittest.mock import patch
+
+    with patch.dict("problem.WIDER", clear=True):
+        return problem(name)
+
+
+PROBES: Mapping[str, Callable[[str], str]] = {
+    f.__name__: f
+    for f in (
+        relative_errors, ids_outside, duplicates, skipped_nan, no_tokens, experts_without_tokens, accumulate_first,
+        accumulate_later, two_forwards, two_forwards_depth_2, no_forward, two_layers, fewer_and_more_tokens, threads,
+        updated_a, updated_b, not_finite, infinite, scaling_zero, nan_scale, odd_scale, too_many_tokens, sizes_64,
+        hidden_48, width_48,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    name, *probes = sys.argv[1:]
+    for probe in probes:
+        print(f"\nseen: {PROBES[probe](name)}", flush=True)

@@ -1,0 +1,207 @@
+"""Gradients of the MoE-LoRA layer in Triton, from what its forward saved.
+
+Both contracts round what must be an operand of a dot, and each result once. `eager` also rounds every product of
+matrices, as separate operations in the activation dtype do. Sums over shards, slots or pairs are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from grouped_linear import Factors, grouped_linear
+from grouped_linear import depth as dot_depth
+from moe_lora import combine
+from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
+from moe_lora_gradients import column_depth, grouped_outer, pair_depth, pair_dot, swiglu_backward, weigh
+from moe_lora_routing import Routing, route
+from moe_lora_shards import merge
+from quantized_weights import base_weights
+from torch import Tensor
+
+from harness.kernel import kernel
+
+Tensors = Mapping[str, Tensor]
+
+
+def depth(n: int) -> int:
+    """Greatest number of additions between a term and the sum of n of them."""
+    return max(dot_depth(n), column_depth(n), pair_depth(n))
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What all steps of one call share.
+
+    Attributes:
+        routing: the expert of each pair.
+        scaling: of the adapters.
+        dtype: of the activations.
+        eager: the contract.
+    """
+
+    routing: Routing
+    scaling: float
+    dtype: torch.dtype
+    eager: bool
+
+    def operand(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """rows · weight[e]ᵀ, rounded: the operand of another dot."""
+        return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
+
+    def adapted(
+        self, operands: tuple[Factors, ...], lora: tuple[Factors, ...], *, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Σ rows · weight[e]ᵀ + Σ scaling · middle · lora[e]ᵀ; by default rounded if the contract is eager."""
+        return grouped_linear(
+            operands, self.routing, lora=lora, scaling=self.scaling,
+            out_dtype=out_dtype or (self.dtype if self.eager else torch.float32),
+            round_base=self.eager, round_lora=self.eager,
+        )  # fmt: skip
+
+
+def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
+    """The stages from the gradient of the output to that of the activated rows, and those of the down projection."""
+    rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
+    grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
+    return {
+        "grad_expert_output": grad,
+        "grad_down_mid": grad_mid,
+        "grad_intermediate": step.adapted(
+            ((grad, turned(t["down_proj"])),), ((grad_mid, turned(t["down_lora_a"])),)
+        ),
+        "down_lora_mid": mid,
+        "expert_output": step.adapted(((rows, t["down_proj"]),), ((mid, t["down_lora_b"]),)),
+    }  # fmt: skip
+
+
+def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -> dict[str, Tensor]:
+    """The stages from the gradient of the activated rows to that of the input of each pair."""
+    grads = swiglu_backward(grad_intermediate, t["saved_gate"], t["saved_up"], step.routing)
+    found, base, lora = {}, [], []
+    for name, grad in zip(("gate", "up"), grads, strict=True):
+        grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
+        found |= {f"grad_{name}": grad, f"grad_{name}_mid": grad_mid}
+        found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
+        base.append((grad, turned(t[f"{name}_proj"])))
+        lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
+    return found | {"grad_expert_input": step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)}
+
+
+def turned(weight: Tensor) -> Tensor:
+    """The weight [E, N, K] as [E, K, N], for the way back."""
+    return weight.transpose(1, 2)
+
+
+def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Tensor]:
+    """The gradients of the adapters, plus the old ones, from the tensors and stages of one shard."""
+    factors = {
+        "gate_lora_a": ("grad_gate_mid", "x"),
+        "gate_lora_b": ("grad_gate", "gate_lora_mid"),
+        "up_lora_a": ("grad_up_mid", "x"),
+        "up_lora_b": ("grad_up", "up_lora_mid"),
+        "down_lora_a": ("grad_down_mid", "intermediate"),
+        "down_lora_b": ("grad_expert_output", "down_lora_mid"),
+    }
+    return {
+        f"grad_{name}": grouped_outer(
+            t[left], t[right], step.routing, scaling=step.scaling, old=t.get(f"old_{name}"),
+            out_dtype=torch.float32 if partial and name in ADDED else step.dtype,
+        )
+        for name, (left, right) in factors.items()
+    }  # fmt: skip
+
+
+def backward_shard(step: Backward, t: Tensors, *, partial: bool, stages: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Results and stages of one shard; with `partial`, terms of sums over shards are left in fp32."""
+    found = through_down(step, t)
+    found |= through_gate_and_up(step, t, found["grad_intermediate"])
+    out_dtype = torch.float32 if partial else step.dtype
+    return {
+        "grad_input": combine(found["grad_expert_input"], None, step.routing, out_dtype),
+        **lora_gradients(step, {**t, **found}, partial=partial),
+        "grad_routing_weights": pair_dot(t["grad_output"], found["expert_output"], step.routing),
+        **{name: found[name] for name in stages},
+    }
+
+
+def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
+    """Register the kernel that keeps `contract`."""
+
+    @kernel(
+        "moe_lora_backward", contract=contract, name=f"triton[moe_lora_backward+{contract}]", stages=STAGES, depth=depth
+    )
+    def moe_lora_backward(
+        x: Tensor,
+        expert_ids: Tensor,
+        routing_weights: Tensor,
+        grad_output: Tensor,
+        saved_gate: Tensor,
+        saved_up: Tensor,
+        intermediate: Tensor,
+        gate_proj: Tensor,
+        up_proj: Tensor,
+        down_proj: Tensor,
+        gate_lora_a: Tensor,
+        gate_lora_b: Tensor,
+        up_lora_a: Tensor,
+        up_lora_b: Tensor,
+        down_lora_a: Tensor,
+        down_lora_b: Tensor,
+        gate_scale: Tensor | None = None,
+        up_scale: Tensor | None = None,
+        down_scale: Tensor | None = None,
+        gate_zero: Tensor | None = None,
+        up_zero: Tensor | None = None,
+        down_zero: Tensor | None = None,
+        old_gate_lora_a: Tensor | None = None,
+        old_gate_lora_b: Tensor | None = None,
+        old_up_lora_a: Tensor | None = None,
+        old_up_lora_b: Tensor | None = None,
+        old_down_lora_a: Tensor | None = None,
+        old_down_lora_b: Tensor | None = None,
+        *,
+        scaling: float,
+        first_expert: int = 0,
+        shards: int = 1,
+        stages: tuple[str, ...] = (),
+    ) -> dict[str, Tensor]:
+        """Gradients of `moe_lora` for the gradient of its output; the base weights are frozen and have none.
+
+        Args:
+            x, expert_ids, routing_weights, scaling, first_expert, and all weights and codes: as `moe_lora` took them.
+            grad_output: [T, H], of x's dtype; any strides, as all tensors.
+            saved_gate, saved_up, intermediate: [T, k, I], as `moe_lora` returned them.
+            old_gate_lora_a, …: all six gradients of earlier backwards, to which the new ones are added in fp32.
+            shards: parts of I that are computed one after the other from views of the parameters; what they all add
+                to is summed in fp32, then rounded.
+            stages: which of `STAGES` to return too. With several shards, those of which each shard has one of its own
+                are [T, k, n, shards].
+
+        Returns:
+            `grad_input` [T, H]; `grad_gate_lora_a` and the other five, of the parameter's shape and dtype, 0 or the old
+            gradient for an expert without pairs; `grad_routing_weights` [T, k], fp32, 0 for pairs that count for
+            nothing.
+
+        Raises:
+            ValueError, TypeError: arguments that do not fit together, or on different devices.
+            UnsupportedCase: more than 64 slots or shards.
+        """
+        rows = (x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate)
+        weights = (gate_proj, up_proj, down_proj)
+        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
+        old = (old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b)
+        tensors = dict(zip(TENSORS, (*rows, *weights, *lora, *old), strict=True))
+        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
+        tensors = base_weights(x, tensors, codes)
+        given = check_backward(tensors, stages, scaling=scaling, first_expert=first_expert, shards=shards)
+        step = Backward(route(expert_ids, len(gate_proj), first_expert), scaling, x.dtype, contract == "eager")
+        parts = [backward_shard(step, t, partial=shards > 1, stages=stages) for t in shards_of(given, shards)]
+        return merge(parts, dict.fromkeys(("grad_input", *(f"grad_{name}" for name in ADDED)), x.dtype))
+
+    return moe_lora_backward
+
+
+moe_lora_backward = _declare("fused")
+moe_lora_backward_eager = _declare("eager")

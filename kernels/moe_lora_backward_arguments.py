@@ -1,0 +1,57 @@
+"""What the arguments of the MoE-LoRA gradients may be, and what each shard has of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from moe_lora_arguments import WEIGHTS, check_forward, check_tensors
+from moe_lora_shards import Part, part_of, shard
+from quantized_weights import QuantizedWeight
+from torch import Tensor
+
+LORA = tuple(name for name in WEIGHTS if "lora" in name)
+SAVED = ("saved_gate", "saved_up", "intermediate")
+OLD = tuple(f"old_{name}" for name in LORA)
+TENSORS = ("x", "expert_ids", "routing_weights", "grad_output", *SAVED, *WEIGHTS, *OLD)
+ADDED = tuple(name for name in LORA if part_of(f"grad_{name}") is Part.ADDED)
+"""Adapters whose gradients are sums over the shards."""
+
+STAGES = (
+    *("grad_expert_output", "grad_down_mid", "grad_intermediate", "grad_gate", "grad_up", "grad_gate_mid"),
+    *("grad_up_mid", "grad_expert_input", "gate_lora_mid", "up_lora_mid", "down_lora_mid", "expert_output"),
+)  # fmt: skip
+
+
+def check_backward(
+    tensors: Mapping[str, Tensor | QuantizedWeight | None], stages: Collection[str], **numbers: Any
+) -> dict[str, Tensor | QuantizedWeight]:
+    """The tensors that are given, by name.
+
+    Raises:
+        ValueError, TypeError, UnsupportedCase: as `check_forward` does, or if some old gradients are missing.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    x, ids, weights = (given[name] for name in ("x", "expert_ids", "routing_weights"))
+    parameters = {name: given[name] for name in WEIGHTS}
+    check_forward(x, ids, weights, parameters, **numbers, stages=stages, known_stages=STAGES)
+    rows = (*ids.shape, parameters["gate_proj"].shape[1])
+    shapes = {"grad_output": tuple(x.shape), **dict.fromkeys(SAVED, rows)}
+    old = [name for name in OLD if name in given]
+    if old and len(old) != len(OLD):
+        missing = ", ".join(name for name in OLD if name not in given)
+        raise ValueError(f"{', '.join(old)} given, but not {missing}; give all old gradients or none")
+    shapes |= {name: tuple(parameters[name.removeprefix("old_")].shape) for name in old}
+    check_tensors(x, {name: (given[name], shape, (x.dtype,)) for name, shape in shapes.items()})
+    return given
+
+
+def shards_of(
+    tensors: Mapping[str, Tensor | QuantizedWeight], shards: int
+) -> list[dict[str, Tensor | QuantizedWeight]]:
+    """What each shard computes with; the first one adds to the old gradients of what is a sum over shards."""
+    parts = [shard(tensors, part, shards) for part in range(shards)]
+    for part in parts[1:]:
+        for name in ADDED:
+            part.pop(f"old_{name}", None)
+    return parts

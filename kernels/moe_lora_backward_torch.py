@@ -1,0 +1,144 @@
+"""Gradients of the MoE-LoRA layer in PyTorch: one expert after the other, written out for each contract.
+
+moe_lora_backward.py says what the contracts mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from moe_lora_backward_arguments import LORA, SAVED, TENSORS, WEIGHTS, check_backward, shards_of
+from moe_lora_shards import merge
+from moe_lora_torch import fp32_reductions
+from quantized_weights import base_weights
+from torch import Tensor
+
+from harness.kernel import kernel
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def product_fused(a: Tensor, b: Tensor) -> Tensor:
+    """a · b in fp32. Numbers of 16 bits are exact in tf32 too, so that it does not matter whether torch may use it."""
+    return a.float() @ b.float()
+
+
+def product_eager(a: Tensor, b: Tensor) -> Tensor:
+    """a · b, rounded to the dtype of both."""
+    return a @ b
+
+
+def through_down(product: Product, t: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+    """What an expert's down projection gives: rows of its pairs, by the names of the stages."""
+    dtype = t["x"].dtype
+    grad = (t["routing_weights"] * t["grad_output"].float()).to(dtype)
+    grad_mid = product(grad, t["down_lora_b"]).to(dtype)
+    mid = product(t["intermediate"], t["down_lora_a"].t()).to(dtype)
+    return {
+        "grad_expert_output": grad,
+        "grad_down_mid": grad_mid,
+        "grad_intermediate": product(grad, t["down_proj"]) + product(grad_mid, t["down_lora_a"]) * scaling,
+        "down_lora_mid": mid,
+        "expert_output": product(t["intermediate"], t["down_proj"].t()) + product(mid, t["down_lora_b"].t()) * scaling,
+    }
+
+
+def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up for that of gate · sigmoid(gate) · up, rounded to the dtype of gate."""
+    grad, g, u, s = grad.float(), gate.float(), up.float(), torch.sigmoid(gate.float())
+    return (grad * u * (s * (1 + g * (1 - s)))).to(gate.dtype), (grad * (g * s)).to(gate.dtype)
+
+
+def through_gate_or_up(
+    product: Product, name: str, grad: Tensor, t: Mapping[str, Tensor], scaling: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The stages of the gate or up adapter, and what the projection adds to the gradient of the input, in fp32."""
+    a, b = t[f"{name}_lora_a"], t[f"{name}_lora_b"]
+    grad_mid = product(grad, b).to(grad.dtype)
+    mid = product(t["x"], a.t()).to(grad.dtype)
+    stages = {f"grad_{name}": grad, f"grad_{name}_mid": grad_mid, f"{name}_lora_mid": mid}
+    return stages, product(grad, t[f"{name}_proj"]).float() + (product(grad_mid, a) * scaling).float()
+
+
+def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+    """The results of one expert in fp32; `t` holds the rows of its n pairs and its weights.
+
+    `grad_input` is [n, H] and `grad_routing_weights` [n].
+    """
+    stages = dict(t) | through_down(product, t, scaling)
+    grads = through_swiglu(stages["grad_intermediate"], t["saved_gate"], t["saved_up"])
+    inputs = []
+    for name, grad in zip(("gate", "up"), grads, strict=True):
+        found, grad_input = through_gate_or_up(product, name, grad, t, scaling)
+        stages |= found
+        inputs.append(grad_input)
+    factors = {
+        "gate_lora_a": ("grad_gate_mid", "x"),
+        "gate_lora_b": ("grad_gate", "gate_lora_mid"),
+        "up_lora_a": ("grad_up_mid", "x"),
+        "up_lora_b": ("grad_up", "up_lora_mid"),
+        "down_lora_a": ("grad_down_mid", "intermediate"),
+        "down_lora_b": ("grad_expert_output", "down_lora_mid"),
+    }
+    return {
+        "grad_input": inputs[0] + inputs[1],
+        "grad_routing_weights": (t["grad_output"].float() * stages["expert_output"].float()).sum(-1),
+        **{f"grad_{name}": scaling * product_fused(stages[a].t(), stages[b]) for name, (a, b) in factors.items()},
+    }
+
+
+def shard_gradients(
+    product: Product, t: Mapping[str, Tensor], *, scaling: float, first_expert: int
+) -> dict[str, Tensor]:
+    """All results of one shard in fp32, those of the adapters added to the old gradients."""
+    ids = t["expert_ids"]
+    shapes = {"grad_input": (*ids.shape, t["x"].shape[1]), "grad_routing_weights": ids.shape}
+    results = {name: torch.zeros(shape, device=ids.device) for name, shape in shapes.items()}
+    for name in LORA:
+        old = t.get(f"old_{name}", torch.zeros_like(t[name]))
+        results[f"grad_{name}"] = torch.empty(old.shape, device=ids.device).copy_(old)
+    for e in range(len(t["gate_proj"])):
+        token, slot = (ids == first_expert + e).nonzero(as_tuple=True)
+        if not len(token):
+            continue
+        own = {"x": t["x"][token], "grad_output": t["grad_output"][token]}
+        own["routing_weights"] = t["routing_weights"][token, slot, None]
+        own |= {name: t[name][token, slot] for name in SAVED} | {name: t[name][e] for name in WEIGHTS}
+        for name, value in expert_gradients(product, own, scaling).items():
+            if name in shapes:
+                results[name][token, slot] = value
+            else:
+                results[name][e] += value
+    return results | {"grad_input": results["grad_input"].sum(1)}
+
+
+def _declare(contract: str, product: Product) -> Callable[..., dict[str, Tensor]]:
+    """Register the kernel that keeps `contract`."""
+
+    @kernel("moe_lora_backward", contract=contract, name=f"eager[moe_lora_backward+{contract}]")
+    def moe_lora_backward(
+        x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, gate_proj, up_proj, down_proj,
+        gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
+        gate_scale=None, up_scale=None, down_scale=None, gate_zero=None, up_zero=None, down_zero=None,
+        old_gate_lora_a=None, old_gate_lora_b=None, old_up_lora_a=None, old_up_lora_b=None,
+        old_down_lora_a=None, old_down_lora_b=None,
+        *, scaling, first_expert=0, shards=1,
+    ):  # fmt: skip
+        rows = (x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate)
+        weights = (gate_proj, up_proj, down_proj)
+        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
+        old = (old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b)
+        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
+        tensors = base_weights(x, dict(zip(TENSORS, (*rows, *weights, *lora, *old), strict=True)), codes)
+        numbers = {"scaling": scaling, "first_expert": first_expert}
+        given = check_backward(tensors, (), **numbers, shards=shards)
+        with fp32_reductions():
+            whole = merge([shard_gradients(product, part, **numbers) for part in shards_of(given, shards)])
+        return {name: t if name == "grad_routing_weights" else t.to(x.dtype) for name, t in whole.items()}
+
+    return moe_lora_backward
+
+
+backward_fused = _declare("fused", product_fused)
+backward_eager = _declare("eager", product_eager)

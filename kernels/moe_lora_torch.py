@@ -1,0 +1,130 @@
+"""A mixture of SwiGLU experts with LoRA in PyTorch: one expert after the other, written out for each contract.
+
+moe_lora.py says what the contracts mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from moe_lora_arguments import WEIGHTS, check_forward
+from moe_lora_shards import merge, shard
+from quantized_weights import base_weights
+from torch import Tensor
+
+from harness.kernel import kernel
+
+Step = Callable[..., tuple[Tensor, ...]]
+
+
+def adapted_fused(rows: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, *, scaling: float) -> Tensor:
+    """rows · weightᵀ + scaling · (rows · lora_aᵀ) · lora_bᵀ in fp32; only the middle product is rounded.
+
+    Numbers of 16 bits are exact in tf32 too, so that it does not matter whether torch may use it.
+    """
+    middle = (rows.float() @ lora_a.float().t()).to(rows.dtype)
+    return rows.float() @ weight.float().t() + scaling * (middle.float() @ lora_b.float().t())
+
+
+def adapted_eager(rows: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, *, scaling: float) -> Tensor:
+    """The same in the dtype of the rows, in the order of `peft.tuners.lora.Linear.forward`."""
+    return F.linear(rows, weight) + F.linear(F.linear(rows, lora_a), lora_b) * scaling
+
+
+def expert_fused(x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float) -> tuple[Tensor, ...]:
+    """What one expert adds to the output of its pairs, [n, H] in fp32, and saved gate, saved up and intermediate.
+
+    x holds a row per pair, `weight` [n, 1] their routing weights.
+    """
+    gate, up = (_adapted(adapted_fused, x, name, expert, scaling) for name in ("gate", "up"))
+    intermediate = (gate * torch.sigmoid(gate) * up).to(x.dtype)
+    weighted = weight * _adapted(adapted_fused, intermediate, "down", expert, scaling)
+    return weighted, gate.to(x.dtype), up.to(x.dtype), intermediate
+
+
+def expert_eager(x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float) -> tuple[Tensor, ...]:
+    """As `expert_fused`, but every operation rounds to the dtype of x."""
+    gate, up = (_adapted(adapted_eager, x, name, expert, scaling) for name in ("gate", "up"))
+    intermediate = F.silu(gate) * up
+    weighted = (weight * _adapted(adapted_eager, intermediate, "down", expert, scaling)).to(x.dtype)
+    return weighted.float(), gate, up, intermediate
+
+
+def _adapted(linear: Callable[..., Tensor], rows: Tensor, name: str, expert: dict[str, Tensor], scaling: float):
+    return linear(rows, *(expert[f"{name}_{part}"] for part in ("proj", "lora_a", "lora_b")), scaling=scaling)
+
+
+@contextmanager
+def fp32_reductions() -> Iterator[None]:
+    """Let cuBLAS add the parts of a split dot in fp32: by default it may round each to the dtype of the operands."""
+    matmul = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
+
+
+def _forward(
+    expert: Step,
+    x: Tensor,
+    expert_ids: Tensor,
+    routing_weights: Tensor,
+    parameters: dict[str, Tensor],
+    first_expert: int,
+) -> dict[str, Tensor]:
+    """The results of one shard, the output in fp32; pairs that no expert takes stay zero."""
+    hidden, width = x.shape[1], parameters["gate_proj"].shape[1]
+    names = {"output": hidden, "saved_gate": width, "saved_up": width, "intermediate": width}
+    results = {
+        name: x.new_zeros(*expert_ids.shape, n, dtype=torch.float32 if name == "output" else x.dtype)
+        for name, n in names.items()
+    }
+    for e in range(len(parameters["gate_proj"])):
+        token, slot = (expert_ids == first_expert + e).nonzero(as_tuple=True)
+        if not len(token):
+            continue
+        own = {name: parameter[e] for name, parameter in parameters.items()}
+        values = expert(x[token], routing_weights[token, slot, None], own)
+        for result, value in zip(results.values(), values, strict=True):
+            result[token, slot] = value
+    return results | {"output": results["output"].sum(1)}
+
+
+def _declare(contract: str, expert: Step) -> Callable[..., dict[str, Tensor]]:
+    """Register the kernel that keeps `contract`."""
+
+    @kernel("moe_lora", contract=contract, name=f"eager[moe_lora+{contract}]")
+    def moe_lora(
+        x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
+        gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
+        gate_scale=None, up_scale=None, down_scale=None, gate_zero=None, up_zero=None, down_zero=None,
+        *, scaling, first_expert=0, shards=1,
+    ):  # fmt: skip
+        base = (gate_proj, up_proj, down_proj)
+        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
+        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
+        parameters = base_weights(x, dict(zip(WEIGHTS, (*base, *lora), strict=True)), codes)
+        numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards}
+        check_forward(x, expert_ids, routing_weights, parameters, **numbers, stages=())
+        step = partial(expert, scaling=scaling)
+        with fp32_reductions():
+            parts = [
+                _forward(step, x, expert_ids, routing_weights, shard(parameters, p, shards), first_expert)
+                for p in range(shards)
+            ]
+        return merge(parts, {"output": x.dtype})
+
+    return moe_lora
+
+
+eager_fused = _declare("fused", expert_fused)
+eager_eager = _declare("eager", expert_eager)

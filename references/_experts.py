@@ -1,0 +1,220 @@
+"""Experts of a mixture: who computes what, and linear maps with a low-rank adapter.
+
+LoRA: Hu et al. 2021, arXiv 2106.09685. A row of this file is a pair of a token and one of its slots, number t · k + j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.numerics import (
+    FORMATS,
+    Enclosure,
+    Groups,
+    Matrices,
+    Tensor,
+    concatenate,
+    dequantized,
+    format_of,
+    grouped_dot,
+    groups_of,
+    multiply_add,
+    stack,
+)
+from harness.op import Contract, Rounds, StageRecorder
+
+ALL = slice(None)
+
+
+def rounded(*stages: str) -> Rounds:
+    """Rounding points at the given stages to the dtype of the activations."""
+    return dict.fromkeys(stages, "x")
+
+
+def adapter_axes(base: Rounds, middle: Rounds, lora: Rounds) -> Mapping[str, Mapping[str, Rounds]]:
+    """The axes of linear maps with adapters: which dots are rounded, given their stages."""
+    return {
+        "base": {"fp32_base": {}, "rounded_base": base},
+        "middle": {"rounded_middle": middle, "fp32_middle": {}},
+        "lora": {"fp32_lora": {}, "rounded_lora": lora},
+    }
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear map from K to N numbers per expert: base + scaling · b · a.
+
+    Attributes:
+        base: [E, N, K], or codes of as many numbers with their `scale` and `zero`.
+        a, b: the adapter, [E, r, K] and [E, N, r].
+    """
+
+    base: Tensor
+    a: Tensor
+    b: Tensor
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """N."""
+        return self.b.shape[1]
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[1]
+
+    def matrices(self, experts: list[int]) -> Enclosure:
+        """The bases of some experts [G, N, K], dequantized to the format of the adapter."""
+        scale, zero = (None if t is None else t[experts] for t in (self.scale, self.zero))
+        return dequantized(self.base[experts], scale, zero, fmt=format_of(self.a.dtype), columns=self.a.shape[2])
+
+    def adapters_a(self, experts: list[int]) -> Enclosure:
+        return Enclosure.point(self.a[experts])
+
+    def adapters_b(self, experts: list[int]) -> Enclosure:
+        return Enclosure.point(self.b[experts])
+
+    def check(self, name: str, experts: int, inputs: int, outputs: int) -> None:
+        """Raise ValueError unless the map has `experts` matrices from `inputs` to `outputs` numbers."""
+        rank = self.a.shape[1] if self.a.ndim == 3 else 0
+        check_shapes({f"{name}_lora_a": (self.a, (experts, rank or -1, inputs))})
+        check_shapes({f"{name}_lora_b": (self.b, (experts, outputs, rank))})
+        if self.base.shape[:2] != (experts, outputs):
+            raise ValueError(f"{name}_proj has shape {tuple(self.base.shape)}; it must be [{experts}, {outputs}, …]")
+        if self.base.is_floating_point():
+            check_shapes({f"{name}_proj": (self.base, (experts, outputs, inputs))})
+
+
+def columns_of(matrices: Matrices, part: slice) -> Matrices:
+    """Part of the columns of each expert's matrix."""
+    return lambda experts: matrices(experts)[ALL, ALL, part]
+
+
+def rows_of(matrices: Matrices, part: slice) -> Matrices:
+    """Part of the rows of each expert's matrix."""
+    return lambda experts: matrices(experts)[ALL, part, ALL]
+
+
+def check_shapes(tensors: Mapping[str, tuple[Tensor | Enclosure | None, tuple[int, ...]]]) -> None:
+    """Raise ValueError unless every tensor that is there has the given shape."""
+    for name, (tensor, shape) in tensors.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; with the other tensors it must be {shape}")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What all steps of one layer share.
+
+    Attributes:
+        slots: per token, k.
+        groups: local expert → its pairs.
+        skipped: whether a pair belongs to no expert here, [T · k, 1].
+        shards: the slices of the intermediate dimension that are computed apart.
+        scaling: of the adapters.
+    """
+
+    slots: int
+    groups: Groups
+    skipped: Tensor
+    shards: tuple[slice, ...]
+    scaling: float
+    contract: Contract
+    recorder: StageRecorder
+
+    @classmethod
+    def of(
+        cls,
+        expert_ids: Tensor,
+        down: Projection,
+        *,
+        first_expert: int,
+        shards: int,
+        scaling: float,
+        contract: Contract,
+        stage: StageRecorder,
+    ) -> Layer:
+        """The layer with this down projection, whose experts have the ids from `first_expert` on.
+
+        Raises:
+            ValueError: `shards` does not divide the intermediate dimension, or `scaling` is no finite number of fp32.
+        """
+        experts, _, width = down.a.shape
+        if shards < 1 or width % shards:
+            raise ValueError(f"shards={shards} does not divide {width}, the intermediate dimension")
+        if not abs(scaling) <= FORMATS["fp32"].max:
+            raise ValueError(f"scaling={scaling} is no number in fp32; it must be finite")
+        local = (expert_ids.long() - first_expert).flatten()
+        return cls(
+            slots=expert_ids.shape[1],
+            groups=groups_of(local, experts),
+            skipped=((local < 0) | (local >= experts))[:, None],
+            shards=tuple(slice(p * width // shards, (p + 1) * width // shards) for p in range(shards)),
+            scaling=scaling,
+            contract=contract,
+            recorder=stage,
+        )
+
+    def stage(self, name: str, rows: Enclosure, *, result: bool = False) -> Enclosure:
+        """Record rows [T · k, n] as a stage [T, k, n]."""
+        pairs, width = rows.shape
+        return self.recorder(name, rows.reshape(-1, self.slots, width), result=result).reshape(pairs, width)
+
+    def stages(self, name: str, shards: Sequence[Enclosure]) -> list[Enclosure]:
+        """Record the rows of every shard: as one stage [T, k, n, P] if there are several."""
+        if len(shards) == 1:
+            return [self.stage(name, shards[0])]
+        pairs, width = shards[0].shape
+        together = self.recorder(name, stack(*shards).reshape(-1, self.slots, width, len(shards)))
+        return [together.reshape(pairs, width, len(shards))[..., p] for p in range(len(shards))]
+
+    def pairs(self, tokens: Enclosure) -> Enclosure:
+        """The row of each pair, from that of its token [T, n]; zero where the pair is skipped."""
+        return Enclosure(tokens.parts.repeat_interleave(self.slots, dim=1)).zero_where(self.skipped)
+
+    def saved(self, values: Enclosure) -> Enclosure:
+        """Rows from a saved [T, k, n]; zero where the pair is skipped."""
+        return values.reshape(-1, values.shape[-1]).zero_where(self.skipped)
+
+    def dot(self, rows: Enclosure, matrices: Matrices, width: int) -> Enclosure:
+        """Each row times the matrix [width, K] of its expert, transposed."""
+        return grouped_dot(rows, self.groups, lambda experts: matrices(experts).transposed, width)
+
+    def dot_back(self, rows: Enclosure, matrices: Matrices, width: int) -> Enclosure:
+        """Each row times the matrix [N, width] of its expert."""
+        return grouped_dot(rows, self.groups, matrices, width)
+
+    def scaled(self, name: str, products: Sequence[Enclosure]) -> list[Enclosure]:
+        """scaling · product, both rounded."""
+        return self.stages(f"{name}_scaled", [p * self.scaling for p in self.stages(f"{name}_lora", products)])
+
+    def adapted(self, name: str, bases: Sequence[Enclosure], products: Sequence[Enclosure]) -> list[Enclosure]:
+        """base + scaling · product, of every shard."""
+        if self.contract.has("rounded_lora"):
+            return [b + s for b, s in zip(bases, self.scaled(name, products), strict=True)]
+        return [multiply_add(p, self.scaling, b) for b, p in zip(bases, products, strict=True)]
+
+    def by_token(self, shards: Sequence[Enclosure]) -> Enclosure:
+        """The rows of all slots of a token, of every shard, side by side: [T, n, k · P]."""
+        width = shards[0].shape[-1]
+        return concatenate(*(s.reshape(-1, self.slots, width).transposed for s in shards))
+
+    def gate_or_up(self, name: str, rows: Enclosure, projection: Projection) -> Enclosure:
+        """rows · baseᵀ + scaling · (rows · aᵀ) · bᵀ, not yet rounded."""
+        base = self.stage(f"{name}_base", self.dot(rows, projection.matrices, projection.width))
+        middle = self.stage(f"{name}_lora_mid", self.dot(rows, projection.adapters_a, projection.rank))
+        product = self.dot(middle, projection.adapters_b, projection.width)
+        return self.adapted(name, [base], [product])[0]
+
+    def down(self, rows: Enclosure, projection: Projection) -> tuple[list[Enclosure], list[Enclosure]]:
+        """What each shard adds to the outputs of the experts, and the middle of its adapter."""
+        bases, middles = [], []
+        for shard in self.shards:
+            part = rows[ALL, shard]
+            bases.append(self.dot(part, columns_of(projection.matrices, shard), projection.width))
+            middles.append(self.dot(part, columns_of(projection.adapters_a, shard), projection.rank))
+        bases, middles = self.stages("down_base", bases), self.stages("down_lora_mid", middles)
+        products = [self.dot(middle, projection.adapters_b, projection.width) for middle in middles]
+        return self.stages("expert_output", self.adapted("down", bases, products)), middles

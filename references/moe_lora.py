@@ -1,0 +1,143 @@
+"""Mixture of experts with SwiGLU, whose three projections have low-rank adapters (LoRA), as fine-tuning runs it.
+
+SwiGLU: Shazeer 2020, arXiv 2002.05202. Stages and routing rules are those of the SFT operator of ktransformers;
+docs/contracts/moe_lora.md says who rounds where.
+"""
+
+from __future__ import annotations
+
+from harness.numerics import Enclosure, Tensor, product_in_any_order, sigmoid, total, total_of_products
+from harness.op import Contract, StageRecorder, op
+from references._experts import Layer, Projection, adapter_axes, check_shapes, rounded
+
+WEIGHTS = (
+    *("gate_proj", "up_proj", "down_proj"),
+    *("gate_lora_a", "gate_lora_b", "up_lora_a", "up_lora_b", "down_lora_a", "down_lora_b"),
+    *("gate_scale", "up_scale", "down_scale", "gate_zero", "up_zero", "down_zero"),
+)
+
+
+@op(
+    rows=(),
+    integers=("expert_ids",),
+    plain=WEIGHTS,
+    axes={
+        **adapter_axes(
+            base=rounded("gate_base", "up_base", "down_base"),
+            middle=rounded("gate_lora_mid", "up_lora_mid", "down_lora_mid"),
+            lora=rounded(*(f"{p}_{s}" for p in ("gate", "up", "down") for s in ("lora", "scaled"))),
+        ),
+        "gate": {"fp32_gate": {}, "rounded_gate": rounded("gate", "up")},
+        "silu": {"fp32_silu": {}, "rounded_silu": rounded("silu")},
+        "expert": {"fp32_expert": {}, "rounded_expert": rounded("expert_output")},
+        "weighted": {"fp32_weighted": {}, "rounded_weighted": rounded("weighted")},
+    },
+    rounds=rounded("saved_gate", "saved_up", "intermediate", "output"),
+    presets={
+        "fused": (
+            *("fp32_base", "rounded_middle", "fp32_lora", "fp32_gate"),
+            *("fp32_silu", "fp32_expert", "fp32_weighted"),
+        ),
+        "eager": (
+            *("rounded_base", "rounded_middle", "rounded_lora", "rounded_gate"),
+            *("rounded_silu", "rounded_expert", "rounded_weighted"),
+        ),
+        "per_matrix": (
+            *("rounded_base", "fp32_middle", "fp32_lora", "rounded_gate"),
+            *("fp32_silu", "rounded_expert", "fp32_weighted"),
+        ),
+    },
+)
+def moe_lora(
+    x: Enclosure,
+    expert_ids: Tensor,
+    routing_weights: Enclosure,
+    gate_proj: Tensor,
+    up_proj: Tensor,
+    down_proj: Tensor,
+    gate_lora_a: Tensor,
+    gate_lora_b: Tensor,
+    up_lora_a: Tensor,
+    up_lora_b: Tensor,
+    down_lora_a: Tensor,
+    down_lora_b: Tensor,
+    gate_scale: Tensor | None = None,
+    up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
+    gate_zero: Tensor | None = None,
+    up_zero: Tensor | None = None,
+    down_zero: Tensor | None = None,
+    *,
+    scaling: float,
+    first_expert: int = 0,
+    shards: int = 1,
+    contract: Contract,
+    stage: StageRecorder,
+) -> None:
+    """output[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])), each map being W + scaling · B · A of an expert.
+
+    x: [T, H]; expert_ids and routing_weights, w: [T, k]; gate_proj, up_proj: [E, I, H]; down_proj: [E, H, I]; A and B
+    of a map from K to N numbers: [E, r, K] and [E, N, r]. Base weights may be codes with scales and zero points (see
+    `harness.numerics.dequantized`). Token t uses the experts of which it has the ids; the first one here has the id
+    `first_expert`. A pair (t, j) whose id is of no expert here counts for nothing, and its rows of the stages
+    [T, k, …] are zero; an id that occurs twice in a row counts twice. `saved_gate`, `saved_up` and `intermediate` are
+    what the backward pass needs. With `shards` = P the intermediate dimension is computed in P parts: each rounds the
+    middle of the down adapter for itself, and what they give is added in fp32.
+
+    Raises:
+        ValueError: shapes that do not fit, or quantized weights that cannot be read.
+    """
+    gate_map = Projection(gate_proj, gate_lora_a, gate_lora_b, gate_scale, gate_zero)
+    up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
+    down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
+    check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
+    layer = Layer.of(
+        expert_ids,
+        down_map,
+        first_expert=first_expert,
+        shards=shards,
+        scaling=scaling,
+        contract=contract,
+        stage=stage,
+    )
+    rows = layer.pairs(x)
+    gate = layer.stage("gate", layer.gate_or_up("gate", rows, gate_map))
+    up = layer.stage("up", layer.gate_or_up("up", rows, up_map))
+    layer.stage("saved_gate", gate, result=True)
+    layer.stage("saved_up", up, result=True)
+
+    if contract.has("rounded_silu"):
+        product = layer.stage("silu", gate * sigmoid(gate)) * up
+    else:
+        product = product_in_any_order(gate, sigmoid(gate), up)
+    intermediate = layer.stage("intermediate", product, result=True)
+    outputs, _ = layer.down(intermediate, down_map)
+
+    weights = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
+    if contract.has("rounded_weighted"):
+        weighted = layer.stages("weighted", [weights * y for y in outputs])
+        combined = total(layer.by_token(weighted))
+    else:
+        combined = total_of_products(layer.by_token([weights] * shards), layer.by_token(outputs))
+    stage("output", combined[..., 0], result=True)
+
+
+def check_layer(
+    x: Enclosure,
+    expert_ids: Tensor,
+    routing_weights: Enclosure,
+    gate: Projection,
+    up: Projection,
+    down: Projection,
+) -> None:
+    """Raise ValueError unless the tensors of a layer fit together."""
+    if len(x.shape) != 2 or expert_ids.ndim != 2 or not expert_ids.shape[1] or down.a.ndim != 3:
+        shapes = f"x {tuple(x.shape)}, expert_ids {tuple(expert_ids.shape)}, down_lora_a {tuple(down.a.shape)}"
+        raise ValueError(f"{shapes}: they must be [T, H], [T, k] with k > 0, and [E, r, I]")
+    tokens, hidden = x.shape
+    experts, _, width = down.a.shape
+    pairs = (tokens, expert_ids.shape[1])
+    check_shapes({"expert_ids": (expert_ids, pairs), "routing_weights": (routing_weights, pairs)})
+    gate.check("gate", experts, hidden, width)
+    up.check("up", experts, hidden, width)
+    down.check("down", experts, width, hidden)

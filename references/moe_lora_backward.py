@@ -1,0 +1,234 @@
+"""Gradients of `moe_lora` from what its forward pass saved: of the input, the six adapters and the routing weights.
+
+The tests check them against automatic differentiation of the forward pass in fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from harness.numerics import (
+    Enclosure,
+    Tensor,
+    concatenate,
+    fusible_product,
+    grouped_outer,
+    hull,
+    multiply_add,
+    product_in_any_order,
+    sigmoid,
+    stack,
+    total,
+    total_of_products,
+)
+from harness.op import Contract, StageRecorder, op
+from references._experts import ALL, Layer, Projection, adapter_axes, check_shapes, rounded, rows_of
+from references.layer_norm_gated_backward import times_slope
+from references.moe_lora import WEIGHTS, check_layer
+
+_ADAPTERS = tuple(f"{p}_lora_{m}" for p in ("gate", "up", "down") for m in ("a", "b"))
+_PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
+
+
+@op(
+    rows=(),
+    integers=("expert_ids",),
+    plain=WEIGHTS,
+    axes={
+        **adapter_axes(
+            base=rounded(*(f"{p}_base" for p in _PRODUCTS)),
+            middle=rounded(
+                *("grad_down_mid", "grad_gate_mid", "grad_up_mid"),
+                *("gate_lora_mid", "up_lora_mid", "down_lora_mid"),
+            ),
+            lora=rounded(*(f"{p}_{s}" for p in _PRODUCTS for s in ("lora", "scaled"))),
+        ),
+        "gradient": {"fp32_gradient": {}, "rounded_gradient": rounded("grad_intermediate")},
+        "expert": {"fp32_expert": {}, "rounded_expert": rounded("expert_output")},
+    },
+    rounds={
+        **rounded("grad_expert_output", "grad_gate", "grad_up", "grad_input"),
+        **{f"grad_{name}": name for name in _ADAPTERS},
+    },
+    presets={
+        "fused": ("fp32_base", "rounded_middle", "fp32_lora", "fp32_gradient", "fp32_expert"),
+        "eager": ("rounded_base", "rounded_middle", "rounded_lora", "rounded_gradient", "rounded_expert"),
+        "per_matrix": ("rounded_base", "fp32_middle", "fp32_lora", "rounded_gradient", "rounded_expert"),
+    },
+)
+def moe_lora_backward(
+    x: Enclosure,
+    expert_ids: Tensor,
+    routing_weights: Enclosure,
+    grad_output: Enclosure,
+    saved_gate: Enclosure,
+    saved_up: Enclosure,
+    intermediate: Enclosure,
+    gate_proj: Tensor,
+    up_proj: Tensor,
+    down_proj: Tensor,
+    gate_lora_a: Tensor,
+    gate_lora_b: Tensor,
+    up_lora_a: Tensor,
+    up_lora_b: Tensor,
+    down_lora_a: Tensor,
+    down_lora_b: Tensor,
+    gate_scale: Tensor | None = None,
+    up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
+    gate_zero: Tensor | None = None,
+    up_zero: Tensor | None = None,
+    down_zero: Tensor | None = None,
+    old_gate_lora_a: Enclosure | None = None,
+    old_gate_lora_b: Enclosure | None = None,
+    old_up_lora_a: Enclosure | None = None,
+    old_up_lora_b: Enclosure | None = None,
+    old_down_lora_a: Enclosure | None = None,
+    old_down_lora_b: Enclosure | None = None,
+    *,
+    scaling: float,
+    first_expert: int = 0,
+    shards: int = 1,
+    contract: Contract,
+    stage: StageRecorder,
+) -> None:
+    """The gradients of `moe_lora` for the gradient of its output; base weights are frozen and have none.
+
+    x, grad_output: [T, H]; saved_gate, saved_up, intermediate: [T, k, I], as the forward pass gave them; everything
+    else as it took them. The gradient of a parameter has its shape and dtype; where `old_…` is given, it is added to
+    that: accumulated in fp32, rounded once. `grad_routing_weights` is [T, k], fp32. Experts without tokens have a
+    gradient of exactly zero, and so have skipped pairs. With `shards`, the partial sums of grad_input, of the gradients
+    of gate_lora_a, up_lora_a and down_lora_b, and of grad_routing_weights are added in fp32.
+
+    Raises:
+        ValueError: shapes that do not fit, or quantized weights that cannot be read.
+    """
+    gate_map = Projection(gate_proj, gate_lora_a, gate_lora_b, gate_scale, gate_zero)
+    up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
+    down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
+    check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
+    layer = Layer.of(
+        expert_ids,
+        down_map,
+        first_expert=first_expert,
+        shards=shards,
+        scaling=scaling,
+        contract=contract,
+        stage=stage,
+    )
+    width = down_map.a.shape[2]
+    saved = {"saved_gate": saved_gate, "saved_up": saved_up, "intermediate": intermediate}
+    check_shapes({name: (tensor, (*expert_ids.shape, width)) for name, tensor in saved.items()})
+    check_shapes({"grad_output": (grad_output, tuple(x.shape))})
+    own = gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b
+    before = old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b
+    old = dict(zip(_ADAPTERS, before, strict=True))
+    check_shapes({f"old_{name}": (old[name], tuple(t.shape)) for name, t in zip(_ADAPTERS, own, strict=True)})
+    layer_gradients = partial(_adapter_gradient, layer, old, down_map.a.shape[0])
+
+    weights = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
+    grad_pairs = layer.pairs(grad_output)
+    grad_experts = layer.stage("grad_expert_output", weights * grad_pairs)
+    activated = layer.saved(intermediate)
+    grad_activated = _through_down(layer, layer_gradients, grad_experts, activated, down_map)
+
+    gate, up = layer.saved(saved_gate), layer.saved(saved_up)
+    s = sigmoid(gate)
+    grad_gate = layer.stage("grad_gate", times_slope(grad_activated, up, (gate, s)))
+    grad_up = layer.stage("grad_up", product_in_any_order(grad_activated, gate, s))
+    maps = {"gate": (grad_gate, gate_map), "up": (grad_up, up_map)}
+    rows = layer.pairs(x)
+    middles = {name: _through_adapter(layer, layer_gradients, name, rows, *maps[name]) for name in maps}
+    _through_gate_and_up(layer, maps, middles)
+
+    outputs, down_middles = layer.down(activated, down_map)
+    layer_gradients("down_lora_b", [grad_experts] * shards, down_middles)
+    products = total_of_products(concatenate(*[grad_pairs] * shards), concatenate(*outputs))
+    stage("grad_routing_weights", products.reshape(*expert_ids.shape), result=True)
+
+
+def _adapter_gradient(
+    layer: Layer,
+    old: Mapping[str, Enclosure | None],
+    experts: int,
+    name: str,
+    left: Sequence[Enclosure],
+    right: Sequence[Enclosure],
+) -> None:
+    """Record scaling · Σ left ⊗ right over the pairs of each expert, and over shards, plus what was there before."""
+    sums = [grouped_outer(a, b, layer.groups, experts) for a, b in zip(left, right, strict=True)]
+    before = old[name]
+    if len(sums) == 1:
+        gradient = sums[0] * layer.scaling if before is None else multiply_add(sums[0], layer.scaling, before)
+    else:
+        terms = [fusible_product(s, layer.scaling) for s in sums]
+        gradient = total(stack(*terms, *([] if before is None else [before])))[..., 0]
+    layer.recorder(f"grad_{name}", gradient, result=True)
+
+
+def _through_down(
+    layer: Layer, gradient: Callable[..., None], grad_experts: Enclosure, activated: Enclosure, projection: Projection
+) -> Enclosure:
+    """The gradient of the activated rows, from that of the outputs of the experts."""
+    width = activated.shape[-1]
+    middle = layer.stage("grad_down_mid", layer.dot_back(grad_experts, projection.adapters_b, projection.rank))
+    gradient("down_lora_a", [middle], [activated])
+    base = layer.stage("grad_intermediate_base", layer.dot_back(grad_experts, projection.matrices, width))
+    product = layer.dot_back(middle, projection.adapters_a, width)
+    return layer.stage("grad_intermediate", layer.adapted("grad_intermediate", [base], [product])[0])
+
+
+def _through_adapter(
+    layer: Layer, gradient: Callable[..., None], name: str, rows: Enclosure, grad: Enclosure, projection: Projection
+) -> list[Enclosure]:
+    """Record the gradients of the gate or up adapter; the gradient of its middle, of every shard."""
+    middle = layer.stage(f"{name}_lora_mid", layer.dot(rows, projection.adapters_a, projection.rank))
+    gradient(f"{name}_lora_b", [grad], [middle])
+    parts = [layer.dot_back(grad[ALL, s], rows_of(projection.adapters_b, s), projection.rank) for s in layer.shards]
+    middles = layer.stages(f"grad_{name}_mid", parts)
+    gradient(f"{name}_lora_a", middles, [rows] * len(middles))
+    return middles
+
+
+def _through_gate_and_up(
+    layer: Layer, maps: Mapping[str, tuple[Enclosure, Projection]], middles: Mapping[str, Sequence[Enclosure]]
+) -> None:
+    """Record grad_input: the sum over slots, gate and up, base and adapter, and shards, in any order in fp32.
+
+    What belongs to a pair may be added first.
+    """
+    terms = _base_terms(layer, maps)
+    for name, (_, projection) in maps.items():
+        hidden = projection.a.shape[2]
+        products = [layer.dot_back(middle, projection.adapters_a, hidden) for middle in middles[name]]
+        if layer.contract.has("rounded_lora"):
+            terms.append(layer.scaled(f"grad_input_{name}", products))
+        else:
+            terms.append([fusible_product(product, layer.scaling) for product in products])
+    of_shard = [list(shard) for shard in zip(*terms, strict=True)]
+    pairs = layer.stages("grad_expert_input", [total(stack(*shard))[..., 0] for shard in of_shard])
+    everything = layer.by_token([term for shard in of_shard for term in shard])
+    grad_input = hull(total(layer.by_token(pairs)), total(everything))
+    layer.recorder("grad_input", grad_input[..., 0], result=True)
+
+
+def _base_terms(layer: Layer, maps: Mapping[str, tuple[Enclosure, Projection]]) -> list[list[Enclosure]]:
+    """What the base weights add to grad_input, of every shard: two dots if they are rounded, else one over both."""
+    if layer.contract.has("rounded_base"):
+        return [
+            layer.stages(f"grad_input_{name}_base", [_base_dot(layer, s, (grad, map_)) for s in layer.shards])
+            for name, (grad, map_) in maps.items()
+        ]
+    return [[_base_dot(layer, s, *maps.values()) for s in layer.shards]]
+
+
+def _base_dot(layer: Layer, shard: slice, *maps: tuple[Enclosure, Projection]) -> Enclosure:
+    """The gradients of a shard times the base weights of their maps, as one dot over all of them."""
+    hidden = maps[0][1].a.shape[2]
+    rows = concatenate(*(grad[ALL, shard] for grad, _ in maps))
+
+    def matrices(experts: list[int]) -> Enclosure:
+        return concatenate(*(map_.matrices(experts)[ALL, shard, ALL] for _, map_ in maps), dim=-2)
+
+    return layer.dot_back(rows, matrices, hidden)
