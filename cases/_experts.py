@@ -1,7 +1,7 @@
 """Tensors of mixtures of experts: sizes, routing, and regimes that fit together.
 
-`EXACT` makes every dot exact in fp32 in any order, at any size, with all roundings visible: see
-`harness/inputs/factors.py`. `BALANCED` makes every intermediate value of the size of one, the adapters' share included.
+`EXACT` makes nearly every dot exact in fp32 in any order, with all roundings visible: see `harness/inputs/factors.py`.
+`BALANCED` makes every intermediate value of the size of one, the adapters' share included.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ QUANTIZED: Mapping[str, Codes] = {
     "int8": Codes("int8", 1, "fp32"),
     "int4_asymmetric": Codes("int32", 8, "fp16", groups=(8, 16, 32), zero=True),
     "int4_symmetric": Codes("int32", 8, "bf16", groups=(8, 16, 32)),
-    "mxfp4": Codes("uint8", 2, "uint8", scales=("around_125",), groups=(32,)),
+    "mxfp4": Codes("uint8", 2, "uint8", scales=(*["around_125"] * 5, "around_252"), groups=(32,)),
     "mxfp4_bf16": Codes("uint8", 2, "bf16", groups=(32,)),
 }
 
@@ -119,7 +119,7 @@ class Variant:
         return min(self.codes.groups, default=1) if self.codes else 1
 
     def __str__(self) -> str:
-        return "-".join(filter(None, (self.dtype, self.kind, self.scheme, "shards" if self.shards != (1,) else "")))
+        return "-".join(filter(None, (self.dtype, self.scheme or self.kind, "shards" if 1 not in self.shards else "")))
 
 
 def variants(accepts: frozenset[str]) -> Iterator[Variant]:
@@ -131,7 +131,8 @@ def variants(accepts: frozenset[str]) -> Iterator[Variant]:
                 yield Variant(dtype, kind, shards=(2, 4))
     if "gate_scale" in accepts:
         for scheme in QUANTIZED:
-            yield Variant("bf16", "exact", scheme=scheme)
+            dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
+            yield Variant(dtype, "exact", shards=(1, 2) if "shards" in accepts else (1,), scheme=scheme)
 
 
 @st.composite
@@ -185,8 +186,11 @@ def routing(draw: st.DrawFn, size: Sizes, regimes: Regimes) -> tuple[list[Tensor
 
 
 @st.composite
-def weights(draw: st.DrawFn, size: Sizes, variant: Variant, regimes: Regimes) -> list[TensorSpec]:
-    """Base weights, as numbers in any layout or as codes; adapters; scales and zero points."""
+def weights(draw: st.DrawFn, size: Sizes, shards: int, variant: Variant, regimes: Regimes) -> list[TensorSpec]:
+    """Base weights, as numbers in any layout or as codes; adapters; scales and zero points.
+
+    No shard cuts a group.
+    """
     dtype, codes = variant.dtype, variant.codes
     base, scales = [], []
     for name, shape in size.matrices().items():
@@ -195,7 +199,7 @@ def weights(draw: st.DrawFn, size: Sizes, variant: Variant, regimes: Regimes) ->
             continue
         *leading, inputs = shape
         base.append(TensorSpec(name, codes.dtype, (*leading, inputs // codes.per_element), regime="bits"))
-        group = draw(st.sampled_from([g for g in codes.groups if inputs % g == 0])) if codes.groups else None
+        group = draw(st.sampled_from([g for g in codes.groups if inputs % (g * shards) == 0])) if codes.groups else None
         grouped = (*leading, inputs // group) if group else tuple(leading)
         regime = draw(st.sampled_from(codes.scales))
         scales.append(TensorSpec(name.replace("proj", "scale"), codes.scale, grouped, regime=regime))

@@ -21,7 +21,7 @@ from cases._experts import (
 from harness.case import Case, Group, TensorSpec
 from harness.inputs import strided
 
-SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5)}
+SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0)}
 """Scalings of adapters, alpha / r; the exact ones keep gates positive."""
 
 _REGIMES = {"exact": EXACT, "balanced": BALANCED}
@@ -37,11 +37,11 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 @st.composite
 def _cases(draw: st.DrawFn, variant: Variant, *, small: bool) -> Case:
     shards = draw(st.sampled_from(variant.shards))
-    size = draw(sizes(small=small, multiple=max(shards, variant.multiple)))
+    size = draw(sizes(small=small, multiple=shards * variant.multiple))
     regimes = _REGIMES[variant.kind]
     x = draw(strided("x", variant.dtype, (size.tokens, size.hidden), regimes["x"]))
     pairs, params = draw(routing(size, regimes))
-    tensors = (x, *pairs, *draw(weights(size, variant, regimes)))
+    tensors = (x, *pairs, *draw(weights(size, shards, variant, regimes)))
     params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
     if shards > 1:
         params["shards"] = shards

@@ -37,8 +37,8 @@ _REGIMES: dict[str, Regimes] = {
         **BALANCED,
         "grad_output": _GRADIENTS,
         "saved_gate": ("gates", "normal", "gates", "zeros", "special"),
-        "saved_up": ("normal", "rows"),
-        "intermediate": ("normal", "sparse"),
+        "saved_up": ("normal", "rows", "special"),
+        "intermediate": ("normal", "sparse", "special"),
         "old": ("normal", "zeros"),
     },
 }
@@ -54,14 +54,14 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 @st.composite
 def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool) -> Case:
     shards = draw(st.sampled_from(variant.shards))
-    size = draw(sizes(small=small, multiple=max(shards, variant.multiple)))
+    size = draw(sizes(small=small, multiple=shards * variant.multiple))
     regimes = _REGIMES[variant.kind]
     x, grad_output = (
         draw(strided(name, variant.dtype, (size.tokens, size.hidden), regimes[name])) for name in ("x", "grad_output")
     )
     pairs, params = draw(routing(size, regimes))
     saved = [draw(strided(name, variant.dtype, shape, regimes[name])) for name, shape in _saved(size).items()]
-    tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, variant, regimes))]
+    tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, shards, variant, regimes))]
     if accumulate and draw(st.booleans()):
         tensors += _old(size, variant.dtype, draw(st.sampled_from(regimes["old"])))
     params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))

@@ -133,9 +133,9 @@ class Case:
     def dtypes(self) -> str:
         """The distinct dtypes of the inputs, in order: `bf16` or `bf16/fp32`.
 
-        Single numbers are left out, and integers beside floating-point numbers.
+        Vectors of one number are left out, and integers beside floating-point numbers.
         """
-        several = [t for t in self.tensors if t.numel > 1] or self.tensors
+        several = [t for t in self.tensors if t.numel > 1 or len(t.shape) > 1] or self.tensors
         floats = [t for t in several if t.torch_dtype.is_floating_point] or several
         return "/".join(dict.fromkeys(t.dtype for t in floats))
 

@@ -114,6 +114,10 @@ class Op:
             start = self.presets[words.pop(0)]
         named: dict[str, str] = {}
         for option in words:
+            if option in self.presets:
+                raise UsageError(
+                    f"contract {text!r} names the preset {option!r} after other options; it must come first"
+                )
             if option not in axis_of:
                 raise unknown(f"contract option of {self.name}", option, [*self.presets, *axis_of])
             if axis_of[option] in named:
@@ -172,7 +176,14 @@ def op(
 
     The function's positional parameters are its inputs (optional with a default of None), its keyword-only parameters
     are the parameters of the op, apart from `contract` and `stage`, which the harness passes.
+
+    Raises:
+        UsageError: a preset does not name one option of each axis, in order.
     """
+    choices = list((axes or {}).values())
+    for preset, options in (presets or {}).items():
+        if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
+            raise UsageError(f"preset {preset!r} must name one option of each of the axes {', '.join(axes or {})}")
 
     def build(reference: Callable[..., Any]) -> Op:
         parameters = inspect.signature(reference).parameters.values()

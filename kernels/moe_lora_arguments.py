@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -92,8 +91,8 @@ def _expected_parameters(x: Tensor, parameters: Mapping[str, Tensor]) -> Expecte
 def _check_options(
     scaling: float, first_expert: int, shards: int, width: int, stages: Collection[str], known: Collection[str]
 ) -> None:
-    if not math.isfinite(scaling):
-        raise ValueError(f"scaling={scaling} is not finite; pass alpha / r")
+    if not abs(scaling) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"scaling={scaling} is not finite in fp32; pass alpha / r")
     if first_expert < 0:
         raise ValueError(f"first_expert={first_expert} is negative; pass the id of the first expert that is held here")
     if shards < 1 or width % shards:

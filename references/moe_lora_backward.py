@@ -196,7 +196,7 @@ def _through_gate_and_up(
 ) -> None:
     """Record grad_input: the sum over slots, gate and up, base and adapter, and shards, in any order in fp32.
 
-    What belongs to a pair may be added first.
+    Each of these dots ends before it is added. What belongs to a pair may be added first.
     """
     terms = _base_terms(layer, maps)
     for name, (_, projection) in maps.items():

@@ -25,9 +25,8 @@ def enclosures(*shape: int, seed: int = 0) -> dict[int, Enclosure]:
 MATRICES = Enclosure.point(normals(4, 6, 3, seed=1))
 
 
-def matrix(group: int | list[int]) -> Enclosure:
-    """The matrix of a group, or those of several."""
-    return MATRICES[group,]
+def matrices(groups: list[int]) -> Enclosure:
+    return MATRICES[groups,]
 
 
 def test_rows_by_group() -> None:
@@ -44,47 +43,49 @@ def test_numbers_of_no_group(numbers: list[int]) -> None:
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_each_row_is_multiplied_by_the_matrix_of_its_group(parts: int) -> None:
     rows = enclosures(8, 6)[parts]
-    product = grouped_dot(rows, groups_of(NUMBERS, 4), matrix, 3)
+    product = grouped_dot(rows, groups_of(NUMBERS, 4), matrices, 3)
     assert product.shape == (8, 3)
     for row, group in enumerate(NUMBERS.tolist()):
         if 0 <= group < 4:
-            alone = dot(rows[row : row + 1,], matrix(group))
+            alone = dot(rows[row : row + 1,], MATRICES[group,])
             assert torch.equal(product[row,].lo, alone.lo[0])
             assert torch.equal(product[row,].hi, alone.hi[0])
-            assert product[row,].exact == pytest.approx((rows.exact[row] @ matrix(group).exact), rel=1e-13)
+            assert product[row,].exact == pytest.approx((rows.exact[row] @ MATRICES.exact[group]), rel=1e-13)
         else:
             assert not product[row,].full.any()
 
 
-def test_a_matrix_is_asked_for_only_where_its_group_has_rows() -> None:
+def test_matrices_are_asked_for_only_of_groups_that_have_rows() -> None:
     asked: list[int] = []
 
     def noting(groups: list[int]) -> Enclosure:
         asked.extend(groups)
-        return matrix(groups)
+        return matrices(groups)
 
     grouped_dot(Enclosure.point(normals(8, 6)), groups_of(NUMBERS, 4), noting, 3)
     assert asked == [0, 2, 3]
 
 
-@pytest.mark.parametrize("block", [1, 12, 40, 80])
-def test_blocks_of_groups_and_of_columns_change_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, groups = enclosures(8, 6)[4], groups_of(NUMBERS, 4)
-    whole, outer = grouped_dot(rows, groups, matrix, 3), grouped_outer(rows, rows, groups, 4)
+@pytest.mark.parametrize("block", [1, 8, 12, 40, 80, 120])
+def test_it_does_not_matter_how_much_is_multiplied_at_once(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    rows, right, groups = enclosures(8, 6)[4], enclosures(8, 5, seed=3)[2], groups_of(NUMBERS, 4)
+    products, sums = grouped_dot(rows, groups, matrices, 3), grouped_outer(rows, right, groups, 4)
     monkeypatch.setattr(grouped, "_BLOCK", block)
-    cut, outer_cut = grouped_dot(rows, groups, matrix, 3), grouped_outer(rows, rows, groups, 4)
-    assert torch.equal(cut.full[2:], whole.full[2:])
-    assert torch.equal(outer_cut.full[2:], outer.full[2:])
+    assert torch.equal(grouped_dot(rows, groups, matrices, 3).full, products.full)
+    found = grouped_outer(rows, right, groups, 4)
+    assert torch.equal(found.value, sums.value)
+    assert torch.allclose(found.lo, sums.lo, rtol=2.0**-20, atol=2.0**-20)
+    assert torch.allclose(found.hi, sums.hi, rtol=2.0**-20, atol=2.0**-20)
 
 
 def test_rows_of_no_group_are_zero_whatever_they_hold() -> None:
     values = normals(8, 6)
     values[[2, 4]] = NAN
-    product = grouped_dot(Enclosure.point(values), groups_of(NUMBERS, 4), matrix, 3)
+    product = grouped_dot(Enclosure.point(values), groups_of(NUMBERS, 4), matrices, 3)
     assert not product.full[:, [2, 4]].any()
     assert product.full.isfinite().all()
     values[0, 3] = NAN
-    product = grouped_dot(Enclosure.point(values), groups_of(NUMBERS, 4), matrix, 3)
+    product = grouped_dot(Enclosure.point(values), groups_of(NUMBERS, 4), matrices, 3)
     assert product.lo.isnan().all(1).tolist() == [True, *[False] * 7], "other rows of the group are not touched"
 
 
@@ -119,5 +120,5 @@ def test_rows_of_no_group_add_nothing() -> None:
 def test_without_rows_sums_are_zero() -> None:
     nothing = Enclosure.point(torch.zeros(0, 6))
     groups = groups_of(torch.zeros(0, dtype=torch.int64), 4)
-    assert grouped_dot(nothing, groups, matrix, 3).shape == (0, 3)
+    assert grouped_dot(nothing, groups, matrices, 3).shape == (0, 3)
     assert not grouped_outer(nothing, nothing, groups, 4).full.any()

@@ -167,7 +167,7 @@ def test_a_contract_is_called_after_the_nearest_preset() -> None:
 
 @pytest.mark.parametrize("text", ["toy+tile", "red+toy"])
 def test_a_preset_comes_first_and_alone(text: str) -> None:
-    with pytest.raises(UsageError, match="unknown contract option of furnished"):
+    with pytest.raises(UsageError, match="must come first"):
         furnished.contract(text)
 
 
@@ -235,3 +235,9 @@ def test_moe_lora(op_: Op) -> None:
 def test_the_default_contract_keeps_its_name_where_there_are_presets() -> None:
     assert str(moe_lora.contract("default")) == "fused"
     assert moe_lora.contract("default+rounded_gate") == moe_lora.contract("fused+rounded_gate")
+
+
+@pytest.mark.parametrize("options", [("small",), ("red", "small"), ("small", "mauve"), ()])
+def test_a_preset_names_one_option_of_each_axis(options: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="preset 'usual' must name one option of each of the axes size, colour"):
+        op(rows=("x",), axes={"size": {"small": {}}, "colour": {"red": {}, "blue": {}}}, presets={"usual": options})

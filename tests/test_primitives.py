@@ -116,9 +116,18 @@ def test_sigmoid_holds_what_its_steps_give(x: float, error: float) -> None:
         assert holds(sigmoid(point(x)), f32(1 / denominator * (1 + last * 2.0**-22)))
 
 
-def test_sigmoid_is_one_from_17_on() -> None:
-    assert sigmoid(point(17.0)).lo.item() == sigmoid(point(float("inf"))).lo.item() == 1.0
-    assert sigmoid(point(16.9)).lo.item() < 1.0
+def test_sigmoid_holds_both_neighbours_of_one_until_it_is_one() -> None:
+    """exp(-17) is lost when it is added to 1, but the correctly rounded result is the number below 1."""
+    assert float(torch.sigmoid(torch.tensor(17.0, dtype=torch.float64)).float()) == 1 - 2.0**-24
+    for x in np.arange(16.5, 18.0, 0.01, dtype=np.float32):
+        found = sigmoid(point(float(x)))
+        assert found.lo <= found.value <= found.hi
+        assert holds(found, 1.0) or x < 17
+
+
+def test_sigmoid_is_one_from_17_33_on() -> None:
+    assert sigmoid(point(17.5)).lo.item() == sigmoid(point(float("inf"))).lo.item() == 1.0
+    assert sigmoid(point(17.3)).lo.item() < 1.0
 
 
 @pytest.mark.parametrize(

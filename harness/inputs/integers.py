@@ -88,13 +88,15 @@ def around(block: Block, dtype: torch.dtype, middle: int) -> Tensor:
 
 def experts(block: Block, dtype: torch.dtype, count: int) -> Tensor:
     """Integers: ids of N experts per token: uniform, all one, few in use, the same in a row, or of no expert."""
-    _require_room(block, dtype, f"experts_{count}", count + 7)
+    _require_room(block, dtype, f"experts_{count}", 2 * count + 7)
     kind = block.integers(block.whole, 0, 5, "kind")
     uniform = block.integers(block.elements, 0, count - 1)
     one = block.integers(block.whole, 0, count - 1, "one") + torch.zeros_like(uniform)
     same = block.integers(block.rows, 0, count - 1, "same") + torch.zeros_like(uniform)
     often = block.integers(block.elements, 0, 3, "often")
-    strange = torch.where(often == 0, -1, torch.where(often == 1, count + 7 * (uniform % 2), uniform))
+    beyond = uniform + (1 << 32) if dtype.itemsize == 8 else uniform + count
+    elsewhere = torch.where(uniform % 3 == 0, beyond, count + 7 * (uniform % 2))
+    strange = torch.where(often == 0, -1, torch.where(often == 1, elsewhere, uniform))
     values = uniform
     for number, other in enumerate((one, torch.where(often == 0, uniform, one), same, strange)):
         values = torch.where(kind == number, other, values)

@@ -166,8 +166,8 @@ def gates(block: Block) -> Tensor:
 
 
 def saturated(block: Block) -> Tensor:
-    """Integers from 17 to 24, whose sigmoid is 1 in fp32, so that z · sigmoid(z) is z itself."""
-    return block.integers(block.elements, 17, 24).to(torch.float64)
+    """Integers from 18 to 24, whose sigmoid is 1 in fp32, so that z · sigmoid(z) is z itself."""
+    return block.integers(block.elements, 18, 24).to(torch.float64)
 
 
 def integers(block: Block) -> Tensor:

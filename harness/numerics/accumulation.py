@@ -216,7 +216,7 @@ def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tenso
     They take the exponent of a subnormal operand for that of the smallest normal number, so that its product counts for
     larger than it is. That matters where operands may be of fp16.
     """
-    if size_a.shape[-1] == 0:
+    if not size_a.numel() or not size_b.numel():
         return size_a.new_zeros(())
     largest_a, largest_b = _finite(size_a).amax(-1, keepdim=True), _finite(size_b).amax(-2, keepdim=True)
     largest = torch.maximum(largest_a.max(), largest_b.max())

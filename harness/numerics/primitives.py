@@ -14,7 +14,7 @@ from harness.numerics.enclosure import Enclosure, aligned, extremes, settled, wi
 from harness.numerics.premises import U, current
 
 _SMALLEST_NORMAL = 2.0**-126
-_SATURATED = 17.0
+_SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly rounded sigmoid is 1, too
 
 
 def rsqrt(x: Enclosure) -> Enclosure:
@@ -74,8 +74,8 @@ def exp(x: Enclosure) -> Enclosure:
 def sigmoid(x: Enclosure) -> Enclosure:
     """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division.
 
-    From 17 on e**-x is below half an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact. At an infinity
-    the result is exact too, and it is never below zero.
+    From 17.33 on e**-x is below a quarter of an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact. At an
+    infinity the result is exact too, and it is never below zero.
     """
     ends = x.full[2:]
     exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
