@@ -84,9 +84,9 @@ class Projection:
         if self.base.shape[:2] != (experts, outputs):
             raise ValueError(f"{name}_proj has shape {tuple(self.base.shape)}; it must be [{experts}, {outputs}, …]")
         if self.base.is_floating_point():
+            check_shapes({f"{name}_proj": (self.base, (experts, outputs, inputs))})
             if self.base.dtype != self.a.dtype:
                 raise ValueError(f"{name}_proj is {self.base.dtype}, and {name}_lora_a {self.a.dtype}; they must agree")
-            check_shapes({f"{name}_proj": (self.base, (experts, outputs, inputs))})
 
 
 def columns_of(matrices: Matrices, part: slice) -> Matrices:

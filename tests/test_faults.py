@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +12,16 @@ import torch
 from harness.case import Case
 from harness.result import Verdict
 from harness.verify.check import verify_case
-from tests.faults import hunt
+from tests.faults import hunt, upstream
 from tests.faults.catalogue import FAULTS
-from tests.faults.plant import Edit, Fault, Outdated, kernel_of, mutated, planted, read_sources
+from tests.faults.known_bugs import NOT_PLANTED, ROWS, rows_of
+from tests.faults.plant import Edit, Fault, Outdated, alternatives, kernel_of, mutated, planted, read_sources
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter; a GPU runs sight.py")
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[1]
 COUNT = 60  # enough for the rarest combination of options, regime and layout that a fault needs
 EQUIVALENT = [f for f in FAULTS if f.equivalent]
 SEEN = [f for f in FAULTS if not f.equivalent]
@@ -41,7 +45,8 @@ def test_fault_is_seen_and_named(fault: Fault):
         exposed = hunt.hunt(kernel, cases, CPU)
         hidden = hunt.hunt(hunt.without_stages(kernel), cases, CPU)
     assert exposed is not None and hidden is not None
-    assert (exposed.named, hidden.named) == (fault.exposed, fault.hidden)
+    assert exposed.named in alternatives(fault.exposed)
+    assert hidden.named in alternatives(fault.hidden)
     assert (exposed.result.verdict, hidden.result.verdict) == (verdict_of(fault.exposed), verdict_of(fault.hidden))
     for case in cases[: max(exposed.cases, hidden.cases)]:
         assert verdict_without(fault.variant, case) is Verdict.PASSED
@@ -70,3 +75,26 @@ def test_a_replacement_that_does_not_apply_is_an_error():
 
 def test_names_are_unique():
     assert len({str(f) for f in FAULTS}) == len(FAULTS)
+
+
+def test_every_known_bug_is_planted_or_says_where_it_is_tested():
+    planted_rows = {row for fault in FAULTS for row in rows_of(fault.description)}
+    assert planted_rows | NOT_PLANTED.keys() == set(ROWS)
+    for row, words in NOT_PLANTED.items():
+        for file, test in re.findall(r"`(tests/\w+\.py)::(\w+)`", words):
+            assert f"def {test}(" in (ROOT / file).read_text(), f"{row}: {file} has no {test}"
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("op", upstream.BOUNDS)
+def test_the_upstream_tests_pass_the_kernel_without_a_fault(op: str, balanced: bool):
+    fault = next(f for f in FAULTS if f.op == op and f.options == "exact")
+    assert upstream.outcome(hunt.clean(fault), fault, CPU, balanced=balanced).passes
+
+
+@pytest.mark.parametrize("name", ["moe_lora: adapters left out", "moe_lora_backward: adapter of down left out"])
+def test_the_upstream_tests_see_adapters_only_where_they_matter(name: str):
+    fault = next(f for f in FAULTS if str(f) == name)
+    with planted(fault) as kernel:
+        outcomes = [upstream.outcome(kernel, fault, CPU, balanced=balanced) for balanced in (False, True)]
+    assert [outcome.passes for outcome in outcomes] == [True, False]

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from tests.faults import completion_mask, layer_norm_gated, layer_norm_gated_backward, rms_norm
+from tests.faults import (
+    completion_mask,
+    layer_norm_gated,
+    layer_norm_gated_backward,
+    moe_lora,
+    moe_lora_backward,
+    moe_lora_gradients,
+    moe_lora_quantized,
+    moe_lora_routing,
+    moe_lora_shards,
+    rms_norm,
+)
 
-_OPS = {
-    "rms_norm": rms_norm,
-    "layer_norm_gated": layer_norm_gated,
-    "layer_norm_gated_backward": layer_norm_gated_backward,
-    "completion_mask": completion_mask,
+_MODULES = (
+    *(rms_norm, layer_norm_gated, layer_norm_gated_backward, completion_mask),
+    *(moe_lora, moe_lora_routing, moe_lora_backward, moe_lora_gradients, moe_lora_quantized, moe_lora_shards),
+)
+
+FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)
+GROUPS = {
+    "rms_norm": rms_norm.GROUPS,
+    "layer_norm_gated": layer_norm_gated.GROUPS,
+    "layer_norm_gated_backward": layer_norm_gated_backward.GROUPS,
+    "completion_mask": completion_mask.GROUPS,
+    "moe_lora": moe_lora.GROUPS,
+    "moe_lora_backward": moe_lora.GROUPS,
 }
-
-FAULTS = tuple(fault for op in _OPS.values() for fault in op.FAULTS)
-GROUPS = {name: op.GROUPS for name, op in _OPS.items()}
 """Op → options of a fault → dtype of the op's first input → the group of cases that it is hunted with."""

@@ -34,7 +34,8 @@ class Fault:
         name: unique among the faults of the op.
         description: completes "a copy of the kernel that ...".
         edits: what makes the copy.
-        exposed: what the harness must name when the kernel stores its stages: a stage, or a kind of finding.
+        exposed: what the harness must name when the kernel stores its stages: a stage, or a kind of finding. Several,
+            with "or" between them, where the fault is in several stages and a case may show it in any of them first.
         hidden: the same when the kernel returns its results only.
         op: the op of the kernel.
         variant: the kernel: what stands in brackets in its name, `triton[VARIANT]`.
@@ -60,6 +61,11 @@ class Fault:
 
 class Outdated(AssertionError):
     """The kernel has changed so that a fault no longer applies; the fault must follow."""
+
+
+def alternatives(expected: str) -> tuple[str, ...]:
+    """The names in `exposed` or `hidden`."""
+    return tuple(expected.split(" or "))
 
 
 def mutated(fault: Fault, sources: Sources) -> dict[str, str]:
