@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,18 @@ def test_a_replacement_that_does_not_apply_is_an_error():
     fault = Fault("gone", "does what no kernel does", (Edit("no such line", ""),), "output", "output")
     with pytest.raises(Outdated, match=r"rms_norm\.py has 0 places that read 'no such line'"):
         mutated(fault, read_sources())
+
+
+@pytest.mark.parametrize("name", ["rms_norm: squares rounded", "moe_lora: base rounded"])
+def test_trying_other_contracts_changes_no_verdict(name: str):
+    fault = next(f for f in FAULTS if str(f) == name)
+    case = hunt.cases_for(fault, fault.dtypes[0], COUNT)[0]
+    with planted(fault) as faulty:
+        for kernel in (hunt.clean(fault), faulty):
+            quick = verify_case(hunt.subject_of(kernel, CPU), case)
+            whole = verify_case(replace(hunt.subject_of(kernel, CPU), op=hunt.project().op(fault.op)), case)
+            assert (quick.verdict, quick.stages, quick.findings) == (whole.verdict, whole.stages, whole.findings)
+            assert whole.ruled_out and not quick.ruled_out
 
 
 def test_names_are_unique():

@@ -25,10 +25,11 @@ HEAD = """# Sight: which faults are seen, and where
 
 Each row is a copy of a kernel with one fault (`tests/faults/` has the replacements), run on the cases that
 `lastbit verify` generates for one group of cases in which the fault can show: the same generator, at the size for a
-CPU. A number under *with stages* and *results only* says how many distinct generated cases it took until one
-failed, the failing one included, with the seeds {seeds}; cases in which the fault cannot show count too. (*view
-flattened* is hunted with the real shapes that every run begins with, which do not depend on the seed.) The name is
-what the report leads with: the first stage that goes wrong, or what the guards found. *Results only* is the same kernel
+CPU. *Planted* is the stage that the fault spoils first, or what the guards must find. A number under *with stages* and
+*results only* says how many distinct generated cases it took until one failed, the failing one included, with the seeds
+{seeds}; cases in which the fault cannot show count too. (*view flattened* is hunted with the real shapes that every run
+begins with, which do not depend on the seed.) The name is what the report leads with: the first stage that goes wrong,
+or what the guards found. *Results only* is the same kernel
 declared without stages. *Wrong there* is the share of elements of the failing result that differ from the contract's
 value in the first failing case of seed {seed}, results only, with the largest distance in ulp of its format. *Changed*
 is the share of elements, over the first {at_most} cases of seed {seed}, whose bits are not those of the kernel without
@@ -42,7 +43,7 @@ copy, false alarms on the kernel without the fault, and cases in which only the 
 |{rule}|
 """
 COLUMNS = (
-    "fault: a copy of the kernel that …", "x", "with stages", "results only", "wrong there", "changed",
+    "fault: a copy of the kernel that …", "x", "planted", "with stages", "results only", "wrong there", "changed",
     "assert_close", "false alarms", "only faulty",
 )  # fmt: skip
 UPSTREAM = """
@@ -104,7 +105,15 @@ def measure(name: str, dtype: str, device_name: str, count: int, compared: int) 
     names = {s.named for sightings, expected in found for s in sightings if s and s.named not in expected}
     named = tuple(sum(s is not None and s.named in expected for s in sightings) for sightings, expected in found)
     changed = _percent(effects.changed, effects.elements)
-    cells = (dtype, _sightings(exposed), _sightings(hidden), _wrong(hidden[0]), changed, *_assert_close(effects))
+    cells = (
+        dtype,
+        fault.exposed,
+        _sightings(exposed),
+        _sightings(hidden),
+        _wrong(hidden[0]),
+        changed,
+        *_assert_close(effects),
+    )
     cells += tuple(map(str, outcomes)) or ("–", "–")
     seen = sum(a is not None and b is not None for a, b in zip(exposed, hidden, strict=True))
     equivalent = bool(fault.equivalent and not effects.changed)
@@ -182,7 +191,8 @@ def _naming(real: list[Row]) -> str:
     with_stages, results_only = (sum(r.named[i] for r in real) for i in (0, 1))
     of = len(real) * len(SEEDS)
     return (
-        f"\nThe report led with the stage of the fault in {with_stages} of {of} hunts, results only {results_only}.\n"
+        f"\nThe report led with a stage that the fault's definition gives in {with_stages} of {of} hunts with stages, "
+        f"and in {results_only} of {of} with results only.\n"
     )
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from tests.faults.moe_lora import BOTH, truncated
 from tests.faults.moe_lora_backward import backward, fault, gradients
-from tests.faults.plant import Edit
-
-_route = partial(Edit, file="moe_lora_routing.py")
+from tests.faults.moe_lora_routing import NO_DUPLICATES
 
 ANY = " or ".join(f"grad_{name}_lora_{part}" for name in ("gate", "up", "down") for part in "ab")
 _SCALED = "total = total * scaling"
@@ -20,8 +16,6 @@ _MIDDLE = 'step.operand(t["x"],'
 _SORTED = 't["x"].repeat_interleave(step.routing.slots, 0)[step.routing.order].view(*grad.shape[:2], -1)'
 _PAIR = "pair = tl.load(order_ptr + position, mask=live, other=0)"
 _DOT_OF_PAIR = 'pair_dot(t["grad_output"], found["expert_output"]'
-_HELD = "held = (ids >= first_expert) & (ids < first_expert + experts)"
-_DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1).reshape(-1)"
 
 ADAPTERS = (
     fault(
@@ -103,7 +97,7 @@ ADAPTERS = (
     ),
     fault(
         "duplicates collapsed", "counts an id that occurs twice in a row once, as a scatter would",
-        (_route(_HELD, f"{_HELD} & ~{_DUPLICATE}"),), "grad_expert_output", "grad_down_lora_a",
+        NO_DUPLICATES, "grad_expert_output", "grad_down_lora_a",
     ),
 )  # fmt: skip
 

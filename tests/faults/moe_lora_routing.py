@@ -12,16 +12,16 @@ _route = partial(Edit, file="moe_lora_routing.py")
 _HELD = "held = (ids >= first_expert) & (ids < first_expert + experts)"
 _LOCAL = "local_experts = torch.where(held, ids - first_expert, experts)"
 _DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1).reshape(-1)"
+NO_DUPLICATES = (_route(_HELD, f"{_HELD} & ~{_DUPLICATE}"),)
 _EARLIER = "torch.nn.functional.one_hot(local_experts, experts + 1).cumsum(0).gather(1, local_experts[:, None])[:, 0]"
 _WEIGHT = "weight_0_ptr + expert * weight_0_expert_stride, n, n_size, weight_0_n_stride"
 _ROW = "rows_0_ptr, pair // rows_0_slots, live, rows_0_row_stride"
 _GRID = "(blocks * triton.cdiv(n, block_n),)"
-_STORE = "tl.store(output_ptr + row * columns + column"
 
 ROUTING = (
     fault(
         "duplicates collapsed", "counts an id that occurs twice in a row once, as a scatter would",
-        (_route(_HELD, f"{_HELD} & ~{_DUPLICATE}"),), "gate_base", "saved_gate", dtypes=BOTH,
+        NO_DUPLICATES, "gate_base", "saved_gate", dtypes=BOTH,
     ),
     fault(
         "foreign ids clamped", "gives pairs of foreign experts to the first or the last one here (M38)",
@@ -107,8 +107,7 @@ MEMORY = (
     ),
     fault(
         "fp32 in the output", "writes the output in fp32 to memory for x's dtype (M1)",
-        FP32_OUTPUT,
-        "wrote_outside", "wrote_outside",
+        FP32_OUTPUT, "wrote_outside", "wrote_outside",
     ),
     fault(
         "last row of the output not written", "does not write the last token's row of the output",
