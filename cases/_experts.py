@@ -154,9 +154,9 @@ def sizes(draw: st.DrawFn, *, small: bool, multiple: int = 1) -> Sizes:
 
 
 def real_sizes(*, small: bool) -> Iterator[Sizes]:
-    """The layers of real models with eight experts at most; `small` takes a 32nd of each dimension."""
+    """The layers of real models with eight experts at most; `small` takes a 64th of each dimension."""
     for shape in SHAPES:
-        cut = 32 if small else 1
+        cut = 64 if small else 1
         yield Sizes(
             tokens=shape["tokens"] if not small else min(4, shape["tokens"]),
             slots=shape["slots"],
