@@ -26,6 +26,8 @@ class Config:
         ops, kernels: names to restrict the run to; empty for all.
         projects: folders with references/, cases/ or kernels/, besides the ones that lastbit brings.
         kernel_folders: folders of kernels; empty for those of lastbit and of the projects.
+        revisions: label → folder of another revision's kernels, which run beside these as `KERNEL@LABEL`.
+        site: folders of installed packages that come before those of this environment.
         lines: case lines to run instead of generated cases.
         seed: of the generated cases.
         cases: generated cases per kernel and group; None for the profile's number.
@@ -39,6 +41,8 @@ class Config:
     kernels: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
     kernel_folders: tuple[str, ...] = ()
+    revisions: Mapping[str, str] = field(default_factory=dict)
+    site: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     seed: int = 0
     cases: int | None = None

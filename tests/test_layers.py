@@ -26,7 +26,7 @@ BELOW_VERIFY = (
     "harness.inputs",
     "harness.interpret",
 )
-TOP = ("harness", "harness.__main__", "harness.cli", "harness.plugin")
+TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
 # and "harness" stands for harness/__init__.py alone. kernels/ is loaded by path: no layer may import it.
@@ -50,12 +50,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "harness.interpret": ("harness.errors",),
     "harness.calibrate": ("harness.errors", "harness.devices", "harness.numerics", "harness.interpret"),
-    "harness.verify": (*BELOW_VERIFY, "harness.calibrate"),
-    "harness.history": (*BELOW_VERIFY, "harness.verify"),
-    **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "reports", *TOP)),
+    "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
+    "harness.outcomes": ("harness.errors", "harness.result"),
+    "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
+    **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
-    "reports": ("harness.errors", "harness.result"),
+    "reports": ("harness.errors", "harness.result", "harness.outcomes"),
     "kernels": ("harness.kernel", "harness.placement"),
 }
 

@@ -16,6 +16,7 @@ import torch
 
 from harness import cli
 from harness.case import parse_case
+from harness.commands import verify
 from harness.config import Config
 from harness.devices import DevicePlan, plan_devices
 from harness.errors import UsageError
@@ -291,7 +292,7 @@ Main = Callable[..., tuple[int, str]]
 def main(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """The command line in this process, up to where a run would start."""
     monkeypatch.chdir(project)
-    monkeypatch.setattr(cli, "_run", lambda *_, **__: 0)
+    monkeypatch.setattr(verify, "_run", lambda *_, **__: 0)
 
     def call(*arguments: str) -> tuple[int, str]:
         return cli.main(arguments), capsys.readouterr().err
@@ -345,7 +346,7 @@ def test_argparse_errors_end_with_2(main: Main, arguments: tuple[str, ...]) -> N
 def test_options_that_are_not_listed_go_to_pytest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
     monkeypatch.chdir(project)
-    monkeypatch.setattr(cli, "_run", lambda _, arguments, **__: seen.append(list(arguments)) or 0)
+    monkeypatch.setattr(verify, "_run", lambda _, arguments, **__: seen.append(list(arguments)) or 0)
     assert cli.main(["verify", "-k", "right", "-x", "--junitxml=out.xml", "-n", "3"]) == 0
     assert seen[0][-4:] == ["-k", "right", "-x", "--junitxml=out.xml"]
     assert seen[0][:2] == ["-n", "3"]
@@ -354,7 +355,7 @@ def test_options_that_are_not_listed_go_to_pytest(project: Path, monkeypatch: py
 def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Config] = []
     monkeypatch.chdir(project)
-    monkeypatch.setattr(cli, "_run", lambda settings, *_, **__: seen.append(settings) or 0)
+    monkeypatch.setattr(verify, "_run", lambda settings, *_, **__: seen.append(settings) or 0)
     options = "--profile smoke --op thrice --kernel right --kernel hangs --seed 5 --cases-per-group 7 --timeout 9"
     files = "--cases lines.txt --project p --kernels k --run-folder r --device cpu:0"
     cli.main(["verify", *options.split(), *files.split()])

@@ -76,12 +76,13 @@ def _selected(project: Project, config: Config) -> list[Kernel]:
     for name in config.ops:
         project.op(name)
     for name in config.kernels:
-        if name not in {k.name for k in kernels}:
-            raise unknown("kernel", name, (k.name for k in kernels))
+        if name not in (known := {n for k in kernels for n in (k.name, k.name.partition("@")[0])}):
+            raise unknown("kernel", name, known)
     return [
         k
         for k in kernels
-        if (not config.ops or k.op in config.ops) and (not config.kernels or k.name in config.kernels)
+        if (not config.ops or k.op in config.ops)
+        and (not config.kernels or not {k.name, k.name.partition("@")[0]}.isdisjoint(config.kernels))
     ]
 
 

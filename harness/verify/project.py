@@ -6,7 +6,7 @@ Files are loaded by path, so that another project's folders work like the ones t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -29,12 +29,14 @@ class Project:
         cases: op name → the module that makes its groups of cases.
         folders: the folders that were searched.
         kernel_folders: the folders that kernels are loaded from.
+        revisions: label → folder of another revision's kernels, each of which is called `KERNEL@LABEL`.
     """
 
     ops: Mapping[str, Op]
     cases: Mapping[str, ModuleType]
     folders: tuple[Path, ...]
     kernel_folders: tuple[Path, ...]
+    revisions: Mapping[str, Path]
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel of the kernel folders.
@@ -43,6 +45,8 @@ class Project:
             UsageError: a kernel's op or contract is unknown, or two kernels share a name.
         """
         found = [k for folder in self.kernel_folders for k in load_kernels(folder)]
+        for label, folder in self.revisions.items():
+            found += [replace(k, name=f"{k.name}@{label}") for k in load_kernels(folder)]
         for kernel in found:
             self.op(kernel.op).contract(kernel.contract)
         names = [k.name for k in found]
@@ -82,7 +86,8 @@ def open_project(config: Config) -> Project:
     own = [BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else _PACKAGE / "_kernels"]
     own += [folder / "kernels" for folder in folders[1:] if (folder / "kernels").is_dir()]
     chosen = tuple(Path(p) for p in config.kernel_folders) or tuple(own)
-    return Project(ops, cases, folders, chosen)
+    revisions = {label: Path(folder) for label, folder in config.revisions.items()}
+    return Project(ops, cases, folders, chosen, revisions)
 
 
 def read_cases(path: Path) -> list[Case]:

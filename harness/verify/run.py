@@ -50,16 +50,19 @@ def start(config: Config, arguments: Sequence[str]) -> list[Child]:
     return [_start(config, path, device_type, arguments) for device_type in config.device_plan.types]
 
 
-def environment_for(device_type: str) -> dict[str, str]:
-    """Environment of a process that runs Triton on devices of one type: interpreted on the CPU, else compiled."""
+def environment_for(device_type: str, site: Sequence[str] = ()) -> dict[str, str]:
+    """Environment of a process that runs Triton on devices of one type: interpreted on the CPU, else compiled.
+
+    Packages in the folders `site` come before installed ones.
+    """
     # The working directory comes last: a folder `reports` or `harness` there must not hide lastbit's own.
-    path = os.pathsep.join(filter(None, [str(BUILT_IN), os.environ.get("PYTHONPATH"), os.getcwd()]))
+    path = os.pathsep.join(filter(None, [*site, str(BUILT_IN), os.environ.get("PYTHONPATH"), os.getcwd()]))
     mode = "1" if device_type == "cpu" else "0"
     return dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
 
 
 def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str]) -> Child:
-    environment = dict(environment_for(device_type), LASTBIT_CONFIG=str(path), LASTBIT_DEVICE=device_type)
+    environment = dict(environment_for(device_type, config.site), LASTBIT_CONFIG=str(path), LASTBIT_DEVICE=device_type)
     log = Path(config.folder) / f"{device_type}.log"
     file = Path(suite.__file__)
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(file.parent), str(file)]

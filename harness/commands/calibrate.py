@@ -1,0 +1,29 @@
+"""`lastbit calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from harness.commands.options import Subparsers, add_device
+from harness.devices import plan_devices
+from harness.verify.run import environment_for
+from reports.paper import make_console
+
+
+def add_to(commands: Subparsers) -> None:
+    """Add the command."""
+    calibrate = commands.add_parser("calibrate", help="measure on a device what the error bounds rest on")
+    calibrate.set_defaults(command=_calibrate)
+    add_device(calibrate)
+
+
+def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    """Measure in processes of their own, because Triton decides at import whether it compiles or interprets."""
+    device_plan = plan_devices(options.device)
+    make_console().print(str(device_plan), markup=False, highlight=False)
+    command = [sys.executable, "-m", "harness.calibrate"]
+    environments = {device: environment_for(device.partition(":")[0]) for device in device_plan.devices}
+    return max(abs(subprocess.run([*command, d], env=e, check=False).returncode) for d, e in environments.items())

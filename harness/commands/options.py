@@ -1,0 +1,87 @@
+"""Options that several commands share, and the configuration that they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.config import Config
+from harness.devices import plan_devices
+from harness.errors import UsageError
+
+Subparsers = Any
+"""What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
+
+RUNS = Path(".lastbit", "runs")
+"""Where runs are kept unless they are told otherwise, below the working directory."""
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument("--device", default="cpu", help="auto, or torch devices as in cpu,cuda:1 (default: cpu)")
+
+
+def add_kernel_choice(parser: argparse.ArgumentParser) -> None:
+    """Add what says where kernels are, and which of them."""
+    parser.add_argument("--kernel", action="append", default=[], help="only this kernel (repeatable)")
+    add_folders(parser)
+
+
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """Add what says where kernels and ops are."""
+    parser.add_argument("--kernels", action="append", default=[], metavar="DIR", help="a folder of your kernels")
+    parser.add_argument("--project", action="append", default=[], metavar="DIR", help="references/, cases/, kernels/")
+
+
+def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
+    """Add what a run of worker processes needs: as many of them as there are cores, unless `workers` says otherwise."""
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take")
+    parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
+    parser.add_argument(
+        "-n",
+        dest="workers",
+        type=_workers,
+        default=workers or str(min(os.cpu_count() or 1, 8)),
+        help="worker processes per device type",
+    )
+
+
+def _workers(text: str) -> str:
+    """Workers are processes of their own even if there is one, so that a kernel that kills its process ends nothing."""
+    if text not in ("auto", "logical") and not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of processes from 1 on nor auto")
+    return text
+
+
+def config_of(options: argparse.Namespace, **changes: Any) -> Config:
+    """The configuration that the options of `add_device`, `add_kernel_choice` and `add_run` make, with `changes`."""
+    given = vars(options)
+    settings: dict[str, Any] = {
+        "device_plan": plan_devices(options.device),
+        "kernels": tuple(given.get("kernel", ())),
+        "projects": tuple(options.project),
+        "kernel_folders": tuple(options.kernels),
+    }
+    if "timeout" in given:
+        settings["timeout"] = options.timeout
+    if "run_folder" in given:
+        settings["folder"] = str(_run_folder(options.run_folder))
+    return Config(**{"folder": "", **settings, **changes})
+
+
+def _run_folder(given: Path | None) -> Path:
+    if given is None:
+        return new_run_folder()
+    if given.exists() and any(given.iterdir()):
+        raise UsageError(f"run folder {str(given)!r} is not empty; a run needs a folder of its own")
+    return given
+
+
+def new_run_folder() -> Path:
+    """An empty folder below `RUNS` for a run that begins now."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=RUNS))

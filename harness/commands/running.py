@@ -1,0 +1,56 @@
+"""Runs: started, watched and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config import Config
+from harness.result import CaseResult, Run
+from harness.verify import run as runs
+from reports import records
+from reports.terminal import RunProgress
+
+INTERRUPTED = 130
+"""Exit code of a command that was interrupted from the keyboard."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that was interrupted; `run` is what was recorded before, or None if nothing had begun."""
+
+    def __init__(self, run: Run | None) -> None:
+        super().__init__()
+        self.run = run
+
+
+def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = False) -> Run:
+    """Run what `config` says and keep the records in its folder; `arguments` go to pytest.
+
+    Raises:
+        LastbitError: the run could not be planned, as when a kernel's file raises.
+        Interrupted: from the keyboard; what was recorded is kept.
+    """
+    children = runs.start(config, arguments)
+    results = runs.Results(config, records.parse)
+    with RunProgress() as progress:
+
+        def tick() -> None:
+            new = results.new()
+            if not quiet:
+                _show(progress, runs.planned(config, children), new)
+
+        interrupted = runs.wait(children, tick)
+    if interrupted and runs.planned(config, children) is None:
+        raise Interrupted(None)
+    run = runs.collect(config, children, results.all)
+    records.write(run, Path(config.folder))
+    if interrupted:
+        raise Interrupted(run)
+    return run
+
+
+def _show(progress: RunProgress, total: int | None, results: Sequence[CaseResult]) -> None:
+    if total is not None:
+        progress.set_total(total)
+    for result in results:
+        progress.advance(result)

@@ -1,0 +1,90 @@
+"""`lastbit verify` and `lastbit repro`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.case import parse_case
+from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_run, config_of
+from harness.commands.running import INTERRUPTED, Interrupted, execute
+from harness.config import PROFILES, Config
+from harness.result import CaseResult
+from harness.verify.project import read_cases
+from reports.paper import make_console
+from reports.terminal import print_run
+
+
+def add_to(commands: Subparsers) -> None:
+    """Add both commands."""
+    _add_verify(commands)
+    repro = commands.add_parser("repro", help="run one case line again, bit for bit")
+    repro.set_defaults(command=_repro)
+    repro.add_argument("case", help="the line that a report printed, in quotes")
+    add_device(repro)
+    add_kernel_choice(repro)
+    add_run(repro, workers="1")
+
+
+def _add_verify(commands: Subparsers) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="check kernels against their rounding contracts",
+        description="Check kernels against their rounding contracts. Options that are not listed go to pytest: "
+        "-k, -x, --lf, --junitxml and the like.",
+    )
+    verify.set_defaults(command=_verify, takes_rest=True)
+    verify.add_argument("--profile", default="ci", help=f"{', '.join(PROFILES)} (default: ci)")
+    verify.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
+    verify.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
+    verify.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
+    verify.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
+    add_device(verify)
+    add_kernel_choice(verify)
+    add_run(verify)
+
+
+def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config = config_of(
+        options,
+        profile=options.profile,
+        ops=tuple(options.op),
+        lines=tuple(str(c) for c in read_cases(options.cases)) if options.cases else (),
+        seed=options.seed,
+        cases=options.cases_per_group,
+    )
+    return _run(config, ["-n", options.workers, "--dist", "worksteal", *rest])
+
+
+def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config = config_of(options, lines=(str(parse_case(options.case)),))
+    return _run(config, ["-n", options.workers], show_inputs=True)
+
+
+def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
+    """Start the run, show its progress, print and keep its records."""
+    console = make_console()
+    _print_plain(str(config.device_plan), console)
+    interrupted = False
+    try:
+        run = execute(config, arguments)
+    except Interrupted as interruption:
+        if interruption.run is None:
+            raise
+        run, interrupted = interruption.run, True
+    if show_inputs:
+        _print_inputs(run.results, console)
+    print_run(run, console)
+    return INTERRUPTED if interrupted else run.exit_code
+
+
+def _print_inputs(results: Sequence[CaseResult], console: Console) -> None:
+    for device, fingerprint in dict.fromkeys((r.device, r.fingerprint) for r in results if r.fingerprint):
+        _print_plain(f"input bits on {device}: {fingerprint}", console)
+
+
+def _print_plain(text: str, console: Console) -> None:
+    console.print(text, markup=False, highlight=False)

@@ -1,0 +1,1 @@
+"""What the commands besides `verify` found, as data."""
