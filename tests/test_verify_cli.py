@@ -379,7 +379,14 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
 def test_a_config_is_read_back(tmp_path: Path) -> None:
     why = "from --device cpu", "from --device cuda:1"
     device_plan = DevicePlan(("cpu", "cuda:1"), why, ("RANK=1 is one process of several",))
-    settings = Config(folder=str(tmp_path / "run"), lines=(SMALL,), device_plan=device_plan, timeout=1.5)
+    settings = Config(
+        folder=str(tmp_path / "run"),
+        lines=(SMALL,),
+        device_plan=device_plan,
+        timeout=1.5,
+        revisions={"main": "k"},
+        site=("s",),
+    )
     assert Config.load(settings.save()) == settings
 
 
