@@ -1,0 +1,140 @@
+"""`lastbit report`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.commands.options import RUNS, Subparsers
+from harness.errors import LastbitError, UsageError
+from harness.result import Run
+from reports import html, junit, markdown, records, sarif
+from reports.annotations import lines
+from reports.changes import compare, names_of, with_base
+from reports.changes_terminal import print_changes
+from reports.paper import make_console
+from reports.terminal import print_run
+
+STANDARD_OUTPUT = "-"
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A kind of report: what its option says, and the text that it makes of a run and the run before it."""
+
+    help: str
+    text: Callable[[Run, Run | None], str]
+
+
+FORMATS: Mapping[str, _Format] = {
+    "html": _Format("a page that needs nothing else", lambda run, base: html.page(run, base=base)),
+    "markdown": _Format("for a comment on a pull request", lambda run, base: markdown.page(run, base=base)),
+    "junit": _Format("JUnit XML, for the test report of a CI server", lambda run, _: junit.document(run)),
+    "sarif": _Format("SARIF, for code scanning", lambda run, _: sarif.document(run)),
+}
+
+
+def add_to(commands: Subparsers) -> None:
+    """Add the command."""
+    report = commands.add_parser(
+        "report",
+        help="write what a run found as HTML, Markdown, JUnit, SARIF or annotations",
+        description="Write what a run found. FILE may be - for standard output. Without any format, print it.",
+    )
+    report.set_defaults(command=_report)
+    add_run_argument(report, "run", nargs="?", help="a run (default: the newest complete one below .lastbit/runs)")
+    for name, form in FORMATS.items():
+        report.add_argument(f"--{name}", metavar="FILE", help=form.help)
+    report.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
+    report.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
+
+
+def add_run_argument(parser: argparse.ArgumentParser, name: str, *, help: str, nargs: str | None = None) -> None:
+    """Add an argument that names a run: its folder, or the records.jsonl in it."""
+    parser.add_argument(name, type=Path, nargs=nargs, metavar=name.upper(), help=help)
+
+
+def read_run(path: Path) -> Run:
+    """The run in a folder; a file of the folder, such as records.jsonl, stands for it.
+
+    Raises:
+        LastbitError: there is no such folder, or it holds no complete run.
+    """
+    if not path.exists():
+        raise LastbitError(f"there is no run {str(path)!r}; give the folder that `lastbit verify` wrote its records to")
+    return records.read(path if path.is_dir() else path.parent)
+
+
+def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    run, base = _runs(options)
+    wanted = {name: target for name in FORMATS if (target := getattr(options, name)) is not None}
+    targets = [*wanted.values(), *([STANDARD_OUTPUT] if options.annotations else [])]
+    if twice := [target for target in dict.fromkeys(targets) if targets.count(target) > 1]:
+        raise UsageError(f"more than one report to {twice[0]!r}; give each a file of its own")
+    texts = {target: FORMATS[name].text(run, base) for name, target in wanted.items()}
+    if options.annotations:
+        texts[STANDARD_OUTPUT] = lines(run)
+    for target, text in texts.items():
+        write_text(target, text)
+    if not texts:
+        _print(run, base)
+    return 0
+
+
+def _runs(options: argparse.Namespace) -> tuple[Run, Run | None]:
+    """The run, and the one that it is compared with: another one, or its own kernels of another revision."""
+    run, base = with_base(read_run(options.run or newest_run()))
+    return run, with_base(read_run(options.base))[0] if options.base else base
+
+
+def newest_run(folder: Path = RUNS) -> Path:
+    """The complete run below `folder` that ended last.
+
+    Raises:
+        LastbitError: there is none.
+    """
+    complete = list(folder.glob("*/run.json"))
+    if not complete:
+        raise LastbitError(f"{str(folder)!r} holds no complete run; name one, or run `lastbit verify` first")
+    return max(complete, key=lambda path: path.stat().st_mtime).parent
+
+
+def write_text(target: str, text: str) -> None:
+    """Write to a file, which is either its old self or complete, or to standard output for `-`.
+
+    Raises:
+        LastbitError: the file cannot be written.
+    """
+    text = text.encode(errors="replace").decode()  # half of a surrogate pair cannot be written
+    if target == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe or a device has no old self to keep
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        raise LastbitError(f"cannot write {target}: {error.strerror}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _print(run: Run, base: Run | None) -> None:
+    console = make_console()
+    if base is not None:
+        print_changes(compare(base, run, names=names_of(base)), console)
+    print_run(run, console)

@@ -1,0 +1,32 @@
+"""A run as annotations of GitHub Actions: lines on standard output that show at the kernel's line in a pull request.
+
+Escapes are those of actions/toolkit, packages/core/src/command.ts.
+"""
+
+from __future__ import annotations
+
+from harness.result import Run
+from reports.notices import Notice, notices
+
+
+def lines(run: Run) -> str:
+    """One workflow command per problem, worst first; GitHub shows the first ten errors and warnings of a step."""
+    commands = [f"::error title=lastbit::{_data(run.broken)}"] if run.broken else []
+    commands += [_command(notice) for notice in notices(run)]
+    return "".join(f"{command}\n" for command in commands)
+
+
+def _command(notice: Notice) -> str:
+    place = notice.place
+    properties = {"file": place.path, "line": str(place.line)} if place.path else {}
+    properties["title"] = notice.title
+    said = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    return f"::{'error' if notice.fault else 'warning'} {said}::{_data(notice.text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

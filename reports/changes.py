@@ -1,0 +1,294 @@
+"""Two runs side by side: what got better or worse, what is new and what is gone, per kernel, device and stage.
+
+Runs draw their cases, so two of them need not have the same ones. Figures are compared on those that both have: the
+same case line on the same input bits. How many there are is part of the result, and so are the cases that only one of
+the runs has. Where no case is common, the figures of either run are given, and only verdicts are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from harness.result import BAD, Agreement, CaseResult, Power, Run, Verdict
+from reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
+
+DRIFT = 1.3
+"""Factor beyond which a figure has drifted, unless the reader says otherwise."""
+
+REVISION = "base"
+"""Setting of a run that verified the kernels of another revision too: the label in their names, `KERNEL@label`."""
+
+_NO_DIFFERENCE = frozenset({"records", "device_plan", REVISION})
+
+
+class Change(StrEnum):
+    """What became of a kernel, worst first."""
+
+    WORSE = "WORSE"
+    DRIFTED = "DRIFTED"
+    UNPAIRED = "NO COMMON CASE"
+    GONE = "GONE"
+    NEW = "NEW"
+    BETTER = "BETTER"
+    CHANGED = "BITS CHANGED"
+    UNCHANGED = "UNCHANGED"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One kernel on one device in one of the runs."""
+
+    device: str
+    verdict: Verdict
+    contract: str
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """One kernel in two runs.
+
+    Attributes:
+        before, after: None for a run that does not have the kernel.
+        pairs: results of the cases that both runs have.
+        unpaired: counted cases that only the first run has, and only the second.
+        other_inputs: case lines that both have, on other input bits; they are among the unpaired ones.
+        stages: over the pairs; without any, over all cases of either run.
+    """
+
+    op: str
+    kernel: str
+    before: Side | None
+    after: Side | None
+    pairs: tuple[Pair, ...] = ()
+    unpaired: tuple[int, int] = (0, 0)
+    other_inputs: int = 0
+    stages: tuple[StageChange, ...] = ()
+
+    @property
+    def worse_cases(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if _sank(pair[0].verdict, pair[1].verdict))
+
+    @property
+    def better_cases(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if _sank(pair[1].verdict, pair[0].verdict))
+
+    @property
+    def tensors(self) -> int:
+        return sum(stage.tensors for stage in self.stages)
+
+    @property
+    def equal(self) -> int:
+        return sum(stage.equal for stage in self.stages)
+
+    @property
+    def drifts(self) -> tuple[Drift, ...]:
+        return tuple(drift for stage in self.stages for drift in stage.drifts)
+
+    @property
+    def drifted_worse(self) -> bool:
+        return any(drift.worse for drift in self.drifts)
+
+    @property
+    def worse(self) -> bool:
+        """The verdict on the kernel or on a case got worse, or elements outside rose; or a new kernel is at fault."""
+        if self.before is None or self.after is None:
+            return self.after is not None and self.after.verdict in BAD
+        outside = any(self.pairs and stage.outside_grew > 0 for stage in self.stages)
+        return _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside
+
+    @property
+    def better(self) -> bool:
+        """The opposite in kind; a kernel can be both."""
+        if self.before is None or self.after is None:
+            return False
+        outside = any(self.pairs and stage.outside_grew < 0 for stage in self.stages)
+        return _sank(self.after.verdict, self.before.verdict) or bool(self.better_cases) or outside
+
+    @property
+    def change(self) -> Change:
+        """The most important of what happened; a new kernel is NEW even if it fails."""
+        if self.before is None or self.after is None:
+            return Change.NEW if self.before is None else Change.GONE
+        happened = {
+            Change.WORSE: self.worse,
+            Change.BETTER: self.better,
+            Change.DRIFTED: bool(self.drifts),
+            Change.UNPAIRED: not self.pairs,
+            Change.CHANGED: not all(stage.unchanged for stage in self.stages),
+        }
+        return next((change for change, did in happened.items() if did), Change.UNCHANGED)
+
+    @property
+    def telling(self) -> bool:
+        """There is more to tell of the kernel than that it is new, gone or unchanged."""
+        return self.worse or self.change not in (Change.NEW, Change.GONE, Change.UNCHANGED)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Everything that differs between two runs.
+
+    Attributes:
+        names: what to call the two runs.
+        kernels: worst first.
+        settings: what the runs were made with and differs: its name, before, after.
+        across: the two devices, if kernels on one were compared with the same kernels on another.
+        broken: why either run ended early; empty if it did not.
+        options: of the second run, for commands that run a case again.
+    """
+
+    names: tuple[str, str]
+    kernels: tuple[KernelChange, ...]
+    settings: tuple[tuple[str, str, str], ...] = ()
+    across: tuple[str, str] | None = None
+    broken: tuple[str, str] = ("", "")
+    options: str = ""
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0 nothing got worse, 1 something did, 2 the second run is broken, 3 there was nothing to compare.
+
+        `strict` counts figures that drifted for the worse and kernels that are gone as something that got worse.
+        """
+        if self.broken[1]:
+            return 2
+        if any(k.worse or (strict and (k.drifted_worse or k.change is Change.GONE)) for k in self.kernels):
+            return 1
+        return 0 if any(kernel.before and kernel.after for kernel in self.kernels) else 3
+
+
+def compare(base: Run, run: Run, *, names: tuple[str, str] = ("before", "after"), drift: float = DRIFT) -> Changes:
+    """What changed from `base` to `run`; `drift` is the factor beyond which a figure has drifted.
+
+    A kernel is compared with itself on the device of the same name or, if each run has a single device, across them.
+    """
+    across = _across(base, run)
+    kernels = [_kernel_change(base, run, *subject, drift=drift) for subject in _subjects(base, run, across)]
+    severity = list(Change)
+    return Changes(
+        names=names,
+        kernels=tuple(sorted(kernels, key=lambda kernel: (not kernel.worse, severity.index(kernel.change)))),
+        settings=tuple(_settings(base.environment, run.environment)),
+        across=across,
+        broken=(base.broken, run.broken),
+        options=run.environment.get("options", ""),
+    )
+
+
+def compare_revisions(run: Run, label: str, *, drift: float = DRIFT) -> Changes:
+    """What changed from the kernels of the revision `label`, which `run` calls `KERNEL@label`, to today's."""
+    base, today = revisions(run, label)
+    return compare(base, today, names=names_of(base), drift=drift)
+
+
+def revisions(run: Run, label: str) -> tuple[Run, Run]:
+    """A run of two revisions as two runs: the kernels of `label`, under their own names, and today's."""
+    suffix = f"@{label}"
+    base, today = (
+        replace(
+            run,
+            results=_of_revision(run.results, suffix, belongs),
+            power=_of_revision(run.power, suffix, belongs),
+            agreement=_of_revision(run.agreement, suffix, belongs),
+            not_run=tuple(n for n in run.not_run if (suffix in n.what) == belongs),
+            environment={**run.environment, REVISION: label if belongs else ""},
+        )
+        for belongs in (True, False)
+    )
+    return base, today
+
+
+def with_base(run: Run) -> tuple[Run, Run | None]:
+    """The run of today's kernels, and that of the revision that was verified beside them, if one was."""
+    if label := run.environment.get(REVISION):
+        base, today = revisions(run, label)
+        return today, base
+    return run, None
+
+
+def names_of(base: Run) -> tuple[str, str]:
+    """What to call a run that another is compared with, and that other one."""
+    return base.environment.get(REVISION) or "the base", "this run"
+
+
+_Item = TypeVar("_Item", CaseResult, Power, Agreement)
+
+
+def _of_revision(items: Iterable[_Item], suffix: str, belongs: bool) -> tuple[_Item, ...]:
+    chosen = (item for item in items if item.kernel.endswith(suffix) == belongs)
+    return tuple(replace(item, kernel=item.kernel.removesuffix(suffix)) for item in chosen)
+
+
+def _sank(before: Verdict, after: Verdict) -> bool:
+    order = list(Verdict)
+    return order.index(after) > order.index(before)
+
+
+def _settings(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in {**before, **after}:
+        values = before.get(name, ""), after.get(name, "")
+        if name not in _NO_DIFFERENCE and values[0] != values[1]:
+            yield (name, *values)
+
+
+def _across(base: Run, run: Run) -> tuple[str, str] | None:
+    """The devices of two runs that have one each, if these have different names."""
+    before, after = ({device for _, device in r.subjects()} for r in (base, run))
+    if len(before) == len(after) == 1 and before != after:
+        return before.pop(), after.pop()
+    return None
+
+
+def _subjects(base: Run, run: Run, across: tuple[str, str] | None) -> Iterator[tuple[str, str, str]]:
+    """Kernel, device before, device after; whichever run has no such kernel has no results of it either."""
+    if across:
+        kernels = dict.fromkeys(kernel for kernel, _ in (*run.subjects(), *base.subjects()))
+        yield from ((kernel, *across) for kernel in kernels)
+    else:
+        subjects = dict.fromkeys((*run.subjects(), *base.subjects()))
+        yield from ((kernel, device, device) for kernel, device in subjects)
+
+
+def _kernel_change(
+    base: Run, run: Run, kernel: str, device_before: str, device_after: str, *, drift: float
+) -> KernelChange:
+    before, after = _cases(base, kernel, device_before), _cases(run, kernel, device_after)
+    pairs = tuple((before[line], after[line]) for line in before if _same_inputs(before[line], after.get(line)))
+    paired = {first.case for first, _ in pairs}
+    alone = [[result for line, result in cases.items() if line not in paired] for cases in (before, after)]
+    stages = paired_stages(pairs, drift=drift) if pairs else separate_stages(*alone) if all(alone) else ()
+    return KernelChange(
+        op=next(iter((*after.values(), *before.values()))).op,
+        kernel=kernel,
+        before=_side(base, kernel, device_before, before),
+        after=_side(run, kernel, device_after, after),
+        pairs=pairs,
+        unpaired=(sum(r.counted for r in alone[0]), sum(r.counted for r in alone[1])),
+        other_inputs=len({r.case for r in alone[0]} & {r.case for r in alone[1]}),
+        stages=stages,
+    )
+
+
+def _cases(run: Run, kernel: str, device: str) -> dict[str, CaseResult]:
+    """The results of a kernel by case line, those tried while a failure was shrunk included."""
+    cases: dict[str, CaseResult] = {}
+    for result in run.results:
+        if (result.kernel, result.device) == (kernel, device):
+            cases.setdefault(result.case, result)
+    return cases
+
+
+def _same_inputs(before: CaseResult, after: CaseResult | None) -> bool:
+    """Both have run the case on the same bits; a case whose process died has left no fingerprint of them."""
+    if after is None:
+        return False
+    return before.fingerprint == after.fingerprint or "" in (before.fingerprint, after.fingerprint)
+
+
+def _side(run: Run, kernel: str, device: str, results: Mapping[str, CaseResult]) -> Side | None:
+    if not results:
+        return None
+    contracts = dict.fromkeys(result.contract for result in results.values())
+    return Side(device, run.verdict(kernel, device), " and ".join(contracts))

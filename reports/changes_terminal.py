@@ -1,0 +1,101 @@
+"""Two runs side by side on a terminal or in a log: what got worse first, what stayed the same last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from reports.changes import Change, Changes, KernelChange
+from reports.changes_text import (
+    HEADERS,
+    about,
+    cells,
+    devices,
+    drift,
+    head,
+    notes,
+    others,
+    smallest_worse,
+    summary,
+    verdict,
+)
+from reports.paper import line, make_console, paragraph
+from reports.stage_changes import StageChange
+from reports.summary import listed, plural, repro_line
+
+MOST_KERNELS = 30
+MOST_NAMES = 4
+
+STYLES: Mapping[Change, str] = {
+    Change.WORSE: "bold red",
+    Change.DRIFTED: "yellow",
+    Change.UNPAIRED: "yellow",
+    Change.GONE: "yellow",
+    Change.NEW: "cyan",
+    Change.BETTER: "green",
+    Change.CHANGED: "cyan",
+    Change.UNCHANGED: "dim",
+}
+
+_LEFT = frozenset({"stage", "dtype"})
+
+
+def print_changes(changes: Changes, console: Console | None = None, *, strict: bool = False) -> None:
+    """Print what changed from one run to another, worst first, and a last line that sums it up."""
+    console = console or make_console()
+    line(console, f"Changes from {changes.names[0]} to {changes.names[1]}", "bold")
+    for text in about(changes):
+        paragraph(console, Text(text), label="  ")
+    line(console)
+    told = [kernel for kernel in changes.kernels if kernel.telling]
+    for kernel in told[:MOST_KERNELS]:
+        _print_kernel(kernel, changes, console)
+    if rest := told[MOST_KERNELS:]:
+        line(console, f"and {plural(len(rest), 'more kernel')}: {listed((k.kernel for k in rest), MOST_NAMES)}")
+        line(console)
+    _print_others(changes, console)
+    style = "bold red" if changes.exit_code(strict=strict) else "bold green"
+    line(console, Text.assemble((verdict(changes), style), f"  {summary(changes)}"))
+
+
+def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> None:
+    style = STYLES[Change.WORSE if kernel.worse else kernel.change]
+    word = Text(kernel.change.value, style)
+    line(
+        console,
+        Text.assemble(word, "  ", (kernel.kernel, "bold"), f" on {devices(kernel)}  {head(kernel)}  of {kernel.op}"),
+    )
+    for note in notes(kernel, changes.names):
+        paragraph(console, Text(note, "dim"), label="  ")
+    for stage in kernel.stages:
+        for one in stage.drifts:
+            paragraph(console, Text(drift(stage, one)), label="  ")
+    _print_stages([stage for stage in kernel.stages if not stage.unchanged], console)
+    if worst := smallest_worse(kernel):
+        line(console, "  smallest case that got worse")
+        line(console, f"    {repro_line(worst, changes.options)}")
+    line(console)
+
+
+def _print_stages(stages: Sequence[StageChange], console: Console) -> None:
+    if not stages:
+        return
+    rows = [HEADERS, *map(cells, stages)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        padded = [
+            cell.ljust(width) if name in _LEFT else cell.rjust(width)
+            for name, cell, width in zip(HEADERS, row, widths, strict=True)
+        ]
+        line(console, Text(f"  {'  '.join(padded)}".rstrip(), "" if number else "dim"))
+
+
+def _print_others(changes: Changes, console: Console) -> None:
+    """One paragraph for the kernels of an op that are new, gone or unchanged."""
+    said = others(changes)
+    for change, text in said:
+        paragraph(console, Text.assemble((change.value, STYLES[change]), f"  {text}"))
+    if said:
+        line(console)

@@ -1,0 +1,162 @@
+"""A run as JUnit XML: a suite per op and device, a test case per kernel and group of cases.
+
+The elements and attributes are those of junit-10.xsd of the xUnit plugin of Jenkins (jenkinsci/xunit-plugin), which is
+also what pytest calls xunit2 and GitLab reads. That schema allows properties of suites only, so the figures of a stage
+are properties of the suite, named `KERNEL/STAGE/DTYPE/FIGURE`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from xml.etree import ElementTree
+
+from harness.result import BAD, CaseResult, Run, Verdict
+from reports import wording
+from reports.notices import doubts
+from reports.summary import Problem, StageSummary, repro_line, stage_order, stage_summaries
+
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 does not allow, not even as a character reference (section 2.2)."""
+
+_TURNED_DOWN = frozenset({Verdict.UNSUPPORTED, Verdict.SKIPPED})
+
+
+@dataclass(frozen=True)
+class _TestCase:
+    """One test case; `outcome` is the element that says how it ended, empty if it passed."""
+
+    name: str
+    seconds: float = 0.0
+    outcome: str = ""
+    kind: str = ""
+    message: str = ""
+    text: str = ""
+
+
+def document(run: Run) -> str:
+    """The run as the text of an XML document.
+
+    A kernel fails the group of cases in which it fails, and a test case of its own if the run left it inconclusive. A
+    group is skipped if no case of it was decided.
+    """
+    root = ElementTree.Element("testsuites", name="lastbit")
+    subjects = dict.fromkeys((result.op, result.device) for result in run.results)
+    for op, device in subjects:
+        _add_suite(root, f"{op} on {device}", [*_cases(run, op, device)], [*_figures(run, op, device)], run)
+    if whole := [*_whole_run(run)]:
+        _add_suite(root, "the run", whole, [], run)
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    root.set("time", f"{sum(float(suite.get('time', '0')) for suite in root):.3f}")
+    ElementTree.indent(root)
+    text: str = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _add_suite(
+    root: ElementTree.Element, name: str, cases: Sequence[_TestCase], figures: Sequence[tuple[str, str]], run: Run
+) -> None:
+    counts = {what: sum(c.outcome == one for c in cases) for what, one in _OUTCOMES.items()}
+    seconds = f"{sum(case.seconds for case in cases):.3f}"
+    attributes = {"name": name, "tests": str(len(cases)), "time": seconds, **{w: str(n) for w, n in counts.items()}}
+    suite = ElementTree.SubElement(root, "testsuite", {key: _legal(value) for key, value in attributes.items()})
+    properties = ElementTree.SubElement(suite, "properties")
+    for key, value in (*run.environment.items(), *figures):
+        ElementTree.SubElement(properties, "property", name=_legal(key), value=_legal(value))
+    for case in cases:
+        _add_case(suite, name, case)
+
+
+_OUTCOMES = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def _add_case(suite: ElementTree.Element, suite_name: str, case: _TestCase) -> None:
+    attributes = {"classname": f"lastbit.{suite_name}", "name": case.name, "time": f"{case.seconds:.3f}"}
+    element = ElementTree.SubElement(suite, "testcase", {key: _legal(value) for key, value in attributes.items()})
+    if case.outcome:
+        outcome = ElementTree.SubElement(element, case.outcome, type=case.kind, message=_legal(case.message))
+        outcome.text = _legal(case.text) or None
+
+
+def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
+    together: dict[str, dict[str, list[CaseResult]]] = {}
+    for result in run.results:
+        if (result.op, result.device) == (op, device):
+            together.setdefault(result.kernel, {}).setdefault(result.group, []).append(result)
+    for kernel, groups in together.items():
+        for group, results in groups.items():
+            name = f"{kernel}: {group or 'cases'}"
+            yield replace(_group(results, run), name=name, seconds=sum(result.seconds for result in results))
+        if run.verdict(kernel, device) not in BAD | _TURNED_DOWN:
+            yield _told_apart(run, kernel, device)
+
+
+def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
+    """How a kernel did on one group of cases."""
+    bad = tuple(result for result in results if result.verdict in BAD)
+    if bad:
+        return _problem(Problem(bad, sum(result.counted for result in results)), run.environment.get("options", ""))
+    if not any(result.verdict is Verdict.PASSED for result in results):
+        reasons = "; ".join(dict.fromkeys(f"{r.verdict.value.lower()}: {r.reason}" for r in results))
+        return _TestCase("", outcome="skipped", kind="undecided", message=reasons)
+    return _TestCase("")
+
+
+def _problem(problem: Problem, options: str) -> _TestCase:
+    result = problem.smallest
+    errored = result.verdict is Verdict.ERRORED
+    sentences = [result.reason] if errored else [finding.sentence for finding in result.findings]
+    fields = "\n".join(f"{label:<12} {text}" for label, text in wording.problem_fields(problem))
+    return _TestCase(
+        "",
+        outcome="error" if errored else "failure",
+        kind=result.verdict.value if errored or not result.findings else result.findings[0].kind,
+        message=sentences[0] if sentences else result.verdict.value,
+        text=f"{fields}\n\n{repro_line(result, options)}",
+    )
+
+
+def _told_apart(run: Run, kernel: str, device: str) -> _TestCase:
+    """Whether the run could tell the kernel's contract from the others of its op."""
+    name = f"{kernel}: told from other contracts"
+    if run.verdict(kernel, device) is not Verdict.INCONCLUSIVE:
+        return _TestCase(name)
+    lines = doubts(run, kernel, device)
+    return _TestCase(name, 0.0, "failure", Verdict.INCONCLUSIVE.value, lines[0] if lines else "", "\n".join(lines))
+
+
+def _whole_run(run: Run) -> Iterator[_TestCase]:
+    """What belongs to no kernel: that the run broke, and what was not run."""
+    if run.broken:
+        yield _TestCase("came to its end", outcome="error", kind="broken", message=run.broken)
+    for missing in dict.fromkeys(run.not_run):
+        yield _TestCase(missing.what, outcome="skipped", kind="not run", message=missing.reason)
+
+
+def _figures(run: Run, op: str, device: str) -> Iterator[tuple[str, str]]:
+    """Name and value of every figure of every stage of the op on the device."""
+    order = stage_order(result for result in run.results if result.op == op)
+    for kernel in dict.fromkeys(r.kernel for r in run.results if (r.op, r.device) == (op, device)):
+        for stage in stage_summaries(run.of(kernel, device), order):
+            for figure, value in _of_stage(stage):
+                yield f"{kernel}/{stage.name}/{stage.dtype}/{figure}", value
+
+
+def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
+    return (
+        ("verdict", stage.verdict.value),
+        ("cases", str(stage.cases)),
+        ("numel", str(stage.total.numel)),
+        ("outside", str(stage.outside)),
+        ("mismatched", str(stage.total.mismatched)),
+        ("worst_rel_l2", f"{stage.worst_error:.6g}"),
+        ("median_rel_l2", f"{stage.typical_error:.6g}"),
+        ("median_bias", f"{stage.typical_bias:.6g}"),
+        ("max_ulp", f"{stage.total.max_ulp:.6g}"),
+    )
+
+
+def _legal(text: str) -> str:
+    return _ILLEGAL.sub("", text)

@@ -1,0 +1,167 @@
+"""A run as Markdown, for a comment on a pull request or the summary of a job: what is wrong comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.result import BAD, Run, Verdict
+from reports import changes_text, wording
+from reports.changes import Changes, KernelChange, compare, names_of
+from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
+from reports.summary import (
+    Problem,
+    StageSummary,
+    distance,
+    error,
+    plural,
+    problems,
+    repro_line,
+    share,
+    shown_path,
+    signed,
+    stage_order,
+    stage_summaries,
+    tally,
+)
+from reports.terminal import HEADERS, LEGEND
+
+LIMIT = 60 * 1024
+"""Most bytes of a page. A comment on GitHub may have 65,536 characters."""
+
+MOST_OPEN = 3
+MOST_LINES = 12
+
+SYMBOLS: Mapping[Verdict, str] = {
+    Verdict.PASSED: "✅",
+    Verdict.INCONCLUSIVE: "⚠️",
+    Verdict.FAILED: "❌",
+    Verdict.ERRORED: "💥",
+}
+
+
+def page(run: Run, *, base: Run | None = None) -> str:
+    """The run as Markdown of at most `LIMIT` bytes, compared with `base`.
+
+    What has no room is left out as a whole, and the last line says how much that is.
+    """
+    blocks = [_headline(run)]
+    if base is not None:
+        blocks += _changes(compare(base, run, names=names_of(base)))
+    blocks += _problems(run)
+    blocks += _stages(run)
+    blocks += [*_gaps(run), _environment(run)]
+    return joined(blocks, LIMIT)
+
+
+def _headline(run: Run) -> Block:
+    verdict = run.overall
+    word = f"{SYMBOLS[verdict]} {verdict.value}" if verdict else "⚠️ NOTHING VERIFIED"
+    kernels = tally(run.verdict(*subject) for subject in run.subjects())
+    text = f"## {word} · kernels: {kernels} · cases: {tally(r.verdict for r in run.results if r.counted)}"
+    if run.broken:
+        text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
+    return Block(text, "headline", important=True)
+
+
+def _changes(changes: Changes) -> Iterator[Block]:
+    about = [*changes_text.about(changes), *(f"{c.value}  {text}" for c, text in changes_text.others(changes))]
+    text = f"### Against {plain(changes.names[0])}: {changes_text.verdict(changes)}\n\n"
+    text += plain(changes_text.summary(changes)) + "\n\n" + bullets([plain(line) for line in about])
+    yield Block(text.rstrip(), "summary of changes", important=True)
+    for kernel in changes.kernels:
+        if kernel.telling:
+            title = (
+                f"{kernel.change.value} {kernel.kernel} {changes_text.head(kernel)}, on {changes_text.devices(kernel)}"
+            )
+            body = _changed(kernel, changes)
+            shown = f"#### {plain(title)}\n\n{body}" if kernel.worse else folded(title, body)
+            yield Block(shown, "kernel that changed")
+
+
+def _changed(kernel: KernelChange, changes: Changes) -> str:
+    lines = changes_text.notes(kernel, changes.names)
+    lines += [changes_text.drift(stage, drift) for stage in kernel.stages for drift in stage.drifts]
+    parts = [bullets([plain(line) for line in lines])]
+    if rows := [[plain(cell) for cell in changes_text.cells(s)] for s in kernel.stages if not s.unchanged]:
+        parts.append(table(changes_text.HEADERS, rows, left=2))
+    if worst := changes_text.smallest_worse(kernel):
+        parts.append(block_of_code(repro_line(worst, changes.options)))
+    return "\n\n".join(parts)
+
+
+def _problems(run: Run) -> Iterator[Block]:
+    severity = list(Verdict)
+    found = sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
+    for number, problem in enumerate(found):
+        result = problem.smallest
+        title = ", ".join(filter(None, (f"{result.verdict.value} {result.kernel}", wording.problem_groups(problem))))
+        body = _problem(problem, run.environment.get("options", ""))
+        shown = f"### {SYMBOLS[result.verdict]} {plain(title)}\n\n{body}" if number < MOST_OPEN else folded(title, body)
+        yield Block(shown, "finding")
+
+
+def _problem(problem: Problem, options: str) -> str:
+    fields = wording.problem_fields(problem, most_sentences=5)
+    lines = [f"**{label}**: {plain(text)}" if label else plain(text) for label, text in fields]
+    return f"{bullets(lines)}\n\n{block_of_code(repro_line(problem.smallest, options))}"
+
+
+def _stages(run: Run) -> Iterator[Block]:
+    """The table of every kernel, those that failed first and open."""
+    subjects = sorted(run.subjects(), key=lambda subject: run.verdict(*subject) not in BAD)
+    if subjects:
+        meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in LEGEND])
+        legend = folded("What the columns mean", meanings)
+        yield Block(f"### Stages\n\n{legend}", "legend", important=True)
+    for kernel, device in subjects:
+        verdict = run.verdict(kernel, device)
+        title = f"{verdict.value} {kernel} on {device}"
+        body = _stage_table(run, kernel, device)
+        yield Block(f"#### {plain(title)}\n\n{body}" if verdict in BAD else folded(title, body), "stage table")
+
+
+def _stage_table(run: Run, kernel: str, device: str) -> str:
+    results = run.of(kernel, device)
+    example = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
+    about = f"contract {code(example.contract)} of {code(example.op)}, {code(shown_path(example.source))}"
+    about += f"; {plural(len(results), 'case')}: {tally(r.verdict for r in results)}"
+    order = stage_order(r for r in run.results if r.op == example.op)
+    rows = [_cells(stage) for stage in stage_summaries(results, order)]
+    return f"{about}\n\n{table(HEADERS, rows, left=2)}" if rows else about
+
+
+def _cells(stage: StageSummary) -> Sequence[str]:
+    total = stage.total
+    return (
+        plain(stage.name if stage.result else f"({stage.name})"),
+        plain(stage.dtype),
+        f"{stage.cases:,}",
+        error(stage.worst_error),
+        error(stage.typical_error),
+        distance(total.max_ulp),
+        share(total.mismatched, total.numel),
+        f"**{stage.outside:,}**" if stage.outside else "0",
+        signed(stage.typical_bias),
+        stage.verdict.value,
+    )
+
+
+def _gaps(run: Run) -> Iterator[Block]:
+    """What was not run, and what the run could not have seen."""
+    not_run = [*_first(wording.not_run(run)), *_first(wording.turned_down(run))]
+    missing = wording.never_told_apart(run)
+    unseen = [*_first(missing), *([wording.ADVICE] if missing else []), *filter(None, [wording.coinciding(run)])]
+    unseen += _first(wording.undecided(run))
+    for heading, lines in (("Not run", not_run), ("What this run could not have seen", unseen)):
+        if lines:
+            yield Block(f"### {heading}\n\n{bullets([plain(line) for line in lines])}", "list of gaps", important=True)
+
+
+def _first(lines: Sequence[str]) -> list[str]:
+    rest = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], *([f"and {plural(rest, 'more line')}, in the records"] if rest > 0 else [])]
+
+
+def _environment(run: Run) -> Block:
+    rows = [(plain(name), code(value)) for name, value in run.environment.items() if value]
+    return Block(folded("Environment", table(("setting", "value"), rows, left=2)), "environment", important=True)

@@ -1,0 +1,95 @@
+"""A run as SARIF 2.1.0, for code scanning: a result per problem, at the line of the kernel.
+
+Source: OASIS Standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from harness.result import Run
+from reports.notices import ERRORED, INCONCLUSIVE, Notice, Place, notices
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+ROOT = "SRCROOT"
+
+RULES: Mapping[str, str] = {
+    "outside": "A value that no kernel which keeps the contract can give",
+    "special": "NaN or an infinity where it must not be, or the reverse",
+    "rows": "A row that no single value of its latent stage explains",
+    "nondeterministic": "Another result in a second call on the same inputs",
+    "unwritten": "Elements of a result that were never written",
+    "overlap": "Results that share memory",
+    "wrote_outside": "A write beyond a tensor",
+    "mutated_input": "An input overwritten that the kernel does not declare",
+    "placement": "A tensor on another device treated otherwise than the kernel declares",
+    ERRORED: "A kernel that raised, hung, died, or returned what cannot be judged",
+    INCONCLUSIVE: "A contract that the run could not tell from another",
+}
+"""Kind → what it means, in a few words."""
+
+
+def document(run: Run) -> str:
+    """The run as the text of a SARIF log with one run."""
+    found = notices(run)
+    kinds = list(dict.fromkeys(notice.kind for notice in found))
+    driver = {"name": "lastbit", "version": run.environment.get("lastbit", ""), "rules": [_rule(k) for k in kinds]}
+    log = {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {name: value for name, value in driver.items() if value != ""}},
+                "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
+                "invocations": [_invocation(run)],
+                "columnKind": "unicodeCodePoints",
+                "results": [_result(notice, kinds) for notice in found],
+                "properties": dict(run.environment),
+            }
+        ],
+    }
+    return json.dumps(log, indent=1, ensure_ascii=False) + "\n"
+
+
+def _rule(kind: str) -> dict[str, Any]:
+    text = RULES.get(kind, kind.replace("_", " "))
+    level = "warning" if kind == INCONCLUSIVE else "error"
+    return {"id": kind, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
+
+
+def _invocation(run: Run) -> dict[str, Any]:
+    """Whether the run came to its end, and if not, why."""
+    if not run.broken:
+        return {"executionSuccessful": True}
+    notification = {"level": "error", "message": {"text": run.broken}}
+    return {"executionSuccessful": False, "toolExecutionNotifications": [notification]}
+
+
+def _result(notice: Notice, kinds: list[str]) -> dict[str, Any]:
+    kernel = {"name": notice.key[1], "kind": "function"}
+    located = {"physicalLocation": _location(notice.place)} if notice.place.path else {}
+    return {
+        "ruleId": notice.kind,
+        "ruleIndex": kinds.index(notice.kind),
+        "level": "error" if notice.fault else "warning",
+        "message": {"text": f"{notice.title}\n{notice.text}"},
+        "locations": [{**located, "logicalLocations": [kernel]}],
+        "partialFingerprints": {"problem/v1": _fingerprint(notice)},
+    }
+
+
+def _location(place: Place) -> dict[str, Any]:
+    absolute = Path(place.path).is_absolute()
+    uri = Path(place.path).as_uri() if absolute else quote(place.path)
+    artifact = {"uri": uri} if absolute else {"uri": uri, "uriBaseId": ROOT}
+    return {"artifactLocation": artifact, "region": {"startLine": place.line}}
+
+
+def _fingerprint(notice: Notice) -> str:
+    """The same for the same problem of the same kernel, wherever its line has moved to."""
+    return hashlib.sha256("\0".join(notice.key).encode()).hexdigest()[:32]
