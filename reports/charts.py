@@ -1,0 +1,184 @@
+"""Vega-Lite specifications of the charts of one op, for the rows of `reports.chart_data`.
+
+A specification names its data after its chart and holds none, and names no colour: the page gives it both, so that one
+specification serves every filter and every colour scheme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from reports.chart_data import NOT_FINITE, ULP_NAMES, UNIT_ROUNDOFF, ZERO, Rows
+
+if TYPE_CHECKING:
+    import altair as alt
+
+TITLES: Mapping[str, tuple[str, str]] = {
+    "stages": (
+        "Error by stage",
+        "Relative error of the median case, from the exact value without any rounding. The colour is that error in "
+        "units of the format's roundoff: what is rounded once is near 0.4 in every format, and more where the contract "
+        "rounds earlier as well. A red frame: elements outside the contract.",
+    ),
+    "shapes": (
+        "Error of the results by dtype and shape",
+        "Dtypes of the inputs. The shape is that of the first input: its last dimension across, the product of the "
+        "others down, each up to the power of two that is named. Colour and frame as above; kernels together, unless "
+        "the filter names one.",
+    ),
+    "ulps": (
+        "Distance from the contract's value",
+        "Share of elements by distance in ulp of the stage's format, on a logarithmic scale. Elements at a distance "
+        "are no fault as long as the contract allows them.",
+    ),
+    "sizes": (
+        "Error against size",
+        "Cases by relative error and by elements of the stage, up to the power of two that is named. A red ring: "
+        "cases with elements outside the contract.",
+    ),
+}
+"""Chart → its heading and how to read it, in the order of the page."""
+
+_DTYPES = (*UNIT_ROUNDOFF, "int64", "int32", "int8", "uint8", "bool")
+
+
+_POWER = (
+    "datum.value < 0 ? '0' : datum.value < 10 ? pow(2, datum.value) : "
+    "datum.value < 20 ? pow(2, datum.value - 10) + 'k' : "
+    "datum.value < 30 ? pow(2, datum.value - 20) + 'M' : pow(2, datum.value - 30) + 'G'"
+)
+"""A power of two as text; k, M and G are 2^10, 2^20 and 2^30."""
+
+
+def specifications(op: str, stages: Sequence[str], rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
+    """A Vega-Lite specification per chart of an op; `stages` are in the order of its reference."""
+    import altair as alt
+
+    dtypes = [dtype for dtype in _DTYPES if any(row[2] == dtype for row in rows["stages"])]
+    charts = {
+        "stages": _stages(alt.Chart(alt.NamedData("stages")), [f"{s}  {d}" for s in stages for d in dtypes]),
+        "shapes": _shapes(alt.Chart(alt.NamedData("shapes"))),
+        "ulps": _ulps(alt.Chart(alt.NamedData("ulps")), stages, dtypes),
+        "sizes": _sizes(alt.Chart(alt.NamedData("sizes")), stages, dtypes, [row[4] for row in rows["sizes"]]),
+    }
+    described = {name: chart.properties(description=f"{TITLES[name][0]}, {op}") for name, chart in charts.items()}
+    return {name: chart.to_dict(validate=False) for name, chart in described.items()}
+
+
+def _units(title: str) -> alt.Color:
+    """Colour of an error in units of the format's roundoff, on a logarithmic scale."""
+    import altair as alt
+
+    scale = alt.Scale(type="log", domain=[0.1, 1000], clamp=True)
+    legend = alt.Legend(title=title, orient="top", gradientLength=180, values=[0.1, 1, 10, 100, 1000], format="~g")
+    return alt.Color("units:Q", scale=scale, legend=legend)
+
+
+def _stages(chart: alt.Chart, order: Sequence[str]) -> Any:
+    import altair as alt
+
+    tooltip = ["kernel", "device", "stage", "dtype", "cases", "median", "worst", "ulp", "mismatch", "outside"]
+    base = chart.transform_calculate(row="datum.stage + '  ' + datum.dtype").encode(
+        x=alt.X("subjectName:N", sort=alt.SortField("subject"), title=None).axis(orient="top", labelAngle=-35),
+        y=alt.Y("row:N", sort=list(order), title=None),
+        tooltip=[alt.Tooltip(f"{name}:N", title=_HEADINGS.get(name, name)) for name in tooltip],
+    )
+    cells = base.mark_rect(style="map").encode(color=_units("error in units of roundoff"))
+    wrong = base.transform_filter("datum.outside > 0").mark_rect(style="wrong", fillOpacity=0)
+    layers = alt.layer(cells, wrong, base.mark_text(style="figure").encode(text="median:N"))
+    return layers.properties(width=alt.Step(64), height=alt.Step(22))
+
+
+_HEADINGS = {"median": "rel. error, median", "worst": "rel. error, worst", "ulp": "largest ulp"}
+
+
+def _shapes(chart: alt.Chart) -> Any:
+    import altair as alt
+
+    summed = chart.transform_aggregate(
+        units="median(units)",
+        outside="sum(outside)",
+        cases="sum(cases)",
+        groupby=["dtype", "rows", "columns"],
+    ).encode(
+        x=alt.X("columns:O", title="last dimension").axis(labelExpr=_POWER, labelAngle=0, labelOverlap=True),
+        y=alt.Y("rows:O", title="rows", sort="descending").axis(labelExpr=_POWER),
+        tooltip=[
+            alt.Tooltip("units:Q", title="error in units of roundoff, median", format=".2g"),
+            _counted("cases"),
+            _counted("outside", "cases with elements outside"),
+        ],
+    )
+    cells = summed.mark_rect(style="map").encode(color=_units("error in units of roundoff"))
+    wrong = summed.transform_filter("datum.outside > 0").mark_rect(style="wrong", fillOpacity=0)
+    layers = alt.layer(cells, wrong).properties(width=alt.Step(20), height=alt.Step(18))
+    return layers.facet(alt.Facet("dtype:N", title=None), columns=3)
+
+
+def _ulps(chart: alt.Chart, stages: Sequence[str], dtypes: Sequence[str]) -> Any:
+    import altair as alt
+
+    least = 1e-9
+    bars = (
+        chart.transform_aggregate(elements="sum(elements)", groupby=["stage", "dtype", "ulp"])
+        .transform_joinaggregate(all="sum(elements)", groupby=["stage", "dtype"])
+        .transform_calculate(share=f"max(datum.elements / datum.all, {least})", base=str(least))
+        .mark_bar()
+        .encode(
+            x=alt.X("ulp:N", scale=alt.Scale(domain=list(ULP_NAMES)), title="ulp").axis(labelAngle=0),
+            xOffset=alt.XOffset("dtype:N", scale=alt.Scale(domain=list(dtypes))),
+            y=alt.Y("share:Q", title="share of elements", scale=alt.Scale(type="log", domain=[least, 1])).axis(
+                format="~%", tickCount=4
+            ),
+            y2="base:Q",
+            color=_dtype(dtypes),
+            tooltip=["stage:N", "dtype:N", "ulp:N", _counted("elements"), alt.Tooltip("share:Q", format=".3~%")],
+        )
+        .properties(width=200, height=120)
+    )
+    return bars.facet(alt.Facet("stage:N", sort=list(stages), title=None), columns=3)
+
+
+def _counted(name: str, title: str | None = None) -> alt.Tooltip:
+    import altair as alt
+
+    return alt.Tooltip(f"{name}:Q", title=title or name, format=",")
+
+
+def _sizes(chart: alt.Chart, stages: Sequence[str], dtypes: Sequence[str], errors: Sequence[float]) -> Any:
+    import altair as alt
+
+    known = [error for error in errors if error not in (ZERO, NOT_FINITE)] or [0.0]
+    low, high = math.floor(min(known)), math.ceil(max(known))
+    zero, not_finite = low - 1, high + 1
+    place = f"datum.error == {ZERO} ? {zero} : datum.error == {NOT_FINITE} ? {not_finite} : datum.error"
+    named = f"datum.value == {zero} ? '0' : datum.value == {not_finite} ? 'inf, NaN' : '1e' + datum.value"
+    ticks = [zero, *range(low, high + 1, 1 + (high - low) // 6), not_finite]
+    height = alt.Y("place:Q", title="relative error", scale=alt.Scale(domain=[zero, not_finite], nice=False))
+    shape = alt.Shape("dtype:N", scale=alt.Scale(domain=list(dtypes)), legend=alt.Legend(title=None, orient="top"))
+    points = (
+        chart.transform_aggregate(
+            cases="sum(cases)", outside="sum(outside)", groupby=["stage", "dtype", "size", "error"]
+        )
+        .transform_calculate(place=place)
+        .encode(
+            x=alt.X("size:Q", title="elements").axis(labelExpr=_POWER, tickMinStep=1, tickCount=6),
+            y=height.axis(labelExpr=named, values=ticks),
+            size=alt.Size("cases:Q", legend=None, scale=alt.Scale(range=[16, 160])),
+            shape=shape,
+            tooltip=["stage:N", "dtype:N", _counted("cases"), _counted("outside", "cases with elements outside")],
+        )
+    )
+    dots = points.mark_point(style="cases", filled=True).encode(color=_dtype(dtypes))
+    wrong = alt.when("datum.outside > 0").then(alt.value(1)).otherwise(alt.value(0))
+    rings = points.mark_point(style="ring", filled=False).encode(strokeOpacity=wrong)
+    layers = alt.layer(dots, rings).properties(width=200, height=140)
+    return layers.facet(alt.Facet("stage:N", sort=list(stages), title=None), columns=3)
+
+
+def _dtype(dtypes: Sequence[str]) -> alt.Color:
+    import altair as alt
+
+    return alt.Color("dtype:N", scale=alt.Scale(domain=list(dtypes)), legend=alt.Legend(title=None, orient="top"))

@@ -1,0 +1,150 @@
+"""What a report says about problems and gaps of a run: the same sentences on a terminal, in a file and in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.result import CaseResult, Run, StageResult, Verdict
+from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
+
+MOST_NAMES = 4
+MOST_PAIRS = 2
+
+ADVICE = (
+    "→ Such a kernel may keep either contract, so it is INCONCLUSIVE unless it fails. Verify it on more cases "
+    "(--cases-per-group), or on regimes and shapes for which the two contracts round differently."
+)
+
+
+def problem_groups(problem: Problem) -> str:
+    """`groups a, b and 3 more`; empty if the cases have no group."""
+    names = listed(problem.groups, MOST_NAMES)
+    return f"group{'s' * (len(problem.groups) > 1)} {names}" if names else ""
+
+
+def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> list[tuple[str, str]]:
+    """Label and text of everything there is to say about a problem but its repro line.
+
+    Each sentence of the smallest case is a field; the label of all but the first is empty. `most_sentences` of them are
+    given, and how many more there are.
+    """
+    result = problem.smallest
+    said = [("contract", f"{result.contract} of {result.op}")]
+    said += [("error", result.reason)] if result.verdict is Verdict.ERRORED else _failure(problem, most_sentences)
+    return [*said, ("cases", _extent(problem)), ("source", shown_path(result.source))]
+
+
+def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, str]]:
+    result = problem.smallest
+    failing = result.failing_stage
+    said = []
+    if failing is not None:
+        seen = ", given its own earlier stages" if failing.isolated.outside else ", given the inputs"
+        said.append(("first wrong", f"stage {failing.name} ({failing.dtype}){seen if len(result.stages) > 1 else ''}"))
+    sentences = [finding.sentence for finding in result.findings][:most_sentences]
+    said += zip(["finding", *[""] * len(sentences)], sentences, strict=False)
+    if rest := len(result.findings) - len(sentences):
+        said.append(("", f"and {plural(rest, 'more sentence')} in the records"))
+    if stage := failing or _named_stage(result):
+        said.append(("statistics", _statistics(result, stage)))
+    if explanation := _explanation(problem):
+        said.append(("explained by", explanation))
+    return said
+
+
+def _named_stage(result: CaseResult) -> StageResult | None:
+    """The stage that a finding names, or else the last result."""
+    named = {finding.stage for finding in result.findings}
+    stages = [s for s in result.stages if s.name in named] or [s for s in result.stages if s.result]
+    return stages[-1] if stages else None
+
+
+def _statistics(result: CaseResult, stage: StageResult) -> str:
+    seen = stage.isolated if stage.isolated.outside else stage.cumulative
+    mismatch = f"{share(seen.mismatched, seen.numel)} of {plural(seen.numel, 'element')} mismatched"
+    parts = [f"{stage.name}: bias {signed(seen.bias)} ulp", f"{mismatch} ({ulp_bins(seen.ulp_histogram)})"]
+    if result.rows is not None:
+        parts.append(
+            f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stage}"
+        )
+    return "; ".join(parts)
+
+
+def _explanation(problem: Problem) -> str:
+    failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
+    if problem.explained_by:
+        extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
+        return f"{' or '.join(problem.explained_by)}: that contract of the op allows every bit of {extent}"
+    if own := problem.smallest.explained_by:
+        return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
+    return ""
+
+
+def _extent(problem: Problem) -> str:
+    """How many cases went wrong, where, and why those that raised did."""
+    counts = [(problem.counted(verdict), verdict.value.lower()) for verdict in (Verdict.FAILED, Verdict.ERRORED)]
+    wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count) or "none"
+    devices = listed(dict.fromkeys(r.device for r in problem.bad), MOST_NAMES)
+    text = f"{wrong} of {problem.cases:,}, on {devices}"
+    errored = next((r for r in problem.bad if r.verdict is Verdict.ERRORED), None)
+    if errored is not None and problem.smallest.verdict is not Verdict.ERRORED:
+        text += f"; an errored one: {errored.reason}"
+    return text
+
+
+def not_run(run: Run) -> list[str]:
+    """One line for each reason why something that was asked for was not run."""
+    return [f"{what}: {reason}" for reason, what in _grouped((n.reason, n.what) for n in run.not_run)]
+
+
+def turned_down(run: Run) -> list[str]:
+    """One line for each reason why kernels did not take cases."""
+    return _by_reason(run, Verdict.UNSUPPORTED, Verdict.SKIPPED)
+
+
+def undecided(run: Run) -> list[str]:
+    """One line for each reason why cases decided nothing."""
+    return _by_reason(run, Verdict.INCONCLUSIVE)
+
+
+def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:
+    """One line for each verdict and reason: how many cases, and of which kernels."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for result in run.results:
+        if result.counted and result.verdict in verdicts:
+            together.setdefault((result.verdict.value.lower(), result.reason), []).append(result.kernel)
+    return [
+        f"{plural(len(kernels), 'case')} {word}: {reason} ({listed(dict.fromkeys(kernels), MOST_NAMES)})"
+        for (word, reason), kernels in together.items()
+    ]
+
+
+def never_told_apart(run: Run) -> list[str]:
+    """One line per kernel, device and dtypes with the contracts that could have been ruled out and were not."""
+    together: dict[str, list[str]] = {}
+    for p in run.power:
+        if p.missing:
+            where = f"{p.kernel} on {p.device} with {p.dtypes}"
+            together.setdefault(where, []).append(f"{p.alternative} (in {plural(p.cases, 'case')})")
+    return [f"{where} was never told from {listed(others, MOST_NAMES)}" for where, others in together.items()]
+
+
+def coinciding(run: Run) -> str:
+    """Pairs of contracts that no input can tell apart, with the dtypes for which that is so; empty for none."""
+    own = {result.kernel: result.contract for result in run.results}
+    pairs: dict[str, dict[str, None]] = {}
+    for p in run.power:
+        if not p.separable:
+            pair = " = ".join(sorted((own.get(p.kernel, p.kernel), p.alternative)))
+            pairs.setdefault(p.dtypes, {})[pair] = None
+    alike = _grouped((listed(sorted(contracts), MOST_PAIRS), dtypes) for dtypes, contracts in pairs.items())
+    said = "; ".join(f"{contracts} ({dtypes})" for contracts, dtypes in alike)
+    return f"Contracts that coincide for these dtypes, so that there is nothing to see: {said}." if said else ""
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Each first item with the second items that it came with, in order of appearance."""
+    together: dict[str, list[str]] = {}
+    for key, item in pairs:
+        together.setdefault(key, []).append(item)
+    return [(key, listed(dict.fromkeys(items), MOST_NAMES)) for key, items in together.items()]
