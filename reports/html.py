@@ -30,7 +30,7 @@ from reports.summary import (
     stage_summaries,
     tally,
 )
-from reports.terminal import LEGEND
+from reports.wording import LEGEND
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -9,21 +9,18 @@ from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.summary import (
+    STAGE_HEADERS,
     Problem,
     StageSummary,
-    distance,
-    error,
     plural,
     problems,
     repro_line,
-    share,
     shown_path,
-    signed,
+    stage_cells,
     stage_order,
     stage_summaries,
     tally,
 )
-from reports.terminal import HEADERS, LEGEND
 
 LIMIT = 60 * 1024
 """Most bytes of a page. A comment on GitHub may have 65,536 characters."""
@@ -110,7 +107,7 @@ def _stages(run: Run) -> Iterator[Block]:
     """The table of every kernel, those that failed first and open."""
     subjects = sorted(run.subjects(), key=lambda subject: run.verdict(*subject) not in BAD)
     if subjects:
-        meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in LEGEND])
+        meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in wording.LEGEND])
         legend = folded("What the columns mean", meanings)
         yield Block(f"### Stages\n\n{legend}", "legend", important=True)
     for kernel, device in subjects:
@@ -127,23 +124,12 @@ def _stage_table(run: Run, kernel: str, device: str) -> str:
     about += f"; {plural(len(results), 'case')}: {tally(r.verdict for r in results)}"
     order = stage_order(r for r in run.results if r.op == example.op)
     rows = [_cells(stage) for stage in stage_summaries(results, order)]
-    return f"{about}\n\n{table(HEADERS, rows, left=2)}" if rows else about
+    return f"{about}\n\n{table(STAGE_HEADERS, rows, left=2)}" if rows else about
 
 
 def _cells(stage: StageSummary) -> Sequence[str]:
-    total = stage.total
-    return (
-        plain(stage.name if stage.result else f"({stage.name})"),
-        plain(stage.dtype),
-        f"{stage.cases:,}",
-        error(stage.worst_error),
-        error(stage.typical_error),
-        distance(total.max_ulp),
-        share(total.mismatched, total.numel),
-        f"**{stage.outside:,}**" if stage.outside else "0",
-        signed(stage.typical_bias),
-        stage.verdict.value,
-    )
+    *first, outside, bias, verdict = stage_cells(stage)
+    return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, verdict)
 
 
 def _gaps(run: Run) -> Iterator[Block]:

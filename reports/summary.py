@@ -56,6 +56,27 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(known) if known else math.nan
 
 
+STAGE_HEADERS = ("stage", "dtype", "cases", "rel. error", "median", "ulp", "mismatch", "outside", "bias", "verdict")
+"""Columns of a table of stages."""
+
+
+def stage_cells(stage: StageSummary) -> tuple[str, ...]:
+    """The cells of a stage, under `STAGE_HEADERS`."""
+    total = stage.total
+    return (
+        stage.name if stage.result else f"({stage.name})",
+        stage.dtype,
+        f"{stage.cases:,}",
+        error(stage.worst_error),
+        error(stage.typical_error),
+        distance(total.max_ulp),
+        share(total.mismatched, total.numel),
+        f"{stage.outside:,}",
+        signed(stage.typical_bias),
+        stage.verdict.value,
+    )
+
+
 def stage_order(results: Iterable[CaseResult]) -> list[str]:
     """Every stage of these results of one op, in the order of its reference, of which each result shows a part.
 

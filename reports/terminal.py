@@ -9,17 +9,16 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.result import Run, Verdict
+from reports import wording
 from reports.findings import print_blind_spots, print_findings, print_not_run
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word
 from reports.progress import RunProgress
 from reports.summary import (
+    STAGE_HEADERS,
     StageSummary,
-    distance,
-    error,
     plural,
-    share,
     shown_path,
-    signed,
+    stage_cells,
     stage_order,
     stage_summaries,
     tally,
@@ -27,26 +26,6 @@ from reports.summary import (
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 
-LEGEND = (
-    (
-        "rel. error",
-        "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst and of the median case; "
-        "a worst case near 1 that passes is an overflow or underflow which the contract asks for",
-    ),
-    ("ulp", "largest distance from the value that the contract rounds to"),
-    ("mismatch", "elements that differ from that value; no fault as long as they are possible"),
-    (
-        "outside",
-        "elements that no kernel which keeps the contract can give, in whatever order it adds: one is a failure",
-    ),
-    (
-        "bias",
-        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded",
-    ),
-    ("(stage)", "no result of the op, but the kernel let it be seen"),
-)
-
-HEADERS = ("stage", "dtype", "cases", "rel. error", "median", "ulp", "mismatch", "outside", "bias", "verdict")
 LEFT = frozenset({"stage", "dtype", "verdict"})
 
 
@@ -73,9 +52,9 @@ def _print_stages(run: Run, console: Console) -> None:
     devices = dict.fromkeys(device for _, device in run.subjects())
     for device in devices:
         sections = [_section(run, kernel, device) for kernel, d in run.subjects() if d == device]
-        widths = [max(map(len, column)) for column in zip(HEADERS, *_rows(sections), strict=True)]
+        widths = [max(map(len, column)) for column in zip(STAGE_HEADERS, *_rows(sections), strict=True)]
         line(console, f"Stages on {device}", "bold")
-        line(console, _laid_out([Text(h) for h in HEADERS], widths), "dim")
+        line(console, _laid_out([Text(h) for h in STAGE_HEADERS], widths), "dim")
         for section in sections:
             for text in section.head:
                 line(console, text)
@@ -83,7 +62,7 @@ def _print_stages(run: Run, console: Console) -> None:
                 line(console, _laid_out(cells, widths))
         line(console)
     if devices:
-        for name, meaning in LEGEND:
+        for name, meaning in wording.LEGEND:
             paragraph(console, Text(meaning, "dim"), label=f"{name:<10} ", label_style="dim")
         line(console)
 
@@ -105,24 +84,14 @@ def _section(run: Run, kernel: str, device: str) -> _Section:
 
 
 def _cells(stage: StageSummary) -> tuple[Text, ...]:
-    total = stage.total
-    return (
-        Text(f"  {stage.name}" if stage.result else f"  ({stage.name})"),
-        Text(stage.dtype),
-        Text(f"{stage.cases:,}"),
-        Text(error(stage.worst_error)),
-        Text(error(stage.typical_error)),
-        Text(distance(total.max_ulp)),
-        Text(share(total.mismatched, total.numel)),
-        Text(f"{stage.outside:,}", STYLES[Verdict.FAILED] if stage.outside else ""),
-        Text(signed(stage.typical_bias)),
-        verdict_word(stage.verdict),
-    )
+    *first, outside, bias, _ = map(Text, stage_cells(stage))
+    outside.style = STYLES[Verdict.FAILED] if stage.outside else ""
+    return Text("  ").append_text(first[0]), *first[1:], outside, bias, verdict_word(stage.verdict)
 
 
 def _laid_out(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     row = Text()
-    for name, cell, width in zip(HEADERS, cells, widths, strict=True):
+    for name, cell, width in zip(STAGE_HEADERS, cells, widths, strict=True):
         padded = cell.copy()
         padded.align("left" if name in LEFT else "right", width)
         row.append_text(padded).append("  ")

@@ -15,6 +15,26 @@ ADVICE = (
     "(--cases-per-group), or on regimes and shapes for which the two contracts round differently."
 )
 
+LEGEND = (
+    (
+        "rel. error",
+        "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst and of the median case; "
+        "a worst case near 1 that passes is an overflow or underflow which the contract asks for",
+    ),
+    ("ulp", "largest distance from the value that the contract rounds to"),
+    ("mismatch", "elements that differ from that value; no fault as long as they are possible"),
+    (
+        "outside",
+        "elements that no kernel which keeps the contract can give, in whatever order it adds: one is a failure",
+    ),
+    (
+        "bias",
+        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded",
+    ),
+    ("(stage)", "no result of the op, but the kernel let it be seen"),
+)
+"""What the columns of a table of stages mean."""
+
 
 def problem_groups(problem: Problem) -> str:
     """`groups a, b and 3 more`; empty if the cases have no group."""
