@@ -416,3 +416,9 @@ def test_numbers_out_of_range_are_refused(project: Path, option: str, value: str
     )  # fmt: skip
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_the_command_line_leaves_triton_to_whoever_knows_the_device() -> None:
+    """Triton decides at its import whether it compiles or interprets."""
+    program = "import harness.cli, sys; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], env=dict(os.environ, PYTHONPATH=str(ROOT)), check=True)

@@ -1,6 +1,5 @@
 """`lastbit calibrate`: measure on the device at hand what the error bounds rest on, and keep the figures."""
 
-from harness.calibrate.measure import Measurement, measure
-from harness.calibrate.store import load_premises, save
+from harness.calibrate.store import load_premises
 
-__all__ = ["Measurement", "load_premises", "measure", "save"]
+__all__ = ["load_premises"]

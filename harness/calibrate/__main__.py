@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness.calibrate.measure import Measurement, measure
-from harness.calibrate.store import device_name, save
+from harness.calibrate.measure import measure
+from harness.calibrate.store import Measurement, device_name, save
 from harness.devices import current
 from harness.interpret import install
 from harness.numerics.premises import U

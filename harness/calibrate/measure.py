@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.calibrate import kernels
+from harness.calibrate.store import SUBNORMAL_PRODUCTS, Measurement
 from harness.numerics import DOCUMENTED, Premises, cast
 from harness.numerics.premises import U
 
 _SAMPLE = {"cpu": 1 << 16}
 _SAMPLE_ELSEWHERE = 1 << 24
-SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One premise and what was found.
-
-    Attributes:
-        premise: what is claimed.
-        primitive: the primitive whose bound it is about, or an empty string.
-        worst: largest relative error, or the share of elements that break the claim.
-        limit: the documented bound on `worst`.
-        exhaustive: every significand was tried, so that `worst` is a bound itself.
-    """
-
-    premise: str
-    primitive: str
-    worst: float
-    limit: float
-    exhaustive: bool = False
-
-    @property
-    def holds(self) -> bool:
-        return self.worst <= self.limit
 
 
 def measure(device: torch.device) -> Iterator[Measurement]:

@@ -1,4 +1,7 @@
-"""Where measured premises are kept: one JSON file per device, Triton version and mode."""
+"""Where measured premises are kept: one JSON file per device, Triton version and mode.
+
+Triton is not imported here: whoever reads premises may not know yet whether it is to compile or to interpret.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,53 @@ import json
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-import triton
 
-from harness.calibrate.measure import SUBNORMAL_PRODUCTS, Measurement
 from harness.errors import LastbitError
 from harness.numerics import DOCUMENTED, Bound, Premises
+
+SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One premise and what was found.
+
+    Attributes:
+        premise: what is claimed.
+        primitive: the primitive whose bound it is about, or an empty string.
+        worst: largest relative error, or the share of elements that break the claim.
+        limit: the documented bound on `worst`.
+        exhaustive: every significand was tried, so that `worst` is a bound itself.
+    """
+
+    premise: str
+    primitive: str
+    worst: float
+    limit: float
+    exhaustive: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.worst <= self.limit
 
 
 def device_name(device: torch.device) -> str:
     """The device as figures are kept for it: its model, and how Triton runs kernels there."""
     if device.type == "cpu":
-        return f"{platform.machine()} CPU, triton {triton.__version__} interpreted"
-    return f"{torch.get_device_module(device).get_device_name(device)}, triton {triton.__version__}"
+        return f"{platform.machine()} CPU, triton {_triton()} interpreted"
+    return f"{torch.get_device_module(device).get_device_name(device)}, triton {_triton()}"
+
+
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "of an unknown version"
 
 
 def folder() -> Path:

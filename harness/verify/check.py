@@ -66,6 +66,14 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
     The two calls find their own allocations filled with different bits, and the second also stores the stages that
     the kernel declares: results that differ between the calls were not written, or depend on something else.
     """
+    result = examine(subject, case)[0]
+    if subject.device.type != "cpu" and sum(t.numel for t in case.tensors) > _LARGE:
+        torch.accelerator.empty_cache()
+    return result
+
+
+def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
+    """Like `verify_case`; also the tensors that were judged, by stage: none if nothing was."""
     kernel = subject.kernel
     outcome = CaseResult(
         case=str(case),
@@ -77,13 +85,14 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
         verdict=Verdict.UNSUPPORTED,
         source=kernel.source,
     )
+    actual: dict[str, Tensor] = {}
     start = time.perf_counter()
     try:
         check_arguments(subject.op, [t.name for t in case.tensors], case.params)
         if reason := unsupported(kernel, case):
-            return replace(outcome, reason=reason)
+            return replace(outcome, reason=reason), actual
         with current(subject.device):  # where Triton launches
-            outcome = _judged(subject, case, outcome)
+            outcome, actual = _judged(subject, case, outcome)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error))
     except KeyboardInterrupt:
@@ -93,9 +102,7 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         traceback.print_exc()  # pytest keeps it in the log of the run
         outcome = replace(outcome, verdict=Verdict.ERRORED, reason=first_line(error))
-    if subject.device.type != "cpu" and sum(t.numel for t in case.tensors) > _LARGE:
-        torch.accelerator.empty_cache()
-    return replace(outcome, seconds=time.perf_counter() - start)
+    return replace(outcome, seconds=time.perf_counter() - start), actual
 
 
 def unsupported(kernel: Kernel, case: Case) -> str:
@@ -107,7 +114,7 @@ def unsupported(kernel: Kernel, case: Case) -> str:
     return ""
 
 
-def _judged(subject: Subject, case: Case, outcome: CaseResult) -> CaseResult:
+def _judged(subject: Subject, case: Case, outcome: CaseResult) -> tuple[CaseResult, dict[str, Tensor]]:
     params = dict(case.params)
     inputs = build(case.gathered(), subject.device)
     results = tuple(_results(subject, inputs.tensors, params))
@@ -119,8 +126,8 @@ def _judged(subject: Subject, case: Case, outcome: CaseResult) -> CaseResult:
     kept = {**second.actual, **{name: first.actual[name] for name in results}}
     judged = [kept, second.actual] if _differ(first.actual, second.actual, subject.kernel.unordered) else [kept]
     judgements = [judge(subject.op, subject.contract, inputs.tensors, params, a, subject.bounds) for a in judged]
-    judgement = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
-    return replace(
+    judgement, actual = max(zip(judgements, judged, strict=True), key=lambda j: list(Verdict).index(j[0].verdict))
+    judged_outcome = replace(
         outcome,
         verdict=Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings]),
         stages=judgement.stages,
@@ -131,6 +138,7 @@ def _judged(subject: Subject, case: Case, outcome: CaseResult) -> CaseResult:
         reason=judgement.reason,
         fingerprint=inputs.fingerprint,
     )
+    return judged_outcome, actual
 
 
 def _results(subject: Subject, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> list[str]:

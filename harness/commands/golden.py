@@ -1,0 +1,203 @@
+"""`lastbit golden record`, `check`, `approve` and `diff`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from harness.commands.options import Subparsers, add_device, add_kernel_choice, config_of
+from harness.config import Config
+from harness.errors import LastbitError, UsageError
+from harness.history.golden_check import lines_for
+from harness.history.golden_folder import (
+    Proposal,
+    Target,
+    broken,
+    difference,
+    fresh,
+    held,
+    left_over,
+    load,
+    settle,
+    targets,
+)
+from harness.history.golden_provenance import kind_of
+from harness.outcomes.golden import REFUSED, GoldenReport, KernelOutcome, Status
+from harness.result import CaseResult
+from harness.verify.inprocess import plan_for, prepare
+from harness.verify.project import read_cases
+from reports.golden import print_check, print_diff, print_record
+from reports.paper import make_console
+from reports.progress import RunProgress
+
+FOLDER = Path("cases", "golden")
+"""Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""
+
+NOTHING = 3
+
+Tick = Callable[[CaseResult], None]
+
+
+def add_to(commands: Subparsers) -> None:
+    """Add the command."""
+    golden = commands.add_parser("golden", help="keep what kernels give, and see what changes")
+    actions = golden.add_subparsers(required=True, metavar="ACTION")
+    record = actions.add_parser("record", help="make goldens of kernels that have none")
+    check = actions.add_parser("check", help="run goldens again: same, changed but still legal, or broken")
+    approve = actions.add_parser("approve", help="show what changes and why, then write it")
+    diff = actions.add_parser("diff", help="compare two goldens, or two folders of them, without running anything")
+    for parser, command in ((record, _record), (check, _check), (approve, _approve)):
+        parser.set_defaults(command=command)
+        add_device(parser)
+        add_kernel_choice(parser)
+        parser.add_argument("--folder", type=Path, help=f"default: {FOLDER}, or beside --kernels, --project")
+        parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take")
+    for parser in (record, approve):
+        _add_selection(parser)
+    check.add_argument("--exact", action="store_true", help="also fail on changes that are still legal")
+    approve.add_argument("--yes", action="store_true", help="do not ask")
+    diff.set_defaults(command=_diff)
+    diff.add_argument("before", type=Path, help="a golden, or a folder of them")
+    diff.add_argument("after", type=Path, help="the other one")
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add what says which cases a new golden holds."""
+    parser.add_argument("--cases", type=Path, help="hold the case lines of this file instead of chosen ones")
+    parser.add_argument("--cases-per-group", type=int, default=1, help="generated cases per group (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
+    parser.add_argument(
+        "--most-elements", type=int, help="of all inputs of a case (default: 32768 on the cpu, else 4194304)"
+    )
+
+
+def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, found = _opened(options)
+
+    def outcome(target: Target, tick: Tick) -> KernelOutcome:
+        if target.path.exists():
+            golden = load(target, kind_of(target.subject.device))
+            reason = f"has a golden of {len(golden.cases)} cases; `lastbit golden approve` replaces it"
+            return KernelOutcome(target.subject.kernel.name, str(target.path), own=Status.SAME, reason=reason)
+        proposal = _fresh(target, options, tick)
+        if proposal.open and proposal.outcome.cases:
+            settle(proposal)
+        return proposal.outcome
+
+    report = _report(options, config, _each(found, outcome))
+    print_record(report, make_console())
+    return report.exit_code({Status.SAME, Status.NEW})
+
+
+def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config, found = _opened(options)
+
+    def outcome(target: Target, tick: Tick) -> KernelOutcome:
+        if not target.path.exists():
+            return KernelOutcome(target.subject.kernel.name, str(target.path), own=Status.NEW)
+        return _held(target, options, tick).outcome
+
+    outcomes = [*_each(found, outcome), *_left_over(options, config, found)]
+    report = _report(options, config, outcomes)
+    print_check(report, make_console())
+    if all(kernel.status is Status.NEW for kernel in outcomes):
+        return NOTHING
+    return report.exit_code({Status.SAME, Status.NEW} | (set() if options.exact else {Status.CHANGED}))
+
+
+def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if not options.yes and not sys.stdin.isatty():
+        raise UsageError(
+            "approve asks before it writes, but there is no terminal; see `lastbit golden check`, then --yes"
+        )
+    config, found = _opened(options)
+    proposals: list[Proposal] = []
+
+    def outcome(target: Target, tick: Tick) -> KernelOutcome:
+        proposals.append(_held(target, options, tick) if target.path.exists() else _fresh(target, options, tick))
+        return proposals[-1].outcome
+
+    outcomes = _each(found, outcome)
+    gone = list(_left_over(options, config, found))
+    report = _report(options, config, [*outcomes, *gone])
+    console = make_console()
+    print_check(report, console)
+    pending = [proposal for proposal in (*proposals, *map(Proposal, gone)) if proposal.open]
+    if pending and not options.yes and not _confirmed(pending):
+        return 1
+    for proposal in pending:
+        settle(proposal)
+    console.print(f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
+    return report.exit_code(frozenset(Status) - REFUSED)
+
+
+def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    report = GoldenReport(f"{options.before} and {options.after}", tuple(difference(options.before, options.after)))
+    print_diff(report, make_console())
+    return report.exit_code({Status.SAME})
+
+
+def _opened(options: argparse.Namespace) -> tuple[Config, list[Target]]:
+    """The configuration, and the kernels that it chooses with the places of their goldens."""
+    cases = vars(options).get("cases")
+    config = config_of(options, lines=tuple(str(case) for case in read_cases(cases)) if cases else ())
+    if len(config.devices) == 1:
+        prepare(torch.device(config.devices[0]))
+    plan = plan_for(config)
+    return config, targets(plan.items, _folder(options, config))
+
+
+def _folder(options: argparse.Namespace, config: Config) -> Path:
+    """Where the goldens of this kind of device are: below --folder, or beside the kernels or the project."""
+    homes = [Path(folder, "golden") for folder in config.kernel_folders]
+    homes += [Path(folder) / FOLDER for folder in config.projects]
+    root = options.folder or (homes[0] if homes else FOLDER)
+    return root / kind_of(torch.device(config.devices[0]))
+
+
+def _each(found: Sequence[Target], outcome: Callable[[Target, Tick], KernelOutcome]) -> list[KernelOutcome]:
+    """The outcome of each kernel, while progress is shown; a file that is broken is an outcome too."""
+    outcomes = []
+    with RunProgress() as progress:
+        for target in found:
+            try:
+                outcomes.append(outcome(target, progress.advance))
+            except LastbitError as error:
+                outcomes.append(broken(target.subject.kernel.name, target.path, error))
+    return outcomes
+
+
+def _held(target: Target, options: argparse.Namespace, tick: Tick) -> Proposal:
+    golden = load(target, kind_of(target.subject.device))
+    return held(target, golden, timeout=options.timeout, tick=tick)
+
+
+def _fresh(target: Target, options: argparse.Namespace, tick: Tick) -> Proposal:
+    most = options.most_elements or (1 << 15 if target.subject.device.type == "cpu" else 1 << 22)
+    drawn, groups = options.cases_per_group, target.groups
+    if options.cases:
+        lines = [str(case) for group in groups for case in group.examples]
+    else:
+        lines = lines_for(target.subject, groups, drawn=drawn, seed=options.seed, most=most)
+    return fresh(target, lines, timeout=options.timeout, tick=tick)
+
+
+def _left_over(options: argparse.Namespace, config: Config, found: Iterable[Target]) -> Iterable[KernelOutcome]:
+    """Goldens of kernels that are no more; not looked for where only some kernels were asked for."""
+    known = [target.path for target in found]
+    return () if config.kernels else left_over(_folder(options, config), known, config.devices[0])
+
+
+def _report(options: argparse.Namespace, config: Config, outcomes: Sequence[KernelOutcome]) -> GoldenReport:
+    given = [("--kernels", folder) for folder in config.kernel_folders] + [("--project", p) for p in config.projects]
+    words = " ".join(f"{option} {shlex.quote(value)}" for option, value in given)
+    return GoldenReport(f"{config.devices[0]}, in {_folder(options, config)}", tuple(outcomes), words)
+
+
+def _confirmed(pending: Sequence[Proposal]) -> bool:
+    return input(f"Write or remove {len(pending)} goldens? [y/N] ").strip().lower() in ("y", "yes")

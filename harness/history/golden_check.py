@@ -1,0 +1,167 @@
+"""Goldens taken from what a kernel does today, and held beside those that were taken before."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from harness.case import Case, Group, parse_case
+from harness.errors import LastbitError
+from harness.history.golden_file import Golden, RecordedCase, RecordedStage
+from harness.history.golden_provenance import differences, kind_of, provenance
+from harness.history.golden_values import change, same, store
+from harness.inputs.bits import key_of
+from harness.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
+from harness.result import CaseResult, Verdict
+from harness.verify.check import Subject, examine, unsupported
+from harness.verify.inprocess import draw
+
+_HUNG = 2  # exit code of a process that had to be ended
+
+
+@dataclass(frozen=True, eq=False)
+class Take:
+    """What a kernel does today.
+
+    Attributes:
+        results: one for each case line that was run.
+        golden: what of it was judged; only of use as a golden where nothing failed.
+    """
+
+    results: Mapping[str, CaseResult]
+    golden: Golden
+
+
+def take(subject: Subject, lines: Iterable[str], *, timeout: float, tick: Callable[[CaseResult], None]) -> Take:
+    """Run the kernel on case lines, telling `tick` each result; a case over `timeout` seconds ends the process."""
+    results: dict[str, CaseResult] = {}
+    cases = []
+    for line in lines:
+        with _limit(timeout, f"{subject} on {line}"):
+            result, actual = _examined(subject, line)
+        results[line] = result
+        if actual:
+            cases.append(_recorded(line, result, actual, subject.kernel.unordered))
+        tick(result)
+    kernel, contract = subject.kernel, str(subject.contract)
+    where = kind_of(subject.device), provenance(subject)
+    return Take(results, Golden(kernel.name, kernel.op, contract, *where, cases=tuple(cases)))
+
+
+def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: int, most: int) -> list[str]:
+    """The cases that a golden of the kernel holds: per group its first example, and `drawn` generated cases.
+
+    They are supported, on one device, and have at most `most` elements.
+    """
+    lines: list[str] = []
+    for group in groups:
+        cases = draw(group, drawn + _SPARE, key_of(seed, group.name))
+        fitting = [case for case in cases if not case.displaced and _fits(subject, case, most)]
+        generated = [case for case in fitting if case not in group.examples]
+        examples = [case for case in fitting if case in group.examples]
+        lines += map(str, [*examples[:1], *generated[max(len(generated) - drawn, 0) :]])
+    return list(dict.fromkeys(lines))
+
+
+_SPARE = 4  # the first cases that are generated are the simplest, and say the least
+
+
+def _fits(subject: Subject, case: Case, most: int) -> bool:
+    return sum(tensor.numel for tensor in case.tensors) <= most and not unsupported(subject.kernel, case)
+
+
+def compare(before: Golden, after: Golden, results: Mapping[str, CaseResult] | None, path: str) -> KernelOutcome:
+    """What became of the golden `before`, which lies at `path`.
+
+    `results` are those of today, which `after` was taken from; without any, `after` is another golden.
+    """
+    old, new = ({case.line: case for case in golden.cases} for golden in (before, after))
+    lines = [*old, *(line for line in new if line not in old)]
+    contracts = before.contract, after.contract
+    cases = (_outcome(n, old.get(n), new.get(n), (results or {}).get(n)) for n in lines)
+    return KernelOutcome(
+        kernel=before.kernel,
+        path=path,
+        contracts=contracts,
+        cases=tuple(cases),
+        provenance=differences(before.provenance, after.provenance),
+        unordered=tuple(dict.fromkeys(n for c in after.cases for n, stage in c.stages.items() if stage.unordered)),
+        own=Status.CONTRACT if contracts[0] != contracts[1] else Status.SAME,
+    )
+
+
+def taken(after: Take, path: str) -> KernelOutcome:
+    """A kernel that has no golden yet, and how the cases went that it supports."""
+    supported = ((n, result) for n, result in after.results.items() if result.verdict is not Verdict.UNSUPPORTED)
+    cases = tuple(_outcome(line, None, None, result) for line, result in supported)
+    contract = after.golden.contract
+    return KernelOutcome(after.golden.kernel, path, ("", contract), cases, own=Status.NEW)
+
+
+def _examined(subject: Subject, line: str) -> tuple[CaseResult, dict[str, Tensor]]:
+    try:
+        return examine(subject, parse_case(line))
+    except LastbitError as error:  # a line of an older lastbit, which means nothing now
+        kernel = subject.kernel
+        names = line, kernel.op, kernel.name, str(subject.contract), str(subject.device)
+        return CaseResult(*names, dtypes="", verdict=Verdict.ERRORED, reason=str(error), source=kernel.source), {}
+
+
+def _recorded(line: str, result: CaseResult, actual: Mapping[str, Tensor], unordered: tuple[str, ...]) -> RecordedCase:
+    stages = {
+        stage.name: RecordedStage(store(actual[stage.name]), stage.name in unordered, Figures.of(stage.cumulative))
+        for stage in result.stages
+    }
+    return RecordedCase(line, result.fingerprint, stages)
+
+
+def _outcome(
+    line: str, before: RecordedCase | None, after: RecordedCase | None, result: CaseResult | None
+) -> CaseOutcome:
+    changes = tuple(_changes(before, after)) if before and after else ()
+    outcome = CaseOutcome(line, Status.SAME, changes, result)
+    if result is not None and result.verdict in _STATUSES:
+        return replace(outcome, status=_STATUSES[result.verdict], reason=result.reason)
+    if before is None or after is None:
+        return replace(outcome, status=Status.NEW if before is None else Status.GONE)
+    if before.inputs != after.inputs:
+        reason = f"input bits were {before.inputs}, and are {after.inputs}"
+        return replace(outcome, status=Status.INPUTS, reason=reason)
+    return replace(outcome, status=Status.CHANGED if changes else Status.SAME)
+
+
+_STATUSES = {Verdict.FAILED: Status.BROKEN, Verdict.ERRORED: Status.ERRORED, Verdict.UNSUPPORTED: Status.GONE}
+
+
+def _changes(before: RecordedCase, after: RecordedCase) -> Iterator[Change]:
+    for name in dict.fromkeys([*before.stages, *after.stages]):
+        old, new = before.stages.get(name), after.stages.get(name)
+        if old and new and (new.unordered or same(old.values, new.values)):
+            continue
+        found = change(name, old.values if old else None, new.values if new else None)
+        yield replace(found, figures=(old.figures if old else None, new.figures if new else None))
+
+
+@contextmanager
+def _limit(seconds: float, what: str) -> Iterator[None]:
+    """End the process if the body takes longer: nothing else stops a kernel that hangs."""
+    timer = threading.Timer(seconds, _give_up, [f"lastbit: {what}: no result after {seconds:g} s (--timeout)"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(message: str) -> None:
+    faulthandler.dump_traceback(all_threads=True)
+    print(message, file=sys.stderr, flush=True)
+    os._exit(_HUNG)

@@ -1,0 +1,133 @@
+"""A folder of goldens beside the kernels of a plan: what each file holds, what is missing, what is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.case import Group
+from harness.errors import LastbitError, UsageError
+from harness.history.golden_check import compare, take, taken
+from harness.history.golden_file import SUFFIX, Golden, path_of, read, write
+from harness.outcomes.golden import REFUSED, KernelOutcome, Status
+from harness.result import CaseResult
+from harness.verify.check import Subject
+from harness.verify.plan import Item
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A kernel, its groups of cases, and the file of its golden."""
+
+    subject: Subject
+    groups: tuple[Group, ...]
+    path: Path
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """What became of a golden, and the one to take its place; without one, the file is to go."""
+
+    outcome: KernelOutcome
+    golden: Golden | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something to approve: a change, and nothing that is wrong."""
+        return self.outcome.status not in REFUSED | {Status.SAME}
+
+
+def targets(items: Iterable[Item], folder: Path) -> list[Target]:
+    """The kernels of a plan with their files in `folder`."""
+    groups: dict[str, list[Group]] = {}
+    subjects: dict[str, Subject] = {}
+    for item in items:
+        name = item.subject.kernel.name
+        subjects[name] = item.subject
+        groups.setdefault(name, []).append(item.group)
+    return [Target(subject, tuple(groups[name]), path_of(name, folder)) for name, subject in subjects.items()]
+
+
+def load(target: Target, kind: str) -> Golden:
+    """The golden of a kernel on a kind of device.
+
+    Raises:
+        LastbitError: the file cannot be read, or holds what belongs elsewhere.
+    """
+    golden, kernel = read(target.path), target.subject.kernel.name
+    if (golden.kernel, golden.kind) != (kernel, kind):
+        raise LastbitError(
+            f"golden {target.path} is of {golden.kernel!r} on {golden.kind}, and its place is that of {kernel!r} on "
+            f"{kind}; move it to where it belongs"
+        )
+    return golden
+
+
+def held(target: Target, golden: Golden, *, timeout: float, tick: Callable[[CaseResult], None]) -> Proposal:
+    """Run the cases of a golden again and say what became of them."""
+    today = take(target.subject, [case.line for case in golden.cases], timeout=timeout, tick=tick)
+    return Proposal(compare(golden, today.golden, today.results, str(target.path)), today.golden)
+
+
+def fresh(target: Target, lines: Iterable[str], *, timeout: float, tick: Callable[[CaseResult], None]) -> Proposal:
+    """Run cases of a kernel that has no golden."""
+    today = take(target.subject, lines, timeout=timeout, tick=tick)
+    return Proposal(taken(today, str(target.path)), today.golden)
+
+
+def settle(proposal: Proposal) -> None:
+    """Write the proposed golden, or remove the file of one that has no case any more."""
+    path = Path(proposal.outcome.path)
+    if proposal.golden and proposal.golden.cases:
+        write(proposal.golden, path.parent)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def left_over(folder: Path, known: Collection[Path], device: str) -> Iterator[KernelOutcome]:
+    """The files of a folder that belong to no kernel any more."""
+    for path in sorted(set(folder.glob(f"*{SUFFIX}")) - set(known)):
+        try:
+            golden = read(path)
+        except LastbitError as error:
+            yield broken(path.stem, path, error)
+        else:
+            reason = f"no kernel of that name runs on {device} now"
+            yield KernelOutcome(golden.kernel, str(path), (golden.contract, ""), own=Status.GONE, reason=reason)
+
+
+def broken(kernel: str, path: Path, error: LastbitError) -> KernelOutcome:
+    """The outcome of a golden that could not be read or written."""
+    return KernelOutcome(kernel, str(path), own=Status.ERRORED, reason=str(error))
+
+
+def difference(first: Path, second: Path) -> list[KernelOutcome]:
+    """Two goldens, or two folders of them, side by side; nothing is run.
+
+    Raises:
+        UsageError: one is a file and the other a folder, or a folder holds no golden.
+        LastbitError: a file is broken, or the two files are of different kernels.
+    """
+    left, right = _goldens(first), _goldens(second)
+    if first.is_file() and second.is_file() and list(left) != list(right):
+        raise UsageError(f"{first} is a golden of {next(iter(left))!r}, but {second} one of {next(iter(right))!r}")
+    outcomes = []
+    for kernel in {**left, **right}:
+        if kernel in left and kernel in right:
+            outcomes.append(compare(left[kernel], right[kernel], None, str(second)))
+        else:
+            status, place = (Status.GONE, first) if kernel in left else (Status.NEW, second)
+            outcomes.append(KernelOutcome(kernel, str(place), own=status))
+    return outcomes
+
+
+def _goldens(place: Path) -> dict[str, Golden]:
+    """The goldens of a file or a folder, by kernel."""
+    if not place.is_dir():
+        golden = read(place)
+        return {golden.kernel: golden}
+    if not (paths := sorted(place.glob(f"*{SUFFIX}"))):
+        below = ", ".join(sorted(path.name for path in place.iterdir() if path.is_dir())) or "none"
+        raise UsageError(f"{place} holds no golden; folders in it: {below}")
+    return {golden.kernel: golden for golden in map(read, paths)}

@@ -1,0 +1,149 @@
+"""The tensors of a golden: whole where they are small, else a sample and the hash of every block.
+
+The fingerprint of the whole depends on the position of every element, so that exchanged rows and flipped signs change
+it. All NaN count as the same bits: their payloads and signs mean nothing, and differ between devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.case import DTYPE_NAMES
+from harness.inputs import fingerprint
+from harness.inputs.bits import bits_of
+from harness.numerics.formats import format_of, ordinals
+from harness.outcomes.golden import Change, Farthest, Index
+
+WHOLE = 1024
+"""Elements up to which a tensor is stored whole."""
+
+_RUNS, _RUN = 16, 32  # a sample: so many stretches of so many consecutive elements
+_BLOCKS = 32  # hashes of a tensor that is not stored whole
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """A tensor as a golden holds it.
+
+    Attributes:
+        shape: of the tensor.
+        fingerprint: of all its elements.
+        blocks: fingerprints of its blocks, in order; none where it is whole.
+        values: all elements, in its shape, or a sample, [elements]; on the CPU.
+    """
+
+    shape: tuple[int, ...]
+    fingerprint: str
+    blocks: tuple[str, ...]
+    values: Tensor
+
+    def __str__(self) -> str:
+        name = DTYPE_NAMES.get(self.values.dtype, str(self.values.dtype))
+        return f"{name}[{','.join(map(str, self.shape))}]"
+
+
+def store(tensor: Tensor) -> Stored:
+    """What a golden keeps of a tensor on any device, with any strides."""
+    bits = _bits(tensor)
+    whole = tensor.numel() <= WHOLE
+    blocks = () if whole else tuple(fingerprint(bits.flatten()[block]) for block in _blocks(tensor.numel()))
+    kept = tensor if whole else _sample(tensor)
+    values = kept.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return Stored(tuple(tensor.shape), fingerprint(bits), blocks, values)
+
+
+def _sample(x: Tensor) -> Tensor:
+    """The elements of the sample, taken as bits: not every torch indexes 8-bit floats on every device."""
+    return bits_of(x).flatten()[_sampled(x.numel()).to(x.device)].view(x.dtype)
+
+
+def same(before: Stored, after: Stored) -> bool:
+    """Whether dtype, shape and all bits are equal."""
+    return str(before) == str(after) and before.fingerprint == after.fingerprint
+
+
+def change(stage: str, before: Stored | None, after: Stored | None) -> Change:
+    """How the tensors of a stage differ; None where there is no such stage."""
+    shown = str(before or ""), str(after or "")
+    if before is None or after is None or shown[0] != shown[1]:
+        return Change(stage, *shown)
+    differing = _bits(before.values) != _bits(after.values)
+    distance = torch.where(differing, _distance(before.values, after.values), -1.0).flatten()
+    at = int(distance.argmax()) if distance.numel() else 0
+    return Change(
+        stage,
+        *shown,
+        changed=int(differing.sum()),
+        compared=differing.numel(),
+        max_ulp=max(float(distance.max()), 0.0) if distance.numel() else 0.0,
+        farthest=_farthest(before, after, at) if differing.any() else None,
+        blocks=(sum(a != b for a, b in zip(before.blocks, after.blocks, strict=True)), len(before.blocks)),
+        spans=tuple(_spans(before, after)),
+    )
+
+
+def _farthest(before: Stored, after: Stored, at: int) -> Farthest:
+    position = int(_sampled(math.prod(before.shape))[at]) if before.blocks else at
+    values = (float(stored.values.flatten()[at]) for stored in (before, after))
+    return Farthest(_index(position, before.shape), *values)
+
+
+def _spans(before: Stored, after: Stored) -> Iterator[tuple[Index, Index]]:
+    """First and last index of each stretch of blocks that differ."""
+    stretch: list[int] = []
+    for block, old, new in zip(_blocks(math.prod(before.shape)), before.blocks, after.blocks, strict=False):
+        if old != new:
+            stretch += [block.start, block.stop - 1]
+        elif stretch:
+            yield _index(stretch[0], before.shape), _index(stretch[-1], before.shape)
+            stretch = []
+    if stretch:
+        yield _index(stretch[0], before.shape), _index(stretch[-1], before.shape)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The bits of every element as integers, with one kind of NaN."""
+    bits = bits_of(x)
+    if not x.is_floating_point():
+        return bits
+    all_ones = 255 if bits.dtype is torch.uint8 else -1
+    return bits.masked_fill(torch.isnan(x.to(torch.float32)), all_ones)
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    """Distance of two tensors of one dtype in ulp of it, as fp64; infinite for one NaN."""
+    first, second = a.to(torch.float64), b.to(torch.float64)
+    if not a.is_floating_point():
+        return (first - second).abs()
+    unknown = torch.isnan(first) | torch.isnan(second)
+    fmt = format_of(a.dtype)
+    steps = ordinals(first.nan_to_num(0.0, math.inf, -math.inf), fmt) - ordinals(
+        second.nan_to_num(0.0, math.inf, -math.inf), fmt
+    )
+    return torch.where(unknown, math.inf, steps.abs().to(torch.float64))
+
+
+def _sampled(numel: int) -> Tensor:
+    """Positions of the sample of a tensor that is not stored whole: stretches from its first to its last element."""
+    starts = torch.arange(_RUNS) * (numel - _RUN) // (_RUNS - 1)
+    return (starts[:, None] + torch.arange(_RUN)).flatten()
+
+
+def _blocks(numel: int) -> list[slice]:
+    """The consecutive elements of each block of a tensor that is not stored whole."""
+    size = math.ceil(numel / _BLOCKS) or 1
+    return [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
+
+
+def _index(position: int, shape: tuple[int, ...]) -> Index:
+    """The index of the element at a position in logical order."""
+    index = []
+    for size in reversed(shape):
+        position, remainder = divmod(position, size)
+        index.append(remainder)
+    return tuple(reversed(index))

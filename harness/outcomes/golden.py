@@ -1,0 +1,166 @@
+"""What became of golden files, as data: scalars and indices, never tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.result import CaseResult, Comparison
+
+Index = tuple[int, ...]
+
+
+class Status(StrEnum):
+    """What became of a golden or of one of its cases, worst last; see `Status.worst`."""
+
+    SAME = "SAME"
+    NEW = "NEW"
+    CHANGED = "CHANGED"
+    GONE = "GONE"
+    CONTRACT = "CONTRACT"
+    INPUTS = "INPUTS"
+    BROKEN = "BROKEN"
+    ERRORED = "ERRORED"
+
+    @staticmethod
+    def worst(statuses: Iterable[Status]) -> Status:
+        return max(statuses, key=list(Status).index, default=Status.SAME)
+
+
+REFUSED = frozenset({Status.BROKEN, Status.ERRORED})
+"""Statuses of which no golden is made."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far a stage is from its contract: fields of `Comparison`."""
+
+    numel: int
+    mismatched: int
+    outside: int
+    rel_l2: float
+    bias: float
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Figures:
+        return cls(comparison.numel, comparison.mismatched, comparison.outside, comparison.rel_l2, comparison.bias)
+
+
+@dataclass(frozen=True)
+class Farthest:
+    """The element that moved farthest: its index, and its values."""
+
+    index: Index
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """One stage whose bits are not those of the golden.
+
+    Attributes:
+        stage: its name.
+        before, after: dtype and shape, as in `bf16[4,128]`; empty where there is no such stage.
+        changed: elements that differ, of the `compared` ones.
+        compared: elements that were compared one by one: those of a sample where the golden holds one, none where dtype
+            or shape differ.
+        max_ulp: largest distance between the values of an element.
+        farthest: the element that moved farthest, if one of those compared differs.
+        blocks: for a sample, how many blocks of the tensor have another hash, and how many there are.
+        spans: first and last index of each stretch of those blocks.
+        figures: distance from the contract, before and after.
+    """
+
+    stage: str
+    before: str
+    after: str
+    changed: int = 0
+    compared: int = 0
+    max_ulp: float = 0.0
+    farthest: Farthest | None = None
+    blocks: tuple[int, int] = (0, 0)
+    spans: tuple[tuple[Index, Index], ...] = ()
+    figures: tuple[Figures | None, Figures | None] = (None, None)
+
+
+@dataclass(frozen=True)
+class CaseOutcome:
+    """One case of a golden, beside what the kernel does today, or beside another golden.
+
+    Attributes:
+        line: the case.
+        changes: stages that differ bit for bit, those left out that are `unordered`.
+        result: of today; None where nothing was run.
+        reason: more about the status, where there is more to say.
+    """
+
+    line: str
+    status: Status
+    changes: tuple[Change, ...] = ()
+    result: CaseResult | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An item of provenance that is not the same on both sides."""
+
+    item: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class KernelOutcome:
+    """One golden file, beside what its kernel does today, or beside another golden.
+
+    Attributes:
+        path: the file.
+        contracts: the contract of the golden, and the one of today.
+        provenance: what else is not as it was when the golden was made.
+        unordered: results that are only held to the enclosure, because atomic additions change their bits.
+        own: status of the file itself, such as NEW, GONE or ERRORED; that of its cases may be worse.
+        reason: why it has that status.
+    """
+
+    kernel: str
+    path: str
+    contracts: tuple[str, str] = ("", "")
+    cases: tuple[CaseOutcome, ...] = ()
+    provenance: tuple[Difference, ...] = ()
+    unordered: tuple[str, ...] = ()
+    own: Status = Status.SAME
+    reason: str = ""
+
+    @property
+    def status(self) -> Status:
+        return Status.worst([self.own, *(case.status for case in self.cases)])
+
+    def having(self, status: Status) -> tuple[CaseOutcome, ...]:
+        """Its cases of that status."""
+        return tuple(case for case in self.cases if case.status is status)
+
+
+@dataclass(frozen=True)
+class GoldenReport:
+    """Golden files and what became of them.
+
+    Attributes:
+        subject: what was compared, as in `cpu` or `FOLDER and FOLDER`.
+        options: of the command, that say where kernels and ops are.
+    """
+
+    subject: str
+    kernels: tuple[KernelOutcome, ...]
+    options: str = ""
+
+    def exit_code(self, fine: Collection[Status]) -> int:
+        """0 if every golden has a status that is `fine`, 1 if not, 2 if one could not be judged, 3 if there is none."""
+        statuses = {kernel.status for kernel in self.kernels}
+        if Status.ERRORED in statuses:
+            return 2
+        if not statuses:
+            return 3
+        return 0 if statuses <= set(fine) else 1

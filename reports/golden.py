@@ -1,0 +1,209 @@
+"""Goldens on a console: what is the same, what changed and is still legal, what is broken, and why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.golden import CaseOutcome, Change, Figures, GoldenReport, KernelOutcome, Status
+from harness.result import Verdict
+from reports.paper import line, paragraph
+from reports.summary import Problem, distance, elements, error, listed, plural, repro_line, share, shown_path, signed
+
+MOST_CASES = 2
+MOST_SPANS = 4
+
+STYLES: Mapping[Status, str] = {
+    Status.SAME: "green",
+    Status.NEW: "cyan",
+    Status.CHANGED: "yellow",
+    Status.GONE: "yellow",
+    Status.CONTRACT: "bold yellow",
+    Status.INPUTS: "bold yellow",
+    Status.BROKEN: "bold red",
+    Status.ERRORED: "bold magenta",
+}
+
+CHECKED: Mapping[Status, str] = {
+    Status.SAME: "same",
+    Status.NEW: "without a golden: record or approve makes one",
+    Status.CHANGED: "changed, still legal",
+    Status.GONE: "no longer run",
+    Status.CONTRACT: "under another contract",
+    Status.INPUTS: "made from other input bits: approve what these give",
+    Status.BROKEN: "broken",
+    Status.ERRORED: "not checked",
+}
+RECORDED: Mapping[Status, str] = {
+    **CHECKED,
+    Status.SAME: "left as it is",
+    Status.NEW: "recorded",
+    Status.BROKEN: "refused: fix the kernel, or claim the contract that it keeps",
+    Status.ERRORED: "refused",
+}
+COMPARED: Mapping[Status, str] = {
+    Status.SAME: "equal",
+    Status.NEW: "only in the second",
+    Status.CHANGED: "differs",
+    Status.GONE: "only in the first",
+    Status.CONTRACT: "under another contract",
+    Status.INPUTS: "made from other input bits",
+}
+
+
+def print_check(report: GoldenReport, console: Console) -> None:
+    """What became of each golden, the worst first."""
+    _print(report, console, CHECKED)
+
+
+def print_record(report: GoldenReport, console: Console) -> None:
+    """Which goldens were made, and which were refused."""
+    _print(report, console, RECORDED)
+
+
+def print_diff(report: GoldenReport, console: Console) -> None:
+    """How two goldens, or two folders of them, differ."""
+    _print(report, console, COMPARED)
+
+
+def _print(report: GoldenReport, console: Console, words: Mapping[Status, str]) -> None:
+    line(console, f"Goldens on {report.subject}" if words is not COMPARED else f"Goldens in {report.subject}", "bold")
+    ranks = list(Status)
+    for kernel in sorted(report.kernels, key=lambda k: ranks.index(k.status), reverse=True):
+        _print_kernel(kernel, console, words, report.options)
+    line(console)
+    counts = Counter(kernel.status for kernel in report.kernels)
+    told = [Text(f"{counts[s]:,} {words[s].partition(':')[0]}", STYLES[s]) for s in reversed(Status) if counts[s]]
+    line(console, Text("goldens: ").append_text(Text(", ").join(told) if told else Text("none")))
+
+
+def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status, str], options: str) -> None:
+    status = kernel.status
+    head = Text.assemble((f"{status.value:<9}", STYLES[status]), (kernel.kernel, "bold"))
+    if kernel.cases:
+        of = kernel.having(status)
+        some = f"{len(of):,} of " if of and len(of) < len(kernel.cases) else ""
+        head.append(f"  {some}{plural(len(kernel.cases), 'case')}")
+    if words[status].lower() != status.value.lower():
+        head.append(f"  {words[status].partition(':')[0]}")
+    line(console, head)
+    if status is Status.SAME and not kernel.reason:
+        return
+    if advice := words[status].partition(": ")[2]:
+        _field(console, "what to do", advice)
+    if kernel.reason:
+        _field(console, "reason", kernel.reason)
+    if status is not Status.NEW or kernel.cases:
+        _field(console, "golden", shown_path(kernel.path))
+    if kernel.status is not Status.NEW:
+        _print_origin(kernel, console)
+        _print_cases(kernel, console, options)
+
+
+def _print_origin(kernel: KernelOutcome, console: Console) -> None:
+    """What else is not as it was when the golden was made."""
+    before, after = kernel.contracts
+    if before and after and before != after:
+        _field(console, "contract", f"{before} → {after}")
+    if kernel.cases and kernel.contracts[0]:
+        parts = [f"{d.item} {_shown(d.before)} → {_shown(d.after)}" for d in kernel.provenance]
+        _field(console, "provenance", ", ".join(parts) or "same source, device, driver, torch and triton")
+    if kernel.unordered:
+        names = ", ".join(kernel.unordered)
+        _field(console, "unordered", f"{names}: summed by atomic additions, held to the contract and not bit for bit")
+
+
+def _shown(value: str) -> str:
+    """An item of provenance; of a git commit, the first digits."""
+    return _COMMIT.sub(r"\1", value) or "unknown"
+
+
+_COMMIT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28}\b")
+
+
+def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
+    """The cases that are not the same, the worst and smallest first; of many, the first of each status."""
+    if explanation := _explanation(kernel):
+        _field(console, "explained by", explanation)
+    for status in reversed(Status):
+        cases = sorted(kernel.having(status), key=lambda case: elements(case.line))
+        if status is Status.SAME or not cases:
+            continue
+        for case in cases[:MOST_CASES]:
+            _print_case(case, console)
+            if status in (Status.BROKEN, Status.ERRORED) and case.result is not None:
+                line(console, f"    {repro_line(case.result, options)}")
+        if rest := cases[MOST_CASES:]:
+            _field(console, "", f"and {plural(len(rest), 'more case')} {status.value.lower()}: {_extent(rest)}")
+
+
+def _explanation(kernel: KernelOutcome) -> str:
+    """The contracts that allow every bit of every broken case."""
+    broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
+    if broken and (names := Problem(broken, len(broken)).explained_by):
+        extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
+        return f"{' or '.join(names)}: that contract of the op allows every bit of {extent}"
+    return ""
+
+
+def _extent(cases: Sequence[CaseOutcome]) -> str:
+    changes = [change for case in cases for change in case.changes]
+    changed, compared = (sum(getattr(c, name) for c in changes) for name in ("changed", "compared"))
+    farthest = max((change.max_ulp for change in changes), default=0.0)
+    return f"{changed:,} of {plural(compared, 'element')}, by at most {distance(farthest)} ulp"
+
+
+def _print_case(case: CaseOutcome, console: Console) -> None:
+    _field(console, case.status.value.lower(), case.line)
+    if case.reason:
+        _field(console, "", case.reason)
+    if case.result is not None:
+        for finding in case.result.findings:
+            _field(console, "", f"{finding.stage}: {finding.sentence}")
+        if case.status is Status.BROKEN and not case.changes:
+            _field(console, "", "The bits are those of the golden: the reference or its error bounds have changed.")
+        if case.result.verdict is Verdict.INCONCLUSIVE:
+            _field(console, "", f"Today's verdict is INCONCLUSIVE: {case.result.reason}.")
+    for change in case.changes:
+        _field(console, "", _sentence(change))
+
+
+def _sentence(change: Change) -> str:
+    if change.before != change.after:
+        return f"{change.stage}: {change.before or 'not there'} → {change.after or 'not there'}"
+    parts = [f"{change.stage} {change.before}: {_counted(change)}"]
+    if (farthest := change.farthest) is not None:
+        parts.append(f"farthest at {list(farthest.index)}: {farthest.before:.9g} → {farthest.after:.9g}")
+    before, after = change.figures
+    if before is not None and after is not None:
+        parts.append(_moved(before, after))
+    return "; ".join(parts)
+
+
+def _counted(change: Change) -> str:
+    """How many elements changed, as far as the golden tells."""
+    by = f", by at most {distance(change.max_ulp)} ulp" if change.changed else ""
+    differing, blocks = change.blocks
+    if not blocks:
+        return f"{change.changed:,} of {plural(change.compared, 'element')} changed{by}"
+    spans = listed((f"{list(first)} to {list(last)}" for first, last in change.spans), MOST_SPANS)
+    where = "everywhere" if differing == blocks else f"in {plural(differing, 'block')} of {blocks}, {spans}"
+    return f"changed {where}; {change.changed:,} of a sample of {plural(change.compared, 'element')}{by}"
+
+
+def _moved(before: Figures, after: Figures) -> str:
+    """The distance from the contract, before and after."""
+    pairs = (
+        ("mismatch", share(before.mismatched, before.numel), share(after.mismatched, after.numel)),
+        ("rel. error", error(before.rel_l2), error(after.rel_l2)),
+        ("bias", signed(before.bias), signed(after.bias)),
+    )
+    return ", ".join(f"{name} {old} → {new}" if old != new else f"{name} {old} as before" for name, old, new in pairs)
+
+
+def _field(console: Console, label: str, text: str) -> None:
+    paragraph(console, Text(text), label=f"  {label:<12} ", label_style="dim")

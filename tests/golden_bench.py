@@ -1,0 +1,84 @@
+"""A folder of goldens and kernels whose text is changed, for the tests of `lastbit golden`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.commands import golden
+
+ROOT = Path(__file__).resolve().parent.parent
+TRITON = "triton[native_multiply+rounded_sum]"
+LINES = """
+rms_norm x=bf16[6,200] weight=bf16[200] eps=1e-06 seed=3
+rms_norm x=fp32[5,300] weight=fp32[300] eps=1e-06 seed=3
+"""
+PLAIN = """
+import torch
+from harness.kernel import UnsupportedCase, kernel
+
+@kernel("rms_norm", contract="fp32_multiply", name="mine")
+def mine(x, weight=None, *, eps):
+    xf = x.float()
+    inverse = torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps)
+    product = xf * inverse if weight is None else xf * inverse * weight.float()
+    return product.to(x.dtype)
+"""
+SAME_SUM = ".mean(-1, keepdim=True)"
+OTHER_SUM = ".flip(-1).cumsum(-1)[..., -1:] / x.shape[-1]"
+
+FP32_MULTIPLY = (
+    """            normalized = normalized.to(weight.dtype).to(tl.float32)
+            product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)""",
+    "            product = normalized * weight.to(tl.float32)",
+)
+
+
+def lastbit(*words: object) -> int:
+    """The exit code of `lastbit golden WORDS`."""
+    parser = argparse.ArgumentParser()
+    golden.add_to(parser.add_subparsers())
+    options = parser.parse_args(["golden", *map(str, words)])
+    return int(options.command(options, ()))
+
+
+class Bench:
+    """A folder of goldens, and kernels that are changed by replacing text, each in a folder of its own."""
+
+    def __init__(self, folder: Path, kernel: str) -> None:
+        self.folder, self.kernel, self.lines = folder, kernel, folder / "lines.txt"
+        self.lines.write_text(LINES)
+
+    def kernels(self, old: str = "", new: str = "") -> Path:
+        """The kernels with `old` replaced by `new`."""
+        made = self.folder / f"kernels_{len(list(self.folder.iterdir()))}"
+        made.mkdir()
+        if self.kernel == TRITON:
+            for name in ("rms_norm_arguments.py", "row_layout.py"):
+                shutil.copy(ROOT / "kernels" / name, made)
+        source = (ROOT / "kernels" / "rms_norm.py").read_text() if self.kernel == TRITON else PLAIN
+        assert source.count(old) == 1 or not old, "what the test replaces is there, once"
+        (made / "rms_norm.py").write_text(source.replace(old, new) if old else source)
+        return made
+
+    def __call__(self, action: str, kernels: Path, *words: object) -> int:
+        chosen = ("--kernel", self.kernel) if self.kernel == TRITON else ()
+        return lastbit(action, "--kernels", kernels, *chosen, "--folder", self.folder / "goldens", *words)
+
+    def record(self) -> Path:
+        """The golden of the unchanged kernel."""
+        assert self("record", self.kernels(), "--cases", self.lines) == 0
+        return self.file
+
+    @property
+    def file(self) -> Path:
+        [path] = (self.folder / "goldens" / "cpu").iterdir()
+        return path
+
+
+def output(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed since the last time, on one line, so that it does not matter where lines were broken."""
+    return " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,96 @@
+"""`lastbit golden record` and `approve`: what is written, what is refused, and who is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from golden_bench import FP32_MULTIPLY, OTHER_SUM, SAME_SUM, TRITON, Bench, output
+
+from harness.errors import UsageError
+from harness.history.golden_file import read
+
+
+@pytest.fixture
+def triton(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, TRITON)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Bench:
+    return Bench(tmp_path, "mine")
+
+
+def test_a_failing_kernel_is_refused(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = plain.kernels("fp32_multiply", "native_multiply")
+    assert plain("record", wrong, "--cases", plain.lines) == 1
+    shown = output(capsys)
+    assert "refused" in shown
+    assert "fix the kernel, or claim the contract that it keeps" in shown
+    assert "explained by fp32_multiply" in shown
+    assert not (plain.folder / "goldens").exists()
+
+
+def test_a_golden_is_not_recorded_over(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    before = plain.record().read_bytes()
+    assert plain("record", plain.kernels(SAME_SUM, OTHER_SUM)) == 0
+    assert "has a golden of 2 cases; `lastbit golden approve` replaces it" in output(capsys)
+    assert plain.file.read_bytes() == before
+
+
+def test_cases_are_chosen_from_every_group(plain: Bench) -> None:
+    assert plain("record", plain.kernels(), "--most-elements", 5000) == 0
+    lines = [case.line for case in read(plain.file).cases]
+    assert len(lines) == len(set(lines)) > 10
+    assert {"fp32", "bf16", "fp16"} <= {line.split("x=")[1][:4] for line in lines}
+    assert plain("check", plain.kernels()) == 0
+
+
+def test_without_goldens_nothing_is_checked(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain("check", plain.kernels()) == 3
+    assert "NEW mine" in output(capsys)
+
+
+def test_approve_writes_what_is_legal(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    plain.record()
+    reordered = plain.kernels(SAME_SUM, OTHER_SUM)
+    output(capsys)
+    assert plain("approve", reordered, "--yes") == 0
+    shown = output(capsys)
+    assert shown.index("CHANGED mine") < shown.index("1 written or removed"), "shown before it is written"
+    assert plain("check", reordered, "--exact") == 0
+
+
+def test_approve_never_writes_what_is_broken(triton: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    before = triton.record().read_bytes()
+    assert triton("approve", triton.kernels(*FP32_MULTIPLY), "--yes") == 1
+    assert "0 written or removed" in output(capsys)
+    assert triton.file.read_bytes() == before
+
+
+def test_approve_without_a_terminal_needs_yes(plain: Bench) -> None:
+    before = plain.record().read_bytes()
+    with pytest.raises(UsageError, match="--yes"):
+        plain("approve", plain.kernels(SAME_SUM, OTHER_SUM))
+    assert plain.file.read_bytes() == before
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("", 1), ("y", 0)])
+def test_approve_asks_on_a_terminal(plain: Bench, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+    before = plain.record().read_bytes()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: answer)
+    assert plain("approve", plain.kernels(SAME_SUM, OTHER_SUM)) == code
+    assert (plain.file.read_bytes() == before) is (answer != "y")
+
+
+def test_a_golden_whose_kernel_is_gone(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    path = plain.record()
+    renamed = plain.kernels('name="mine"', 'name="yours"')
+    assert plain("check", renamed) == 1
+    shown = output(capsys)
+    assert "GONE mine" in shown
+    assert "NEW yours" in shown
+    assert plain("approve", renamed, "--yes", "--cases", plain.lines) == 0
+    assert not path.exists()
+    assert plain("check", renamed) == 0
