@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from harness.commands import calibrate, verify
+from harness.commands import bisect, calibrate, diff, golden, identify, report, stages, verify
 from harness.commands.running import INTERRUPTED
 from harness.errors import LastbitError
 
-COMMANDS: tuple[ModuleType, ...] = (verify, calibrate)
+COMMANDS: tuple[ModuleType, ...] = (verify, report, diff, golden, bisect, stages, identify, calibrate)
 BROKEN = 2
 
 

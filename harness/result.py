@@ -257,8 +257,11 @@ class Run:
     broken: str = ""
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
-        """The (kernel, device) pairs of the run, in order of appearance."""
-        return tuple(dict.fromkeys((r.kernel, r.device) for r in self.results))
+        """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""
+        found = dict.fromkeys((r.kernel, r.device) for r in self.results)
+        names = {kernel: kernel.partition("@") for kernel, _ in found}
+        order = list(dict.fromkeys(name for name, _, _ in names.values()))
+        return tuple(sorted(found, key=lambda subject: (order.index(names[subject[0]][0]), names[subject[0]][2])))
 
     def of(self, kernel: str, device: str) -> tuple[CaseResult, ...]:
         """The counted results of one kernel on one device."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,8 +13,11 @@ from harness.case import parse_case
 from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_run, config_of
 from harness.commands.running import INTERRUPTED, Interrupted, execute
 from harness.config import PROFILES, Config
+from harness.history.revisions import kernels_at
 from harness.result import CaseResult
-from harness.verify.project import read_cases
+from harness.verify.project import open_project, read_cases
+from reports.changes import compare_revisions, revisions
+from reports.changes_terminal import print_changes
 from reports.paper import make_console
 from reports.terminal import print_run
 
@@ -41,6 +45,7 @@ def _add_verify(commands: Subparsers) -> None:
     verify.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     verify.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
     verify.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
+    verify.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
     verify.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
     add_device(verify)
     add_kernel_choice(verify)
@@ -56,7 +61,11 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         seed=options.seed,
         cases=options.cases_per_group,
     )
-    return _run(config, ["-n", options.workers, "--dist", "worksteal", *rest])
+    arguments = ["-n", options.workers, "--dist", "worksteal", *rest]
+    if options.base is None:
+        return _run(config, arguments)
+    with kernels_at(options.base, open_project(config).kernel_folders) as folder:
+        return _run(replace(config, revisions={options.base: str(folder)}), arguments)
 
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -78,6 +87,9 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
     if show_inputs:
         _print_inputs(run.results, console)
     print_run(run, console)
+    for label in config.revisions:
+        print_changes(compare_revisions(run, label), console)
+        _, run = revisions(run, label)  # what another revision does is no fault of this one
     return INTERRUPTED if interrupted else run.exit_code
 
 

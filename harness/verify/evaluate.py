@@ -59,11 +59,14 @@ class _AskedContract:
         return self.contract.has(option)
 
 
-def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given: Tensors | None = None) -> Trace:
+def evaluate(
+    op: Op, contract: Contract, tensors: Tensors, params: Params, given: Mapping[str, Expected] | None = None
+) -> Trace:
     """Run the reference of `op` on enclosures of `tensors`; integers and plain inputs reach it as they are.
 
-    Where `given` has a stage, the reference goes on from that tensor instead of its own enclosure: the kernel's own
-    values make the check of the next stage an isolated one, and a candidate makes it a check of a latent value.
+    Where `given` has a stage, the reference goes on from that instead of its own enclosure: the kernel's own values
+    make the check of the next stage an isolated one, a candidate makes it a check of a latent value, and another
+    enclosure shows what would follow if the stage were computed otherwise.
 
     Raises:
         UsageError: the op is not defined for these arguments under this contract.
@@ -83,7 +86,8 @@ def evaluate(op: Op, contract: Contract, tensors: Tensors, params: Params, given
             trace.sums[name] = value
             return value
         enclosure = trace.expected[name] = value.rounded(fmt) if name in contract.rounds else value
-        return Enclosure.point(stand_ins[name]) if name in stand_ins else enclosure
+        stand_in = stand_ins.get(name, enclosure)
+        return Enclosure.point(stand_in) if isinstance(stand_in, Tensor) else stand_in
 
     inputs = [_operand(op, name, tensors[name]) if name in tensors else None for name in op.inputs]
     asked = _AskedContract(contract, trace.consulted)

@@ -76,14 +76,19 @@ def _selected(project: Project, config: Config) -> list[Kernel]:
     for name in config.ops:
         project.op(name)
     for name in config.kernels:
-        if name not in (known := {n for k in kernels for n in (k.name, k.name.partition("@")[0])}):
-            raise unknown("kernel", name, known)
+        if not any(name in _names(k) for k in kernels):
+            raise unknown("kernel", name, {_names(k)[-1] for k in kernels})
     return [
         k
         for k in kernels
         if (not config.ops or k.op in config.ops)
-        and (not config.kernels or not {k.name, k.name.partition("@")[0]}.isdisjoint(config.kernels))
+        and (not config.kernels or any(n in config.kernels for n in _names(k)))
     ]
+
+
+def _names(kernel: Kernel) -> tuple[str, ...]:
+    """What chooses the kernel: its name and, if it is of another revision, the name that it has in every one."""
+    return kernel.name, kernel.name.partition("@")[0]
 
 
 def _groups(project: Project, subject: Subject, config: Config) -> Iterator[Group]:

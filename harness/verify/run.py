@@ -203,6 +203,7 @@ def environment_of(config: Config) -> dict[str, str]:
         "accelerators": ", ".join(accelerators),
         "premises": "; ".join(f"{d}: {load_premises(d).device}" for d in devices),
         "options": _options_of(config),
+        "base": ", ".join(config.revisions),
         "profile": config.profile,
         "seed": str(config.seed),
         "cases_per_group": str(config.cases_per_group),

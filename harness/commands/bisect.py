@@ -1,0 +1,115 @@
+"""`lastbit bisect`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.case import parse_case
+from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_run, config_of
+from harness.commands.running import execute
+from harness.config import Config
+from harness.errors import UsageError
+from harness.history.bisect import bisect
+from harness.history.criterion import Question
+from harness.history.packages import Versions, open_versions
+from harness.history.revisions import Revisions, open_revisions
+from harness.outcomes.bisection import METRICS, Bisection
+from harness.result import Run
+from harness.verify.project import open_project
+from reports.bisection import print_bisection, print_extent, print_step
+from reports.paper import make_console
+
+
+def add_to(commands: Subparsers) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "bisect",
+        help="find the commit, or the version of a package, that changed a kernel's result",
+        description="Find the first bad commit between two revisions, or the first bad version of a package.",
+    )
+    parser.set_defaults(command=_bisect)
+    parser.add_argument("case", help="the case line to follow, in quotes")
+    parser.add_argument("--good", required=True, metavar="A", help="a revision or version before the change")
+    parser.add_argument("--bad", required=True, metavar="B", help="one after it")
+    parser.add_argument("--package", metavar="NAME", help="search the versions of this package, not commits")
+    parser.add_argument("--stage", default="", help="the stage to look at (default: the first result)")
+    parser.add_argument("--metric", default="", help=f"{', '.join(METRICS)} (default: the verdict)")
+    parser.add_argument("--drift", type=float, metavar="F", help="bad is where the metric has risen by this factor")
+    parser.add_argument("--repository", type=Path, metavar="DIR", help="the git repository (default: this folder's)")
+    parser.add_argument("--build", default="", metavar="COMMAND", help="builds a commit, in its root, before it is run")
+    add_device(parser)
+    add_kernel_choice(parser)
+    add_run(parser, workers="1")
+
+
+def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    question = Question(_one("--kernel", options.kernel, ""), options.stage, options.metric, options.drift)
+    config = _config(options)
+    console = make_console()
+
+    def measure(name: str, changes: Mapping[str, Any]) -> Run:
+        here = replace(config, folder=str(Path(config.folder, name)), **changes)
+        return execute(here, ["-n", options.workers], quiet=True)
+
+    with _space(options, config) as space:
+        print_extent(space.what, len(space.candidates()), options.good, options.bad, console)
+        found = bisect(space, question, measure, partial(print_step, console=console))
+        found = _explained(found, space)
+    print_bisection(found, console, _places(options))
+    return 0 if found.culprit else 1
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """The configuration of every run, checked before the first."""
+    case = parse_case(options.case)
+    config = config_of(options, lines=(str(case),))
+    if options.package is None:
+        config = replace(config, kernel_folders=())
+    if len(config.devices) != 1:
+        raise UsageError(f"--device {options.device}: a search follows one device; choose one of {config.devices}")
+    open_project(config).op(case.op)
+    return config
+
+
+@contextmanager
+def _space(options: argparse.Namespace, config: Config) -> Iterator[Revisions | Versions]:
+    """What is searched, for as long as the context lasts."""
+    if options.package is None:
+        folder = options.repository or Path()
+        kernels = _one("--kernels", options.kernels, "kernels")
+        with open_revisions(folder, options.good, options.bad, kernels=kernels, build=options.build) as revisions:
+            yield revisions
+        return
+    for name, value in (("--repository", options.repository), ("--build", options.build)):
+        if value:
+            raise UsageError(f"{name} {value} has no meaning with --package, which takes kernels as they are now")
+    yield open_versions(options.package, options.good, options.bad, device_type=config.device_plan.types[0])
+
+
+def _one(option: str, given: Sequence[str], otherwise: str) -> str:
+    if len(given) > 1:
+        raise UsageError(f"{option} {', '.join(given)}: a search follows one; give {option} once")
+    return given[0] if given else otherwise
+
+
+def _explained(found: Bisection, space: Revisions | Versions) -> Bisection:
+    """With the difference that the culprit made, git's log, and how to get at it again."""
+    last = found.culprit or found.after.point
+    found = replace(found, recipe=space.recipe(last.name))
+    if isinstance(space, Versions):
+        return found
+    return replace(found, log=space.log(), change=space.change(last.name) if found.culprit else "")
+
+
+def _places(options: argparse.Namespace) -> str:
+    """The options by which a run of one case finds the same ops, and the kernels of a search through versions."""
+    folders = [("--kernels", folder) for folder in options.kernels if options.package is not None]
+    folders += [("--project", folder) for folder in options.project]
+    return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)

@@ -1,0 +1,241 @@
+"""The search for the first bad commit or version: ends, criterion, steps.
+
+A `Space` knows what lies between the ends and how to get at it; a `Measure` runs the case there. What cannot be
+measured is skipped, and its neighbours are tried instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from harness.errors import LastbitError, UsageError
+from harness.history.criterion import Question, criterion_of, objection
+from harness.outcomes.bisection import Bisection, Criterion, Mark, Point, Step
+from harness.result import CaseResult, Run
+
+OTHER = "bad"
+"""Label of the bad end's kernels in the run that both ends share."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a commit or version lies while it is measured.
+
+    Attributes:
+        root: its throw-away folder.
+        kernels: its folder of kernels; empty where it brings none.
+        site: its folder of installed packages; empty where it brings none.
+    """
+
+    root: str
+    kernels: str = ""
+    site: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a `Config` says so that a run finds it."""
+        kernels = {"kernel_folders": (self.kernels,)} if self.kernels else {}
+        return kernels | ({"site": (self.site,)} if self.site else {})
+
+
+class Space(Protocol):
+    """Commits or versions between a good and a bad end."""
+
+    @property
+    def what(self) -> str:
+        """`commit` or `version`."""
+
+    @property
+    def good(self) -> str:
+        """Name of the good end."""
+
+    @property
+    def bad(self) -> str:
+        """Name of the bad end."""
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether one process can run the kernels of both ends."""
+
+    def candidates(self) -> list[str]:
+        """What may be the first bad one after all marks so far, oldest first."""
+
+    def best(self, untried: Collection[str]) -> str:
+        """The one of `untried` candidates whose mark would tell most."""
+
+    def mark(self, name: str, mark: Mark) -> None:
+        """Take note of what a measurement said."""
+
+    def point(self, name: str) -> Point:
+        """What a reader is told about it."""
+
+    def key(self, name: str) -> str:
+        """Equal for two that need only one measurement."""
+
+    def place(self, name: str) -> AbstractContextManager[Place]:
+        """Its files, for as long as the context lasts; LastbitError if they cannot be made."""
+
+
+Measure = Callable[[str, Mapping[str, Any]], Run]
+"""Runs the case under a name, with changes of the run's `Config`; LastbitError if the run cannot begin."""
+
+Tell = Callable[[Criterion, Step], None]
+"""Hears of every step at once."""
+
+
+def bisect(space: Space, question: Question, measure: Measure, tell: Tell) -> Bisection:
+    """Find the first bad commit or version.
+
+    Raises:
+        UsageError: the ends cannot be told apart by what is asked.
+        LastbitError: an end cannot be measured.
+    """
+    ends = _ends(space, question.kernel, measure)
+    good, bad = (end.result for end in ends)
+    assert good and bad
+    criterion = criterion_of(question, good, bad)
+    for end in ends:
+        tell(criterion, end)
+
+    def look(point: Point) -> CaseResult:
+        return _usable(_alone(space, point, measure, good.kernel), good.kernel, criterion.stage)
+
+    steps = search(space, criterion, look, ends, tell)
+    candidates = tuple(map(space.point, space.candidates()))
+    return Bisection(space.what, criterion, candidates, (*ends, *steps))
+
+
+def search(
+    space: Space,
+    criterion: Criterion,
+    look: Callable[[Point], CaseResult],
+    ends: Sequence[Step],
+    tell: Tell,
+) -> list[Step]:
+    """Measure and mark until one candidate is left, or only ones that cannot be measured.
+
+    `look` raises LastbitError for what cannot be measured. Of equal keys, one is measured.
+    """
+    steps: list[Step] = []
+    known = {space.key(step.point.name): step for step in ends}
+    marked = {step.point.name for step in ends}
+    run = max(step.run for step in ends)
+    while untried := [name for name in space.candidates() if name not in marked]:
+        point = space.point(space.best(untried))
+        key = space.key(point.name)
+        step = _again(known[key], point) if key in known else _looked_at(point, criterion, look, run + 1)
+        run = max(run, step.run)
+        known.setdefault(key, step)
+        marked.add(point.name)
+        space.mark(point.name, step.mark)
+        steps.append(replace(step, left=len(space.candidates())))
+        tell(criterion, steps[-1])
+    return steps
+
+
+def _looked_at(point: Point, criterion: Criterion, look: Callable[[Point], CaseResult], run: int) -> Step:
+    try:
+        result = look(point)
+    except LastbitError as error:
+        return Step(point, Mark.SKIPPED, reason=str(error))
+    return Step(point, Mark.BAD if criterion.is_bad(result) else Mark.GOOD, run, result)
+
+
+def _again(known: Step, point: Point) -> Step:
+    """The step of a point that does not differ from the one that is known."""
+    reason = known.reason if known.mark is Mark.SKIPPED else f"the same files as {known.point.short}"
+    return replace(known, point=point, run=0, reason=reason)
+
+
+Results = Mapping[str, CaseResult]
+"""Name of a kernel → its result."""
+
+
+def _ends(space: Space, kernel: str, measure: Measure) -> list[Step]:
+    """The good end and the bad end, measured: in one run where their kernels can lie side by side, else in two."""
+    ends = [(Mark.GOOD, space.point(space.good)), (Mark.BAD, space.point(space.bad))]
+    together = _together(space, kernel, measure) if space.side_by_side else None
+    found = together or [_alone_as_end(space, mark, point, measure, kernel) for mark, point in ends]
+    kernel = kernel or _shared(*found)
+    left = len(space.candidates())
+    steps = []
+    for (mark, point), run, results in zip(ends, (1, 1) if together else (1, 2), found, strict=True):
+        with _naming(mark, point):
+            steps.append(Step(point, mark, run, _usable(results, kernel), left=left))
+    return steps
+
+
+def _together(space: Space, kernel: str, measure: Measure) -> list[Results] | None:
+    """The results of both ends from one run; None if it could not begin, because of one of them or of both together."""
+    try:
+        with space.place(space.good) as good, space.place(space.bad) as bad:
+            results = _results(measure("ends", {**_settings(good, kernel), "revisions": {OTHER: bad.kernels}}))
+    except LastbitError:
+        return None
+    label = f"@{OTHER}"
+    own = {name: result for name, result in results.items() if not name.endswith(label)}
+    others = {name.removesuffix(label): result for name, result in results.items() if name.endswith(label)}
+    return [own, {name: replace(result, kernel=name) for name, result in others.items()}]
+
+
+def _alone_as_end(space: Space, mark: Mark, point: Point, measure: Measure, kernel: str) -> Results:
+    with _naming(mark, point):
+        return _alone(space, point, measure, kernel)
+
+
+@contextmanager
+def _naming(mark: Mark, point: Point) -> Iterator[None]:
+    """Say of an error that it is an end's."""
+    try:
+        yield
+    except LastbitError as error:
+        reason = f"the {mark} end {point.short} cannot be measured, and an end cannot be skipped: {error}"
+        raise LastbitError(reason) from error
+
+
+def _shared(good: Results, bad: Results) -> str:
+    shared = sorted(set(good) & set(bad))
+    if len(shared) == 1:
+        return shared[0]
+    if shared:
+        raise UsageError(f"several kernels could be followed; choose one with --kernel: {', '.join(shared)}")
+    names = [", ".join(sorted(results)) or "none" for results in (good, bad)]
+    raise UsageError(f"no kernel ran the case at both ends; at the good end {names[0]}, at the bad end {names[1]}")
+
+
+def _alone(space: Space, point: Point, measure: Measure, kernel: str) -> Results:
+    """The results of one commit or version, in a run of its own."""
+    with space.place(point.name) as place:
+        try:
+            return _results(measure(point.short, _settings(place, kernel)))
+        except LastbitError as error:
+            raise LastbitError(_reason(str(error).replace(f"{place.root}/", ""))) from error
+
+
+def _settings(place: Place, kernel: str) -> dict[str, Any]:
+    return place.settings | ({"kernels": (kernel,)} if kernel else {})
+
+
+def _results(run: Run) -> Results:
+    if run.broken:
+        raise LastbitError(run.broken)
+    return {result.kernel: result for result in run.results if result.counted}
+
+
+def _usable(results: Results, kernel: str, stage: str = "") -> CaseResult:
+    if kernel not in results:
+        raise LastbitError(
+            f"no kernel {kernel!r} is declared for this device; those that ran: {', '.join(results) or 'none'}"
+        )
+    if reason := objection(results[kernel], stage):
+        raise LastbitError(reason)
+    return results[kernel]
+
+
+def _reason(text: str) -> str:
+    """The line of an error that says most: the last one of a traceback, the first one of anything else."""
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    return lines[-1] if any(line.lstrip().startswith("File ") for line in lines) else lines[0]

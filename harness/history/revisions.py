@@ -1,0 +1,252 @@
+"""Commits of a git repository between two revisions, each checked out into a worktree of its own while it is measured.
+
+`git bisect` keeps its state per worktree, so it works in one that has no files, and the user's checkout, index and
+bisect are left alone. A folder per commit, because Python would take the bytecode of one file for that of another of
+the same size and second.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import posixpath
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import LastbitError, UsageError
+from harness.history.bisect import Place
+from harness.outcomes.bisection import Mark, Point, Recipe
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git repository; commands run in `folder`."""
+
+    folder: Path
+
+    def git(self, *arguments: str, codes: Collection[int] = (0,)) -> str:
+        """Output of a git command.
+
+        Raises:
+            LastbitError: git is not installed, or its exit status is not one of `codes`.
+        """
+        command = ["git", "-C", str(self.folder), "-c", "core.hooksPath=/dev/null", *arguments]
+        try:
+            done = subprocess.run(
+                command, env=_environment() | _SETTINGS, capture_output=True, text=True, errors="replace"
+            )
+        except FileNotFoundError as error:
+            raise LastbitError("git is not installed, or not on the PATH") from error
+        if done.returncode not in codes:
+            raise LastbitError(f"git {' '.join(arguments)} failed in {self.folder}: {done.stderr.strip()}")
+        return done.stdout.strip("\n")
+
+    def known(self, name: str) -> str:
+        """The hash of the object of that name; empty if there is none."""
+        return self.git("rev-parse", "--verify", "--quiet", name, codes=(0, 1, 128))
+
+
+@functools.cache
+def _local() -> frozenset[str]:
+    """The variables by which a hook or an alias of git points its children to another repository or index."""
+    return frozenset(subprocess.check_output(["git", "rev-parse", "--local-env-vars"], text=True).split())
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _local()}
+
+
+_SETTINGS = {"GIT_LITERAL_PATHSPECS": "1", "GIT_TERMINAL_PROMPT": "0"}
+
+
+@contextmanager
+def open_revisions(folder: Path, good: str, bad: str, *, kernels: str, build: str = "") -> Iterator[Revisions]:
+    """The commits from `good` to `bad` of the repository that `folder` is in; its worktrees are gone afterwards.
+
+    Args:
+        kernels: the folder of kernels, relative to the root of the repository.
+        build: a shell command that is run in the root of each worktree before it is measured.
+
+    Raises:
+        UsageError: the folder is in no repository, an end is unknown or has no such folder of kernels, `good` is no
+            ancestor of `bad`, or nothing lies between them.
+    """
+    repository = _repository(folder)
+    path = posixpath.normpath(kernels)
+    ends = [_end(repository, option, name, path) for option, name in (("--good", good), ("--bad", bad))]
+    if repository.git("merge-base", *ends, codes=(0, 1)) != ends[0]:
+        raise UsageError(
+            f"--good {good} is no ancestor of --bad {bad}, so that no commit between them can be the first"
+        )
+    with tempfile.TemporaryDirectory(prefix="lastbit-bisect-") as temporary:
+        control = Path(temporary, "log")
+        with _worktree(repository, control, ends[1], "--no-checkout"):
+            yield _started(Revisions(repository, Repository(control), Path(temporary), ends[0], ends[1], path, build))
+
+
+def _repository(folder: Path) -> Repository:
+    if not folder.is_dir():
+        raise UsageError(f"--repository {str(folder)!r} does not exist or is not a folder")
+    try:
+        Repository(folder).git("rev-parse", "--git-dir")
+    except LastbitError as error:
+        raise UsageError(f"{error}. Name a git repository with --repository") from error
+    return Repository(folder)
+
+
+def _end(repository: Repository, option: str, name: str, kernels: str) -> str:
+    commit = repository.known(f"{name}^{{commit}}")
+    if not commit:
+        raise UsageError(f"{option} {name} is no commit that git knows in {str(repository.folder)!r}")
+    tree = "" if kernels.startswith(("/", "..")) else repository.known(f"{commit}:{_tree(kernels)}")
+    if not tree or repository.git("cat-file", "-t", tree) != "tree":
+        raise UsageError(
+            f"{option} {name} has no folder {kernels!r}; name it with --kernels, from the repository's root"
+        )
+    return commit
+
+
+def _tree(kernels: str) -> str:
+    """The folder as git names it in a commit, where the root has no name."""
+    return "" if kernels == "." else kernels
+
+
+def _started(revisions: Revisions) -> Revisions:
+    git, ends = revisions.control.git, (revisions.bad, revisions.good)
+    if not git("rev-list", "-1", ends[0], f"^{ends[1]}", "--", *revisions.paths):
+        touching = f" that touches {revisions.kernels!r}" if revisions.paths else ""
+        raise UsageError(f"no commit{touching} lies between --good and --bad")
+    git("bisect", "start", "--no-checkout", *ends, "--", *revisions.paths)
+    return revisions
+
+
+@contextmanager
+def _worktree(repository: Repository, folder: Path, commit: str, *options: str) -> Iterator[Path]:
+    try:
+        repository.git("worktree", "add", "--detach", *options, str(folder), commit)
+        yield folder
+    finally:
+        if folder.exists():
+            repository.git("worktree", "remove", "--force", str(folder), codes=(0, 128))
+
+
+@dataclass(frozen=True)
+class Revisions:
+    """The `Space` of commits; see `open_revisions`.
+
+    Attributes:
+        repository: the user's.
+        control: the worktree in which `git bisect` keeps its state.
+        temporary: where worktrees are made.
+        good, bad: hashes of the ends.
+        kernels: the folder of kernels, relative to the root.
+        build: the command that builds a worktree; empty for none.
+    """
+
+    repository: Repository
+    control: Repository
+    temporary: Path
+    good: str
+    bad: str
+    kernels: str
+    build: str
+
+    what = "commit"
+    side_by_side = True
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Commits that touch none of these are no candidates; empty where a build may use every file."""
+        return () if self.build else (self.kernels,)
+
+    def candidates(self) -> list[str]:
+        """Hashes, oldest first."""
+        return self._left("--topo-order", "--reverse")
+
+    def best(self, untried: Collection[str]) -> str:
+        """The commit that divides the candidates best; `git bisect skip` would walk away from it at random."""
+        ranked = (line.partition(" ")[0] for line in self._left("--bisect-all"))
+        return next(commit for commit in ranked if commit in untried)
+
+    def _left(self, *options: str) -> list[str]:
+        ends = ("refs/bisect/bad", "--not", "--glob=refs/bisect/good-*")
+        return self.control.git("rev-list", *options, *ends, "--", *self.paths).splitlines()
+
+    def mark(self, name: str, mark: Mark) -> None:
+        """Tell `git bisect`, whose status is 2 where only skipped commits are left.
+
+        It expects the commit that it chose itself; of any other, it would ask for merge bases to be tested once more.
+        """
+        self.control.git("update-ref", "BISECT_EXPECTED_REV", name)
+        self.control.git("bisect", mark, name, codes=(0, 2))
+
+    def point(self, name: str) -> Point:
+        shown = self.control.git("log", "-1", "--no-show-signature", "--format=%h%n%as%n%s", name)
+        short, date, title = shown.split("\n", 2)
+        return Point(name, short, title, date)
+
+    def key(self, name: str) -> str:
+        """The hash of the tree that a measurement depends on."""
+        return self.control.known(f"{name}:{'' if self.build else _tree(self.kernels)}") or name
+
+    @contextmanager
+    def place(self, name: str) -> Iterator[Place]:
+        """A worktree of the commit, built if that was asked for."""
+        with _worktree(self.control, self.temporary / name, name) as root:
+            if self.build:
+                _build(self.build, root)
+            yield Place(str(root), kernels=str(root / self.kernels))
+
+    def change(self, name: str) -> str:
+        """The difference that a commit made to its first parent, in the paths that count."""
+        return self.control.git("diff-tree", "-p", "-M", f"{name}^", name, "--", *self.paths)
+
+    def log(self) -> str:
+        """What `git bisect replay` reads."""
+        return self.control.git("bisect", "log")
+
+    def recipe(self, name: str) -> Recipe:
+        """A worktree among the temporary files."""
+        short = self.point(name).short
+        folder = f"{tempfile.gettempdir()}/lastbit-{short}"
+        where = "" if self.repository.folder == Path() else f" -C {shlex.quote(str(self.repository.folder))}"
+        setup = f"git{where} worktree add --detach {folder} {short}"
+        return Recipe(setup, options=f"--kernels {shlex.quote(posixpath.normpath(f'{folder}/{self.kernels}'))}")
+
+
+def _build(command: str, root: Path) -> None:
+    done = subprocess.run(
+        command, shell=True, cwd=root, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if done.returncode:
+        words = done.stdout.strip().splitlines()[-1:] or ["it printed nothing"]
+        raise LastbitError(f"--build {command!r} ended with status {done.returncode}: {words[0]}")
+
+
+@contextmanager
+def kernels_at(revision: str, folders: Sequence[Path]) -> Iterator[Path]:
+    """The folder of kernels as it is at `revision` of its repository, in a worktree that is gone afterwards.
+
+    Raises:
+        UsageError: there are several folders, it is in no repository, or the revision is unknown or has no such folder.
+    """
+    if len(folders) != 1:
+        names = ", ".join(map(str, folders))
+        raise UsageError(f"--base {revision} takes one folder of kernels, not {names}; choose it with --kernels")
+    repository = Repository(folders[0].resolve())
+    try:
+        root = Path(repository.git("rev-parse", "--show-toplevel"))
+    except LastbitError as error:
+        raise UsageError(f"--base {revision} needs kernels that are in a git repository: {error}") from error
+    kernels = repository.folder.relative_to(root.resolve()).as_posix()
+    commit = _end(repository, "--base", revision, kernels)
+    with (
+        tempfile.TemporaryDirectory(prefix="lastbit-base-") as temporary,
+        _worktree(repository, Path(temporary, "base"), commit) as top,
+    ):
+        yield top / kernels

@@ -1,0 +1,139 @@
+"""Which contracts a kernel keeps, found from what it gives, whatever it claims."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.case import Case
+from harness.inputs import build
+from harness.numerics import using
+from harness.op import DEFAULT, Contract, Op
+from harness.outcomes.identification import Answer, Candidate, Identification, Search
+from harness.result import CaseResult, Verdict
+from harness.verify.check import Subject, examine
+from harness.verify.power import power_of
+from harness.verify.project import Project
+from harness.verify.roundings import Variant
+from harness.verify.trials import Observation, Trial, search, try_all
+
+
+def identify(subject: Subject, cases: Iterable[Case], project: Project, *, most: int) -> Identification:
+    """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
+    op, seen = subject.op, list[Observation]()
+    unsupported, errors = Counter[str](), list[str]()
+    for case in cases:
+        result, actual = examine(subject, case)
+        if result.verdict is Verdict.ERRORED:
+            errors.append(f"{result.reason} in {case}")
+        elif result.verdict is Verdict.UNSUPPORTED:
+            unsupported[result.reason] += 1
+        elif any(tensor.numel() for tensor in actual.values()):
+            seen.append(Observation(case, build(case.gathered(), subject.device).tensors, actual))
+    seen.sort(key=lambda o: o.size)
+    with using(subject.bounds):
+        trials, made = _trials(op, seen, most)
+        candidates = _candidates(op, trials, seen, str(subject.contract))
+        answers = tuple(_answers(subject, project, candidates, seen))
+    return Identification(
+        kernel=subject.kernel.name,
+        op=op.name,
+        device=str(subject.device),
+        claim=str(subject.contract),
+        candidates=tuple(c for c, _ in candidates),
+        answers=answers,
+        cases=len(seen),
+        unsupported=unsupported,
+        errors=tuple(errors),
+        contracts=len(op.contracts()),
+        search=made,
+    )
+
+
+def _trials(op: Op, seen: Sequence[Observation], most: int) -> tuple[list[Trial], Search]:
+    """Every contract of the op, and what was found for dtypes for which none of them fits."""
+    trials = try_all(op, [Variant(contract) for contract in op.contracts()], seen) if seen else []
+    found: dict[str, Variant] = {}
+    made = Search()
+    for dtypes, cases in _by_dtypes(seen).items():
+        if not any(trial.fits(dtypes) for trial in trials):
+            variants, own = search(op, trials, cases, most)
+            found |= {str(variant.contract): variant for variant in variants}
+            made = Search(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))
+    return [*trials, *try_all(op, list(found.values()), seen)], made
+
+
+def _by_dtypes(seen: Sequence[Observation]) -> dict[str, list[Observation]]:
+    together: dict[str, list[Observation]] = {}
+    for observation in seen:
+        together.setdefault(observation.case.dtypes, []).append(observation)
+    return together
+
+
+Candidates = list[tuple[Candidate, Trial]]
+"""Candidates with the trial of the contract that stands for each."""
+
+
+def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], claim: str) -> Candidates:
+    """Trials put together that are one computation in every case, nearest first; a claim stands for its candidate."""
+    together: dict[tuple[bool, tuple[int | None, ...]], list[Trial]] = {}
+    for trial in trials:
+        together.setdefault((bool(trial.variant.changes), trial.computations(seen)), []).append(trial)
+    names: dict[str, tuple[str, tuple[str, ...]]] = {}
+    found = []
+    for alike in together.values():
+        alike.sort(key=lambda t: str(t.contract) != claim)
+        contracts, first = tuple(str(trial.contract) for trial in alike), alike[0]
+        changes = tuple(map(str, first.variant.changes)) if len(alike) == 1 else ()
+        if first.variant.changes:
+            fixed, free = names[str(first.variant.base)] if changes else ("", ())
+        else:
+            fixed, free = _shared(op, [trial.contract for trial in alike])
+            names |= dict.fromkeys(contracts, (fixed, free))
+        is_changed = bool(first.variant.changes)
+        found.append((Candidate(contracts, fixed, free, first.tallies, is_changed, changes), first))
+    return sorted(found, key=lambda pair: (not pair[0].total.fits, pair[0].total.distance))
+
+
+def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]]:
+    """A name for contracts that are all the ways to choose on some axes, and these axes; nothing if they are not."""
+    chosen = [{contract.options[axis] for contract in contracts} for axis in range(len(op.axes))]
+    free = tuple(axis for axis, options in zip(op.axes, chosen, strict=True) if len(options) > 1)
+    complete = all(chosen[n] == set(choices) for n, (axis, choices) in enumerate(op.axes.items()) if axis in free)
+    if not complete or math.prod(map(len, chosen)) != len(contracts):
+        return "", ()
+    if op.presets:
+        return str(contracts[0]), free
+    fixed = (option for axis, option in zip(op.axes, contracts[0].options, strict=True) if axis not in free)
+    return "+".join(fixed) or DEFAULT, free
+
+
+def _answers(
+    subject: Subject, project: Project, candidates: Candidates, seen: Sequence[Observation]
+) -> Iterator[Answer]:
+    for dtypes, cases in _by_dtypes(seen).items():
+        fitting = [(c, trial) for c, trial in candidates if trial.fits(dtypes)]
+        fits = tuple(c for c, _ in fitting)
+        coinciding = tuple(_coinciding(subject, project, fitting, cases))
+        yield Answer(dtypes, len(cases), fits, coinciding)
+
+
+def _coinciding(
+    subject: Subject, project: Project, fitting: Candidates, cases: Sequence[Observation]
+) -> Iterator[Candidate]:
+    """The candidates beside the first that no input with these dtypes tells from it, among the contracts of the op."""
+    own = [(c, trial) for c, trial in fitting if not c.changed]
+    for candidate, trial in own[1:] if own[:1] == fitting[:1] else []:
+        first = own[0][1]
+        apart = [o for o in cases if first.outcomes[o].computation != trial.outcomes[o].computation]
+        results = [_result(subject, o, str(first.contract), str(trial.contract)) for o in apart]
+        if not any(power.separable for power in power_of(results, project)):
+            yield candidate
+
+
+def _result(subject: Subject, seen: Observation, contract: str, alternative: str) -> CaseResult:
+    """A case in which the kernel kept `contract`, and `alternative` forbade nothing."""
+    kernel, device, case = subject.kernel.name, str(subject.device), seen.case
+    ruled_out = {alternative: 0}
+    return CaseResult(str(case), case.op, kernel, contract, device, case.dtypes, Verdict.PASSED, ruled_out=ruled_out)

@@ -1,0 +1,49 @@
+"""RMSNorm of liger-kernel in its three casting modes, with and without a residual; read and identified for 0.8.5.
+
+`llama` claims what Transformers' module keeps. `gemma` multiplies in fp32. `none` computes in the dtype of x, for which
+the op has no contract; it claims the one that it keeps in fp32.
+"""
+
+from __future__ import annotations
+
+from norm_packages import as_rows, upstream
+
+from harness.kernel import kernel
+
+REQUIREMENT = "liger-kernel"
+
+
+def forward(x, weight, eps, offset, casting_mode):
+    function = upstream("liger_kernel.ops.rms_norm", REQUIREMENT).LigerRMSNormFunction
+    return function.apply(as_rows(x), weight, eps, offset, casting_mode).reshape(x.shape)
+
+
+def fused_add(x, weight, residual, eps, offset, casting_mode):
+    function = upstream("liger_kernel.ops.fused_add_rms_norm", REQUIREMENT).LigerFusedAddRMSNormFunction
+    output, total = function.apply(as_rows(x), as_rows(residual), weight, eps, offset, casting_mode)
+    return {"output": output.reshape(x.shape), "residual_sum": total.reshape(x.shape)}
+
+
+@kernel("rms_norm", contract="native_multiply", name="liger[llama]")
+def llama(x, weight=None, *, eps):
+    return forward(x, weight, eps, 0.0, "llama")
+
+
+@kernel("rms_norm", contract="fp32_multiply", name="liger[gemma]")
+def gemma(x, weight=None, *, eps, weight_offset=0.0):
+    return forward(x, weight, eps, weight_offset, "gemma")
+
+
+@kernel("rms_norm", contract="fp32_multiply", name="liger[none]")
+def none(x, weight=None, *, eps):
+    return forward(x, weight, eps, 0.0, "none")
+
+
+@kernel("rms_norm", contract="native_multiply+rounded_sum", name="liger_fused_add[llama]")
+def fused_add_llama(x, weight, residual, *, eps):
+    return fused_add(x, weight, residual, eps, 0.0, "llama")
+
+
+@kernel("rms_norm", contract="fp32_multiply+rounded_sum", name="liger_fused_add[gemma]")
+def fused_add_gemma(x, weight, residual, *, eps, weight_offset=0.0):
+    return fused_add(x, weight, residual, eps, weight_offset, "gemma")

@@ -1,0 +1,45 @@
+"""What the adapters of norms from other packages share: the package itself, and rows as those packages take them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from harness.kernel import UnsupportedCase
+
+
+@functools.cache
+def upstream(module: str, requirement: str) -> ModuleType:
+    """The module of a package.
+
+    Raises:
+        UnsupportedCase: it cannot be imported; the text says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnsupportedCase(f"{module} cannot be imported ({error}); pip install {requirement}") from error
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[M, N], contiguous.
+
+    Raises:
+        UnsupportedCase: there is no element; the packages launch nothing then, or divide by the number of rows.
+    """
+    if not x.numel():
+        raise UnsupportedCase(f"x has shape {tuple(x.shape)}: no element to normalize")
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def refuse_lanes_without_value(width: int, device: torch.device) -> None:
+    """Raise UnsupportedCase where lanes that a kernel loads without a value, and adds up, would be NaN."""
+    if device.type == "cpu" and width & (width - 1):
+        raise UnsupportedCase(
+            "upstream loads lanes beyond a row without a value and adds them up, and the interpreter fills them with "
+            "NaN: on the cpu the width must be a power of two"
+        )

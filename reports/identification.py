@@ -1,0 +1,153 @@
+"""What `lastbit identify` found, on a console."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.identification import Candidate, Identification, Tally
+from reports.paper import line, paragraph
+from reports.summary import listed, plural
+
+MOST_CANDIDATES = 8
+MOST_NAMES = 3
+MOST_LINES = 6
+
+Row = tuple[Text, ...]
+
+
+def print_identification(found: Identification, console: Console, *, every: bool = False) -> None:
+    """One kernel: the contracts in a table, nearest first, then what it keeps; `every` leaves none out."""
+    line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {found.claim} of {found.op}"))
+    if found.cases:
+        shown = found.candidates[: None if every else MOST_CANDIDATES]
+        print_columns([Text(h, "dim") for h in _HEADERS], [_row(candidate) for candidate in shown], console)
+        if rest := len(found.candidates) - len(shown):
+            line(console, f"  and {plural(rest, 'more row')}; --all shows them", "dim")
+        paragraph(console, Text(answer(found), "green" if found.keeps_claim else "bold red"), label="  → ")
+        for sentence in remarks(found):
+            paragraph(console, Text(sentence), label="  ")
+    turned_down = [f"{plural(n, 'case')} unsupported: {reason}" for reason, n in found.unsupported.items()]
+    raised = [f"errored: {error}" for error in found.errors]
+    for texts, style in ((turned_down, "dim"), (raised, "bold magenta")):
+        for text in [*texts[:MOST_LINES], *([f"and {len(texts) - MOST_LINES} more"] if texts[MOST_LINES:] else [])]:
+            paragraph(console, Text(text, style), label="  ")
+    line(console)
+
+
+_HEADERS = ("contract", "elements forbidden", "cases against", "rows unexplained")
+
+
+def _row(candidate: Candidate) -> Row:
+    total = candidate.total
+    rows = f"{total.unexplained:,} of {total.rows:,}" if total.rows else "–"
+    cells = name(candidate), elements(total), f"{total.against:,} of {total.cases:,}", rows
+    return tuple(Text(cell, "green" if total.fits else "") for cell in cells)
+
+
+def print_overview(found: Sequence[Identification], console: Console) -> None:
+    """Several kernels, a line each: what it keeps, whether it claims that, and how the next one was ruled out."""
+    rows = []
+    for one in found:
+        other = next_best(one)
+        cells = one.kernel, kept(one), "yes" if one.keeps_claim else f"no: {one.claim}"
+        rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
+    headers = ("kernel", "keeps", "as claimed", "next best", "elements that it forbids")
+    print_columns([Text(header, "dim") for header in headers], rows, console)
+
+
+def print_columns(headers: Sequence[Text], rows: Sequence[Row], console: Console) -> None:
+    """A table whose lines are never wrapped; columns of figures, which begin with a digit, are set to the right."""
+    for row in (headers, *rows):
+        text = Text("  ")
+        for column, cell in enumerate(row):
+            cells = [r[column].plain for r in rows]
+            figures = column > 0 and any(c[:1].isdigit() for c in cells)
+            padded = cell.copy()
+            padded.align("right" if figures else "left", max(len(headers[column].plain), *map(len, cells), 0))
+            text.append_text(padded).append("  ")
+        text.rstrip()
+        line(console, text)
+
+
+def name(candidate: Candidate) -> str:
+    """What stands for contracts that are one computation here."""
+    if not candidate.fixed:
+        rest = len(candidate.contracts) - MOST_NAMES
+        return " or ".join([*candidate.contracts[:MOST_NAMES], *([f"{rest:,} more"] if rest > 0 else [])])
+    free = f" (any {' and '.join(candidate.free)})" if candidate.free else ""
+    return ", ".join([candidate.fixed + free, *candidate.changes])
+
+
+def elements(total: Tally) -> str:
+    """`75,077 of 290,000`; `at least` where cases were left out, and cases in which the contract has no meaning."""
+    least = "at least " if total.untried and total.forbidden else ""
+    undefined = f"no meaning in {plural(total.undefined, 'case')}" if total.undefined else ""
+    counts = f"{least}{total.forbidden:,} of {total.elements:,}" if total.elements else ""
+    return ", ".join(filter(None, (counts, undefined)))
+
+
+def kept(found: Identification) -> str:
+    """What the kernel keeps, in a few words; by dtype where that differs."""
+    if found.kept:
+        return name(found.kept[0])
+    together: dict[str, list[str]] = {}
+    for one in found.answers:
+        together.setdefault(name(one.fits[0]) if one.fits else "none", []).append(one.dtypes)
+    if set(together) <= {"none"}:
+        return "none"
+    return "; ".join(f"{contract} in {', '.join(dtypes)}" for contract, dtypes in together.items())
+
+
+def next_best(found: Identification) -> Candidate | None:
+    """The nearest contract of the op that does not fit."""
+    return next((c for c in found.candidates if not c.total.fits and not c.changed), None)
+
+
+def answer(found: Identification) -> str:
+    """What the kernel keeps, and what is wrong with its claim."""
+    other = next_best(found)
+    if found.kept:
+        said = f"keeps {kept(found)}" + (", as it claims." if found.keeps_claim else ".")
+    elif any(one.fits for one in found.answers):
+        said = f"keeps no contract throughout: {kept(found)}."
+    else:
+        nearest = f"; nearest is {name(other)}, which forbids {elements(other.total)} elements" if other else ""
+        said = f"keeps none of the {plural(found.contracts, 'contract')} of {found.op}{nearest}."
+    if found.keeps_claim or found.claimed is None:
+        return said
+    wrong = found.claimed.total
+    parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.forbidden or wrong.undefined else []
+    parts += [f"{wrong.unexplained:,} of {plural(wrong.rows, 'row')} cannot be explained"] if wrong.unexplained else []
+    return f"{said} The claim {found.claim} is wrong: {', and '.join(parts)}."
+
+
+def remarks(found: Identification) -> Iterator[str]:
+    """What limits the answer: contracts that fit as well, and combinations that were or were not tried."""
+    for candidate in found.kept[1:]:
+        yield f"{name(candidate)} allows every bit of these cases, too."
+    together: dict[str, list[str]] = {}
+    for dtypes, sentence in _beside(found):
+        together.setdefault(sentence, []).append(dtypes)
+    yield from (f"In {', '.join(dtypes)} {sentence}." for sentence, dtypes in together.items())
+    search = found.search
+    if search.tried or search.left:
+        changed = f"up to {plural(search.points, 'rounding point')} changed"
+        yield f"Where no contract fits, {plural(search.tried, 'combination')} with {changed} were tried."
+    if search.left:
+        yield f"{search.left:,} with {search.points + 1} changed were not: --combinations raises the limit."
+
+
+def _beside(found: Identification) -> Iterator[tuple[str, str]]:
+    """Dtypes, and what fits the cases with them where less fits all."""
+    for one in found.answers:
+        if not one.fits:
+            yield one.dtypes, "nothing fits"
+            continue
+        if alike := [name(c) for c in one.coinciding if c not in found.kept]:
+            yield one.dtypes, f"{listed(alike, MOST_NAMES)} cannot be told from {name(one.fits[0])}"
+        others = [name(c) for c in one.fits[1:] if c not in found.kept and c not in one.coinciding]
+        if others and found.kept:
+            yield one.dtypes, f"these fit, too: {listed(others, MOST_NAMES)}"

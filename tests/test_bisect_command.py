@@ -1,0 +1,113 @@
+"""`lastbit bisect` from outside, on a repository with 40 commits of one kernel."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+
+import pytest
+from bisect_demo import COMMITS, Demo, git, make_demo
+
+from harness.commands import bisect
+from harness.errors import LastbitError, UsageError
+
+CASE = "rms_norm x=bf16[8,64] weight=bf16[64] eps=1e-06 seed=1"
+LONG = "rms_norm x=fp32[16,2048] weight=fp32[2048] eps=1e-06 seed=2"
+MOST = math.log2(COMMITS) + 2
+
+
+def run_bisect(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    bisect.add_to(parser.add_subparsers())
+    options = parser.parse_args(["bisect", *arguments])
+    return int(options.command(options, []))
+
+
+def searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, *options: str, seed: int, drifts: bool
+) -> tuple[Demo, str]:
+    """The demo and what the command printed about it, from a folder beside the repository."""
+    demo = make_demo(tmp_path / "repository", seed, drifts=drifts)
+    before = git(demo.folder, "status", "--porcelain"), git(demo.folder, "worktree", "list")
+    where = ("--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
+    assert run_bisect(case, *where, *options) == 0
+    assert (git(demo.folder, "status", "--porcelain"), git(demo.folder, "worktree", "list")) == before
+    return demo, capsys.readouterr().out
+
+
+def found(printed: str) -> tuple[str, int]:
+    """The commit that was named, and the number of verifications."""
+    commit, verifications = re.findall(r"^First bad commit  (\w+)|^(\d+) verifications", printed, re.MULTILINE)
+    return commit[0], int(verifications[1])
+
+
+@pytest.mark.slow
+def test_the_commit_that_rounds_elsewhere_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo, printed = searched(tmp_path, capsys, CASE, seed=1, drifts=False)
+    commit, verifications = found(printed)
+    assert demo.culprit.startswith(commit)
+    assert verifications <= MOST
+    skipped = re.findall(r"^  –  (\w+)  skipped", printed, re.MULTILINE)
+    assert skipped and all(any(name.startswith(s) for name in demo.unbuildable) for s in skipped)
+    assert "+    return (xf * inverse * weight.float()).to(x.dtype)" in printed
+    assert re.search(rf"before  \w+ .* PASSED\n  after   {commit} .* FAILED", printed)
+    assert f"git bisect bad {demo.culprit}" in printed
+
+
+@pytest.mark.slow
+def test_a_drift_that_never_fails_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo, printed = searched(tmp_path, capsys, LONG, "--drift", "1.3", seed=7, drifts=True)
+    commit, verifications = found(printed)
+    assert demo.culprit.startswith(commit)
+    assert verifications <= MOST
+    assert "FAILED" not in printed
+    assert "Bad means: rel. error of stage output is at least" in printed
+
+
+@pytest.mark.slow
+def test_a_drift_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --drift the same history has no bad commit, and the error shows what could be followed."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"PASSED at the good end and PASSED at the bad end.*rel_l2 .* at the good"):
+        demo = make_demo(tmp_path / "repository", 7, drifts=True)
+        run_bisect(LONG, "--repository", str(demo.folder), "--good", demo.commits[0], "--bad", "main")
+
+
+@pytest.mark.slow
+def test_an_end_that_does_not_build_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo = make_demo(tmp_path / "repository", 1, drifts=False)
+    broken = min(demo.unbuildable, key=demo.commits.index)
+    with pytest.raises(LastbitError, match=rf"the good end {broken[:7]} cannot be measured.*kernels/norms.py raised"):
+        run_bisect(CASE, "--repository", str(demo.folder), "--good", broken, "--bad", "main")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense", "--good", "a", "--bad", "b"], "unknown op 'nonsense'"),
+        (["rms_norm x", "--good", "a", "--bad", "b"], "cannot read 'x'"),
+        ([CASE, "--good", "a", "--bad", "b", "--metric", "rel_12"], "did you mean 'rel_l2'"),
+        ([CASE, "--good", "a", "--bad", "b", "--drift", "1"], "factor above 1"),
+        ([CASE, "--good", "a", "--bad", "b", "--kernel", "x", "--kernel", "y"], "--kernel x, y: a search follows one"),
+        ([CASE, "--good", "a", "--bad", "b", "--kernels", "x", "--kernels", "y"], "--kernels x, y: a search"),
+        ([CASE, "--good", "a", "--bad", "b"], "not a git repository"),
+        ([CASE, "--good", "1", "--bad", "2", "--package", "p", "--build", "make"], "--build make has no meaning"),
+        ([CASE, "--good", "1", "--bad", "2", "--package", "p", "--repository", "x"], "--repository x has no meaning"),
+    ],
+)
+def test_bad_input_is_an_error_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        run_bisect(*arguments)
+    assert not list(tmp_path.glob(".lastbit/runs/*/*"))

@@ -1,0 +1,99 @@
+"""Norms of other packages under their adapters: refused where the package is missing, and right where it is not."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.case import parse_case
+from harness.config import Config
+from harness.errors import UnsupportedCase
+from harness.kernel import Kernel, load_kernels
+from harness.result import Verdict
+from harness.verify.check import Subject, verify_case
+from harness.verify.project import open_project
+from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
+
+FOLDER = Path(__file__).resolve().parent.parent / "kernels" / "external"
+PACKAGES = {"transformers": "transformers", "liger": "liger_kernel", "fla": "fla", "conch": "conch"}
+OPS = ("rms_norm", "layer_norm_gated")
+
+
+def norms() -> dict[str, Kernel]:
+    return {k.name: k for k in load_kernels(FOLDER) if k.op in OPS}
+
+
+def package_of(name: str) -> str:
+    return next(package for prefix, package in PACKAGES.items() if name.startswith(prefix))
+
+
+def arguments(kernel: Kernel, width: int = 16, weight: torch.dtype = torch.bfloat16) -> dict[str, object]:
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    given = {
+        "x": x,
+        "weight": torch.ones(width, dtype=weight),
+        "residual": x.clone(),
+        "eps": 1e-6,
+        "weight_offset": 1.0,
+    }
+    return {name: value for name, value in given.items() if name in kernel.requires | {"x", "weight"}}
+
+
+def test_every_package_has_kernels() -> None:
+    assert {package_of(name) for name in norms()} == set(PACKAGES.values())
+
+
+@pytest.mark.parametrize("name", norms())
+def test_refused_without_the_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = package_of(name)
+    for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    kernel = norms()[name]
+    with pytest.raises(UnsupportedCase, match=rf"{package}\S* cannot be imported .*pip install"):
+        kernel.call(**arguments(kernel))
+
+
+def test_outputs_of_another_dtype_are_refused() -> None:
+    kernel = norms()["transformers[LlamaRMSNorm]"]
+    with pytest.raises(UnsupportedCase, match="has the weight's dtype"):
+        kernel.call(**arguments(kernel, weight=torch.float32))
+
+
+@pytest.mark.parametrize("name", [name for name in norms() if name.startswith("conch")])
+def test_lanes_without_a_value_are_refused_on_the_cpu(name: str) -> None:
+    kernel = norms()[name]
+    with pytest.raises(UnsupportedCase, match="power of two"):
+        kernel.call(**arguments(kernel, width=17))
+
+
+def test_gemma_always_adds_one() -> None:
+    kernel = norms()["conch[gemma_rms_norm]"]
+    with pytest.raises(UnsupportedCase, match="upstream adds 1"):
+        kernel.call(**arguments(kernel) | {"weight_offset": 0.5})
+
+
+def test_no_elements_are_refused() -> None:
+    pytest.importorskip("liger_kernel")
+    kernel = norms()["liger[llama]"]
+    with pytest.raises(UnsupportedCase, match="no element"):
+        kernel.call(x=torch.empty(0, 16), weight=torch.ones(16), eps=1e-6)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter")
+@pytest.mark.parametrize("name", [name for name in norms() if name != "liger[none]"])
+def test_it_keeps_what_it_claims(name: str) -> None:
+    """With a weight of x's dtype; `lastbit identify` tells what Liger and conch do with others."""
+    if importlib.util.find_spec(package_of(name)) is None:
+        pytest.skip(f"{package_of(name)} is not installed")
+    kernel = norms()[name]
+    project = open_project(Config(folder=""))
+    named = kernel.requires - {"x", "weight", "eps"}
+    options = " ".join(
+        ["residual=bf16[9,64]"] * ("residual" in named) + ["weight_offset=1.0"] * ("weight_offset" in named)
+    )
+    case = parse_case(f"{kernel.op} x=bf16[9,64] weight=bf16[64] eps=1e-06 {options} seed=1")
+    result = verify_case(Subject(kernel, project.op(kernel.op), torch.device("cpu")), case)
+    assert result.verdict is Verdict.PASSED, result.findings or result.reason

@@ -1,0 +1,268 @@
+"""Identification: every contract is found in a kernel that keeps it, roundings that no contract has, too, and nothing
+is said that the cases do not show."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import parse_case
+from harness.config import Config
+from harness.errors import UnsupportedCase
+from harness.kernel import Kernel
+from harness.numerics import Enclosure
+from harness.op import Contract, StageRecorder, op
+from harness.outcomes.identification import Candidate, Identification
+from harness.verify.check import Subject
+from harness.verify.identify import identify
+from harness.verify.project import Project, open_project
+from harness.verify.roundings import Change, subsets
+from reports.identification import answer, elements, name, remarks
+from tests.faults.hunt import clean_kernels
+
+BF16 = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1"
+FP16 = "rms_norm x=fp16[24,96] weight=fp16[96] eps=1e-06 seed=2"
+FP32 = "rms_norm x=fp32[24,96] weight=fp32[96] eps=1e-06 seed=3"
+MIXED = "rms_norm x=bf16[24,96] weight=fp32[96] eps=1e-06 seed=4"
+RESIDUAL = "rms_norm x=bf16[24,96] residual=bf16[24,96] weight=bf16[96] eps=1e-06 seed=5"
+OFFSET = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 weight_offset=1.0 seed=6"
+CONTRACTS = tuple(
+    f"{weight}+{residual}"
+    for weight in ("native_multiply", "fp32_multiply")
+    for residual in ("rounded_sum", "unrounded_sum", "rounded_value")
+)
+
+
+@functools.cache
+def project() -> Project:
+    return open_project(Config(folder=""))
+
+
+def subject(call: Callable[..., Any], contract: str = "") -> Subject:
+    return Subject(Kernel("mine", "rms_norm", contract, call), project().op("rms_norm"), torch.device("cpu"))
+
+
+def identified(call: Callable[..., Any], *lines: str, contract: str = "", most: int = 1000) -> Identification:
+    return identify(subject(call, contract), map(parse_case, lines), project(), most=most)
+
+
+def own(name_: str) -> Kernel:
+    return next(k for k in clean_kernels() if k.name == name_)
+
+
+def names(candidates: tuple[Candidate, ...]) -> list[str]:
+    return [name(candidate) for candidate in candidates]
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    return x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+
+
+def in_fp32(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Keeps fp32_multiply."""
+    return (normalized(x, eps) * weight.float()).to(x.dtype)
+
+
+def natively(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Rounds to x's dtype before the product, which native_multiply does only where the weight has it."""
+    return (normalized(x, eps).to(x.dtype).float() * weight.float()).to(x.dtype)
+
+
+# Contracts of the op
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_contract_that_a_kernel_keeps(contract: str) -> None:
+    kernel = own(f"eager[{contract}]").call
+    claim = "native_multiply" if contract.startswith("fp32") else "fp32_multiply"
+    found = identified(kernel, BF16, FP16, RESIDUAL, contract=claim)
+    assert names(found.kept) == [contract]
+    others = [candidate.total for candidate in found.candidates if contract not in candidate.contracts]
+    assert len(others) == 5 and all(other.forbidden > 0 and other.against > 0 for other in others)
+    assert not found.keeps_claim and found.exit_code == 1
+    assert "is wrong" in answer(found)
+
+
+def test_every_contract_sees_every_case() -> None:
+    found = identified(in_fp32, BF16, FP16, contract="fp32_multiply")
+    assert [candidate.total.cases for candidate in found.candidates] == [2, 2]
+    assert found.exit_code == 0
+    assert answer(found) == "keeps fp32_multiply (any residual_rule), as it claims."
+
+
+def test_axes_that_make_no_difference_are_named() -> None:
+    found = identified(in_fp32, BF16)
+    assert found.candidates[0].fixed == "fp32_multiply"
+    assert found.candidates[0].free == ("residual_rule",)
+    assert len(found.candidates[0].contracts) == 3
+
+
+def test_contracts_that_coincide_for_a_dtype() -> None:
+    found = identified(own("eager[native_multiply+rounded_sum]").call, BF16, FP32)
+    assert names(found.kept) == ["native_multiply (any residual_rule)"]
+    assert list(remarks(found)) == [
+        "In fp32 fp32_multiply (any residual_rule) cannot be told from native_multiply (any residual_rule)."
+    ]
+
+
+def test_contracts_that_these_cases_do_not_tell_apart() -> None:
+    """Rows of ones, on which both contracts allow the same; other inputs of this dtype tell them apart."""
+    found = identified(in_fp32, "rms_norm x=bf16[4,64]:ones weight=bf16[64] eps=1e-12 seed=0")
+    assert len(found.kept) == 2
+    assert found.answers[0].coinciding == ()
+    assert any("allows every bit of these cases, too" in remark for remark in remarks(found))
+
+
+def test_a_contract_without_meaning_is_not_kept() -> None:
+    found = identified(own("eager[fp32_multiply+rounded_sum]").call, OFFSET, contract="fp32_multiply")
+    assert names(found.kept) == ["fp32_multiply (any residual_rule)"]
+    assert found.candidates[1].total.undefined == 1
+    assert elements(found.candidates[1].total) == "no meaning in 1 case"
+
+
+def test_one_contract_per_dtype() -> None:
+    def both(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return in_fp32(x, weight, eps=eps) if x.dtype is torch.float16 else natively(x, weight, eps=eps)
+
+    found = identified(both, BF16, FP16)
+    assert found.kept == () and found.search.tried == 0
+    assert {one.dtypes: names(one.fits) for one in found.answers} == {
+        "bf16": ["native_multiply (any residual_rule)"],
+        "fp16": ["fp32_multiply (any residual_rule)"],
+    }
+    assert "keeps no contract throughout" in answer(found)
+
+
+def test_rows_decide_where_elements_do_not() -> None:
+    """Both halves of a row are possible, but not with one inverse rms: the last bit of fp32."""
+
+    def torn(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        exact = 1 / (x.double().square().mean(-1, keepdim=True) + eps).sqrt()
+        first = exact.float()
+        left, right = torch.nextafter(first, torch.zeros(())), torch.nextafter(first, torch.full((), torch.inf))
+        halves = torch.arange(x.shape[-1]) < x.shape[-1] // 2
+        return x * torch.where(halves, left, right) * weight
+
+    found = identified(torn, FP32)
+    assert found.kept == ()
+    assert found.candidates[0].total.forbidden == 0
+    assert found.candidates[0].total.unexplained > 0
+
+
+@op(
+    rows=("x",),
+    axes={f"axis{n}": {f"plain{n}": {}, f"rounded{n}": {f"stage{n}": "x"}} for n in range(5)},
+    rounds={"output": "x"},
+)
+def chain(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+    """x · 1.1⁵, each product rounded or not: 32 contracts."""
+    value = x
+    for n in range(5):
+        value = stage(f"stage{n}", value * 1.1)
+    stage("output", value, result=True)
+
+
+def test_many_contracts_are_left_once_they_are_ruled_out() -> None:
+    def call(x: Tensor) -> Tensor:
+        factor = torch.tensor(1.1)
+        return ((((x.float() * factor * factor).to(x.dtype).float() * factor) * factor) * factor).to(x.dtype)
+
+    lines = (f"chain x=bf16[16,64] seed={n}" for n in range(5))
+    mine = Subject(Kernel("mine", "chain", "plain0+rounded1", call), chain, torch.device("cpu"))
+    own_project = replace(project(), ops={**project().ops, "chain": chain})
+    found = identify(mine, map(parse_case, lines), own_project, most=0)
+    assert found.keeps_claim and found.contracts == 32
+    assert "plain0+rounded1+plain2+plain3+plain4" in found.kept[0].contracts
+    ruled_out = [c.total for c in found.candidates if c.total.against]
+    assert {(total.against, total.untried) for total in ruled_out} == {(3, 2)}
+
+
+# Roundings that no contract of the op has
+
+
+def test_a_rounding_that_no_contract_has() -> None:
+    found = identified(natively, BF16, MIXED)
+    assert names(found.kept) == ["native_multiply (any residual_rule), normalized rounded to x"]
+    assert not found.keeps_claim
+    assert found.search.points == 1 and found.search.tried > 0
+    assert {one.dtypes: names(one.fits)[-1] for one in found.answers}["bf16"] == "native_multiply (any residual_rule)"
+
+
+def test_a_rounding_that_is_left_out() -> None:
+    """It only shows in the codes; an output that is stored is rounded in any case."""
+
+    def before_the_codes(x: Tensor, weight: Tensor, *, eps: float, quant: str = "") -> dict[str, Tensor]:
+        y = normalized(x, eps) * weight.float()
+        if not quant:
+            return {"output": y.to(x.dtype)}
+        scale = (y.abs().amax(-1, keepdim=True) / torch.full((), 448.0)).clamp(min=1 / (448.0 * 512.0))
+        return {"quantized": (y / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), "scale": scale}
+
+    line = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 quant=dynamic seed=7"
+    found = identified(before_the_codes, BF16, line, contract="fp32_multiply")
+    assert "fp32_multiply (any residual_rule), output unrounded" in names(found.kept)
+
+
+def test_two_roundings_at_once() -> None:
+    def twice(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        variance = x.float().square().mean(-1, keepdim=True).to(x.dtype).float()
+        inverse = torch.rsqrt(variance + eps).to(x.dtype).float()
+        return (x.float() * inverse * weight.float()).to(x.dtype)
+
+    found = identified(twice, BF16.replace("[24,", "[400,"), FP16.replace("[24,", "[400,"))
+    assert found.search.points == 2
+    assert names(found.kept) == ["fp32_multiply (any residual_rule), variance rounded to x, inv_rms rounded to x"]
+
+
+def test_a_stage_is_changed_in_one_way_at_a_time() -> None:
+    ways = Change("a", None), Change("a", "x"), Change("b", None)
+    assert list(subsets(ways, 2)) == [(ways[0], ways[2]), (ways[1], ways[2])]
+
+
+def test_nothing_fits() -> None:
+    def wrong(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return in_fp32(x, weight, eps=eps) * 1.5
+
+    found = identified(wrong, BF16)
+    assert found.kept == () and found.exit_code == 1 and found.search.left == 0
+    assert found.search.points == 5  # all stages but those that a change of the others hides
+    assert answer(found).startswith("keeps none of the 6 contracts of rms_norm; nearest is ")
+
+
+def test_too_many_combinations_are_not_tried() -> None:
+    found = identified(natively, MIXED, most=3)
+    assert found.kept == () and found.search.tried == 0 and found.search.left > 3
+    assert any("--combinations" in remark for remark in remarks(found))
+
+
+# What cannot be identified
+
+
+def test_a_kernel_that_raises() -> None:
+    def broken(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        if x.dtype is torch.float16:
+            raise RuntimeError("no half")
+        return in_fp32(x, weight, eps=eps)
+
+    found = identified(broken, BF16, FP16)
+    assert found.errors == (f"RuntimeError: no half in {FP16}",)
+    assert found.cases == 1 and found.exit_code == 2
+
+
+def test_cases_that_are_refused() -> None:
+    def refusing(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        raise UnsupportedCase("not today")
+
+    found = identified(refusing, BF16, FP16)
+    assert found.unsupported == {"not today": 2}
+    assert (found.candidates, found.exit_code) == ((), 3)
+
+
+def test_cases_without_elements_say_nothing() -> None:
+    assert identified(in_fp32, "rms_norm x=bf16[0,16] weight=bf16[16] eps=1e-06 seed=0").exit_code == 3

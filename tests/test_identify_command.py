@@ -1,0 +1,92 @@
+"""The command `lastbit identify` and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.commands import identify as command
+from harness.outcomes.identification import Answer, Candidate, Identification, Tally
+from reports.identification import elements, print_identification, print_overview
+
+# What is printed
+
+
+BF16 = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1"
+FP16 = "rms_norm x=fp16[24,96] weight=fp16[96] eps=1e-06 seed=2"
+OFFSET = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 weight_offset=1.0 seed=6"
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    console = Console(width=120, record=True, file=None, quiet=False)
+    with console.capture() as capture:
+        show(console)
+    return capture.get()
+
+
+def test_the_table() -> None:
+    kept = Candidate(("a+b", "a+c"), "a", ("second",), {"bf16": Tally(2, elements=9_000, rows=12)})
+    other = Candidate(("d+b",), "d+b", (), {"bf16": Tally(2, 1, elements=9_000, forbidden=1_234)})
+    answers = (Answer("bf16", 2, (kept,)),)
+    found = Identification("mine", "op", "cpu", "d+b", (kept, other), answers, cases=2, contracts=3)
+    lines = printed(lambda console: print_identification(found, console)).splitlines()
+    assert lines[0] == "mine on cpu  claims d+b of op"
+    assert lines[2].split() == ["a", "(any", "second)", "0", "of", "9,000", "0", "of", "2", "0", "of", "12"]
+    assert lines[3].split() == ["d+b", "1,234", "of", "9,000", "1", "of", "2", "–"]
+    said = "keeps a (any second). The claim d+b is wrong: 1,234 of 9,000 elements are not possible under it."
+    assert lines[4] == f"  → {said}"
+
+
+def test_rows_beyond_the_first_are_counted() -> None:
+    candidates = tuple(
+        Candidate((f"c{n}",), f"c{n}", (), {"bf16": Tally(1, 1, elements=9, forbidden=n)}) for n in range(12)
+    )
+    found = Identification("mine[a]", "op", "cpu", "c3", candidates, cases=1, contracts=12)
+    assert "and 4 more rows; --all" in printed(lambda console: print_identification(found, console))
+    assert "c11" in printed(lambda console: print_identification(found, console, every=True))
+    assert "mine[a]" in printed(lambda console: print_overview([found], console))
+
+
+def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
+    assert elements(Tally(3, 3, elements=90, forbidden=5, untried=2)) == "at least 5 of 90"
+
+
+# The command
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_to(parser.add_subparsers())
+    options = parser.parse_args(["identify", *arguments])
+    return int(options.command(options, []))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = tmp_path / "cases.txt"
+    cases.write_text(f"{BF16}\n{FP16}\n")
+    assert run("F.rms_norm", "eager[native_multiply+rounded_sum]", "--cases", str(cases)) == 0
+    text = capsys.readouterr().out
+    assert text.count("as it claims") == 2
+    assert "next best" in text
+
+
+def test_the_command_with_generated_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("eager[completion_mask]", "--cases-per-group", "1") == 0
+    assert "keeps default, as it claims" in capsys.readouterr().out
+
+
+def test_the_exit_code_of_a_wrong_claim(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from harness.kernel import kernel\nimport torch.nn.functional as F\n\n"
+        '@kernel("rms_norm", contract="native_multiply")\n'
+        "def mine(x, weight=None, *, eps):\n    return F.rms_norm(x, x.shape[-1:], weight, eps)\n"
+    )
+    cases = tmp_path / "cases.txt"
+    cases.write_text(BF16)
+    assert run("mine", "--kernels", str(tmp_path), "--cases", str(cases)) == 1
+    cases.write_text(OFFSET)
+    assert run("mine", "--kernels", str(tmp_path), "--cases", str(cases)) == 3

@@ -1,0 +1,97 @@
+"""`lastbit verify --base`: the kernels of another revision beside those of the working tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+REFERENCE = """\
+from harness.op import op
+
+
+@op(rows=("x",), rounds={"y": "x"})
+def thrice(x, *, contract, stage):
+    stage("y", x * 3.0, result=True)
+"""
+
+KERNEL = """\
+import torch
+from harness.kernel import kernel
+
+
+@kernel("thrice")
+def triple(x):
+    y = x.float() * 3
+    return EXPRESSION
+"""
+
+RIGHT = "y.to(x.dtype)"
+CUTS_OFF = "(y.view(torch.int32) & ~0xFFFF).view(torch.float32).to(x.dtype)"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    settings = ["-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.check_output(["git", "-C", str(folder), *settings, *arguments], text=True)
+
+
+def repository(folder: Path, before: str, after: str) -> Path:
+    """A project in a repository, with one kernel in the last commit and another in the working tree."""
+    for name, text in (
+        ("references/thrice.py", REFERENCE),
+        ("kernels/thrice.py", KERNEL.replace("EXPRESSION", before)),
+        ("lines.txt", "thrice x=bf16[4,64] seed=1\n"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one kernel")
+    (folder / "kernels/thrice.py").write_text(KERNEL.replace("EXPRESSION", after))
+    return folder
+
+
+def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", "verify", "--project", ".", "--kernels", "kernels", "-n", "1"]
+    command += ["--cases", "lines.txt", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "word"),
+    [(RIGHT, CUTS_OFF, 1, "WORSE"), (CUTS_OFF, RIGHT, 0, "BETTER")],
+    ids=["it breaks", "it is mended"],
+)
+def test_only_the_working_tree_decides(tmp_path: Path, before: str, after: str, code: int, word: str) -> None:
+    done = verify(repository(tmp_path, before, after), "--base", "HEAD")
+    assert done.returncode == code, done.stderr
+    assert "triple@HEAD on cpu" in done.stdout
+    changes = done.stdout.partition("Changes from HEAD")[2]
+    assert any(line.startswith(f"{word}  triple on cpu") for line in changes.splitlines()), changes
+    assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--base", "v0"), "--base v0 is no commit that git knows"),
+        (("--base", "HEAD", "--kernels", "more"), "--base HEAD takes one folder of kernels, not kernels, more"),
+    ],
+)
+def test_a_base_that_means_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    done = verify(repository(tmp_path, RIGHT, RIGHT), *options)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+def test_kernels_that_are_in_no_repository(tmp_path: Path) -> None:
+    repository(tmp_path, RIGHT, RIGHT)
+    subprocess.run(["rm", "-rf", str(tmp_path / ".git")], check=True)
+    done = verify(tmp_path, "--base", "HEAD")
+    assert done.returncode == 2
+    assert "--base HEAD needs kernels that are in a git repository" in done.stderr
