@@ -7,12 +7,15 @@ import hashlib
 import zipfile
 from pathlib import Path
 
+import numpy
 import pytest
 from test_bisect_command import run_bisect
 
+from harness.config import Config
 from harness.errors import LastbitError, UsageError
 from harness.history import packages
 from harness.history.packages import open_versions
+from harness.verify.run import environment_of
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.9", "1.10", "2.0rc1", "2.0", "2.1")
 
@@ -144,3 +147,12 @@ def test_the_version_that_rounds_elsewhere_is_found(
     assert any("a_module_that_is_missing" in line for line in skipped if "1.2" in line)
     assert any("pip install" in line for line in skipped if "1.9" in line)
     assert "2.0rc1" not in printed
+
+
+def test_the_records_name_the_version_that_ran(tmp_path: Path) -> None:
+    info = tmp_path / "triton-2.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: triton\nVersion: 2.5\n")
+    environment = environment_of(Config(folder="", site=(str(tmp_path),)))
+    assert environment["triton"] == "2.5"
+    assert environment["numpy"] == numpy.__version__

@@ -48,7 +48,7 @@ def all_kernels() -> dict[str, Kernel]:
 
 
 def test_they_load_without_the_package_and_are_not_loaded_by_default() -> None:
-    assert {k.op for k in all_kernels().values()} == {"moe_lora", "moe_lora_backward"}
+    assert {k.op for k in all_kernels().values()} == {"moe_lora", "moe_lora_backward", "rms_norm", "layer_norm_gated"}
     assert not {k.name for k in load_kernels(FOLDER.parent)} & set(all_kernels())
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from harness.verify.project import BUILT_IN, open_project
 
 PLAN_FILE, DONE_FILE = "{device}.plan.json", "{device}.done.json"
 _RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
+_PACKAGES = ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")
 Parse = Callable[[bytes, str], CaseResult]
 
 
@@ -192,7 +193,7 @@ def _died(config: Config) -> Iterator[CaseResult]:
 
 def environment_of(config: Config) -> dict[str, str]:
     """Versions, devices and settings that results depend on."""
-    packages = {name: _version(name) for name in ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")}
+    packages = {name: _version(name, config.site) for name in _PACKAGES}
     devices = [torch.device(d) for d in config.devices]
     accelerators = [torch.get_device_module(d).get_device_name(d) for d in devices if d.type != "cpu"]
     return {
@@ -217,8 +218,7 @@ def _options_of(config: Config) -> str:
     return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+def _version(package: str, site: Sequence[str]) -> str:
+    """The version that the processes of the run import, those in the folders `site` first."""
+    found = next(iter(distributions(name=package, path=[*site, *sys.path])), None)
+    return found.version if found else "not installed"
