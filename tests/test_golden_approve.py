@@ -94,3 +94,15 @@ def test_a_golden_whose_kernel_is_gone(plain: Bench, capsys: pytest.CaptureFixtu
     assert plain("approve", renamed, "--yes", "--cases", plain.lines) == 0
     assert not path.exists()
     assert plain("check", renamed) == 0
+
+
+def test_a_new_kind_of_device_gets_the_cases_of_the_others(plain: Bench) -> None:
+    assert plain("record", plain.kernels()) == 0
+    file = plain.golden()
+    elsewhere = file.parent.parent / "another-device" / file.name
+    elsewhere.parent.mkdir()
+    golden = read(file)
+    write(replace(golden, kind="another-device", cases=golden.cases[:2]), elsewhere.parent)
+    file.unlink()
+    assert plain("record", plain.kernels()) == 0
+    assert [case.line for case in read(file).cases] == [case.line for case in golden.cases[:2]]

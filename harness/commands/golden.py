@@ -22,6 +22,7 @@ from harness.history.golden_folder import (
     fresh,
     held,
     left_over,
+    lines_elsewhere,
     load,
     settle,
     targets,
@@ -71,9 +72,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=Path, help="hold the case lines of this file instead of chosen ones")
     parser.add_argument("--cases-per-group", type=int, default=1, help="generated cases per group (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
-    parser.add_argument(
-        "--most-elements", type=int, help="of all inputs of a case (default: 32768 on the cpu, else 4194304)"
-    )
+    parser.add_argument("--most-elements", type=int, default=1 << 15, help="of all inputs of a case (default: 32768)")
 
 
 def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -178,12 +177,13 @@ def _held(target: Target, options: argparse.Namespace, tick: Tick) -> Proposal:
 
 
 def _fresh(target: Target, options: argparse.Namespace, tick: Tick) -> Proposal:
-    most = options.most_elements or (1 << 15 if target.subject.device.type == "cpu" else 1 << 22)
     drawn, groups = options.cases_per_group, target.groups
     if options.cases:
         lines = [str(case) for group in groups for case in group.examples]
     else:
-        lines = lines_for(target.subject, groups, drawn=drawn, seed=options.seed, most=most)
+        lines = lines_elsewhere(target) or lines_for(
+            target.subject, groups, drawn=drawn, seed=options.seed, most=options.most_elements
+        )
     return fresh(target, lines, timeout=options.timeout, tick=tick)
 
 

@@ -64,6 +64,12 @@ def load(target: Target, kind: str) -> Golden:
     return golden
 
 
+def lines_elsewhere(target: Target) -> list[str]:
+    """The cases of the kernel's goldens on other kinds of device, with which a new one can then be compared."""
+    others = sorted(set(target.path.parent.parent.glob(f"*/{target.path.name}")) - {target.path})
+    return list(dict.fromkeys(case.line for path in others for case in read(path).cases))
+
+
 def held(target: Target, golden: Golden, *, timeout: float, tick: Callable[[CaseResult], None]) -> Proposal:
     """Run the cases of a golden again and say what became of them."""
     today = take(target.subject, [case.line for case in golden.cases], timeout=timeout, tick=tick)
