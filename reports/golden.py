@@ -138,7 +138,7 @@ def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
             if status in (Status.BROKEN, Status.ERRORED) and case.result is not None:
                 line(console, f"    {repro_line(case.result, options)}")
         if rest := cases[MOST_CASES:]:
-            _field(console, "", f"and {plural(len(rest), 'more case')} {status.value.lower()}: {_extent(rest)}")
+            _field(console, "", f"and {plural(len(rest), 'more case')} {status.value.lower()}{_extent(rest)}")
 
 
 def _explanation(kernel: KernelOutcome) -> str:
@@ -151,10 +151,13 @@ def _explanation(kernel: KernelOutcome) -> str:
 
 
 def _extent(cases: Sequence[CaseOutcome]) -> str:
+    """How much changed, where something was compared."""
     changes = [change for case in cases for change in case.changes]
+    if not changes:
+        return ""
     changed, compared = (sum(getattr(c, name) for c in changes) for name in ("changed", "compared"))
     farthest = max((change.max_ulp for change in changes), default=0.0)
-    return f"{changed:,} of {plural(compared, 'element')}, by at most {distance(farthest)} ulp"
+    return f": {changed:,} of {plural(compared, 'element')}, by at most {distance(farthest)} ulp"
 
 
 def _print_case(case: CaseOutcome, console: Console) -> None:
