@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, ModuleType
 
 from harness.commands import bisect, calibrate, diff, golden, identify, report, stages, verify
 from harness.commands.running import INTERRUPTED
@@ -18,19 +21,39 @@ BROKEN = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted.
+    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted;
+    SystemExit with 143 if it was terminated.
     """
     parser = make_parser()
     options, rest = parser.parse_known_args(argv)
     if rest and not vars(options).get("takes_rest"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        return int(options.command(options, rest))
+        with _terminable():
+            return int(options.command(options, rest))
     except LastbitError as error:
         print(f"lastbit: {error}", file=sys.stderr)
         return BROKEN
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within the context SIGTERM, by which CI cancels a job, is an exception, so that temporary files are removed."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice, and the second must not stop the removal
+    raise SystemExit(128 + number)
 
 
 def make_parser() -> argparse.ArgumentParser:

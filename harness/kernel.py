@@ -31,6 +31,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 PLACEMENTS = ("refuses", "moves")
 
+REVISION_MARK = "@"
+"""What stands between the name of a kernel and that of the revision that it is of, in a run of several."""
+
 _registering: list[Kernel] | None = None
 
 
@@ -119,7 +122,7 @@ def load_kernels(folder: Path) -> tuple[Kernel, ...]:
     A file can import its siblings by name; they are private to this load of the folder.
 
     Raises:
-        UsageError: the folder does not exist or declares no kernel, or two kernels share a name.
+        UsageError: the folder does not exist or declares no kernel, two kernels share a name, or one holds an @.
         KernelError: a file raises while it is loaded.
     """
     if not folder.is_dir():
@@ -131,6 +134,11 @@ def load_kernels(folder: Path) -> tuple[Kernel, ...]:
     if not found:
         raise UsageError(f"no file of {str(folder)!r} declares a kernel; decorate a function with @kernel(op)")
     names = [k.name for k in found]
+    for name in names:
+        if REVISION_MARK in name:
+            raise UsageError(
+                f"kernel name {name!r} holds {REVISION_MARK!r}, after which the name of a revision follows"
+            )
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise UsageError(f"kernel names must be unique; declared twice in {str(folder)!r}: {', '.join(twice)}")

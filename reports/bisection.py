@@ -51,11 +51,19 @@ def print_step(criterion: Criterion, step: Step, console: Console) -> None:
 
 def _outcome(result: CaseResult, criterion: Criterion) -> Text:
     """The verdict and the figure by which a step was marked."""
-    name, written = FIGURES[criterion.metric or "outside"]
+    metric = criterion.metric or "outside"
+    name, _ = FIGURES[metric]
     stage = stage_of(result, criterion.stage)
     verdict = verdict_word(result.verdict)
-    verdict.append(f"  {name} {written(stage) if stage else '–':<8}", "")
+    verdict.append(f"  {name} {_written(metric, stage):<8}", "")
     return verdict
+
+
+def _written(metric: str, stage: StageResult | None) -> str:
+    """The figure by which a step is marked; `–` where the stage is not seen."""
+    if stage is None:
+        return "–"
+    return "inf" if math.isinf(METRICS[metric](stage.cumulative)) else FIGURES[metric][1](stage)
 
 
 def print_bisection(bisection: Bisection, console: Console, options: str = "") -> None:
@@ -102,6 +110,8 @@ def _meaning(criterion: Criterion, bisection: Bisection) -> str:
 def _bound(criterion: Criterion) -> str:
     if criterion.threshold == 0:
         return "0" if criterion.falling else "above 0"
+    if math.isinf(criterion.threshold):
+        return "finite" if criterion.falling else "inf"
     size = f"{criterion.threshold:.2g}" if criterion.metric != "mismatch" else f"{100 * criterion.threshold:.2g} %"
     return f"{'below' if criterion.falling else 'at least'} {size}"
 
@@ -119,8 +129,8 @@ def _print_figures(bisection: Bisection, console: Console) -> None:
 
 
 def _row(word: str, step: Step, name: str) -> tuple[str, ...]:
-    stage = step.result and stage_of(step.result, name)
-    figures = (written(stage) if stage else "–" for _, written in FIGURES.values())
+    stage = stage_of(step.result, name) if step.result else None
+    figures = (_written(metric, stage) for metric in FIGURES)
     return (word, step.point.short, *figures, step.result.verdict if step.result else "–")
 
 

@@ -177,12 +177,6 @@ def compare(base: Run, run: Run, *, names: tuple[str, str] = ("before", "after")
     )
 
 
-def compare_revisions(run: Run, label: str, *, drift: float = DRIFT) -> Changes:
-    """What changed from the kernels of the revision `label`, which `run` calls `KERNEL@label`, to today's."""
-    base, today = revisions(run, label)
-    return compare(base, today, names=names_of(base), drift=drift)
-
-
 def revisions(run: Run, label: str) -> tuple[Run, Run]:
     """A run of two revisions as two runs: the kernels of `label`, under their own names, and today's."""
     suffix = f"@{label}"

@@ -19,6 +19,7 @@ MOST_SPANS = 4
 
 STYLES: Mapping[Status, str] = {
     Status.SAME: "green",
+    Status.SKIPPED: "cyan",
     Status.NEW: "cyan",
     Status.CHANGED: "yellow",
     Status.GONE: "yellow",
@@ -30,6 +31,7 @@ STYLES: Mapping[Status, str] = {
 
 CHECKED: Mapping[Status, str] = {
     Status.SAME: "same",
+    Status.SKIPPED: "no case fits: raise --most-elements or --cases-per-group, or give lines with --cases",
     Status.NEW: "without a golden: record or approve makes one",
     Status.CHANGED: "changed, still legal",
     Status.GONE: "no longer run",
@@ -91,13 +93,16 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
     if words[status].lower() != status.value.lower():
         head.append(f"  {words[status].partition(':')[0]}")
     line(console, head)
-    if status is Status.SAME and not kernel.reason:
-        return
     if advice := words[status].partition(": ")[2]:
         _field(console, "what to do", advice)
     if kernel.reason:
         _field(console, "reason", kernel.reason)
-    if status is not Status.NEW or kernel.cases:
+    if kernel.unordered:
+        names = ", ".join(kernel.unordered)
+        _field(console, "unordered", f"{names}: summed by atomic additions, held to the contract and not bit for bit")
+    if status is Status.SAME and not kernel.reason:
+        return
+    if kernel.cases or status not in (Status.NEW, Status.SKIPPED):
         _field(console, "golden", shown_path(kernel.path))
     if kernel.status is not Status.NEW:
         _print_origin(kernel, console)
@@ -112,9 +117,6 @@ def _print_origin(kernel: KernelOutcome, console: Console) -> None:
     if kernel.cases and kernel.contracts[0]:
         parts = [f"{d.item} {_shown(d.before)} → {_shown(d.after)}" for d in kernel.provenance]
         _field(console, "provenance", ", ".join(parts) or "same source, device, driver, torch and triton")
-    if kernel.unordered:
-        names = ", ".join(kernel.unordered)
-        _field(console, "unordered", f"{names}: summed by atomic additions, held to the contract and not bit for bit")
 
 
 def _shown(value: str) -> str:
@@ -151,12 +153,12 @@ def _explanation(kernel: KernelOutcome) -> str:
 
 
 def _extent(cases: Sequence[CaseOutcome]) -> str:
-    """How much changed, where something was compared."""
-    changes = [change for case in cases for change in case.changes]
+    """How much changed, where elements were compared."""
+    changes = [change for case in cases for change in case.changes if change.compared]
     if not changes:
         return ""
     changed, compared = (sum(getattr(c, name) for c in changes) for name in ("changed", "compared"))
-    farthest = max((change.max_ulp for change in changes), default=0.0)
+    farthest = max(change.max_ulp for change in changes)
     return f": {changed:,} of {plural(compared, 'element')}, by at most {distance(farthest)} ulp"
 
 
@@ -178,7 +180,7 @@ def _print_case(case: CaseOutcome, console: Console) -> None:
 def _sentence(change: Change) -> str:
     if change.before != change.after:
         return f"{change.stage}: {change.before or 'not there'} → {change.after or 'not there'}"
-    parts = [f"{change.stage} {change.before}: {_counted(change)}"]
+    parts = [f"{change.stage} {change.before}: {_declared(change)}{_counted(change)}"]
     if (farthest := change.farthest) is not None:
         parts.append(f"farthest at {list(farthest.index)}: {farthest.before:.9g} → {farthest.after:.9g}")
     before, after = change.figures
@@ -187,8 +189,18 @@ def _sentence(change: Change) -> str:
     return "; ".join(parts)
 
 
+def _declared(change: Change) -> str:
+    """What is declared of the stage now, if that is not what it was."""
+    before, after = change.unordered
+    if before == after:
+        return ""
+    return f"{'now' if after else 'no longer'} declared unordered; "
+
+
 def _counted(change: Change) -> str:
     """How many elements changed, as far as the golden tells."""
+    if change.same_bits:
+        return "the same bits"
     by = f", by at most {distance(change.max_ulp)} ulp" if change.changed else ""
     differing, blocks = change.blocks
     if not blocks:

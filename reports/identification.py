@@ -26,7 +26,9 @@ def print_identification(found: Identification, console: Console, *, every: bool
         print_columns([Text(h, "dim") for h in _HEADERS], [_row(candidate) for candidate in shown], console)
         if rest := len(found.candidates) - len(shown):
             line(console, f"  and {plural(rest, 'more row')}; --all shows them", "dim")
-        paragraph(console, Text(answer(found), "green" if found.keeps_claim else "bold red"), label="  → ")
+        paragraph(console, Text(answer(found), "green" if found.settled else "bold red"), label="  → ")
+        for sentence in found.beside:
+            paragraph(console, Text(f"Whatever it keeps: {sentence}", "bold red"), label="  ")
         for sentence in remarks(found):
             paragraph(console, Text(sentence), label="  ")
     turned_down = [f"{plural(n, 'case')} unsupported: {reason}" for reason, n in found.unsupported.items()]
@@ -52,7 +54,7 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
     rows = []
     for one in found:
         other = next_best(one)
-        cells = one.kernel, kept(one), "yes" if one.keeps_claim else f"no: {one.claim}"
+        cells = one.kernel, kept(one), "yes" if one.settled else "open" if one.keeps_claim else f"no: {one.claim}"
         rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
     headers = ("kernel", "keeps", "as claimed", "next best", "elements that it forbids")
     print_columns([Text(header, "dim") for header in headers], rows, console)
@@ -110,7 +112,9 @@ def answer(found: Identification) -> str:
     """What the kernel keeps, and what is wrong with its claim."""
     other = next_best(found)
     if found.kept:
-        said = f"keeps {kept(found)}" + (", as it claims." if found.keeps_claim else ".")
+        open_ = listed(map(name, found.rivals), MOST_NAMES)
+        said = f"keeps {kept(found)}" + (", as it claims" if found.keeps_claim else "")
+        said += f", or {open_}: these cases do not tell them apart." if open_ else "."
     elif any(one.fits for one in found.answers):
         said = f"keeps no contract throughout: {kept(found)}."
     else:
@@ -126,8 +130,6 @@ def answer(found: Identification) -> str:
 
 def remarks(found: Identification) -> Iterator[str]:
     """What limits the answer: contracts that fit as well, and combinations that were or were not tried."""
-    for candidate in found.kept[1:]:
-        yield f"{name(candidate)} allows every bit of these cases, too."
     together: dict[str, list[str]] = {}
     for dtypes, sentence in _beside(found):
         together.setdefault(sentence, []).append(dtypes)

@@ -12,6 +12,7 @@ from rich.table import Column
 
 from harness.result import BAD, CaseResult, Verdict
 from reports.paper import line, make_console
+from reports.summary import plural
 
 
 class RunProgress:
@@ -80,5 +81,5 @@ class RunProgress:
         if self._last_line is not None and at - self._last_line < self._interval:
             return
         self._last_line = at
-        whole = f" of {self._total:,}" if self._total is not None else ""
-        line(self._console, f"{self._done:,}{whole} cases: {self._counts}; {now}")
+        some = plural(self._done, "case") if self._total is None else f"{self._done:,} of {plural(self._total, 'case')}"
+        line(self._console, f"{some}: {self._counts}; {now}")

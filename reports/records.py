@@ -1,8 +1,8 @@
 """Records of a run on disk: lines of JSON that restore every result, and a table to query.
 
 A folder holds `records.jsonl` (one `CaseResult` a line), `records.parquet` (the table below) and `run.json` (everything
-else of a `Run`; written last, so that a folder which has it is complete). JSON is strict: a float that JSON cannot
-spell is the string `NaN`, `Infinity` or `-Infinity`.
+else of a `Run`, and in `results_count` how many results there are; written last, so that a folder which has it is
+complete). JSON is strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
 
 The table has one row per case × kernel × stage; a result without stages has one row whose `stage` is empty. Columns, in
 this order:
@@ -38,6 +38,7 @@ import functools
 import json
 import math
 import os
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -94,9 +95,17 @@ def parse(line: bytes, where: str) -> CaseResult:
     try:
         result = _decoded(CaseResult, json.loads(line))
     except (ValueError, TypeError) as error:
-        raise LastbitError(f"{where} is malformed ({error}): {line.decode(errors='replace')!r}") from error
+        raise LastbitError(f"{where} is malformed ({error}): {_start_of(line)}") from error
     assert isinstance(result, CaseResult)
     return result
+
+
+def _start_of(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r} and {len(text) - _SHOWN:,} more characters"
+
+
+_SHOWN = 200
 
 
 def load(path: Path) -> list[CaseResult]:
@@ -124,7 +133,7 @@ def write(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{dump(result)}\n" for result in run.results)
     rest = {name: value for name, value in _encoded(replace(run, results=())).items() if name != "results"}
-    text = json.dumps(rest, indent=2, allow_nan=False) + "\n"
+    text = json.dumps({**rest, _COUNT_OF_RESULTS: len(run.results)}, indent=2, allow_nan=False) + "\n"
     _replace(folder / "records.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
     _replace(folder / "records.parquet", lambda path: frame(run.results).to_parquet(path, index=False))
     _replace(folder / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
@@ -134,18 +143,29 @@ def read(folder: Path) -> Run:
     """The run that `write` left in a folder.
 
     Raises:
-        LastbitError: a file is missing or malformed.
+        LastbitError: a file is missing or malformed, or there are not as many results as the run had.
     """
     path = folder / "run.json"
     if not path.is_file():
         raise LastbitError(f"{str(folder)!r} holds no complete run: it has no run.json")
     text = _read(path)
     try:
-        run = _decoded(Run, {**json.loads(text), "results": []})
+        rest = dict(json.loads(text))
+        count = _decoded(int | None, rest.pop(_COUNT_OF_RESULTS, None))  # None in runs of an older lastbit
+        run = _decoded(Run, {**rest, "results": []})
     except (ValueError, TypeError) as error:
         raise LastbitError(f"{path} is malformed ({error})") from error
     assert isinstance(run, Run)
-    return replace(run, results=tuple(load(folder / "records.jsonl")))
+    results = tuple(load(folder / "records.jsonl"))
+    if count not in (None, len(results)):
+        raise LastbitError(
+            f"{folder / 'records.jsonl'} has {len(results):,} results, but the run had {count:,}; restore the file, or "
+            "run again"
+        )
+    return replace(run, results=results)
+
+
+_COUNT_OF_RESULTS = "results_count"
 
 
 def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
@@ -229,7 +249,7 @@ def _decoded(hint: Any, value: Any) -> Any:
 
 def _of_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"expected {kind.__name__}, found {value!r}")
+        raise TypeError(f"expected {kind.__name__}, found {reprlib.repr(value)}")
     return value
 
 

@@ -29,10 +29,13 @@ __all__ = ["RunProgress", "make_console", "print_run"]
 LEFT = frozenset({"stage", "dtype", "verdict"})
 
 
-def print_run(run: Run, console: Console | None = None) -> None:
-    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, gaps, summary."""
+def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None = None) -> None:
+    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, gaps, summary.
+
+    The numbers are those of `stages_of`, which may have kernels of another revision besides.
+    """
     console = console or make_console()
-    _print_stages(run, console)
+    _print_stages(stages_of or run, console)
     print_findings(run, console)
     print_not_run(run, console)
     print_blind_spots(run, console)

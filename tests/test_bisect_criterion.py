@@ -49,9 +49,43 @@ def test_a_metric_may_fall() -> None:
 
 def test_ends_of_zero() -> None:
     some = [result(failed=False, mismatched=m) for m in (0, 1, 500)]
-    assert marked(Question(metric="mismatch"), some[0], some[2], some) == [False, True, True]
-    assert marked(Question(metric="mismatch"), some[2], some[0], some) == [True, False, False]
+    assert marked(Question(metric="mismatch"), some[0], some[2], some) == [False, False, True]
+    assert marked(Question(metric="mismatch"), some[2], some[0], some) == [True, True, False]
     assert marked(Question(metric="mismatch", drift=1.3), some[0], some[2], some) == [False, True, True]
+
+
+def test_from_zero_half_the_figure_of_the_other_end_divides() -> None:
+    some = [result(failed=False, mismatched=m) for m in (2, 249, 251)]
+    good, bad = result(failed=False), result(failed=False, mismatched=500)
+    assert marked(Question(metric="mismatch"), good, bad, some) == [False, False, True]
+    assert marked(Question(metric="mismatch"), bad, good, some) == [True, True, False]
+    some = [result(failed=True, outside=n) for n in (1, 499)]
+    assert marked(Question(metric="outside"), good, result(failed=True, outside=500), some) == [True, True]
+
+
+def all_nan() -> CaseResult:
+    """Sums over finite elements see nothing of it."""
+    return result(failed=True, mismatched=1000, outside=1000, special=1000, squared_exact=0.0)
+
+
+@pytest.mark.parametrize("metric", ["rel_l2", "bias", "mismatch"])
+def test_values_that_must_not_be_nan_are_worse_than_any_finite_figure(metric: str) -> None:
+    def figure(size: float) -> CaseResult:
+        return result(failed=False, squared_error=size**2, bias_sum=size, bias_count=1, mismatched=int(size * 1000))
+
+    good, bad, others = figure(0.1), figure(0.4), [figure(0.11), all_nan()]
+    assert marked(Question(metric=metric, drift=1.3), good, bad, others) == [False, True]
+    assert marked(Question(metric=metric, drift=1.3), good, all_nan(), [figure(0.4)]) == [True]
+    assert marked(Question(metric=metric), good, bad, others) == [False, True]
+    assert marked(Question(metric=metric), good, all_nan(), [figure(0.0), bad]) == [False, False]
+    assert marked(Question(metric=metric), figure(0.0), all_nan(), [good, bad]) == [False, False]
+    assert marked(Question(metric=metric), all_nan(), good, [bad, all_nan()]) == [True, False]
+
+
+@pytest.mark.parametrize("drift", [None, 1.3])
+def test_nan_at_both_ends_tells_nothing(drift: float | None) -> None:
+    with pytest.raises(UsageError, match="inf at the good end and inf at the bad end"):
+        criterion_of(Question(metric="rel_l2", drift=drift), all_nan(), all_nan())
 
 
 def test_bias_counts_by_its_size() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bisect_demo import git
 from bisect_histories import commit_all, line_of, result
 
+from harness import cli
+from harness.commands.options import Subparsers
 from harness.errors import LastbitError, UsageError
 from harness.history.bisect import bisect
 from harness.history.criterion import Question
@@ -113,6 +118,34 @@ def test_an_exception_in_the_middle_leaves_nothing_behind(
         found_in(folder, commits[0], commits[-1], Measured(broken=dict.fromkeys(range(1, 19), error)))
 
 
+@pytest.mark.usefixtures("undisturbed")
+def test_sigterm_leaves_nothing_behind(repository: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` sends it twice; the second comes while worktrees are removed."""
+    folder, commits = repository
+    before = signal.getsignal(signal.SIGTERM)
+    seen: list[Path] = []
+
+    def terminated(options: argparse.Namespace, rest: list[str]) -> int:
+        assert signal.getsignal(signal.SIGTERM) is not before
+        with open_revisions(folder, commits[0], commits[-1], kernels="kernels") as space:
+            seen.append(space.temporary)
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    def add_to(commands: Subparsers) -> None:
+        commands.add_parser("wait").set_defaults(command=terminated)
+
+    monkeypatch.setattr(cli, "COMMANDS", (SimpleNamespace(add_to=add_to),))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["wait"])
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not seen[0].exists()
+
+
 def test_commits_that_do_not_build_are_skipped(repository: tuple[Path, list[str]]) -> None:
     folder, commits = repository
     broken = {i: LastbitError(f"kernel {i} raised SyntaxError") for i in (8, 9)}
@@ -171,6 +204,15 @@ def test_kernels_below_a_folder_and_from_a_subfolder(tmp_path: Path) -> None:
     found = found_in(inside, commits[0], "main", Measured(5), kernels="./python/package/kernels/")
     assert found.culprit is not None and found.culprit.name == commits[5]
     assert "python/package/kernels/norms.py" in found.change
+
+
+@pytest.mark.parametrize("kernels", ["{root}/python/kernels", "kernels", "../python/kernels", "python/kernels"])
+def test_kernels_may_be_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    folder = tmp_path / "repository"
+    commits = commit_all(folder, line_of(3), kernels="python/kernels")
+    monkeypatch.chdir(folder / "python")
+    with open_revisions(Path(), commits[0], "main", kernels=kernels.format(root=folder)) as space:
+        assert space.kernels == "python/kernels"
 
 
 def test_build_runs_in_each_worktree_and_its_failure_skips(repository: tuple[Path, list[str]]) -> None:
@@ -237,6 +279,8 @@ def test_hooks_of_the_user_do_not_run(repository: tuple[Path, list[str]], tmp_pa
         ("main~3", "nowhere", {}, "--bad nowhere is no commit that git knows"),
         ("main", "main~3", {}, "--good main is no ancestor of --bad main~3"),
         ("main", "main", {}, "no commit that touches 'kernels' lies between"),
+        ("main", "main", {}, "need --build (for instance --build true), with which every commit is a candidate"),
+        ("main", "main", {"build": "true"}, "no commit lies between --good and --bad"),
         ("main~3", "main", {"kernels": "elsewhere"}, "--good main~3 has no folder 'elsewhere'"),
         ("main~3", "main", {"kernels": "kernels/norms.py"}, "has no folder 'kernels/norms.py'"),
         ("main~3", "main", {"kernels": "../kernels"}, "has no folder '../kernels'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 
 import pytest
@@ -47,6 +48,12 @@ def test_a_culprit_with_the_figures_before_and_after() -> None:
     assert "--project mine" in text
 
 
+def test_figures_of_values_that_must_not_be_nan_are_infinite() -> None:
+    steps = (*STEPS[:3], replace(STEPS[3], result=result(failed=True, outside=3, special=3, mismatched=3)))
+    [after] = [line for line in printed(replace(FOUND, steps=steps)).splitlines() if line.startswith("  after")]
+    assert after.split()[2:6] == ["inf", "inf", "inf", "3"]
+
+
 def test_several_candidates_are_all_named_and_no_culprit() -> None:
     text = printed(replace(FOUND, candidates=(POINTS[1], POINTS[2]), change=""))
     assert "First bad commit " not in text
@@ -75,6 +82,11 @@ def test_colours_only_on_terminals() -> None:
             Criterion("mismatch", "output"),
             "  2  2222222  bad      FAILED  mismatch 24 %      Change 2  (2 left)\n",
         ),
+        (
+            Step(POINTS[2], Mark.BAD, 2, result(failed=True, special=1), left=2),
+            Criterion("rel_l2", "output"),
+            "  2  2222222  bad      FAILED  rel. error inf       Change 2  (2 left)\n",
+        ),
         (STEPS[2], FAILS, "  –  1111111  skipped  Change 1  kernels/norms.py raised SyntaxError  (3 left)\n"),
     ],
 )
@@ -92,6 +104,8 @@ def test_a_step_is_one_line_however_long(step: Step, criterion: Criterion, expec
             "mismatch of stage output (why) is at least 25 %, nearer to 3333333",
         ),
         (Criterion("bias", "output", 0.5, falling=True), "the size of bias of stage output is below 0.5, nearer to"),
+        (Criterion("rel_l2", "output", math.inf), "rel. error of stage output is inf, nearer to 3333333"),
+        (Criterion("rel_l2", "output", math.inf, falling=True), "rel. error of stage output is finite, nearer to"),
         (Criterion("outside", "output"), "outside of stage output is above 0, nearer to"),
         (Criterion("outside", "output", falling=True), "outside of stage output is 0, nearer to"),
     ],

@@ -15,7 +15,7 @@ from harness.commands import diff
 from harness.errors import LastbitError
 from harness.result import CaseResult, Comparison, Finding, NotRun, Power, Run, StageResult, Verdict
 from reports import changes_text, records
-from reports.changes import Change, Changes, compare, compare_revisions, revisions
+from reports.changes import Change, Changes, compare, names_of, revisions
 from reports.changes_json import as_json
 from reports.changes_terminal import print_changes
 
@@ -325,9 +325,8 @@ def test_revisions_of_one_run() -> None:
     assert [r.kernel for r in base.results] == ["k"]
     assert (base.power[0].cases, today.power[0].cases) == (1, 2)
     assert today.not_run == (NotRun("k on cuda", "absent"),)
-    changes = compare_revisions(both, label)
-    assert only(changes) == (Change.WORSE, True)
-    assert changes.names[0] == label
+    assert only(compare(base, today)) == (Change.WORSE, True)
+    assert names_of(base)[0] == label
 
 
 # Command

@@ -119,14 +119,35 @@ def test_results_of_atomic_additions_are_held_to_the_contract_only(
 ) -> None:
     declared = 'name="mine"', 'name="mine", unordered=("output",)'
     assert plain("record", plain.kernels(*declared), "--cases", plain.lines) == 0
+    assert "NEW mine 2 cases recorded unordered output: summed by atomic additions" in output(capsys)
     reordered = plain.kernels(*declared)
     source = reordered / "rms_norm.py"
     source.write_text(source.read_text().replace(SAME_SUM, OTHER_SUM))
     assert plain("check", reordered, "--exact") == 0
+    assert "SAME mine 2 cases unordered output: summed by atomic additions" in output(capsys)
     source.write_text(source.read_text().replace("product.to(x.dtype)", "-product.to(x.dtype)"))
     output(capsys)
     assert plain("check", reordered) == 1
     assert "unordered output: summed by atomic additions" in output(capsys)
+
+
+def test_declaring_a_result_unordered_is_a_change_that_approve_takes(
+    plain: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain.record()
+    source = plain.kernels('name="mine"', 'name="mine", unordered=("output",)') / "rms_norm.py"
+    source.write_text(source.read_text().replace(SAME_SUM, OTHER_SUM))
+    output(capsys)
+    assert plain("check", source.parent, "--exact") == 1
+    assert "now declared unordered" in output(capsys)
+    assert plain("approve", source.parent, "--yes") == 0
+    assert plain("check", source.parent, "--exact") == 0
+
+
+def test_progress_speaks_of_one_case(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    plain.lines.write_text("rms_norm x=bf16[6,200] weight=bf16[200] eps=1e-06 seed=3\n")
+    plain.record()
+    assert "1 case: 1 passed" in capsys.readouterr().err
 
 
 def test_another_contract_is_told(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:

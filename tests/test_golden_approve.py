@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden_bench import FP32_MULTIPLY, OTHER_SUM, SAME_SUM, TRITON, Bench, output
+from golden_bench import FP32_MULTIPLY, OTHER_SUM, SAME_SUM, TRITON, Bench, lastbit, output
 
 from harness.errors import UsageError
 from harness.history.golden_file import read, write
@@ -35,7 +35,9 @@ def test_a_failing_kernel_is_refused(plain: Bench, capsys: pytest.CaptureFixture
 def test_a_golden_is_not_recorded_over(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     before = plain.record().read_bytes()
     assert plain("record", plain.kernels(SAME_SUM, OTHER_SUM)) == 0
-    assert "has a golden of 2 cases; `lastbit golden approve` replaces it" in output(capsys)
+    shown = output(capsys)
+    assert "has a golden of 2 cases; `lastbit golden approve` brings it up to date, with the same cases" in shown
+    assert "to choose cases anew, delete the file" in shown
     assert plain.file.read_bytes() == before
 
 
@@ -45,6 +47,45 @@ def test_cases_are_chosen_from_every_group(plain: Bench) -> None:
     assert len(lines) == len(set(lines)) > 10
     assert {"fp32", "bf16", "fp16"} <= {line.split("x=")[1][:4] for line in lines}
     assert plain("check", plain.kernels()) == 0
+
+
+@pytest.mark.parametrize("words", [("record",), ("approve", "--yes")], ids=lambda words: words[0])
+def test_without_a_case_that_fits_nothing_is_recorded(
+    plain: Bench, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    action, *rest = words
+    assert plain(action, plain.kernels(), *rest, "--cases-per-group", 0, "--most-elements", 1) == 3
+    shown = output(capsys)
+    assert "SKIPPED mine no case fits" in shown
+    assert "what to do raise --most-elements" in shown
+    assert "recorded" not in shown
+    assert "1 written" not in shown
+    assert not (plain.folder / "goldens").exists()
+
+
+@pytest.mark.parametrize("option", [("--cases-per-group", "-1", "0"), ("--most-elements", "0", "1")])
+def test_selections_that_mean_nothing_are_refused(
+    plain: Bench, capsys: pytest.CaptureFixture[str], option: tuple[str, str, str]
+) -> None:
+    name, value, least = option
+    with pytest.raises(SystemExit):
+        plain("record", plain.kernels(), name, value)
+    assert f"argument {name}: '{value}' is not a whole number from {least} on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["record", "approve"])
+def test_help_says_which_kernels_the_selection_is_for(capsys: pytest.CaptureFixture[str], action: str) -> None:
+    with pytest.raises(SystemExit):
+        lastbit(action, "--help")
+    assert "for kernels without a golden" in output(capsys)
+
+
+def test_refused_cases_are_counted_without_elements(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = plain.kernels("return product.to(x.dtype)", "return -product.to(x.dtype)")
+    assert plain("record", wrong, "--most-elements", 5000) == 1
+    shown = output(capsys)
+    assert "more cases broken" in shown
+    assert "0 elements" not in shown
 
 
 def test_without_goldens_nothing_is_checked(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,10 +56,40 @@ def test_the_revision_alone_is_no_difference(tmp_path: Path, capsys: pytest.Capt
     assert "provenance same source, device, driver, torch and triton" in shown
 
 
-def test_results_of_atomic_additions_are_not_compared(tmp_path: Path) -> None:
+def test_results_of_atomic_additions_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = write(golden(unordered=True), tmp_path / "a")
     second = write(golden(moved(), unordered=True), tmp_path / "b")
     assert lastbit("diff", first, second) == 0
+    shown = output(capsys)
+    assert "SAME mine 1 case equal unordered output: summed by atomic additions" in shown
+
+
+@pytest.mark.parametrize("after", [True, False])
+def test_a_change_is_not_hidden_by_declaring_it_unordered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], after: bool
+) -> None:
+    first = write(golden(unordered=not after), tmp_path / "a")
+    second = write(golden(moved(), unordered=after), tmp_path / "b")
+    assert lastbit("diff", first, second) == 1
+    word = "now" if after else "no longer"
+    shown = output(capsys)
+    assert f"output fp32[4,6]: {word} declared unordered; 1 of 24 elements changed, by at most 1 ulp" in shown
+    assert "not bit for bit" not in shown
+    second = write(golden(unordered=after), tmp_path / "b")
+    assert lastbit("diff", first, second) == 1
+    assert f"output fp32[4,6]: {word} declared unordered; the same bits" in output(capsys)
+
+
+def test_cases_of_other_shapes_are_counted_without_elements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def many(values: Tensor) -> Golden:
+        cases = tuple(golden(values, seed=seed).cases[0] for seed in range(5))
+        return replace(golden(), cases=cases)
+
+    first, second = write(many(VALUES), tmp_path / "a"), write(many(VALUES[:3]), tmp_path / "b")
+    assert lastbit("diff", first, second) == 1
+    shown = output(capsys)
+    assert "and 3 more cases changed" in shown
+    assert "0 of 0 elements" not in shown
 
 
 def test_what_only_one_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,21 @@ def test_the_revision_is_that_of_git_and_says_what_is_not_committed(folder: Path
     assert found(folder)["revision"] == f"{head}-dirty"
 
 
+def test_the_revision_is_that_of_the_kernels_inside_a_hook_of_another_repository(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = folder / "other"
+    for place in (folder, other):
+        subprocess.run(["git", "init", str(place)], capture_output=True, check=True)
+        words = ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--allow-empty", "-m", place.name]
+        subprocess.run(["git", *words], cwd=place, capture_output=True, check=True)
+    before = found(folder)["revision"]
+    assert before
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+    assert found(folder)["revision"] == before
+
+
 def test_the_revision_of_an_exported_tree_can_be_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(REVISION_VARIABLE, "abc")
     assert found(folder)["revision"] == "abc"

@@ -116,7 +116,25 @@ def test_contracts_that_these_cases_do_not_tell_apart() -> None:
     found = identified(in_fp32, "rms_norm x=bf16[4,64]:ones weight=bf16[64] eps=1e-12 seed=0")
     assert len(found.kept) == 2
     assert found.answers[0].coinciding == ()
-    assert any("allows every bit of these cases, too" in remark for remark in remarks(found))
+    assert "these cases do not tell them apart" in answer(found)
+    assert found.exit_code == 1
+
+
+@pytest.mark.parametrize("claim", ["fp32_multiply", "native_multiply"])
+def test_of_contracts_that_fit_alike_the_claim_comes_first(claim: str) -> None:
+    found = identified(in_fp32, "rms_norm x=fp32[1,1] weight=fp32[1] eps=1e-06 seed=8", contract=claim)
+    assert name(found.kept[0]).startswith(claim)
+
+
+def test_a_kernel_that_gives_other_bits_the_second_time_keeps_nothing() -> None:
+    calls = iter(range(100))
+
+    def flaky(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return in_fp32(x, weight, eps=eps) * (1 + next(calls) % 2)
+
+    found = identified(flaky, BF16, contract="fp32_multiply")
+    assert any("differ between two calls" in sentence for sentence in found.beside)
+    assert found.exit_code == 1
 
 
 def test_a_contract_without_meaning_is_not_kept() -> None:

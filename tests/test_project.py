@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import Config
+from harness.errors import UsageError
 from harness.verify.plan import make_plan
 from harness.verify.project import open_project
 
@@ -43,13 +44,39 @@ def two_revisions(tmp_path: Path) -> Config:
 
 
 def test_kernels_of_another_revision_are_beside_those_of_today(two_revisions: Config) -> None:
-    kernels = open_project(two_revisions).kernels()
+    opened = open_project(two_revisions)
+    kernels = [*opened.kernels(), *opened.kernels_of_revisions()[0]]
     assert [(k.name, k.contract) for k in kernels] == [("norm", "fp32_multiply"), ("norm@v1/x", "native_multiply")]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "expected"), [("norm", ["norm", "norm@v1/x"]), ("norm@v1/x", ["norm@v1/x"])], ids=["both", "one"]
-)
-def test_a_name_chooses_the_kernel_in_every_revision(two_revisions: Config, chosen: str, expected: list[str]) -> None:
-    plan = make_plan(replace(two_revisions, kernels=(chosen,)), "cpu")
-    assert sorted({item.subject.kernel.name for item in plan.items}) == expected
+def test_a_name_chooses_the_kernel_in_every_revision(two_revisions: Config) -> None:
+    plan = make_plan(replace(two_revisions, kernels=("norm",)), "cpu")
+    assert sorted({item.subject.kernel.name for item in plan.items}) == ["norm", "norm@v1/x"]
+    with pytest.raises(UsageError, match="unknown kernel 'norm@v1/x'; did you mean 'norm'"):
+        make_plan(replace(two_revisions, kernels=("norm@v1/x",)), "cpu")
+
+
+def test_a_revision_that_cannot_be_loaded_is_not_run(two_revisions: Config) -> None:
+    (Path(two_revisions.revisions["v1/x"]) / "norms.py").write_text(KERNEL.format(contract="of_old"))
+    plan = make_plan(two_revisions, "cpu")
+    assert {item.subject.kernel.name for item in plan.items} == {"norm"}
+    assert any(n.what == "the kernels of v1/x" and "'of_old'" in n.reason for n in plan.not_run)
+
+
+def test_a_name_with_the_mark_of_a_revision_is_refused(two_revisions: Config) -> None:
+    file = Path(two_revisions.kernel_folders[0]) / "norms.py"
+    file.write_text(KERNEL.format(contract="fp32_multiply").replace('")', '", name="norm@v1/x")'))
+    with pytest.raises(UsageError, match="'norm@v1/x' holds '@'"):
+        make_plan(two_revisions, "cpu")
+
+
+def test_code_beside_the_kernels_is_the_same_for_every_revision(
+    two_revisions: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "shared_norms.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = Path(two_revisions.kernel_folders[0]) / "norms.py"
+    file.write_text("import shared_norms\n" + file.read_text())
+    notes = [n for n in make_plan(two_revisions, "cpu").not_run if "beside" in n.what]
+    assert [n.reason.split(" of ")[0] for n in notes] == ["they import shared_norms"]

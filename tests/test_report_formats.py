@@ -381,7 +381,11 @@ def test_command_compares_with_the_revision_of_the_run(folder: Path, capsys: pyt
 
 
 def test_two_reports_to_one_place_are_refused(folder: Path) -> None:
-    for arguments in (["--annotations", "--sarif", "-"], ["--sarif", "a", "--junit", "a"]):
+    for arguments in (
+        ["--annotations", "--sarif", "-"],
+        ["--sarif", "a", "--junit", "a"],
+        ["--sarif", "a", "--html", "./a"],
+    ):
         with pytest.raises(UsageError, match="more than one report"):
             command(arguments)
 
@@ -399,9 +403,40 @@ def test_failed_write_keeps_the_old_report(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_report_into_a_folder_is_an_error(folder: Path) -> None:
+    """Nothing else is written then."""
     Path("sub").mkdir()
-    with pytest.raises(LastbitError, match="cannot write sub: Is a directory"):
-        command(["--markdown", "sub"])
+    for target in ("sub", "sub/", "."):
+        with pytest.raises(UsageError, match=f"--html '{target}' is a folder; name a file in it"):
+            command(["--html", target, "--markdown", "a.md"])
+        with pytest.raises(UsageError, match="is a folder"):
+            command(["--markdown", "a.md", "--html", target])
+    assert not Path("a.md").exists()
+    assert not list(Path("sub").iterdir())
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_run_that_lost_records_is_refused(folder: Path, kept: int) -> None:
+    path = Path(".lastbit/runs/old/records.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:kept]))
+    with pytest.raises(LastbitError, match=f"records.jsonl has {kept} results, but the run had {len(lines)}"):
+        command([])
+
+
+def test_run_of_an_older_lastbit_does_not_say_how_many_records_it_has(folder: Path) -> None:
+    path = Path(".lastbit/runs/old/run.json")
+    rest = json.loads(path.read_text())
+    assert rest.pop("results_count") == len(full_run().results)
+    path.write_text(json.dumps(rest))
+    assert records.read(path.parent) == full_run()
+
+
+@pytest.mark.parametrize("line", ['{"x": "' + "y" * 5000, json.dumps(["y" * 5000])])
+def test_malformed_line_is_shown_in_part(line: str) -> None:
+    with pytest.raises(LastbitError, match="more characters") as error:
+        records.parse(line.encode(), "here")
+    assert line[:200] in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 def test_without_a_run_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def test_only_the_working_tree_decides(tmp_path: Path, before: str, after: str, 
     assert "triple@HEAD on cpu" in done.stdout
     changes = done.stdout.partition("Changes from HEAD")[2]
     assert any(line.startswith(f"{word}  triple on cpu") for line in changes.splitlines()), changes
+    assert "--kernel 'triple@HEAD'" not in done.stdout, "findings are those of today's kernels"
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
 
@@ -87,6 +88,31 @@ def test_only_the_working_tree_decides(tmp_path: Path, before: str, after: str, 
 def test_a_base_that_means_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
     done = verify(repository(tmp_path, RIGHT, RIGHT), *options)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["does not load", "is not there"])
+def test_a_base_without_kernels_is_not_compared(tmp_path: Path, present: bool) -> None:
+    folder = repository(tmp_path, RIGHT, RIGHT)
+    kernel = folder / "kernels/thrice.py"
+    if present:
+        kernel.write_text("import a_module_that_is_missing")
+        git(folder, "add", "kernels")
+    else:
+        git(folder, "rm", "-q", "--cached", "-r", "kernels")
+    git(folder, "commit", "-q", "-m", "no kernel")
+    kernel.write_text(KERNEL.replace("EXPRESSION", RIGHT))
+    done = verify(folder, "--base", "HEAD")
+    assert done.returncode == 0, done.stderr
+    assert "the kernels of HEAD: " in done.stdout
+
+
+def test_a_kernel_that_turns_its_cases_down_is_worse(tmp_path: Path) -> None:
+    folder = repository(tmp_path, RIGHT, RIGHT)
+    more = KERNEL.replace("EXPRESSION", RIGHT).replace("triple", "other")
+    (folder / "kernels/other.py").write_text(more)
+    narrower = KERNEL.replace("EXPRESSION", RIGHT).replace("(x):", "(x, factor):", 1)
+    (folder / "kernels/thrice.py").write_text(narrower)
+    assert verify(folder, "--base", "HEAD").returncode == 1
 
 
 def test_kernels_that_are_in_no_repository(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from harness.verify.project import read_cases
 from reports.golden import print_check, print_diff, print_record
 from reports.paper import make_console
 from reports.progress import RunProgress
+from reports.summary import plural
 
 FOLDER = Path("cases", "golden")
 """Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""
@@ -69,10 +70,24 @@ def add_to(commands: Subparsers) -> None:
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
     """Add what says which cases a new golden holds."""
-    parser.add_argument("--cases", type=Path, help="hold the case lines of this file instead of chosen ones")
-    parser.add_argument("--cases-per-group", type=int, default=1, help="generated cases per group (default: 1)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
-    parser.add_argument("--most-elements", type=int, default=1 << 15, help="of all inputs of a case (default: 32768)")
+    add = parser.add_argument_group(
+        "cases", "for kernels without a golden; the others keep the cases of theirs"
+    ).add_argument
+    add("--cases", type=Path, help="hold the case lines of this file instead of chosen ones")
+    add("--cases-per-group", type=_from(0), default=1, help="generated cases per group (default: 1)")
+    add("--seed", type=int, default=0, help="seed of the generated cases")
+    add("--most-elements", type=_from(1), default=1 << 15, help="of all inputs of a case (default: 32768)")
+
+
+def _from(least: int) -> Callable[[str], int]:
+    """What reads a whole number that is not below `least`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return read
 
 
 def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -81,16 +96,19 @@ def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
     def outcome(target: Target, tick: Tick) -> KernelOutcome:
         if target.path.exists():
             golden = load(target, kind_of(target.subject.device))
-            reason = f"has a golden of {len(golden.cases)} cases; `lastbit golden approve` replaces it"
+            reason = (
+                f"has a golden of {plural(len(golden.cases), 'case')}; `lastbit golden approve` brings it up to "
+                "date, with the same cases; to choose cases anew, delete the file"
+            )
             return KernelOutcome(target.subject.kernel.name, str(target.path), own=Status.SAME, reason=reason)
         proposal = _fresh(target, options, tick)
-        if proposal.open and proposal.outcome.cases:
+        if proposal.open:
             settle(proposal)
         return proposal.outcome
 
     report = _report(options, config, _each(found, outcome))
     print_record(report, make_console())
-    return report.exit_code({Status.SAME, Status.NEW})
+    return report.exit_code({Status.SAME, Status.SKIPPED, Status.NEW})
 
 
 def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:

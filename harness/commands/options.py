@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,9 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
 
 
 def _run_folder(given: Path | None) -> Path:
+    """A folder that `Config.save` makes when the run begins, so that bad input leaves none behind."""
     if given is None:
-        return new_run_folder()
+        return Path(RUNS, f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}")
     if given.exists() and any(given.iterdir()):
         raise UsageError(f"run folder {str(given)!r} is not empty; a run needs a folder of its own")
     return given
-
-
-def new_run_folder() -> Path:
-    """An empty folder below `RUNS` for a run that begins now."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=RUNS))

@@ -72,9 +72,7 @@ def read_run(path: Path) -> Run:
 def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
     run, base = _runs(options)
     wanted = {name: target for name in FORMATS if (target := getattr(options, name)) is not None}
-    targets = [*wanted.values(), *([STANDARD_OUTPUT] if options.annotations else [])]
-    if twice := [target for target in dict.fromkeys(targets) if targets.count(target) > 1]:
-        raise UsageError(f"more than one report to {twice[0]!r}; give each a file of its own")
+    _check_targets(wanted, annotations=options.annotations)
     texts = {target: FORMATS[name].text(run, base) for name, target in wanted.items()}
     if options.annotations:
         texts[STANDARD_OUTPUT] = lines(run)
@@ -83,6 +81,18 @@ def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if not texts:
         _print(run, base)
     return 0
+
+
+def _check_targets(wanted: Mapping[str, str], *, annotations: bool) -> None:
+    """Raise UsageError, before anything is written, for a report into a folder and for two to one place."""
+    places: set[str | Path] = {STANDARD_OUTPUT} if annotations else set()
+    for name, target in wanted.items():
+        if target != STANDARD_OUTPUT and Path(target).is_dir():
+            raise UsageError(f"--{name} {target!r} is a folder; name a file in it, as in {target.rstrip('/')}/{name}")
+        place = target if target == STANDARD_OUTPUT else Path(target).resolve()
+        if place in places:
+            raise UsageError(f"more than one report to {target!r}; give each a file of its own")
+        places.add(place)
 
 
 def _runs(options: argparse.Namespace) -> tuple[Run, Run | None]:

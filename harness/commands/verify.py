@@ -14,9 +14,9 @@ from harness.commands.options import Subparsers, add_device, add_kernel_choice, 
 from harness.commands.running import INTERRUPTED, Interrupted, execute
 from harness.config import PROFILES, Config
 from harness.history.revisions import kernels_at
-from harness.result import CaseResult
+from harness.result import CaseResult, Run, Verdict
 from harness.verify.project import open_project, read_cases
-from reports.changes import compare_revisions, revisions
+from reports.changes import compare, names_of, with_base
 from reports.changes_terminal import print_changes
 from reports.paper import make_console
 from reports.terminal import print_run
@@ -86,11 +86,21 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
         run, interrupted = interruption.run, True
     if show_inputs:
         _print_inputs(run.results, console)
-    print_run(run, console)
-    for label in config.revisions:
-        print_changes(compare_revisions(run, label), console)
-        _, run = revisions(run, label)  # what another revision does is no fault of this one
-    return INTERRUPTED if interrupted else run.exit_code
+    code = _print(run, console)
+    return INTERRUPTED if interrupted else code
+
+
+def _print(run: Run, console: Console) -> int:
+    """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
+    today, base = with_base(run)
+    if base is None:
+        print_run(run, console)
+        return run.exit_code
+    print_run(today, console, stages_of=run)
+    changes = compare(base, today, names=names_of(base))
+    print_changes(changes, console)
+    worse = changes.exit_code() == 1 and today.overall is not Verdict.ERRORED
+    return 1 if worse else today.exit_code
 
 
 def _print_inputs(results: Sequence[CaseResult], console: Console) -> None:

@@ -178,6 +178,8 @@ def _together(space: Space, kernel: str, measure: Measure) -> list[Results] | No
     label = f"@{OTHER}"
     own = {name: result for name, result in results.items() if not name.endswith(label)}
     others = {name.removesuffix(label): result for name, result in results.items() if name.endswith(label)}
+    if not others:  # its kernels could not be loaded; a run of its own says why
+        return None
     return [own, {name: replace(result, kernel=name) for name, result in others.items()}]
 
 

@@ -62,7 +62,7 @@ def _of_figures(plain: Criterion, good: CaseResult, bad: CaseResult) -> Criterio
     low, high = plain.figure(good), plain.figure(bad)
     if drift is not None:
         made = Criterion(metric, plain.stage, drift * low, drift=drift, choice=plain.choice)
-        if not made.is_bad(bad):
+        if high <= low or not made.is_bad(bad):
             raise UsageError(
                 f"--drift {drift:g}: {metric} of stage {plain.stage} has not risen by that factor; it is "
                 f"{_size(plain, good, bad)}"
@@ -73,8 +73,17 @@ def _of_figures(plain: Criterion, good: CaseResult, bad: CaseResult) -> Criterio
             f"--metric {metric}: no clear difference between the ends; {metric} of stage {plain.stage} is "
             f"{_size(plain, good, bad)}. Choose other ends, another case, or a small --drift"
         )
-    middle = math.sqrt(low) * math.sqrt(high) if low and high else 0.0
-    return Criterion(metric, plain.stage, middle, falling=high < low, choice=plain.choice)
+    return Criterion(metric, plain.stage, _middle(metric, low, high), falling=high < low, choice=plain.choice)
+
+
+def _middle(metric: str, low: float, high: float) -> float:
+    """The size at which a figure is as near to one end as to the other: as a ratio, or from 0 as a difference.
+
+    A single element outside is a violation, so that `outside` has no middle between 0 and more.
+    """
+    if low and high:
+        return math.sqrt(low) * math.sqrt(high)
+    return 0.0 if metric == "outside" else max(low, high) / 2
 
 
 def _stage(asked: str, metric: str, good: CaseResult, bad: CaseResult) -> tuple[str, str]:

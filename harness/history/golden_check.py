@@ -92,17 +92,23 @@ def compare(before: Golden, after: Golden, results: Mapping[str, CaseResult] | N
         contracts=contracts,
         cases=tuple(cases),
         provenance=differences(before.provenance, after.provenance),
-        unordered=tuple(dict.fromkeys(n for c in after.cases for n, stage in c.stages.items() if stage.unordered)),
+        unordered=tuple(name for name in _unordered(after) if name in _unordered(before)),
         own=Status.CONTRACT if contracts[0] != contracts[1] else Status.SAME,
     )
 
 
 def taken(after: Take, path: str) -> KernelOutcome:
-    """A kernel that has no golden yet, and how the cases went that it supports."""
+    """A kernel that has no golden yet, and how the cases went that it supports; it is skipped if there is none."""
     supported = ((n, result) for n, result in after.results.items() if result.verdict is not Verdict.UNSUPPORTED)
     cases = tuple(_outcome(line, None, None, result) for line, result in supported)
-    contract = after.golden.contract
-    return KernelOutcome(after.golden.kernel, path, ("", contract), cases, own=Status.NEW)
+    golden, own = after.golden, Status.NEW if cases else Status.SKIPPED
+    return KernelOutcome(golden.kernel, path, ("", golden.contract), cases, unordered=_unordered(golden), own=own)
+
+
+def _unordered(golden: Golden) -> tuple[str, ...]:
+    """The stages that are only held to the contract."""
+    stages = (stage for case in golden.cases for stage in case.stages.items())
+    return tuple(dict.fromkeys(name for name, stage in stages if stage.unordered))
 
 
 def _examined(subject: Subject, line: str) -> tuple[CaseResult, dict[str, Tensor]]:
@@ -143,10 +149,12 @@ _STATUSES = {Verdict.FAILED: Status.BROKEN, Verdict.ERRORED: Status.ERRORED, Ver
 def _changes(before: RecordedCase, after: RecordedCase) -> Iterator[Change]:
     for name in dict.fromkeys([*before.stages, *after.stages]):
         old, new = before.stages.get(name), after.stages.get(name)
-        if old and new and (new.unordered or same(old.values, new.values)):
+        flags = bool(old and old.unordered), bool(new and new.unordered)
+        if old and new and (all(flags) or (not any(flags) and same(old.values, new.values))):
             continue
         found = change(name, old.values if old else None, new.values if new else None)
-        yield replace(found, figures=(old.figures if old else None, new.figures if new else None))
+        figures = old.figures if old else None, new.figures if new else None
+        yield replace(found, figures=figures, unordered=flags)
 
 
 @contextmanager

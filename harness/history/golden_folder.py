@@ -35,7 +35,7 @@ class Proposal:
     @property
     def open(self) -> bool:
         """Whether there is something to approve: a change, and nothing that is wrong."""
-        return self.outcome.status not in REFUSED | {Status.SAME}
+        return self.outcome.status not in REFUSED | {Status.SAME, Status.SKIPPED}
 
 
 def targets(items: Iterable[Item], folder: Path) -> list[Target]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from harness.errors import LastbitError
+from harness.history.revisions import Repository
 from harness.outcomes.golden import Difference
 from harness.verify.check import Subject
 
@@ -103,16 +105,19 @@ def _revision_of(files: Sequence[Path]) -> str:
     """The git commit that files are at, with `-dirty` if one of them is not as it was committed; empty without git."""
     if not files:
         return ""
-    folder = files[0].parent
-    revision = _command("git", "rev-parse", "HEAD", folder=folder)
-    changed = revision and _command("git", "status", "--porcelain", "--", *(path.name for path in files), folder=folder)
+    repository = Repository(files[0].parent)
+    try:
+        revision = repository.git("rev-parse", "HEAD")
+        changed = repository.git("status", "--porcelain", "--", *(path.name for path in files))
+    except LastbitError:
+        return ""
     return f"{revision}-dirty" if changed else revision
 
 
-def _command(*words: str, folder: Path | None = None) -> str:
-    """What a command prints in a folder; empty if it fails or does not exist."""
+def _command(*words: str) -> str:
+    """What a command prints; empty if it fails or does not exist."""
     try:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -69,7 +69,7 @@ def open_revisions(folder: Path, good: str, bad: str, *, kernels: str, build: st
     """The commits from `good` to `bad` of the repository that `folder` is in; its worktrees are gone afterwards.
 
     Args:
-        kernels: the folder of kernels, relative to the root of the repository.
+        kernels: the folder of kernels, from the root of the repository, or else as the working directory has it.
         build: a shell command that is run in the root of each worktree before it is measured.
 
     Raises:
@@ -77,7 +77,7 @@ def open_revisions(folder: Path, good: str, bad: str, *, kernels: str, build: st
             ancestor of `bad`, or nothing lies between them.
     """
     repository = _repository(folder)
-    path = posixpath.normpath(kernels)
+    path = _from_root(repository, bad, kernels)
     ends = [_end(repository, option, name, path) for option, name in (("--good", good), ("--bad", bad))]
     if repository.git("merge-base", *ends, codes=(0, 1)) != ends[0]:
         raise UsageError(
@@ -103,12 +103,24 @@ def _end(repository: Repository, option: str, name: str, kernels: str) -> str:
     commit = repository.known(f"{name}^{{commit}}")
     if not commit:
         raise UsageError(f"{option} {name} is no commit that git knows in {str(repository.folder)!r}")
-    tree = "" if kernels.startswith(("/", "..")) else repository.known(f"{commit}:{_tree(kernels)}")
-    if not tree or repository.git("cat-file", "-t", tree) != "tree":
+    if not _has(repository, commit, kernels):
         raise UsageError(
             f"{option} {name} has no folder {kernels!r}; name it with --kernels, from the repository's root"
         )
     return commit
+
+
+def _has(repository: Repository, commit: str, folder: str) -> bool:
+    tree = "" if folder.startswith(("/", "..")) else repository.known(f"{commit}:{_tree(folder)}")
+    return bool(tree) and repository.git("cat-file", "-t", tree) == "tree"
+
+
+def _from_root(repository: Repository, commit: str, kernels: str) -> str:
+    """The folder from the root of the repository, also if it was named from the working directory or from `/`."""
+    named = posixpath.normpath(kernels)
+    root = repository.git("rev-parse", "--show-toplevel", codes=(0, 128))
+    here = os.path.relpath(Path(kernels).resolve(), Path(root).resolve())
+    return next((folder for folder in (named, here) if _has(repository, commit, folder)), named)
 
 
 def _tree(kernels: str) -> str:
@@ -119,8 +131,13 @@ def _tree(kernels: str) -> str:
 def _started(revisions: Revisions) -> Revisions:
     git, ends = revisions.control.git, (revisions.bad, revisions.good)
     if not git("rev-list", "-1", ends[0], f"^{ends[1]}", "--", *revisions.paths):
-        touching = f" that touches {revisions.kernels!r}" if revisions.paths else ""
-        raise UsageError(f"no commit{touching} lies between --good and --bad")
+        if not revisions.paths:
+            raise UsageError("no commit lies between --good and --bad")
+        raise UsageError(
+            f"no commit that touches {revisions.kernels!r} lies between --good and --bad. Kernels that import code "
+            "from elsewhere in the repository need --build (for instance --build true), with which every commit is a "
+            "candidate"
+        )
     git("bisect", "start", "--no-checkout", *ends, "--", *revisions.paths)
     return revisions
 
@@ -232,8 +249,10 @@ def _build(command: str, root: Path) -> None:
 def kernels_at(revision: str, folders: Sequence[Path]) -> Iterator[Path]:
     """The folder of kernels as it is at `revision` of its repository, in a worktree that is gone afterwards.
 
+    There may be no such folder at that revision.
+
     Raises:
-        UsageError: there are several folders, it is in no repository, or the revision is unknown or has no such folder.
+        UsageError: there are several folders, the folder is in no repository, or the revision is unknown.
     """
     if len(folders) != 1:
         names = ", ".join(map(str, folders))
@@ -243,10 +262,10 @@ def kernels_at(revision: str, folders: Sequence[Path]) -> Iterator[Path]:
         root = Path(repository.git("rev-parse", "--show-toplevel"))
     except LastbitError as error:
         raise UsageError(f"--base {revision} needs kernels that are in a git repository: {error}") from error
-    kernels = repository.folder.relative_to(root.resolve()).as_posix()
-    commit = _end(repository, "--base", revision, kernels)
+    if not (commit := repository.known(f"{revision}^{{commit}}")):
+        raise UsageError(f"--base {revision} is no commit that git knows in {str(root)!r}")
     with (
         tempfile.TemporaryDirectory(prefix="lastbit-base-") as temporary,
         _worktree(repository, Path(temporary, "base"), commit) as top,
     ):
-        yield top / kernels
+        yield top / repository.folder.relative_to(root.resolve())

@@ -9,10 +9,18 @@ from enum import StrEnum
 
 from harness.result import CaseResult, Comparison, StageResult, Verdict
 
-METRICS: Mapping[str, Callable[[Comparison], float]] = {
-    "rel_l2": lambda seen: seen.rel_l2,
-    "mismatch": lambda seen: seen.mismatched / seen.numel if seen.numel else 0.0,
-    "bias": lambda seen: seen.bias,
+Figure = Callable[[Comparison], float]
+
+
+def _unless_special(figure: Figure) -> Figure:
+    """Infinite where an element is NaN or infinite and must not be, or the reverse: sums leave such elements out."""
+    return lambda seen: math.inf if seen.special else figure(seen)
+
+
+METRICS: Mapping[str, Figure] = {
+    "rel_l2": _unless_special(lambda seen: seen.rel_l2),
+    "mismatch": _unless_special(lambda seen: seen.mismatched / seen.numel if seen.numel else 0.0),
+    "bias": _unless_special(lambda seen: seen.bias),
     "outside": lambda seen: float(seen.outside),
 }
 """Name → figure of a stage, from the inputs of the case: relative L2 error, share, ulp, elements."""

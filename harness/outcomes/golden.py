@@ -15,6 +15,7 @@ class Status(StrEnum):
     """What became of a golden or of one of its cases, worst last; see `Status.worst`."""
 
     SAME = "SAME"
+    SKIPPED = "SKIPPED"
     NEW = "NEW"
     CHANGED = "CHANGED"
     GONE = "GONE"
@@ -58,7 +59,7 @@ class Farthest:
 
 @dataclass(frozen=True)
 class Change:
-    """One stage whose bits are not those of the golden.
+    """One stage whose bits are not those of the golden, or are no longer what it is held to.
 
     Attributes:
         stage: its name.
@@ -71,6 +72,7 @@ class Change:
         blocks: for a sample, how many blocks of the tensor have another hash, and how many there are.
         spans: first and last index of each stretch of those blocks.
         figures: distance from the contract, before and after.
+        unordered: whether atomic additions changed its bits between calls, before and after.
     """
 
     stage: str
@@ -83,6 +85,12 @@ class Change:
     blocks: tuple[int, int] = (0, 0)
     spans: tuple[tuple[Index, Index], ...] = ()
     figures: tuple[Figures | None, Figures | None] = (None, None)
+    unordered: tuple[bool, bool] = (False, False)
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether only what is declared of the stage is another."""
+        return self.before == self.after and not self.changed and not self.blocks[0]
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class CaseOutcome:
 
     Attributes:
         line: the case.
-        changes: stages that differ bit for bit, those left out that are `unordered`.
+        changes: stages that differ bit for bit, or in whether they are `unordered`; those left out that were and are.
         result: of today; None where nothing was run.
         reason: more about the status, where there is more to say.
     """
@@ -121,7 +129,7 @@ class KernelOutcome:
         contracts: the contract of the golden, and the one of today.
         provenance: what else is not as it was when the golden was made.
         unordered: results that are only held to the enclosure, because atomic additions change their bits.
-        own: status of the file itself, such as NEW, GONE or ERRORED; that of its cases may be worse.
+        own: status of the file itself, such as NEW, SKIPPED or ERRORED; that of its cases may be worse.
         reason: why it has that status.
     """
 
@@ -157,10 +165,10 @@ class GoldenReport:
     options: str = ""
 
     def exit_code(self, fine: Collection[Status]) -> int:
-        """0 if every golden has a status that is `fine`, 1 if not, 2 if one could not be judged, 3 if there is none."""
+        """0 if every golden has a `fine` status, 1 if not, 2 if one could not be judged, 3 if nothing was run."""
         statuses = {kernel.status for kernel in self.kernels}
         if Status.ERRORED in statuses:
             return 2
-        if not statuses:
+        if statuses <= {Status.SKIPPED}:
             return 3
         return 0 if statuses <= set(fine) else 1

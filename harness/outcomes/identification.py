@@ -126,6 +126,7 @@ class Identification:
         unsupported: reason → cases that the kernel does not take.
         errors: one line per case in which the kernel raised, or returned what cannot be judged.
         contracts: how many contracts the op has.
+        beside: what else is wrong with the kernel, a sentence for each kind, whatever contract it keeps.
     """
 
     kernel: str
@@ -139,6 +140,7 @@ class Identification:
     errors: tuple[str, ...] = ()
     contracts: int = 0
     search: Search = field(default_factory=Search)
+    beside: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[Candidate, ...]:
@@ -155,8 +157,18 @@ class Identification:
         return self.claimed is not None and self.claimed.total.fits
 
     @property
+    def rivals(self) -> tuple[Candidate, ...]:
+        """The candidates that fit every case like the first, and that other inputs could tell from it."""
+        return tuple(c for c in self.kept[1:] if any(c not in one.coinciding for one in self.answers))
+
+    @property
+    def settled(self) -> bool:
+        """The kernel keeps what it claims, no other contract may be the one it keeps, and nothing else is wrong."""
+        return self.keeps_claim and not self.rivals and not self.beside
+
+    @property
     def exit_code(self) -> int:
-        """0 the kernel keeps what it claims, 1 it does not, 2 it raised, 3 nothing was judged."""
+        """0 the kernel keeps what it claims, 1 it does not, or that is left open, 2 it raised, 3 nothing was judged."""
         if self.errors:
             return 2
-        return 3 if not self.cases else int(not self.keeps_claim)
+        return 3 if not self.cases else int(not self.settled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -66,7 +67,10 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
     The two calls find their own allocations filled with different bits, and the second also stores the stages that
     the kernel declares: results that differ between the calls were not written, or depend on something else.
     """
-    result = examine(subject, case)[0]
+    examined = _examined(subject, case)
+    print(examined.traceback, end="", file=sys.stderr)  # pytest keeps it in the log of the run
+    result = examined.result
+    del examined  # and the tensors with it
     if subject.device.type != "cpu" and sum(t.numel for t in case.tensors) > _LARGE:
         torch.accelerator.empty_cache()
     return result
@@ -74,6 +78,20 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
     """Like `verify_case`; also the tensors that were judged, by stage: none if nothing was."""
+    examined = _examined(subject, case)
+    return examined.result, examined.actual
+
+
+@dataclass(frozen=True)
+class _Examined:
+    """A case that was judged, the tensors that it was judged by, and the traceback of what the kernel raised."""
+
+    result: CaseResult
+    actual: dict[str, Tensor] = field(default_factory=dict)
+    traceback: str = ""
+
+
+def _examined(subject: Subject, case: Case) -> _Examined:
     kernel = subject.kernel
     outcome = CaseResult(
         case=str(case),
@@ -86,11 +104,12 @@ def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]
         source=kernel.source,
     )
     actual: dict[str, Tensor] = {}
+    raised = ""
     start = time.perf_counter()
     try:
         check_arguments(subject.op, [t.name for t in case.tensors], case.params)
         if reason := unsupported(kernel, case):
-            return replace(outcome, reason=reason), actual
+            return _Examined(replace(outcome, reason=reason))
         with current(subject.device):  # where Triton launches
             outcome, actual = _judged(subject, case, outcome)
     except UnsupportedCase as error:
@@ -100,9 +119,9 @@ def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]
     except (
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
-        traceback.print_exc()  # pytest keeps it in the log of the run
+        raised = traceback.format_exc()
         outcome = replace(outcome, verdict=Verdict.ERRORED, reason=first_line(error))
-    return replace(outcome, seconds=time.perf_counter() - start), actual
+    return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
 
 
 def unsupported(kernel: Kernel, case: Case) -> str:

@@ -23,7 +23,7 @@ from harness.verify.latent import check_rows
 from harness.verify.roundings import expectations
 from harness.verify.suspects import Problem, suspects
 
-_OF_STAGES = ("outside", "special", "rows")  # kinds of findings that are about values
+OF_STAGES = ("outside", "special", "rows")  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
 
 
@@ -44,7 +44,7 @@ def search_stages(subject: Subject, case: Case) -> StageSearch:
         device=str(subject.device),
         verdict=result.verdict,
         reason=result.reason or result.verdict.lower(),
-        beside=tuple(f.sentence for f in result.findings if f.kind not in _OF_STAGES),
+        beside=tuple(f.sentence for f in result.findings if f.kind not in OF_STAGES),
     )
     if not actual:
         return found

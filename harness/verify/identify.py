@@ -13,6 +13,7 @@ from harness.op import DEFAULT, Contract, Op
 from harness.outcomes.identification import Answer, Candidate, Identification, Search
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, examine
+from harness.verify.handover import OF_STAGES
 from harness.verify.power import power_of
 from harness.verify.project import Project
 from harness.verify.roundings import Variant
@@ -22,14 +23,15 @@ from harness.verify.trials import Observation, Trial, search, try_all
 def identify(subject: Subject, cases: Iterable[Case], project: Project, *, most: int) -> Identification:
     """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
     op, seen = subject.op, list[Observation]()
-    unsupported, errors = Counter[str](), list[str]()
+    unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
     for case in cases:
         result, actual = examine(subject, case)
         if result.verdict is Verdict.ERRORED:
             errors.append(f"{result.reason} in {case}")
         elif result.verdict is Verdict.UNSUPPORTED:
             unsupported[result.reason] += 1
-        elif any(tensor.numel() for tensor in actual.values()):
+        beside |= {f.kind: f"{f.sentence} In {case}" for f in result.findings if f.kind not in OF_STAGES}
+        if any(tensor.numel() for tensor in actual.values()):
             seen.append(Observation(case, build(case.gathered(), subject.device).tensors, actual))
     seen.sort(key=lambda o: o.size)
     with using(subject.bounds):
@@ -46,6 +48,7 @@ def identify(subject: Subject, cases: Iterable[Case], project: Project, *, most:
         cases=len(seen),
         unsupported=unsupported,
         errors=tuple(errors),
+        beside=tuple(beside.values()),
         contracts=len(op.contracts()),
         search=made,
     )
@@ -93,7 +96,11 @@ def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], cl
             names |= dict.fromkeys(contracts, (fixed, free))
         is_changed = bool(first.variant.changes)
         found.append((Candidate(contracts, fixed, free, first.tallies, is_changed, changes), first))
-    return sorted(found, key=lambda pair: (not pair[0].total.fits, pair[0].total.distance))
+
+    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, float, float], bool]:
+        return not pair[0].total.fits, pair[0].total.distance, claim not in pair[0].contracts
+
+    return sorted(found, key=rank)
 
 
 def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]]:

@@ -5,8 +5,10 @@ On an accelerator, every kernel of several tensors gets a group of cases with te
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
@@ -16,10 +18,12 @@ from harness.case import PEER, Case, Group, parse_case
 from harness.config import Config
 from harness.devices import machine
 from harness.errors import unknown
-from harness.kernel import Kernel
+from harness.kernel import REVISION_MARK, Kernel
 from harness.result import NotRun
 from harness.verify.check import Subject
 from harness.verify.project import Project, open_project
+
+_MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,11 @@ def make_plan(config: Config, device_type: str) -> Plan:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
     """
     project = open_project(config)
-    kernels = _selected(project, config)
+    others, lacking = project.kernels_of_revisions()
+    kernels = _selected(project, config, (*project.kernels(), *others))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     items: list[Item] = []
-    not_run: list[NotRun] = []
+    not_run = [*lacking, *_shared(project)]
     for device in devices:
         for kernel in kernels:
             if kernel.devices and device.type not in kernel.devices:
@@ -71,24 +76,38 @@ def make_plan(config: Config, device_type: str) -> Plan:
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
 
 
-def _selected(project: Project, config: Config) -> list[Kernel]:
-    kernels = project.kernels()
+def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> list[Kernel]:
+    """The kernels that the run is restricted to; a name stands for the kernel in every revision."""
+    own = {k: k.name.partition(REVISION_MARK)[0] for k in kernels}
     for name in config.ops:
         project.op(name)
     for name in config.kernels:
-        if not any(name in _names(k) for k in kernels):
-            raise unknown("kernel", name, {_names(k)[-1] for k in kernels})
+        if name not in own.values():
+            raise unknown("kernel", name, own.values())
     return [
         k
         for k in kernels
-        if (not config.ops or k.op in config.ops)
-        and (not config.kernels or any(n in config.kernels for n in _names(k)))
+        if (not config.ops or k.op in config.ops) and (not config.kernels or own[k] in config.kernels)
     ]
 
 
-def _names(kernel: Kernel) -> tuple[str, ...]:
-    """What chooses the kernel: its name and, if it is of another revision, the name that it has in every one."""
-    return kernel.name, kernel.name.partition("@")[0]
+def _shared(project: Project) -> Iterator[NotRun]:
+    """A note where kernels of several revisions import code of this working tree that lies beside them."""
+    root = next((p for p in project.kernel_folders[0].resolve().parents if (p / ".git").exists()), None)
+    if not project.revisions or root is None:
+        return
+    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
+    beside = sorted(name for name, file in files if file and _belongs(Path(file).resolve(), root, project))
+    if beside:
+        reason = f"they import {', '.join(beside[:_MOST_NAMES])} of this working tree, which is no part of that folder"
+        yield NotRun(f"the code beside the kernels of {', '.join(project.revisions)}", reason)
+
+
+def _belongs(file: Path, root: Path, project: Project) -> bool:
+    """Whether a file is of the repository, and neither of its kernels, nor installed in it, nor of lastbit."""
+    kernels = [folder.resolve() for folder in (*project.kernel_folders, *project.revisions.values())]
+    inside = file.is_relative_to(root) and not any(file.is_relative_to(folder) for folder in kernels)
+    return inside and "site-packages" not in file.parts and not any(f in file.parents for f in project.own)
 
 
 def _groups(project: Project, subject: Subject, config: Config) -> Iterator[Group]:

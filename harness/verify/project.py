@@ -13,8 +13,9 @@ from types import ModuleType
 from harness.case import Case, Group, parse_case
 from harness.config import Config
 from harness.errors import LastbitError, UsageError, unknown
-from harness.kernel import Kernel, load_file, load_kernels
+from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from harness.op import Op
+from harness.result import NotRun
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 BUILT_IN = _PACKAGE.parent
@@ -38,21 +39,46 @@ class Project:
     kernel_folders: tuple[Path, ...]
     revisions: Mapping[str, Path]
 
+    @property
+    def own(self) -> tuple[Path, ...]:
+        """The folders of lastbit itself and of its ops: their Python files are today's in every revision."""
+        names = ("references", "cases")
+        return (
+            _PACKAGE,
+            BUILT_IN / "reports",
+            BUILT_IN / "tests",
+            *(folder.resolve() / name for folder in self.folders for name in names),
+        )
+
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel of the kernel folders.
+        """Every kernel of the kernel folders, those of other revisions left out.
 
         Raises:
             UsageError: a kernel's op or contract is unknown, or two kernels share a name.
         """
-        found = [k for folder in self.kernel_folders for k in load_kernels(folder)]
-        for label, folder in self.revisions.items():
-            found += [replace(k, name=f"{k.name}@{label}") for k in load_kernels(folder)]
-        for kernel in found:
-            self.op(kernel.op).contract(kernel.contract)
+        found = [k for folder in self.kernel_folders for k in self._load(folder)]
         names = [k.name for k in found]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"kernel names must be unique; found twice: {', '.join(twice)}")
         return tuple(found)
+
+    def kernels_of_revisions(self) -> tuple[tuple[Kernel, ...], tuple[NotRun, ...]]:
+        """Every kernel of the other revisions, and why there is none of those that cannot be loaded today."""
+        found: list[Kernel] = []
+        lacking: list[NotRun] = []
+        for label, folder in self.revisions.items():
+            try:
+                found += [replace(k, name=f"{k.name}{REVISION_MARK}{label}") for k in self._load(folder)]
+            except LastbitError as error:
+                lacking.append(NotRun(f"the kernels of {label}", str(error).replace(f"{folder.parent}/", "")))
+        return tuple(found), tuple(lacking)
+
+    def _load(self, folder: Path) -> tuple[Kernel, ...]:
+        """The kernels of a folder, whose ops and contracts are known."""
+        found = load_kernels(folder)
+        for kernel in found:
+            self.op(kernel.op).contract(kernel.contract)
+        return found
 
     def op(self, name: str) -> Op:
         if name not in self.ops:
