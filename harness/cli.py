@@ -21,8 +21,7 @@ BROKEN = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted;
-    SystemExit with 143 if it was terminated.
+    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted.
     """
     parser = make_parser()
     options, rest = parser.parse_known_args(argv)
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Within the context SIGTERM, by which CI cancels a job, is an exception, so that temporary files are removed."""
+    """Within the context SIGTERM, by which CI cancels a job, interrupts like Ctrl-C: temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield
         return
@@ -53,7 +52,7 @@ def _terminable() -> Iterator[None]:
 
 def _terminated(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice, and the second must not stop the removal
-    raise SystemExit(128 + number)
+    raise KeyboardInterrupt  # SystemExit would be taken for a kernel's own
 
 
 def make_parser() -> argparse.ArgumentParser:
