@@ -74,6 +74,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "next best" in text
 
 
+def test_cases_that_no_kernel_is_for_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = tmp_path / "cases.txt"
+    cases.write_text(BF16)
+    assert run("--op", "completion_mask", "--cases", str(cases)) == 3
+    assert "no kernel of these ops is here" in capsys.readouterr().out
+
+
 def test_the_command_with_generated_cases(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("eager[completion_mask]", "--cases-per-group", "1") == 0
     assert "keeps default, as it claims" in capsys.readouterr().out

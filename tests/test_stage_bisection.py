@@ -290,6 +290,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(inv_rms)" in text and "No stage goes wrong." in text
 
 
+def test_a_case_that_no_kernel_is_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_to(parser.add_subparsers())
+    options = parser.parse_args(["stages", BF16, "--kernel", "eager[completion_mask]"])
+    assert options.command(options, []) == 3
+    assert "no kernel of rms_norm is here" in capsys.readouterr().out
+
+
 def test_the_table() -> None:
     found = of_fault("rms_norm: inverse rms rounded", stages=True)
     console = Console(width=120)

@@ -55,7 +55,10 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     project = open_project(config)
     console = make_console()
     found = []
-    for subject in {item.subject.kernel.name: item.subject for item in plan_for(config).items}.values():
+    subjects = {item.subject.kernel.name: item.subject for item in plan_for(config).items}
+    if not subjects:
+        console.print("no kernel of these ops is here; --kernels says where kernels are")
+    for subject in subjects.values():
         found.append(identify(subject, _cases(subject, project, config), project, most=options.combinations))
         print_identification(found[-1], console, every=options.all)
     if len(found) > 1:

@@ -37,7 +37,10 @@ def _stages(options: argparse.Namespace, rest: Sequence[str]) -> int:
     prepare(torch.device(config.devices[0]))
     console = make_console()
     codes = set()
-    for item in plan_for(config).items:
+    if not (items := plan_for(config).items):
+        console.print(f"no kernel of {case.op} is here; --kernels says where kernels are")
+        return NOTHING_RUN
+    for item in items:
         found = search_stages(item.subject, case)
         print_stages(found, console)
         codes.add(found.exit_code)
