@@ -22,7 +22,7 @@ from harness.outcomes.identification import Candidate, Identification
 from harness.verify.check import Subject
 from harness.verify.identify import identify
 from harness.verify.project import Project, open_project
-from harness.verify.roundings import Change, subsets
+from harness.verify.roundings import Rounding, subsets
 from reports.identification import answer, elements, name, remarks
 from tests.faults.hunt import clean_kernels
 
@@ -239,7 +239,7 @@ def test_two_roundings_at_once() -> None:
 
 
 def test_a_stage_is_changed_in_one_way_at_a_time() -> None:
-    ways = Change("a", None), Change("a", "x"), Change("b", None)
+    ways = Rounding("a", None), Rounding("a", "x"), Rounding("b", None)
     assert list(subsets(ways, 2)) == [(ways[0], ways[2]), (ways[1], ways[2])]
 
 

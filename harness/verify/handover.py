@@ -21,7 +21,7 @@ from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected
 from harness.verify.latent import check_rows
 from harness.verify.roundings import expectations
-from harness.verify.suspects import Problem, suspects
+from harness.verify.suspects import Situation, suspects
 
 OF_STAGES = ("outside", "special", "rows")  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
@@ -50,34 +50,34 @@ def search_stages(subject: Subject, case: Case) -> StageSearch:
         return found
     tensors = build(case.gathered(), subject.device).tensors
     with using(subject.bounds):
-        return _searched(found, Problem(subject.op, subject.contract, tensors, dict(case.params), actual))
+        return _searched(found, Situation(subject.op, subject.contract, tensors, dict(case.params), actual))
 
 
-def _searched(found: StageSearch, problem: Problem) -> StageSearch:
-    handovers, rows = _handovers(problem), _rows(problem)
+def _searched(found: StageSearch, situation: Situation) -> StageSearch:
+    handovers, rows = _handovers(situation), _rows(situation)
     shown = next((h.stage for h in handovers if h.forward.outside), "")
     kind, at = _blamed(handovers, shown)
     found = replace(found, handovers=handovers, rows=rows, kind=kind, shown=shown)
     if kind in (Kind.LOCAL, Kind.UNSEEN) and at is not None:
-        wrong, explaining = suspects(problem, at.stage, [h.stage for h in handovers[1 : handovers.index(at)]])
+        wrong, explaining = suspects(situation, at.stage, [h.stage for h in handovers[1 : handovers.index(at)]])
         return replace(found, stage=at.stage, wrong=(wrong, at.isolated.numel), suspects=explaining)
     if kind is Kind.CLEAN and rows is not None and rows.explained < rows.rows:
         return replace(found, kind=Kind.ROWS, stage=rows.stage)
     return replace(found, stage=shown)
 
 
-def _handovers(problem: Problem) -> tuple[Handover, ...]:
+def _handovers(situation: Situation) -> tuple[Handover, ...]:
     """One for the inputs, then one per stage that the kernel gave."""
-    trace = problem.trace({})
-    start = before = expectations(trace, problem.contract)
+    trace = situation.trace({})
+    start = before = expectations(trace, situation.contract)
     given: dict[str, Tensor] = {}
     made = []
-    for stage in ["", *(name for name in trace.formats if name in problem.actual)]:
+    for stage in ["", *(name for name in trace.formats if name in situation.actual)]:
         isolated = Comparison()
         if stage:
-            isolated = _compared(problem.actual[stage], before[stage], trace.formats[stage])
-            given[stage] = problem.actual[stage]
-            before = expectations(problem.trace(given), problem.contract)
+            isolated = _compared(situation.actual[stage], before[stage], trace.formats[stage])
+            given[stage] = situation.actual[stage]
+            before = expectations(situation.trace(given), situation.contract)
         there = {name: given.get(name, _value(before[name])) for name in trace.results}
         forward = [_compared(t, start[name], trace.formats[name]) for name, t in there.items()]
         later = [name for name in trace.results if name not in given]
@@ -89,7 +89,7 @@ def _handovers(problem: Problem) -> tuple[Handover, ...]:
                 isolated=isolated,
                 forward=functools.reduce(operator.add, forward, Comparison()),
                 error=max((seen.rel_l2 for seen in forward), default=0.0),
-                backward=sum(int(outside_mask(problem.actual[name], before[name]).sum()) for name in later),
+                backward=sum(int(outside_mask(situation.actual[name], before[name]).sum()) for name in later),
             )
         )
     return tuple(made)
@@ -106,12 +106,12 @@ def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[Kind, Handover |
     return Kind.LOCAL, local
 
 
-def _rows(problem: Problem) -> RowCheck | None:
-    latent = problem.op.latent
-    if latent is None or not any(problem.actual[s].numel() for s in latent.through if s in problem.actual):
+def _rows(situation: Situation) -> RowCheck | None:
+    latent = situation.op.latent
+    if latent is None or not any(situation.actual[s].numel() for s in latent.through if s in situation.actual):
         return None
-    trace = problem.trace({})
-    return check_rows(problem.op, problem.contract, problem.tensors, problem.params, problem.actual, trace)
+    trace = situation.trace({})
+    return check_rows(situation.op, situation.contract, situation.tensors, situation.params, situation.actual, trace)
 
 
 def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:

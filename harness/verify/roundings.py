@@ -17,7 +17,7 @@ from harness.verify.evaluate import Expected, Tensors, Trace, finished
 
 
 @dataclass(frozen=True)
-class Change:
+class Rounding:
     """Another rounding at a stage: to the format of an input or of that name, or None for none."""
 
     stage: str
@@ -32,7 +32,7 @@ class Variant:
     """A contract of an op, or one with other roundings at some stages."""
 
     base: Contract
-    changes: tuple[Change, ...] = ()
+    changes: tuple[Rounding, ...] = ()
 
     @cached_property
     def contract(self) -> Contract:
@@ -45,7 +45,7 @@ class Variant:
         return Contract(self.base.options, rounds, ", ".join([str(self.base), *map(str, self.changes)]))
 
 
-def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Change]:
+def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Rounding]:
     """What may be changed: each stage not rounded, where it is, or rounded to the op's first input, where it is not.
 
     `formats` are those of the stages, `main` that of the first input; to fp32, nothing is rounded.
@@ -53,13 +53,13 @@ def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Chan
     found = []
     for stage, fmt in formats.items():
         if fmt != FP32:
-            found.append(Change(stage, None))
+            found.append(Rounding(stage, None))
         if fmt != main:
-            found.append(Change(stage, op.inputs[0]))
+            found.append(Rounding(stage, op.inputs[0]))
     return found if main != FP32 else [c for c in found if c.target is None]
 
 
-def subsets(changes: Sequence[Change], size: int) -> Iterator[tuple[Change, ...]]:
+def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, ...]]:
     """All ways to change `size` stages at once."""
     for chosen in itertools.combinations(changes, size):
         if len({change.stage for change in chosen}) == size:

@@ -25,7 +25,7 @@ _WIDENINGS = (1, 4, 16)  # ulp of the op's first input
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Situation:
     """A case of an op under a contract, and the stages that a kernel gave for it."""
 
     op: Op
@@ -45,14 +45,14 @@ class Problem:
         return format_of(first.dtype) if first.is_floating_point() else FP32
 
 
-def suspects(problem: Problem, target: str, earlier: Sequence[str]) -> tuple[int, tuple[Suspect, ...]]:
+def suspects(situation: Situation, target: str, earlier: Sequence[str]) -> tuple[int, tuple[Suspect, ...]]:
     """How many elements of `target` are wrong given the kernel's `earlier` stages, and what explains the most of them.
 
     Suspects are the stages between those and `target`, and `target` itself. First another contract and other roundings
     are tried, then another latent value, then room for error. What explains less than half is left out.
     """
-    question = _Question(problem, target, {name: problem.actual[name] for name in earlier})
-    wrong = question.left(problem)
+    question = _Question(situation, target, {name: situation.actual[name] for name in earlier})
+    wrong = question.left(situation)
     found = [*question.contracts(), *question.roundings()]
     for freer in (question.latent, question.widenings):
         if all(suspect.left for suspect in found):
@@ -65,13 +65,13 @@ def suspects(problem: Problem, target: str, earlier: Sequence[str]) -> tuple[int
 class _Question:
     """What makes `target` come out as it did, given the kernel's own earlier stages?"""
 
-    problem: Problem
+    situation: Situation
     target: str
     given: Tensors
 
     @cached_property
     def own(self) -> Trace:
-        return self.problem.trace(self.given)
+        return self.situation.trace(self.given)
 
     @cached_property
     def between(self) -> list[str]:
@@ -87,32 +87,32 @@ class _Question:
             return False
         unknown = self.own.enclosure(stage).full.clone()
         unknown[2], unknown[3] = -torch.inf, torch.inf
-        traces = self.own, self.problem.trace({**self.given, stage: Enclosure(unknown)})
-        return not _equal(*(expectations(trace, self.problem.contract)[self.target] for trace in traces))
+        traces = self.own, self.situation.trace({**self.given, stage: Enclosure(unknown)})
+        return not _equal(*(expectations(trace, self.situation.contract)[self.target] for trace in traces))
 
-    def wrong(self, problem: Problem, otherwise: Mapping[str, Enclosure] | None = None) -> Tensor:
+    def wrong(self, situation: Situation, otherwise: Mapping[str, Enclosure] | None = None) -> Tensor:
         """Elements of the target that are impossible, also if some stages are computed otherwise."""
-        trace = problem.trace({**self.given, **(otherwise or {})})
-        expected = {**expectations(trace, problem.contract), **(otherwise or {})}[self.target]
-        return outside_mask(self.problem.actual[self.target], self._stored(expected))
+        trace = situation.trace({**self.given, **(otherwise or {})})
+        expected = {**expectations(trace, situation.contract), **(otherwise or {})}[self.target]
+        return outside_mask(self.situation.actual[self.target], self._stored(expected))
 
-    def left(self, problem: Problem, otherwise: Mapping[str, Enclosure] | None = None) -> int:
+    def left(self, situation: Situation, otherwise: Mapping[str, Enclosure] | None = None) -> int:
         """How many they are."""
-        return int(self.wrong(problem, otherwise).sum())
+        return int(self.wrong(situation, otherwise).sum())
 
     def _stored(self, expected: Expected) -> Expected:
         """A result is stored in its dtype; of other stages a kernel shows what it computed."""
         if isinstance(expected, Tensor) or self.target not in self.own.results:
             return expected
-        return expected.rounded(format_of(self.problem.actual[self.target].dtype))
+        return expected.rounded(format_of(self.situation.actual[self.target].dtype))
 
     def contracts(self) -> Iterator[Suspect]:
         """The contracts of the op that differ in one axis; the stage is the first that differs."""
-        contract = self.problem.contract
-        for other in self.problem.op.alternatives(contract):
-            problem = replace(self.problem, contract=other)
+        contract = self.situation.contract
+        for other in self.situation.op.alternatives(contract):
+            situation = replace(self.situation, contract=other)
             try:
-                left, trace = self.left(problem), problem.trace(self.given)
+                left, trace = self.left(situation), situation.trace(self.given)
             except UsageError:  # it is not defined for these arguments
                 continue
             differing = (
@@ -123,16 +123,16 @@ class _Question:
 
     def latent(self) -> Iterator[Suspect]:
         """The latent stage, if one other value of it per row explains every row."""
-        latent = self.problem.op.latent
+        latent = self.situation.op.latent
         if latent is None or latent.stage not in self.between or self.target not in latent.through:
             return
-        actual = self.problem.actual[self.target].to(torch.float64)
-        if torch.isnan(actual[self.wrong(self.problem)]).any():  # which no value explains
+        actual = self.situation.actual[self.target].to(torch.float64)
+        if torch.isnan(actual[self.wrong(self.situation)]).any():  # which no value explains
             return
         expected = self.own.enclosure(latent.stage).full.clone()
         expected[2], expected[3] = FP32.quantum, FP32.max
         trace = replace(self.own, expected={**self.own.expected, latent.stage: Enclosure(expected)})
-        p = self.problem
+        p = self.situation
         rows = check_rows(p.op, p.contract, p.tensors, p.params, {self.target: actual}, trace)
         if rows.rows and rows.explained == rows.rows:
             yield Suspect(latent.stage, "with another value in each row", 0)
@@ -141,7 +141,7 @@ class _Question:
         """Every stage in every other rounding."""
         for stage in self.between:
             for change, enclosure in self._variants(stage):
-                yield Suspect(stage, change, self.left(self.problem, {stage: enclosure}))
+                yield Suspect(stage, change, self.left(self.situation, {stage: enclosure}))
 
     def _variants(self, stage: str) -> Iterator[tuple[str, Enclosure]]:
         """The stage not rounded, rounded to another format, or cut off."""
@@ -149,7 +149,7 @@ class _Question:
         assert isinstance(own, Format)
         if own != FP32 and stage not in self.own.results:
             yield "not rounded", unrounded
-        for name in dict.fromkeys((self.problem.main.name, *_NARROW)):
+        for name in dict.fromkeys((self.situation.main.name, *_NARROW)):
             if name not in (own.name, FP32.name):
                 yield f"rounded to {name}", unrounded.rounded(FORMATS[name])
         if own != FP32:
@@ -157,10 +157,10 @@ class _Question:
 
     def _unrounded(self, stage: str) -> Enclosure:
         """What the stage is before the contract rounds it."""
-        contract = self.problem.contract
+        contract = self.situation.contract
         rounds = {name: target for name, target in contract.rounds.items() if name != stage}
         bare = Contract(contract.options, rounds)
-        trace = self.own if stage not in contract.rounds else replace(self.problem, contract=bare).trace(self.given)
+        trace = self.own if stage not in contract.rounds else replace(self.situation, contract=bare).trace(self.given)
         expected = expectations(trace, bare)[stage]
         assert isinstance(expected, Enclosure)
         return expected
@@ -176,10 +176,10 @@ class _Question:
         return found
 
     def _widened(self, stage: str, ulps: int) -> Suspect:
-        fmt = self.problem.main
+        fmt = self.situation.main
         room = Enclosure(widened(self.own.enclosure(stage).parts, ulps * fmt.epsilon))
         change = f"within {ulps} ulp of {fmt.name}"
-        return Suspect(stage, change, self.left(self.problem, {stage: room}), exact=False)
+        return Suspect(stage, change, self.left(self.situation, {stage: room}), exact=False)
 
 
 def _equal(a: Expected, b: Expected) -> bool:
