@@ -21,7 +21,7 @@ from tests.moe_lora_formula import lattice
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "kernels" / "external"
 EDGES = ROOT / "docs" / "measurements" / "ktransformers" / "edges.py"
-KERNEL = "kt-kernel[MXFP4_SFT_MOE@avx2]"
+KERNEL = "kt-kernel[MXFP4_SFT_MOE,avx2]"
 TENSORS = (
     "moe_lora x=bf16[33,64]:{x} expert_ids=int64[33,3]:experts_5 routing_weights=fp32[33,3]:uniform "
     "gate_proj=uint8[5,128,32]:bits up_proj=uint8[5,128,32]:bits down_proj=uint8[5,64,64]:bits "
@@ -135,7 +135,7 @@ def test_another_build_is_refused() -> None:
     code = (
         "import sys; from pathlib import Path; from harness.kernel import load_kernels; from tests.moe_lora_formula "
         f"import lattice; k = {{k.name: k for k in load_kernels(Path({str(FOLDER)!r}))}}; "
-        "k['kt-kernel[AMXBF16_SFT_MOE@avx512_bf16]'].call(**lattice(2))"
+        "k['kt-kernel[AMXBF16_SFT_MOE,avx512_bf16]'].call(**lattice(2))"
     )
     assert "the avx2 build is loaded, not avx512_bf16" in run("-c", code).stderr
 

@@ -68,7 +68,7 @@ class Subject:
     @property
     def kernel(self) -> str:
         """Its name in kernels/external."""
-        return f"kt-kernel[{self.name}@{WIDE[0] if self.build in WIDE else self.build}]"
+        return f"kt-kernel[{self.name},{WIDE[0] if self.build in WIDE else self.build}]"
 
     def run(self, program: str, *arguments: str) -> str:
         """What a program saw; how it ended, if it saw nothing."""

@@ -204,7 +204,7 @@ def backward(
 def declare(name: str, builds: tuple[str, ...], contract: str, contract_of_backward: str) -> None:
     """Register both directions of a class, as the given builds compute them."""
 
-    @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name}@{builds[0]}]", devices=("cpu",))
+    @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name},{builds[0]}]", devices=("cpu",))
     def forward_of_class(
         x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
         gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
@@ -221,7 +221,7 @@ def declare(name: str, builds: tuple[str, ...], contract: str, contract_of_backw
     @kernel(
         "moe_lora_backward",
         contract=contract_of_backward,
-        name=f"kt-kernel[{name}@{builds[0]}]_backward",
+        name=f"kt-kernel[{name},{builds[0]}]_backward",
         devices=("cpu",),
     )
     def backward_of_class(
