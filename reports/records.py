@@ -37,11 +37,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -50,6 +49,7 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import LastbitError
+from harness.files import replace_file
 from harness.result import ULP_BINS, CaseResult, Comparison, Run, StageResult, Worst
 
 
@@ -134,9 +134,9 @@ def write(run: Run, folder: Path) -> None:
     lines = "".join(f"{dump(result)}\n" for result in run.results)
     rest = {name: value for name, value in _encoded(replace(run, results=())).items() if name != "results"}
     text = json.dumps({**rest, _COUNT_OF_RESULTS: len(run.results)}, indent=2, allow_nan=False) + "\n"
-    _replace(folder / "records.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
-    _replace(folder / "records.parquet", lambda path: frame(run.results).to_parquet(path, index=False))
-    _replace(folder / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
+    replace_file(folder / "records.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
+    replace_file(folder / "records.parquet", lambda path: frame(run.results).to_parquet(path, index=False))
+    replace_file(folder / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def read(folder: Path) -> Run:
@@ -263,13 +263,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise LastbitError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _replace(path: Path, save: Callable[[Path], object]) -> None:
-    """Let `save` write beside `path`, and put the whole file in its place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ FOLDERS = ("harness", "references", "cases", "reports", "kernels")
 NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result")
 BELOW_VERIFY = (
     "harness.errors",
+    "harness.files",
     "harness.devices",
     "harness.placement",
     *NOUNS,
@@ -32,6 +33,7 @@ TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harnes
 # and "harness" stands for harness/__init__.py alone. kernels/ is loaded by path: no layer may import it.
 LAYERS: dict[str, tuple[str, ...]] = {
     "harness.errors": (),
+    "harness.files": (),
     "harness.numerics": ("harness.errors",),
     "harness.op": ("harness.errors", "harness.numerics", *NOUNS),
     "harness.case": ("harness.errors", *NOUNS),
@@ -49,14 +51,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.numerics",
     ),
     "harness.interpret": ("harness.errors",),
-    "harness.calibrate": ("harness.errors", "harness.devices", "harness.numerics", "harness.interpret"),
+    "harness.calibrate": (
+        "harness.errors",
+        "harness.files",
+        "harness.devices",
+        "harness.numerics",
+        "harness.interpret",
+    ),
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
     "harness.outcomes": ("harness.errors", "harness.result"),
     "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
     **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
-    "reports": ("harness.errors", "harness.result", "harness.outcomes"),
+    "reports": ("harness.errors", "harness.files", "harness.result", "harness.outcomes"),
     "kernels": ("harness.kernel", "harness.placement"),
 }
 

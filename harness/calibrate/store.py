@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from harness.errors import LastbitError
+from harness.files import replace_file
 from harness.numerics import DOCUMENTED, Bound, Premises
 
 SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
@@ -69,9 +70,7 @@ def save(device: torch.device, measurements: Iterable[Measurement]) -> Path:
     path = _path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"device": device_name(device), "measurements": [asdict(m) for m in measurements]}
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1))
-    part.replace(path)
+    replace_file(path, lambda beside: beside.write_text(json.dumps(content, indent=1)))
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from harness.commands.options import Subparsers, add_device, add_kernel_choice, config_of
+from harness.commands.running import NOTHING_RUN
 from harness.config import Config
 from harness.errors import LastbitError, UsageError
 from harness.history.golden_check import lines_for
@@ -31,7 +31,7 @@ from harness.history.golden_provenance import kind_of
 from harness.outcomes.golden import REFUSED, GoldenReport, KernelOutcome, Status
 from harness.result import CaseResult
 from harness.verify.inprocess import plan_for, prepare
-from harness.verify.project import read_cases
+from harness.verify.run import options_of
 from reports.golden import print_check, print_diff, print_record
 from reports.paper import make_console
 from reports.progress import RunProgress
@@ -40,7 +40,6 @@ from reports.summary import plural
 FOLDER = Path("cases", "golden")
 """Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""
 
-NOTHING = 3
 
 Tick = Callable[[CaseResult], None]
 
@@ -123,7 +122,7 @@ def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
     report = _report(options, config, outcomes)
     print_check(report, make_console())
     if all(kernel.status is Status.NEW for kernel in outcomes):
-        return NOTHING
+        return NOTHING_RUN
     return report.exit_code({Status.SAME, Status.NEW} | (set() if options.exact else {Status.CHANGED}))
 
 
@@ -161,8 +160,7 @@ def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _opened(options: argparse.Namespace) -> tuple[Config, list[Target]]:
     """The configuration, and the kernels that it chooses with the places of their goldens."""
-    cases = vars(options).get("cases")
-    config = config_of(options, lines=tuple(str(case) for case in read_cases(cases)) if cases else ())
+    config = config_of(options)
     if len(config.devices) == 1:
         prepare(torch.device(config.devices[0]))
     plan = plan_for(config)
@@ -212,9 +210,7 @@ def _left_over(options: argparse.Namespace, config: Config, found: Iterable[Targ
 
 
 def _report(options: argparse.Namespace, config: Config, outcomes: Sequence[KernelOutcome]) -> GoldenReport:
-    given = [("--kernels", folder) for folder in config.kernel_folders] + [("--project", p) for p in config.projects]
-    words = " ".join(f"{option} {shlex.quote(value)}" for option, value in given)
-    return GoldenReport(f"{config.devices[0]}, in {_folder(options, config)}", tuple(outcomes), words)
+    return GoldenReport(f"{config.devices[0]}, in {_folder(options, config)}", tuple(outcomes), options_of(config))
 
 
 def _confirmed(pending: Sequence[Proposal]) -> bool:

@@ -10,16 +10,14 @@ import torch
 
 from harness.case import Case, parse_case
 from harness.commands.options import Subparsers, add_device, add_folders, config_of
+from harness.commands.running import worst_code
 from harness.config import Config
-from harness.outcomes.identification import Identification
 from harness.verify.check import Subject
 from harness.verify.identify import identify
 from harness.verify.inprocess import draw, plan_for, prepare
-from harness.verify.project import Project, open_project, read_cases
+from harness.verify.project import Project, open_project
 from reports.identification import print_identification, print_overview
 from reports.paper import make_console
-
-NOTHING_RUN = 3
 
 
 def add_to(commands: Subparsers) -> None:
@@ -47,7 +45,6 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         options,
         kernels=tuple(options.kernel),
         ops=tuple(options.op),
-        lines=tuple(str(c) for c in read_cases(options.cases)) if options.cases else (),
         seed=options.seed,
         cases=options.cases_per_group,
     )
@@ -63,7 +60,7 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         print_identification(found[-1], console, every=options.all)
     if len(found) > 1:
         print_overview(found, console)
-    return _exit_code(found)
+    return worst_code(one.exit_code for one in found)
 
 
 def _cases(subject: Subject, project: Project, config: Config) -> Iterator[Case]:
@@ -74,9 +71,3 @@ def _cases(subject: Subject, project: Project, config: Config) -> Iterator[Case]
         return
     for group in project.groups(kernel.op, kernel.accepts, small=True):
         yield from draw(group, config.cases_per_group, config.seed)
-
-
-def _exit_code(found: Sequence[Identification]) -> int:
-    """The worst of the kernels': something broken before a wrong claim before nothing judged."""
-    codes = {one.exit_code for one in found} or {NOTHING_RUN}
-    return next(code for code in (2, 1, 0, 3) if code in codes)

@@ -12,6 +12,7 @@ from typing import Any
 from harness.config import Config
 from harness.devices import plan_devices
 from harness.errors import UsageError
+from harness.verify.project import read_cases
 
 Subparsers = Any
 """What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
@@ -58,7 +59,7 @@ def _workers(text: str) -> str:
 
 
 def config_of(options: argparse.Namespace, **changes: Any) -> Config:
-    """The configuration that the options of `add_device`, `add_kernel_choice` and `add_run` make, with `changes`."""
+    """The configuration that the options of the functions above and --cases make, with `changes`."""
     given = vars(options)
     settings: dict[str, Any] = {
         "device_plan": plan_devices(options.device),
@@ -66,6 +67,8 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
         "projects": tuple(options.project),
         "kernel_folders": tuple(options.kernels),
     }
+    if given.get("cases") is not None:
+        settings["lines"] = tuple(map(str, read_cases(options.cases)))
     if "timeout" in given:
         settings["timeout"] = options.timeout
     if "run_folder" in given:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from harness.commands.options import RUNS, Subparsers
 from harness.errors import LastbitError, UsageError
+from harness.files import replace_file
 from harness.result import Run
 from reports import html, junit, markdown, records, sarif
 from reports.annotations import lines
@@ -128,19 +128,11 @@ def write_text(target: str, text: str) -> None:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # a pipe or a device has no old self to keep
         else:
-            _replace(path.resolve(), text)
+            path = path.resolve()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
     except OSError as error:
         raise LastbitError(f"cannot write {target}: {error.strerror}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _print(run: Run, base: Run | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness.config import Config
@@ -13,6 +13,16 @@ from reports.terminal import RunProgress
 
 INTERRUPTED = 130
 """Exit code of a command that was interrupted from the keyboard."""
+
+
+NOTHING_RUN = 3
+"""Exit code of a command that found nothing to run."""
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """The exit code for several kernels: something broken, then findings, then all well; `NOTHING_RUN` for none."""
+    found = {*codes, NOTHING_RUN}
+    return next(code for code in (2, 1, 0, NOTHING_RUN) if code in found)
 
 
 class Interrupted(KeyboardInterrupt):

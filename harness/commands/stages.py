@@ -9,12 +9,11 @@ import torch
 
 from harness.case import parse_case
 from harness.commands.options import Subparsers, add_device, add_kernel_choice, config_of
+from harness.commands.running import NOTHING_RUN, worst_code
 from harness.verify.handover import search_stages
 from harness.verify.inprocess import plan_for, prepare
 from reports.paper import make_console
 from reports.stages import print_legend, print_stages
-
-NOTHING_RUN = 3
 
 
 def add_to(commands: Subparsers) -> None:
@@ -45,4 +44,4 @@ def _stages(options: argparse.Namespace, rest: Sequence[str]) -> int:
         print_stages(found, console)
         codes.add(found.exit_code)
     print_legend(console)
-    return next((code for code in (2, 1, 0) if code in codes), NOTHING_RUN)
+    return worst_code(codes)

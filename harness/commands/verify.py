@@ -15,7 +15,7 @@ from harness.commands.running import INTERRUPTED, Interrupted, execute
 from harness.config import PROFILES, Config
 from harness.history.revisions import kernels_at
 from harness.result import CaseResult, Run, Verdict
-from harness.verify.project import open_project, read_cases
+from harness.verify.project import open_project
 from reports.changes import compare, names_of, with_base
 from reports.changes_terminal import print_changes
 from reports.paper import make_console
@@ -57,7 +57,6 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         options,
         profile=options.profile,
         ops=tuple(options.op),
-        lines=tuple(str(c) for c in read_cases(options.cases)) if options.cases else (),
         seed=options.seed,
         cases=options.cases_per_group,
     )

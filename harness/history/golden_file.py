@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from harness.errors import LastbitError
+from harness.files import replace_file
 from harness.history.golden_values import Stored
 from harness.outcomes.golden import Figures
 
@@ -82,15 +82,11 @@ def write(golden: Golden, folder: Path) -> Path:
     path = path_of(golden.kernel, folder)
     if path.exists():
         read(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(_packed(golden))
-        os.replace(temporary, path)
+        replace_file(path, lambda beside: beside.write_bytes(_packed(golden)))
     except OSError as error:
         raise LastbitError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -13,6 +13,7 @@ import torch
 
 from harness.case import Case
 from harness.config import Config
+from harness.files import replace_file
 from harness.result import CaseResult, Verdict
 from harness.verify.plan import Item
 
@@ -61,9 +62,7 @@ class Recorder:
 
 def write_json(path: Path, content: object) -> None:
     """Write a file that other processes read, so that they never see half of it."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(content))
-    part.replace(path)
+    replace_file(path, lambda beside: beside.write_text(json.dumps(content)))
 
 
 def _is_lost(device: torch.device) -> bool:

@@ -203,7 +203,7 @@ def environment_of(config: Config) -> dict[str, str]:
         "device_plan": str(config.device_plan),
         "accelerators": ", ".join(accelerators),
         "premises": "; ".join(f"{d}: {load_premises(d).device}" for d in devices),
-        "options": _options_of(config),
+        "options": options_of(config),
         "base": ", ".join(config.revisions),
         "profile": config.profile,
         "seed": str(config.seed),
@@ -212,7 +212,7 @@ def environment_of(config: Config) -> dict[str, str]:
     }
 
 
-def _options_of(config: Config) -> str:
+def options_of(config: Config) -> str:
     """The options that say where kernels and ops are, for a command that runs a case of this run again."""
     folders = [("--kernels", f) for f in config.kernel_folders] + [("--project", f) for f in config.projects]
     return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 
 from harness.case import Case
@@ -18,6 +17,7 @@ from harness.kernel import Kernel, load_kernels
 from harness.op import Contract, Op
 from harness.result import BAD, CaseResult, Comparison
 from harness.verify.check import Subject, verify_case
+from harness.verify.inprocess import draw
 from harness.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
 from tests.faults.plant import FOLDER, Fault, kernel_of
@@ -58,22 +58,7 @@ def cases_of(variant: str, group_name: str, count: int, seed_: int = 0) -> tuple
     group = next(g for g in project().groups(kernel.op, kernel.accepts, small=True) if g.name == group_name)
     if group.strategy is None:
         return group.examples
-    found: dict[str, Case] = {}
-
-    @seed(seed_)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(group.strategy)
-    def collect(case: Case) -> None:
-        found[str(case)] = case
-
-    collect()
-    return tuple(found.values())
+    return tuple(draw(replace(group, examples=()), count, seed_))
 
 
 class OneContract(Op):

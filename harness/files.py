@@ -1,0 +1,17 @@
+"""Files that are either their old self or complete, whenever the process is stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def replace_file(path: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write beside `path`, and put the whole file in its place; OSError if that cannot be done."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
