@@ -43,9 +43,18 @@ class Judgement:
 
 
 def judge(
-    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, premises: Premises | None = None
+    op: Op,
+    contract: Contract,
+    tensors: Tensors,
+    params: Params,
+    actual: Tensors,
+    premises: Premises | None = None,
+    *,
+    alternatives: bool = True,
 ) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
+
+    Other contracts are tried only with `alternatives`; the verdict is the same without.
 
     Raises:
         UsageError: inputs of which each row belongs to a row of the others have different rows.
@@ -56,7 +65,7 @@ def judge(
         if (own := tuple(tensors[name].shape[:-1])) != leading:
             raise UsageError(f"{name} has rows {own}, but {op.inputs[0]} has {leading}; they must agree")
     blocks = _blocks(op, tensors)
-    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1)
+    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1, alternatives=alternatives)
     with using(premises or Premises()):
         for index in blocks:
             block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
@@ -76,8 +85,18 @@ def _blocks(op: Op, tensors: Tensors) -> list[tuple[slice, ...]]:
 class _Measured:
     """Statistics gathered block by block."""
 
-    def __init__(self, op: Op, contract: Contract, params: Params, leading: tuple[int, ...], *, whole: bool) -> None:
+    def __init__(
+        self,
+        op: Op,
+        contract: Contract,
+        params: Params,
+        leading: tuple[int, ...],
+        *,
+        whole: bool,
+        alternatives: bool,
+    ) -> None:
         self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
+        self.alternatives = alternatives
         self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
         self.cumulative: dict[str, Comparison] = {}
@@ -104,9 +123,9 @@ class _Measured:
             outside |= self._compare(local, actual, self.isolated, index)
             _join(self.isolated_sums, local.sums)
         outside |= self._explain_rows(trace, actual, tensors)
-        if first:
+        if first and self.alternatives:
             self._rule_out(trace, actual, tensors)
-        if outside:
+        if outside and self.alternatives:
             self._identify(actual, tensors)
         self.seen += tensors[self.op.inputs[0]].numel()
 
