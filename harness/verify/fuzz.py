@@ -136,6 +136,6 @@ class _Explorer:
 
 
 def _kind(case: Case) -> object:
-    """What makes a kernel take another path within an item: dtypes, layout of the first tensor, which arguments."""
+    """What makes a kernel take another path within an item: dtypes, layout of the first tensor, which tensors."""
     main = case.tensors[0]
-    return case.dtypes, main.strides is None and not main.offset, case.names
+    return case.dtypes, main.strides is None and not main.offset, frozenset(t.name for t in case.tensors)
