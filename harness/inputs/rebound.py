@@ -41,7 +41,7 @@ def _changes(handed: Tensor, guarded: Guarded) -> Iterator[str]:
         yield f"a storage of {storage.nbytes():,} bytes in place of {size:,}"
     elif handed.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
         yield "other memory"
-    elif moved := handed.storage_offset() - tensor.storage_offset():
+    elif moved := int(handed.storage_offset() - tensor.storage_offset()):
         yield f"its first element {abs(moved):,} elements {'after' if moved > 0 else 'before'} the one that it had"
     pairs = {
         "dtype": (handed.dtype, tensor.dtype),
