@@ -51,11 +51,13 @@ def judge(
     actual: Tensors,
     premises: Premises | None = None,
     *,
+    alternatives: bool = True,
     settled: Collection[str] = (),
 ) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
 
-    Alternative contracts that are `settled` are known to be ruled out, and are not tried again.
+    Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails; the verdict is
+    the same without.
 
     Raises:
         UsageError: inputs of which each row belongs to a row of the others have different rows.
@@ -66,7 +68,9 @@ def judge(
         if (own := tuple(tensors[name].shape[:-1])) != leading:
             raise UsageError(f"{name} has rows {own}, but {op.inputs[0]} has {leading}; they must agree")
     blocks = _blocks(op, tensors)
-    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1, settled=settled)
+    measured = _Measured(
+        op, contract, params, leading, whole=len(blocks) == 1, alternatives=alternatives, settled=settled
+    )
     with using(premises or Premises()):
         for index in blocks:
             block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
@@ -94,10 +98,11 @@ class _Measured:
         leading: tuple[int, ...],
         *,
         whole: bool,
+        alternatives: bool,
         settled: Collection[str],
     ) -> None:
-        self.op, self.contract, self.params, self.leading = op, contract, params, leading
-        self.whole, self.settled = whole, settled
+        self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
+        self.alternatives, self.settled = alternatives, settled
         self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
         self.cumulative: dict[str, Comparison] = {}
@@ -126,9 +131,9 @@ class _Measured:
             outside |= self._compare(local, actual, self.isolated, index)
             _join(self.isolated_sums, local.sums)
         outside |= self._explain_rows(trace, actual, tensors)
-        if first:
+        if first and self.alternatives:
             self._rule_out(trace, actual, tensors)
-        if outside:
+        if outside and self.alternatives:
             self._identify(trace, actual, tensors)
         self.seen += tensors[self.op.inputs[0]].numel()
 
