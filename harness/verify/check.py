@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,15 +55,15 @@ class Subject:
         return f"{self.kernel.name} on {self.device}"
 
 
-def verify_case(subject: Subject, case: Case, *, repeat: bool = True) -> CaseResult:
+def verify_case(subject: Subject, case: Case, *, repeat: bool = True, settled: Collection[str] = ()) -> CaseResult:
     """Call the kernel on `case` and judge it; nothing that the kernel does wrong raises.
 
     Two calls find their own allocations filled with different bits. The later one also stores the stages that the
     kernel declares, and an interpreted one runs its programs in descending order: results that differ were not written,
     or depend on something else. With `repeat`, two calls between them see other values of the same shapes, and no
-    guards on allocations.
+    guards on allocations. Alternative contracts that are `settled` are not ruled out again.
     """
-    examined = _examined(subject, case, repeat)
+    examined = _examined(subject, case, repeat, settled)
     print(examined.traceback, end="", file=sys.stderr)  # pytest keeps it in the log of the run
     result = examined.result
     del examined  # and the tensors with it
@@ -73,7 +74,7 @@ def verify_case(subject: Subject, case: Case, *, repeat: bool = True) -> CaseRes
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
     """Like `verify_case` without `repeat`; also the tensors that were judged, by stage: none if nothing was."""
-    examined = _examined(subject, case, repeat=False)
+    examined = _examined(subject, case, repeat=False, settled=())
     return examined.result, examined.actual
 
 
@@ -86,7 +87,7 @@ class _Examined:
     traceback: str = ""
 
 
-def _examined(subject: Subject, case: Case, repeat: bool) -> _Examined:
+def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[str]) -> _Examined:
     kernel = subject.kernel
     outcome = CaseResult(
         case=str(case),
@@ -106,7 +107,7 @@ def _examined(subject: Subject, case: Case, repeat: bool) -> _Examined:
         if reason := unsupported(kernel, case):
             return _Examined(replace(outcome, reason=reason))
         with current(subject.device):  # where Triton launches
-            outcome, actual = _judged(subject, case, outcome, repeat)
+            outcome, actual = _judged(subject, case, outcome, repeat, settled)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error))
     except KeyboardInterrupt:
@@ -128,11 +129,13 @@ def unsupported(kernel: Kernel, case: Case) -> str:
     return ""
 
 
-def _judged(subject: Subject, case: Case, outcome: CaseResult, repeat: bool) -> tuple[CaseResult, dict[str, Tensor]]:
+def _judged(
+    subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str]
+) -> tuple[CaseResult, dict[str, Tensor]]:
     inputs = build(case.gathered(), subject.device)
     caller = Caller(subject.kernel, subject.device, tuple(_results(subject, inputs)))
     calls = make_calls(caller, inputs, repeat=repeat)
-    judgement, actual = _judgement(subject, inputs, calls)
+    judgement, actual = _judgement(subject, inputs, calls, settled)
     findings = [*calls.findings(), *_placement(caller, case)]
     if calls.other is not None and judgement.verdict is not Verdict.FAILED:
         findings += _other_values(subject, *calls.other)
@@ -151,19 +154,22 @@ def _judged(subject: Subject, case: Case, outcome: CaseResult, repeat: bool) -> 
     return judged_outcome, actual
 
 
-def _judgement(subject: Subject, inputs: Inputs, calls: Calls) -> tuple[Judgement, dict[str, Tensor]]:
+def _judgement(
+    subject: Subject, inputs: Inputs, calls: Calls, settled: Collection[str]
+) -> tuple[Judgement, dict[str, Tensor]]:
     """The judgement on the first call with the stages of the last, or on the last where its results are worse."""
     first, last = calls.first.actual, calls.last.actual
     judged = [{**last, **{name: first[name] for name in calls.first.results}}]
     if differ(calls.first, calls.last, subject.kernel.unordered):
         judged.append(last)
-    return max(((_judge(subject, inputs, a), a) for a in judged), key=lambda j: list(Verdict).index(j[0].verdict))
+    judgements = ((_judge(subject, inputs, a, settled=settled), a) for a in judged)
+    return max(judgements, key=lambda j: list(Verdict).index(j[0].verdict))
 
 
-def _judge(subject: Subject, inputs: Inputs, actual: Mapping[str, Tensor], *, alternatives: bool = True) -> Judgement:
-    params = dict(inputs.case.params)
+def _judge(subject: Subject, inputs: Inputs, actual: Mapping[str, Tensor], **others: Any) -> Judgement:
+    """`others` says which other contracts are tried."""
     op, contract, bounds = subject.op, subject.contract, subject.bounds
-    return judge(op, contract, inputs.tensors, params, actual, bounds, alternatives=alternatives)
+    return judge(op, contract, inputs.tensors, dict(inputs.case.params), actual, bounds, **others)
 
 
 def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Finding]:

@@ -95,7 +95,10 @@ def _failure(result: CaseResult) -> CaseFailed:
 
 
 class _Explorer:
-    """Runs cases, remembers their results, and stops shrinking after a number of tries."""
+    """Runs cases, remembers their results, and stops shrinking after a number of tries.
+
+    A contract that one case of the item has ruled out for some dtypes is not tried on others of these dtypes.
+    """
 
     def __init__(self, item: Item, record: Record, started: Started) -> None:
         self.item, self.record, self.started = item, record, started
@@ -103,13 +106,16 @@ class _Explorer:
         self.failures: list[CaseResult] = []
         self.shrinks = 0
         self.repeated: set[object] = set()
+        self.settled: dict[str, set[str]] = {}
 
     def run(self, case: Case) -> CaseResult:
         line = str(case)
         if line in self.known:
             return self.known[line]
         self.started(self.item, case)
-        result = verify_case(self.item.subject, case, repeat=self._repeats(case))
+        settled = self.settled.setdefault(case.dtypes, set())
+        result = verify_case(self.item.subject, case, repeat=self._repeats(case), settled=settled)
+        settled |= {contract for contract, elements in result.ruled_out.items() if elements}
         result = replace(result, group=self.item.group.name, counted=not self.failures)
         self.record(result)
         self.known[line] = result
