@@ -144,7 +144,7 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     error = ((2 * reach + radius) * radius).mean(-1, keepdim=True)
     count = x.shape[-1]
     doubt = 2 * count * _FP64_U * middle.abs().amax(-1, keepdim=True)  # of the average in fp64
-    error = error + 2 * doubt * (doubt + farthest.sqrt())
+    error = error * (1 + 4 * count * _FP64_U) + 2 * doubt * (doubt + farthest.sqrt())
     eps = current().accumulation(count) + 4 * U + current().relative("divide") + 4 * count * _FP64_U
     absolute = 2.0**-147 + _flush() * 2  # of squares, their sum and the quotient
     below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)

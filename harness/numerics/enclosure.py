@@ -111,8 +111,7 @@ class Enclosure:
         return rounded.unknown_where(self.unknown)
 
     def __add__(self, other: Enclosure | float) -> Enclosure:
-        a, b = aligned(self, other)
-        return settled(a + b)
+        return settled(unrounded_sum(self, other))
 
     def __sub__(self, other: Enclosure | float) -> Enclosure:
         return self + (-_enclosure(other, self))
@@ -149,6 +148,21 @@ def _enclosure(operand: Enclosure | float, like: Enclosure | float) -> Enclosure
         return operand
     device = like.parts.device if isinstance(like, Enclosure) else None
     return Enclosure.point(torch.tensor(operand, dtype=torch.float32, device=device))
+
+
+def unrounded_sum(a: Enclosure | float, b: Enclosure | float) -> Tensor:
+    """Parts of a + b, such that rounding them to fp32 is one correct rounding.
+
+    For numbers of fp32 the fp64 sum is (53 >= 2 * 24 + 2, Figueroa 1995); for a product that was not rounded it is not.
+    """
+    x, y = aligned(a, b)
+    return x + y if _are_fp32(x) and _are_fp32(y) else _sum_to_odd(x, y)
+
+
+def _are_fp32(parts: Tensor) -> bool:
+    """Whether the contract side holds nothing but finite numbers of fp32 and infinities."""
+    contract = parts[1:] if len(parts) > 1 else parts
+    return torch.equal(contract, contract.to(torch.float32).to(torch.float64))
 
 
 def unrounded_product(a: Enclosure | float, b: Enclosure | float) -> Tensor:
@@ -242,8 +256,7 @@ def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
 
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
     """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
-    product = Enclosure(unrounded_product(a, b))
-    return hull(a * b + c, settled(_sum_to_odd(*aligned(product, c))))
+    return hull(a * b + c, settled(unrounded_sum(Enclosure(unrounded_product(a, b)), c)))
 
 
 def _sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
@@ -267,14 +280,17 @@ def monotone(x: Enclosure, function: Callable[[Tensor], Tensor]) -> Enclosure:
 
 
 def clamp(x: Enclosure, low: float, high: float) -> Enclosure:
-    """Values limited to [low, high]; NaN stays NaN."""
-    return monotone(x, lambda parts: parts.clamp(low, high))
+    """Values limited to [low, high], which are taken to fp32; NaN stays NaN."""
+    return monotone(x, lambda parts: parts.clamp(_as_fp32(low), _as_fp32(high)))
 
 
 def at_least(x: Enclosure, low: float) -> Enclosure:
     """The larger of `x` and `low`, taken to fp32; NaN stays NaN."""
-    floor = float(torch.tensor(low, dtype=torch.float32))
-    return monotone(x, lambda parts: parts.clamp(min=floor))
+    return monotone(x, lambda parts: parts.clamp(min=_as_fp32(low)))
+
+
+def _as_fp32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
 
 
 def magnitudes(x: Enclosure) -> Tensor:
