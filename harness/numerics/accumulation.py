@@ -145,7 +145,7 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     count = x.shape[-1]
     doubt = 2 * count * _FP64_U * middle.abs().amax(-1, keepdim=True)  # of the average in fp64
     error = error * (1 + 4 * count * _FP64_U) + 2 * doubt * (doubt + farthest.sqrt())
-    eps = current().accumulation(count) + 4 * U + current().relative("divide") + 4 * count * _FP64_U
+    eps = current().accumulation(count) + 4 * U + current().quotient + 4 * count * _FP64_U
     absolute = 2.0**-147 + _flush() * 2  # of squares, their sum and the quotient
     below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)
     above = (spread + farthest + error) * (1 + eps) + absolute
@@ -179,7 +179,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order.
 
     Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|), where eps
-    covers tensor cores, which truncate.
+    covers tensor cores, which cut off.
     """
     terms = a.shape[-1]
     (mid_a, rad_a), (mid_b, rad_b) = _midpoint_radius(a), _midpoint_radius(b)
@@ -211,18 +211,19 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
 
 
 def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tensor) -> Tensor:
-    """What tensor cores cut off of each product besides 2**-25 of the largest: [M, N].
+    """What tensor cores cut off of each product besides a share of the largest: [M, N].
 
     They take the exponent of a subnormal operand for that of the smallest normal number, so that its product counts for
     larger than it is. That matters where operands may be of fp16.
     """
-    if not size_a.numel() or not size_b.numel():
+    cores = current().tensor_cores
+    if cores is None or not size_a.numel() or not size_b.numel():
         return size_a.new_zeros(())
     largest_a, largest_b = _finite(size_a).amax(-1, keepdim=True), _finite(size_b).amax(-2, keepdim=True)
     largest = torch.maximum(largest_a.max(), largest_b.max())
     fp16 = (torch.minimum(quantum_a.min(), quantum_b.min()) >= FP16.quantum / 4) & (largest <= FP16.max)
     smallest = torch.where(fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent)
-    return 2.0**-25 * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
+    return cores.cut * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
 
 
 def _flush() -> float:
@@ -240,7 +241,7 @@ def _averaged(sums: Tensor, count: int) -> Enclosure:
     means = settled(sums).parts / count
     if count & (count - 1) == 0:
         return settled(means)
-    return settled(widened(means, current().relative("divide")))
+    return settled(widened(means, current().quotient))
 
 
 def _quantum(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
