@@ -95,7 +95,7 @@ def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measure
         error = (kernels.dot(factor, factor.T.contiguous()).double() - a @ b) / (a @ b)
         worst = max(worst, float(error.abs().max()))
     return Measurement(
-        f"dot of {depth} {dtype} products truncates as assumed",
+        f"dot of {depth} {dtype} products errs within its bound",
         "",
         worst,
         documented_premises(device).dot_accumulation(depth),

@@ -97,7 +97,9 @@ class Sum:
         if nonnegative:
             low = torch.where(low < 0, 0.0, low)
         low, high = (torch.where(torch.isfinite(s), e, s) for s, e in ((self.sums[2], low), (self.sums[3], high)))
-        overflows = self.negative & self.positive & (self.finite > FP32.max) & ~torch.isnan(self.sums[1])
+        overflows = (
+            self.negative & self.positive & (self.finite > current().arithmetic.max) & ~torch.isnan(self.sums[1])
+        )
         sums = Enclosure(torch.stack([self.sums[0], self.sums[1], low, high]))
         return sums.unknown_where(overflows).parts  # some order of the sum overflows
 
@@ -149,7 +151,7 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     absolute = 2.0**-147 + _flush() * 2  # of squares, their sum and the quotient
     below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)
     above = (spread + farthest + error) * (1 + eps) + absolute
-    usable = torch.isfinite(below) & torch.isfinite(above) & (above * count < FP32.max)
+    usable = torch.isfinite(below) & torch.isfinite(above) & (above * count < current().arithmetic.max)
     lo = torch.where(usable, torch.maximum(naive.lo, below), naive.lo)
     hi = torch.where(usable, torch.minimum(naive.hi, above), naive.hi)
     return settled(torch.stack([naive.exact, naive.value, lo, hi])).unknown_where(naive.unknown)
@@ -200,12 +202,12 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     plain = len(a.parts) == len(b.parts) == 1
     known, value = (middle, middle) if plain else (a.exact @ b.exact, a.value @ b.value)
     low, high = middle - radius, middle + radius
-    if bool(torch.isfinite(magnitude).all()) and bool((magnitude <= FP32.max).all()):
+    if bool(torch.isfinite(magnitude).all()) and bool((magnitude <= current().arithmetic.max).all()):
         return settled(torch.stack([known, value, low, high]))
     nan = torch.isnan(a.lo).any(-1, keepdim=True) | torch.isnan(b.lo).any(-2, keepdim=True)
     certain = (points | nan) & ~torch.isfinite(magnitude)  # what comes out does not depend on the order
     low, high = torch.where(certain, value, low), torch.where(certain, value, high)
-    overflows = (_finite(size_a) @ _finite(size_b) > FP32.max) & ~torch.isnan(value)
+    overflows = (_finite(size_a) @ _finite(size_b) > current().arithmetic.max) & ~torch.isnan(value)
     lost = ~certain & ~torch.isfinite(magnitude)
     return settled(torch.stack([known, value, low, high])).unknown_where(overflows, lost)
 

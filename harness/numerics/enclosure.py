@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import FP32, Format, round_to
+from harness.numerics.formats import Format, are_fp32, round_to, sum_to_odd
+from harness.numerics.premises import current
 
 Operand = "Enclosure | float"
 
@@ -128,8 +129,8 @@ class Enclosure:
 
 
 def settled(parts: Tensor) -> Enclosure:
-    """An enclosure from stacked parts whose contract side is still to be rounded to fp32."""
-    return Enclosure(parts).rounded(FP32)
+    """An enclosure from stacked parts whose contract side is still to be rounded to fp32, of wide range if need be."""
+    return Enclosure(parts).rounded(current().arithmetic)
 
 
 def aligned(a: Enclosure | float, b: Enclosure | float) -> tuple[Tensor, Tensor]:
@@ -156,13 +157,8 @@ def unrounded_sum(a: Enclosure | float, b: Enclosure | float) -> Tensor:
     For numbers of fp32 the fp64 sum is (53 >= 2 * 24 + 2, Figueroa 1995); for a product that was not rounded it is not.
     """
     x, y = aligned(a, b)
-    return x + y if _are_fp32(x) and _are_fp32(y) else _sum_to_odd(x, y)
-
-
-def _are_fp32(parts: Tensor) -> bool:
-    """Whether the contract side holds nothing but finite numbers of fp32 and infinities."""
-    contract = parts[1:] if len(parts) > 1 else parts
-    return torch.equal(contract, contract.to(torch.float32).to(torch.float64))
+    plain = all(are_fp32(parts[1:] if len(parts) > 1 else parts) for parts in (x, y))  # the exact part need not be
+    return x + y if plain else sum_to_odd(x, y)
 
 
 def unrounded_product(a: Enclosure | float, b: Enclosure | float) -> Tensor:
@@ -257,21 +253,6 @@ def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
     """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
     return hull(a * b + c, settled(unrounded_sum(Enclosure(unrounded_product(a, b)), c)))
-
-
-def _sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
-    """x + y in fp64, rounded to odd where it is inexact, so that rounding it again to fp32 is one correct rounding.
-
-    The error of the sum is Knuth's TwoSum; the fp64 neighbour on its side is the odd one if the sum is even
-    (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans. Comput. 57(4), 2008).
-    """
-    total = x + y
-    part = total - x
-    error = (x - (total - part)) + (y - part)
-    even = (total.view(torch.int64) & 1) == 0
-    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
-    inexact = even & (error != 0) & torch.isfinite(error)
-    return torch.where(inexact, torch.nextafter(total, towards), total)
 
 
 def monotone(x: Enclosure, function: Callable[[Tensor], Tensor]) -> Enclosure:

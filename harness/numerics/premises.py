@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from harness.numerics.formats import FP32, WIDE_FP32, Format
 from harness.numerics.tensor_cores import LOOSEST, TensorCores
 
 U = 2.0**-24
@@ -46,6 +47,7 @@ class Premises:
         depth: number of terms → height of the summation tree, or None for any order.
         flushes_subnormals: fp32 results below 2**-126 may become zero.
         atomic: stages that are sums by atomic additions, in which they may become zero in any case.
+        wide: intermediate values have more range than fp32: nothing overflows before it is stored.
     """
 
     device: str = "unknown"
@@ -54,6 +56,12 @@ class Premises:
     depth: Callable[[int], int] | None = None
     flushes_subnormals: bool = False
     atomic: frozenset[str] = frozenset()
+    wide: bool = False
+
+    @property
+    def arithmetic(self) -> Format:
+        """The format of intermediate values."""
+        return WIDE_FP32 if self.wide else FP32
 
     def relative(self, primitive: str) -> float:
         """Largest relative error of `primitive` alone, where it was measured in all the ways to compute it of those."""

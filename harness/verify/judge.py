@@ -9,21 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprint, row_blocks
-from harness.numerics import Format, Premises, Sum, using
+from harness.numerics import Format, Premises, using
 from harness.numerics.formats import Integers
 from harness.op import Contract, Op
 from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
+from harness.verify.block import Block, Tally
 from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
 from harness.verify.explain import describe_rows, describe_stage
-from harness.verify.latent import check_rows
+from harness.verify.latent import check_rows, has_latent
+from harness.verify.wide import explained_by_more_range, more_range
 
 _BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
@@ -80,11 +82,7 @@ class _Measured:
         self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
         self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
-        self.cumulative: dict[str, Comparison] = {}
-        self.isolated: dict[str, Comparison] = {}
-        self.sums: dict[str, Sum] = {}
-        self.isolated_sums: dict[str, Sum] = {}
-        self.rows: RowCheck | None = None
+        self.tally = Tally()
         self.ruled_out: dict[str, int] = {}
         self.candidates: list[Contract] | None = None
         self.seen = 0
@@ -97,22 +95,48 @@ class _Measured:
             self._check_actual(trace, whole, index, tensors[self.op.inputs[0]].device)
             self.results, self.formats = trace.results, trace.formats
         actual = {name: t[index] if index and name in trace.expected else t for name, t in whole.items()}
-        outside = self._compare(trace, actual, self.cumulative, index)
-        _join(self.sums, trace.sums)
-        if len(actual) > 1:
-            local = evaluate(self.op, self.contract, tensors, self.params, actual)
-            outside |= self._compare(local, actual, self.isolated, index)
-            _join(self.isolated_sums, local.sums)
-        outside |= self._explain_rows(trace, actual, tensors)
-        if first:
-            self._rule_out(trace, actual, tensors)
-        if outside:
-            self._identify(actual, tensors)
+        leading = tuple(tensors[self.op.inputs[0]].shape[:-1])
+        block = Block(tensors, actual, frozenset(trace.sums), index, leading)
+        tally = self._tallied(block, trace)
+        if tally.failed:
+            block, tally = self._with_more_range(block, tally)
+        self.tally += tally
+        if first and block.count:
+            self._rule_out(trace, block.actual, block.tensors)
+        if tally.failed:
+            self._identify(block.actual, block.tensors)
         self.seen += tensors[self.op.inputs[0]].numel()
+
+    def _tallied(self, block: Block, trace: Trace) -> Tally:
+        """What there is to count in a block."""
+        if len(block.actual) == 1:
+            return Tally(self._compare(trace, block), sums=trace.sums, rows=self._explain_rows(trace, block))
+        local = evaluate(self.op, self.contract, block.tensors, self.params, block.actual)
+        return Tally(
+            cumulative=self._compare(trace, block),
+            isolated=self._compare(local, block),
+            sums=trace.sums,
+            isolated_sums=local.sums,
+            rows=self._explain_rows(trace, block),
+        )
+
+    def _with_more_range(self, block: Block, tally: Tally) -> tuple[Block, Tally]:
+        """The rows that fp32 must answer for, and the tally with the others as more range than fp32 gives them."""
+        explained = explained_by_more_range(self.op, self.contract, self.params, block)
+        if not bool(explained.any()):
+            return block, tally
+        self.whole = False  # a sum over rows is of both kinds
+        wide, rest = (block.only(self.op, mask.nonzero()[:, 0]) for mask in (explained, ~explained))
+        with more_range():
+            tally = self._tallied(wide, evaluate(self.op, self.contract, wide.tensors, self.params))
+        if rest.count:
+            tally += self._tallied(rest, evaluate(self.op, self.contract, rest.tensors, self.params))
+        return rest, tally
 
     def finish_sums(self, actual: Tensors) -> None:
         """Judge the sums over rows, all of which have been seen."""
-        for sums, into in ((self.sums, self.cumulative), (self.isolated_sums, self.isolated)):
+        tally = self.tally
+        for sums, into in ((tally.sums, tally.cumulative), (tally.isolated_sums, tally.isolated)):
             for name, total in sums.items():
                 fmt = self.formats[name]
                 assert isinstance(fmt, Format)
@@ -120,26 +144,17 @@ class _Measured:
                 if into[name].outside and not self.whole:
                     self.candidates = []  # the blocks alone say nothing about it
 
-    def _compare(self, trace: Trace, actual: Tensors, into: dict[str, Comparison], index: tuple[slice, ...]) -> bool:
-        outside = False
-        for name, expected in trace.expected.items():
-            if name in actual:
-                comparison = _located(_compared(actual[name], expected, trace.formats[name]), index)
-                into[name] = into.get(name, Comparison()) + comparison
-                outside |= comparison.outside > 0
-        return outside
+    def _compare(self, trace: Trace, block: Block) -> dict[str, Comparison]:
+        return {
+            name: block.located(_compared(block.actual[name], expected, trace.formats[name]))
+            for name, expected in trace.expected.items()
+            if name in block.actual
+        }
 
-    def _explain_rows(self, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        if self.seen > _ROW_CHECK or not self._has_latent(actual):
-            return False
-        rows = check_rows(self.op, self.contract, tensors, self.params, actual, trace)
-        self.rows = rows if self.rows is None else self.rows + rows
-        return rows.explained < rows.rows
-
-    def _has_latent(self, actual: Tensors) -> bool:
-        """Whether `actual` has elements of stages that a latent value must explain."""
-        latent = self.op.latent
-        return latent is not None and any(actual[s].numel() for s in latent.through if s in actual)
+    def _explain_rows(self, trace: Trace, block: Block) -> RowCheck | None:
+        if self.seen > _ROW_CHECK or not has_latent(self.op, block.actual):
+            return None
+        return check_rows(self.op, self.contract, block.tensors, self.params, block.actual, trace)
 
     def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
         for other in self.op.alternatives(self.contract):
@@ -168,7 +183,7 @@ class _Measured:
         except UsageError:
             return False
         results = {name: actual[name] for name in self.results}
-        if not self._has_latent(results):
+        if not has_latent(self.op, results):
             return True
         trace = evaluate(self.op, contract, tensors, self.params)
         rows = check_rows(self.op, contract, tensors, self.params, results, trace)
@@ -195,30 +210,25 @@ class _Measured:
                 name,
                 fmt.name,
                 name in self.results,
-                self.cumulative[name],
-                self.isolated.get(name, self.cumulative[name]),
+                self.tally.cumulative[name],
+                self.tally.isolated.get(name, self.tally.cumulative[name]),
                 fingerprint(_without_payloads(actual[name])),
             )
             for name, fmt in self.formats.items()
-            if name in self.cumulative
+            if name in self.tally.cumulative
         )
         findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-        if self.rows is not None and self.rows.explained < self.rows.rows:
-            findings.append(describe_rows(self.rows, self.contract))
+        if self.tally.rows is not None and self.tally.rows.explained < self.tally.rows.rows:
+            findings.append(describe_rows(self.tally.rows, self.contract))
         if findings:
             explained = tuple(str(c) for c in self.candidates or () if c != self.contract)
-            return Judgement(Verdict.FAILED, stages, tuple(findings), self.rows, self.ruled_out, explained)
+            return Judgement(Verdict.FAILED, stages, tuple(findings), self.tally.rows, self.ruled_out, explained)
         decided = sum(s.cumulative.decided + s.isolated.decided for s in stages)
         exact = all(isinstance(self.formats[name], Integers) for name in self.results)  # undecided only where empty
-        if decided or exact or (self.rows is not None and self.rows.rows):
-            return Judgement(Verdict.PASSED, stages, (), self.rows, self.ruled_out)
+        if decided or exact or (self.tally.rows is not None and self.tally.rows.rows):
+            return Judgement(Verdict.PASSED, stages, (), self.tally.rows, self.ruled_out)
         reason = "no element has a single legal value and no row could be checked"
-        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.rows, self.ruled_out, reason=reason)
-
-
-def _join(sums: dict[str, Sum], more: Mapping[str, Sum]) -> None:
-    for name, total in more.items():
-        sums[name] = sums[name] + total if name in sums else total
+        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.tally.rows, self.ruled_out, reason=reason)
 
 
 def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:
@@ -232,16 +242,6 @@ def _without_payloads(x: Tensor) -> Tensor:
     """The same values with one kind of NaN: payloads and signs of NaN mean nothing, and differ between devices."""
     values = x if x.dtype is torch.float64 or not x.is_floating_point() else x.to(torch.float32)
     return torch.where(torch.isnan(values), torch.nan, values) if x.is_floating_point() else values
-
-
-def _located(comparison: Comparison, index: tuple[slice, ...]) -> Comparison:
-    """The same statistics with the worst element's index counted from the start of the whole tensor."""
-    worst = comparison.worst
-    if worst is None or not index:
-        return comparison
-    starts = [s.start or 0 for s in index] + [0] * (len(worst.index) - len(index))
-    moved = tuple(i + s for i, s in zip(worst.index, starts, strict=True))
-    return replace(comparison, worst=replace(worst, index=moved))
 
 
 def _require(name: str, what: str, actual: object, expected: object) -> None:
