@@ -56,7 +56,7 @@ def scaled(x: Tensor, weight: Tensor) -> Tensor:
 
 def divided_first(x: Tensor, weight: Tensor) -> Tensor:
     """mean(x² / N): overflows later than the sum of squares."""
-    return normed(x, weight, torch.rsqrt((x.float() * (x.float() / WIDTH)).sum(-1, keepdim=True) + EPS))
+    return normed(x, weight, torch.rsqrt((x.float() * (x.float() / x.shape[-1])).sum(-1, keepdim=True) + EPS))
 
 
 def rows_of_both(x: Tensor, weight: Tensor) -> Tensor:
