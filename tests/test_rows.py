@@ -42,6 +42,11 @@ def explained(
     return check_rows(rms_norm, point, tensors, {"eps": EPS}, {stage: actual}, trace)
 
 
+def counted(check: RowCheck) -> tuple[int, int]:
+    """Rows, and those that one value explains."""
+    return check.rows, check.explained
+
+
 def step(x: Tensor, where: tuple[int, ...], ulps: int = 1) -> Tensor:
     """A copy with one element moved by `ulps` of its dtype."""
     moved = x.clone()
@@ -89,7 +94,7 @@ def test_one_element_off_by_one_ulp_is_caught(column: int, ulps: int) -> None:
     x = normals(1, WIDTH, seed=column)
     y = normalized(x)
     assert explained(y, x) == RowCheck("inv_rms", 1, 1)
-    assert explained(step(y, (0, column), ulps), x) == RowCheck("inv_rms", 1, 0)
+    assert counted(explained(step(y, (0, column), ulps), x)) == (1, 0)
 
 
 def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
@@ -100,14 +105,14 @@ def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
         y = step(y, (row, 37 * row % WIDTH))
     rejected = [row for row in range(12) if explained(y[row : row + 1], x[row : row + 1], weight).explained == 0]
     assert rejected == planted
-    assert explained(y, x, weight) == RowCheck("inv_rms", 12, 9)
+    assert counted(explained(y, x, weight)) == (12, 9)
 
 
 def test_a_smaller_number_of_candidates_at_once_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(12, 256)
     y = step(normalized(x), (5, 100))
-    monkeypatch.setattr("harness.verify.latent._AT_ONCE", {"cpu": 1})
-    assert explained(y, x) == RowCheck("inv_rms", 12, 11)
+    monkeypatch.setattr("harness.verify.candidates._AT_ONCE", {"cpu": 1})
+    assert counted(explained(y, x)) == (12, 11)
 
 
 def test_two_halves_with_different_inverse_rms_are_caught() -> None:
@@ -147,7 +152,7 @@ def test_a_row_with_an_element_that_no_value_gives_is_not_explained() -> None:
     x = normals(3, 64).to(torch.bfloat16)
     y = normalized(x)
     y[1, 5] = 100.0
-    assert explained(y, x) == RowCheck("inv_rms", 3, 2)
+    assert counted(explained(y, x)) == (3, 2)
 
 
 def test_a_result_beside_the_stage_is_checked_together() -> None:
@@ -260,12 +265,12 @@ def test_each_group_has_its_own_latent_value(layer: bool) -> None:
     x = normals(10, GROUPS * SIZE) * 3.0 ** torch.arange(GROUPS).repeat_interleave(SIZE)
     assert explained_in_groups(grouped(x, layer=layer), x, layer=layer) == RowCheck("rstd", 10, 10)
     off = grouped(x, group=2, error=1e-3, layer=layer)
-    assert explained_in_groups(off, x, layer=layer) == RowCheck("rstd", 10, 0)
+    assert counted(explained_in_groups(off, x, layer=layer)) == (10, 0)
 
 
 def test_one_element_of_one_group_leaves_one_row_unexplained() -> None:
     x = normals(10, GROUPS * SIZE)
-    assert explained_in_groups(step(grouped(x), (7, 3 * SIZE + 5), 2), x) == RowCheck("rstd", 10, 9)
+    assert counted(explained_in_groups(step(grouped(x), (7, 3 * SIZE + 5), 2), x)) == (10, 9)
 
 
 def test_a_group_without_a_finite_latent_value_does_not_hide_the_others() -> None:
@@ -273,4 +278,4 @@ def test_a_group_without_a_finite_latent_value_does_not_hide_the_others() -> Non
     x[1, SIZE + 2] = float("nan")
     y = grouped(x)
     assert explained_in_groups(y, x) == RowCheck("rstd", 3, 3)
-    assert explained_in_groups(step(y, (1, 3 * SIZE), 2), x) == RowCheck("rstd", 3, 2)
+    assert counted(explained_in_groups(step(y, (1, 3 * SIZE), 2), x)) == (3, 2)

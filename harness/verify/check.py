@@ -29,12 +29,17 @@ _LARGE = 1 << 26  # elements of a case after which memory goes back to the devic
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel on a device, with the op and contract that it is held to and the premises of the device."""
+    """A kernel on a device, with the op and contract that it is held to and the premises of the device.
+
+    Attributes:
+        strict: notices fail a case.
+    """
 
     kernel: Kernel
     op: Op
     device: torch.device
     premises: Premises = field(default_factory=Premises)
+    strict: bool = False
 
     @property
     def contract(self) -> Contract:
@@ -157,7 +162,7 @@ def _judged(subject: Subject, case: Case, outcome: CaseResult) -> tuple[CaseResu
         reason=judgement.reason,
         fingerprint=inputs.fingerprint,
     )
-    return judged_outcome, actual
+    return judged_outcome.strict if subject.strict else judged_outcome, actual
 
 
 def _results(subject: Subject, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> list[str]:

@@ -22,8 +22,9 @@ from harness.op import Contract, Op
 from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
 from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
-from harness.verify.explain import describe_rows, describe_stage
-from harness.verify.latent import check_rows
+from harness.verify.explain import describe_rows, describe_split, describe_stage
+from harness.verify.lanes import forgiven
+from harness.verify.latent import ExplainedRows, check_rows, explain_rows
 
 _BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
@@ -97,13 +98,19 @@ class _Measured:
             self._check_actual(trace, whole, index, tensors[self.op.inputs[0]].device)
             self.results, self.formats = trace.results, trace.formats
         actual = {name: t[index] if index and name in trace.expected else t for name, t in whole.items()}
-        outside = self._compare(trace, actual, self.cumulative, index)
+        outside = _add(self.cumulative, self._comparisons(trace, actual, index))
         _join(self.sums, trace.sums)
+        local = None
         if len(actual) > 1:
             local = evaluate(self.op, self.contract, tensors, self.params, actual)
-            outside |= self._compare(local, actual, self.isolated, index)
             _join(self.isolated_sums, local.sums)
-        outside |= self._explain_rows(trace, actual, tensors)
+        isolated = {} if local is None else self._comparisons(local, actual, index)
+        stray = self.op.latent and any(isolated[s].outside for s in self.op.latent.through if s in isolated)
+        rows = self._explain_rows(trace, actual, tensors, local if stray else None)
+        if rows is not None and local is not None and stray and rows.check.split:
+            assert self.op.latent is not None
+            isolated = self._comparisons(forgiven(local, trace, self.op.latent, rows.split), actual, index)
+        outside |= _add(self.isolated, isolated) or (rows is not None and rows.check.unexplained > 0)
         if first:
             self._rule_out(trace, actual, tensors)
         if outside:
@@ -120,21 +127,20 @@ class _Measured:
                 if into[name].outside and not self.whole:
                     self.candidates = []  # the blocks alone say nothing about it
 
-    def _compare(self, trace: Trace, actual: Tensors, into: dict[str, Comparison], index: tuple[slice, ...]) -> bool:
-        outside = False
-        for name, expected in trace.expected.items():
-            if name in actual:
-                comparison = _located(_compared(actual[name], expected, trace.formats[name]), index)
-                into[name] = into.get(name, Comparison()) + comparison
-                outside |= comparison.outside > 0
-        return outside
+    def _comparisons(self, trace: Trace, actual: Tensors, index: tuple[slice, ...]) -> dict[str, Comparison]:
+        return {
+            name: _located(_compared(actual[name], expected, trace.formats[name]), index)
+            for name, expected in trace.expected.items()
+            if name in actual
+        }
 
-    def _explain_rows(self, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        if self.seen > _ROW_CHECK or not self._has_latent(actual):
-            return False
-        rows = check_rows(self.op, self.contract, tensors, self.params, actual, trace)
-        self.rows = rows if self.rows is None else self.rows + rows
-        return rows.explained < rows.rows
+    def _explain_rows(self, trace: Trace, actual: Tensors, tensors: Tensors, own: Trace | None) -> ExplainedRows | None:
+        """The row check of a block; after enough elements only where some do not follow from the kernel's `own`."""
+        if not self._has_latent(actual) or (self.seen > _ROW_CHECK and own is None):
+            return None
+        rows = explain_rows(self.op, self.contract, tensors, self.params, actual, trace, own)
+        self.rows = rows.check if self.rows is None else self.rows + rows.check
+        return rows
 
     def _has_latent(self, actual: Tensors) -> bool:
         """Whether `actual` has elements of stages that a latent value must explain."""
@@ -172,7 +178,7 @@ class _Measured:
             return True
         trace = evaluate(self.op, contract, tensors, self.params)
         rows = check_rows(self.op, contract, tensors, self.params, results, trace)
-        return rows.explained == rows.rows
+        return not rows.unexplained
 
     def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:
         """Raise `KernelError` unless `whole` holds all results, and nothing but stages of the right shape."""
@@ -203,17 +209,25 @@ class _Measured:
             if name in self.cumulative
         )
         findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-        if self.rows is not None and self.rows.explained < self.rows.rows:
+        if self.rows is not None and self.rows.unexplained:
             findings.append(describe_rows(self.rows, self.contract))
+        notices = (describe_split(self.rows, self.contract),) if self.rows is not None and self.rows.split else ()
         if findings:
             explained = tuple(str(c) for c in self.candidates or () if c != self.contract)
-            return Judgement(Verdict.FAILED, stages, tuple(findings), self.rows, self.ruled_out, explained)
+            return Judgement(Verdict.FAILED, stages, (*findings, *notices), self.rows, self.ruled_out, explained)
         decided = sum(s.cumulative.decided + s.isolated.decided for s in stages)
         exact = all(isinstance(self.formats[name], Integers) for name in self.results)  # undecided only where empty
         if decided or exact or (self.rows is not None and self.rows.rows):
-            return Judgement(Verdict.PASSED, stages, (), self.rows, self.ruled_out)
+            return Judgement(Verdict.PASSED, stages, notices, self.rows, self.ruled_out)
         reason = "no element has a single legal value and no row could be checked"
-        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.rows, self.ruled_out, reason=reason)
+        return Judgement(Verdict.INCONCLUSIVE, stages, notices, self.rows, self.ruled_out, reason=reason)
+
+
+def _add(into: dict[str, Comparison], more: Mapping[str, Comparison]) -> bool:
+    """Add comparisons of one block; whether any has elements outside."""
+    for name, comparison in more.items():
+        into[name] = into.get(name, Comparison()) + comparison
+    return any(comparison.outside for comparison in more.values())
 
 
 def _join(sums: dict[str, Sum], more: Mapping[str, Sum]) -> None:
