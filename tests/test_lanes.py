@@ -36,8 +36,8 @@ def lane_sums(a: Tensor, b: Tensor, bit: int) -> Tensor:
     return total[..., :size]
 
 
-def root_of(variance: Tensor) -> Tensor:
-    return (1 / (variance + EPS).double().sqrt()).float()
+def root_of(variance: Tensor, eps: float = EPS) -> Tensor:
+    return (1 / (variance + eps).double().sqrt()).float()
 
 
 def rms(x: Tensor, weight: Tensor, bit: int) -> Stages:
@@ -86,7 +86,7 @@ def inputs(width: int, dtype: torch.dtype = torch.float32, rows: int = ROWS) -> 
 
 
 @pytest.mark.parametrize("shown", [ALONE, SHOWN], ids=["output alone", "statistics shown"])
-@pytest.mark.parametrize(("width", "bit"), [(2, 0), (3, 0), (17, 4), (24, 0), (32, 4), (32, 2)])
+@pytest.mark.parametrize(("width", "bit"), [(3, 0), (17, 4), (24, 0), (32, 4), (32, 2)])
 def test_lanes_that_disagree_pass_with_a_notice(width: int, bit: int, shown: tuple[str, ...]) -> None:
     x, weight, z = inputs(width)
     normed = judged_rms(x, weight, only(rms(x, weight, bit), shown))
@@ -136,9 +136,9 @@ def step(x: Tensor, where: tuple[Any, ...], ulps: int = 1) -> Tensor:
     return moved
 
 
-def by_columns(x: Tensor, weight: Tensor, ulps: list[int]) -> Stages:
+def by_columns(x: Tensor, weight: Tensor, ulps: list[int], eps: float = EPS) -> Stages:
     """RMSNorm whose inverse rms is off by so many ulp in each column."""
-    inverse = root_of(x.square().mean(-1, keepdim=True)).expand(x.shape).clone()
+    inverse = root_of(x.square().mean(-1, keepdim=True), eps).expand(x.shape).clone()
     moved = (inverse.view(torch.int32) + torch.tensor(ulps, dtype=torch.int32)).view(torch.float32)
     return {"output": x * moved * weight, "inv_rms": moved[..., :1].clone()}
 

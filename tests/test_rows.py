@@ -10,7 +10,8 @@ from harness.numerics import Premises, total, using
 from harness.op import Latent, op
 from harness.result import RowCheck
 from harness.verify.evaluate import evaluate
-from harness.verify.latent import check_rows
+from harness.verify.explain import describe_rows
+from harness.verify.latent import any_value_explains, check_rows
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 
@@ -168,6 +169,76 @@ def test_a_result_beside_the_stage_is_checked_together() -> None:
         for y in (inner * weight, other)
     ]
     assert together == [4, 0]
+
+
+# What rows need that no value within the enclosure explains
+
+
+SCALES = 10.0 ** torch.arange(-4, 4).reshape(-1, 1)
+
+
+def sentence(check: RowCheck) -> str:
+    return describe_rows(check, rms_norm.contract()).sentence
+
+
+def test_a_wrong_count_needs_the_same_ratio_in_every_row() -> None:
+    """The mean over a block of 128 columns in place of 96, the others being zero."""
+    x = normals(8, 96) * SCALES * 1e5
+    check = explained(normalized(x, inv_rms=torch.rsqrt(x.square().sum(-1, keepdim=True) / 128 + EPS)), x)
+    assert counted(check) == (8, 0) and check.needs.found == check.needs.rows == 8
+    assert check.needs.most is not None and check.needs.most.ratio == pytest.approx((4 / 3) ** 0.5, rel=1e-5)
+    assert check.needs.most.value == pytest.approx(1.1547 * check.needs.most.expected, rel=1e-4)
+    assert "each would come from another one, in every row about 1.1547" in sentence(check)
+    assert sentence(check).endswith("which hints at a wrong count of elements.")
+
+
+def test_an_eps_in_a_wrong_place_needs_a_ratio_that_grows_as_rows_shrink() -> None:
+    x = normals(8, 256) * SCALES
+    check = explained(normalized(x, inv_rms=1 / (x.square().mean(-1, keepdim=True).sqrt() + EPS)), x)
+    needs = check.needs
+    assert needs.found == needs.rows > 3 and needs.least is not None and needs.most is not None
+    assert needs.most.ratio > 5 > 1.01 > needs.least.ratio
+    assert needs.most.expected > 100 * needs.least.expected
+    assert "; the larger the contract's value, the farther is the ratio from 1, which hints at eps" in sentence(check)
+
+
+def test_rows_that_are_alike_do_not_tell_a_count_from_eps() -> None:
+    x = normals(8, WIDTH)
+    check = explained(normalized(x, inv_rms=torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2)), x)
+    assert "hints at a wrong count of elements, or a wrong eps, as these rows are alike" in sentence(check)
+
+
+def test_elements_that_disagree_need_no_value() -> None:
+    x = normals(4, WIDTH)
+    check = explained(step(normalized(x), (slice(None), 5)), x)
+    assert (check.needs.rows, check.needs.found) == (4, 0)
+    assert sentence(check).endswith("some elements of a row need a larger one, others a smaller.")
+
+
+def test_what_rows_of_both_kinds_need() -> None:
+    x = normals(4, WIDTH)
+    y = normalized(x, inv_rms=inverse_rms(x) * torch.tensor([[1.0], [1.5], [1.0], [1.0]]))
+    text = sentence(explained(step(y, (3, 5)), x))
+    assert text.startswith("2 of 4 rows cannot come from one fp32 inv_rms")
+    assert "1 would come from another one, 1.5 times the contract's" in text
+    assert text.endswith("in the others, some elements of a row need a larger one, others a smaller.")
+
+
+def test_many_rows_are_searched_in_part() -> None:
+    x = normals(200, 64)
+    needs = explained(normalized(x, inv_rms=inverse_rms(x) * 1.5), x).needs
+    assert needs.found == needs.rows == 50
+    assert (needs + needs).rows == 100 and (needs + needs).most == needs.most
+
+
+def test_the_search_through_stages_says_the_same() -> None:
+    """`lastbit stages` names the latent stage where, and only where, every row needs another value."""
+    x = normals(4, 64)
+    other = normalized(x, inv_rms=inverse_rms(x) * 1.5)
+    for y, whole in ((other, True), (step(normalized(x), (2, 5)), False)):
+        trace = evaluate(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS})
+        assert any_value_explains(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS}, {"output": y}, trace) is whole
+        assert (explained(y, x).needs.found > 0) is whole
 
 
 # Rows that cannot be tried

@@ -115,7 +115,8 @@ def _with_another(rows: Rows, shown: Shown, name: str) -> Tensor:
     each = torch.arange(len(low), device=low.device).repeat(len(offsets))
     given = {n: t[each] for n, t in rows.given.items() if n != name} | {rows.stage: near}
     known = replace(replace(rows, stage=name, low=low, high=high, given={}).only(each), given=given)
-    return search(known)[0].unflatten(0, (len(offsets), -1)).any(0) & rows.tried
+    explained: Tensor = search(known)[0].unflatten(0, (len(offsets), -1)).any(0)
+    return explained & rows.tried
 
 
 def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace:
