@@ -17,11 +17,14 @@ from harness.cli import make_parser
 from harness.commands.options import config_of
 from harness.config import Config
 from harness.kernel import Kernel
+from harness.outcomes.stages import Kind
 from harness.result import CaseResult, Finding, RowCheck, Run, Verdict
 from harness.verify.check import Subject, verify_case
+from harness.verify.handover import search_stages
 from harness.verify.run import options_of
 from references.rms_norm import rms_norm
 from reports import alerts, annotations, html, junit, markdown, records, sarif
+from reports.stages import sentences
 from reports.summary import problems, stage_order, stage_summaries
 
 LANES = Finding("lanes", "output", "3 of 10 rows come from two values.", notice=True)
@@ -97,6 +100,19 @@ def test_a_strict_subject_fails_where_lanes_disagree(strict: bool) -> None:
     result = verify_case(subject, parse_case("rms_norm x=fp32[6,32] weight=fp32[32] eps=1e-05 seed=1"))
     assert result.verdict is (Verdict.FAILED if strict else Verdict.PASSED)
     assert [(f.kind, f.notice) for f in result.findings] == [("lanes", not strict)]
+
+
+def test_stages_finds_no_fault_where_lanes_disagree() -> None:
+    def halves(x: torch.Tensor, weight: torch.Tensor, *, eps: float, stages: tuple[str, ...] = ()) -> object:
+        made = by_columns(x, weight, [0] * 16 + [3] * 16, eps)
+        return made if stages else made["output"]
+
+    kernel = Kernel("halves", "rms_norm", "fp32_multiply", halves, stages=("inv_rms",))
+    case = parse_case("rms_norm x=fp32[6,32] weight=fp32[32] eps=1e-05 seed=1")
+    found = search_stages(Subject(kernel, rms_norm, torch.device("cpu")), case)
+    assert (found.kind, found.beside, found.exit_code) == (Kind.CLEAN, (), 0)
+    assert not any(handover.isolated.outside or handover.backward for handover in found.handovers)
+    assert list(sentences(found))[-1].startswith("Notice: 6 of 6 rows come from two values of fp32 inv_rms")
 
 
 def test_strict_reaches_the_run_and_its_repro_lines(tmp_path: Path) -> None:
