@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from harness.row_check import RowCheck
+
 
 class Verdict(StrEnum):
     """Outcome of a case, worst last; see `Verdict.worst`."""
@@ -139,83 +141,12 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact for a reader: what is wrong, where, with numbers, in one sentence.
-
-    Attributes:
-        notice: it informs, and fails nothing.
-    """
+    """One fact for a reader: what is wrong, where, with numbers, in one sentence. A notice informs and fails nothing."""
 
     kind: str
     stage: str
     sentence: str
     notice: bool = False
-
-
-@dataclass(frozen=True)
-class Need:
-    """The value of the latent stage that explains one row, or group, and the contract's."""
-
-    value: float
-    expected: float
-
-    @property
-    def ratio(self) -> float:
-        return self.value / self.expected if self.expected else math.inf
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What rows need that no value within the enclosure of the latent stage explains.
-
-    Attributes:
-        rows: those that were searched.
-        found: those that another value explains, whatever it is.
-        least, most: of these, the ones whose value has the smallest and the largest ratio to the contract's.
-    """
-
-    rows: int = 0
-    found: int = 0
-    least: Need | None = None
-    most: Need | None = None
-
-    def __add__(self, other: Needs) -> Needs:
-        known = [need for need in (self.least, self.most, other.least, other.most) if need is not None]
-        ratios = [need.ratio for need in known]
-        return Needs(
-            self.rows + other.rows,
-            self.found + other.found,
-            known[ratios.index(min(ratios))] if known else None,
-            known[ratios.index(max(ratios))] if known else None,
-        )
-
-
-@dataclass(frozen=True)
-class RowCheck:
-    """How many rows one value of the latent stage explains bit for bit, of those that could be tried.
-
-    Attributes:
-        split: rows of at most 32 columns that two values explain, one for each half of the columns.
-        needs: of rows that are neither.
-    """
-
-    stage: str
-    rows: int = 0
-    explained: int = 0
-    split: int = 0
-    needs: Needs = field(default_factory=Needs)
-
-    @property
-    def unexplained(self) -> int:
-        return self.rows - self.explained - self.split
-
-    def __add__(self, other: RowCheck) -> RowCheck:
-        return RowCheck(
-            self.stage,
-            self.rows + other.rows,
-            self.explained + other.explained,
-            self.split + other.split,
-            self.needs + other.needs,
-        )
 
 
 @dataclass(frozen=True)
@@ -264,10 +195,9 @@ class CaseResult:
     @property
     def strict(self) -> CaseResult:
         """The same with every notice as a fault."""
-        if not self.notices:
-            return self
         findings = tuple(replace(finding, notice=False) for finding in self.findings)
-        return replace(self, verdict=Verdict.worst(self.verdict, Verdict.FAILED), findings=findings)
+        failed = [Verdict.FAILED for _ in self.notices]
+        return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
 
     @property
     def failing_stage(self) -> StageResult | None:

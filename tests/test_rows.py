@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness.numerics import Premises, total, using
 from harness.op import Latent, op
-from harness.result import RowCheck
+from harness.row_check import RowCheck
 from harness.verify.evaluate import evaluate
 from harness.verify.explain import describe_rows
 from harness.verify.latent import any_value_explains, check_rows

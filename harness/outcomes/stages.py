@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.result import Comparison, RowCheck, Verdict
+from harness.result import Comparison, Verdict
+from harness.row_check import RowCheck
 
 
 class Kind(StrEnum):

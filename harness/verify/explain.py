@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from harness.op import Contract
-from harness.result import Comparison, Finding, Need, Needs, RowCheck, StageResult
+from harness.result import Comparison, Finding, StageResult
+from harness.row_check import Need, Needs, RowCheck
 from harness.verify.lanes import MOST_COLUMNS
 
 
@@ -52,8 +53,9 @@ def _needed(needs: Needs) -> str:
     if _deviation(farther) <= _ALIKE * _deviation(nearer) and (least.ratio > 1) == (most.ratio > 1):
         eps = ", or a wrong eps, as these rows are alike" if 1 / _ALIKE < growth < _ALIKE else ""
         return f"in every row about {_beside(most)}, which hints at a wrong count of elements{eps}"
-    hint = "; the larger the contract's value, the farther is the ratio from 1, which hints at eps" * (growth > _ALIKE)
-    return f"from {_beside(least)} to {_beside(most)}{hint}"
+    cause = "eps" if least.ratio > 1 or most.ratio < 1 else "cancellation, as in a variance in one pass"
+    hint = f"; the larger the contract's value, the farther is the ratio from 1, which hints at {cause}"
+    return f"from {_beside(least)} to {_beside(most)}{hint if growth > _ALIKE else ''}"
 
 
 def _deviation(need: Need) -> float:

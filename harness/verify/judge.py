@@ -19,7 +19,8 @@ from harness.inputs import fingerprint, row_blocks
 from harness.numerics import Format, Premises, Sum, using
 from harness.numerics.formats import Integers
 from harness.op import Contract, Op
-from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
+from harness.result import Comparison, Finding, StageResult, Verdict
+from harness.row_check import RowCheck
 from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
 from harness.verify.explain import describe_rows, describe_split, describe_stage
@@ -105,11 +106,11 @@ class _Measured:
             local = evaluate(self.op, self.contract, tensors, self.params, actual)
             _join(self.isolated_sums, local.sums)
         isolated = {} if local is None else self._comparisons(local, actual, index)
-        stray = self.op.latent and any(isolated[s].outside for s in self.op.latent.through if s in isolated)
+        latent = self.op.latent
+        stray = latent is not None and any(isolated[s].outside for s in latent.through if s in isolated)
         rows = self._explain_rows(trace, actual, tensors, local if stray else None)
-        if rows is not None and local is not None and stray and rows.check.split:
-            assert self.op.latent is not None
-            isolated = self._comparisons(forgiven(local, trace, self.op.latent, rows.split), actual, index)
+        if latent and local and stray and rows is not None and rows.check.split:
+            isolated = self._comparisons(forgiven(local, trace, latent, rows.split), actual, index)
         outside |= _add(self.isolated, isolated) or (rows is not None and rows.check.unexplained > 0)
         if first:
             self._rule_out(trace, actual, tensors)

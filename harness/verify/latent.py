@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.op import Contract, Op
-from harness.result import Need, Needs, RowCheck
+from harness.row_check import Need, Needs, RowCheck
 from harness.verify.candidates import Rows, search
 from harness.verify.compare import outside_mask
 from harness.verify.evaluate import Params, Tensors, Trace
@@ -84,11 +84,11 @@ def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
     at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]
     rows = every.only(at)
     explained, found = search(_without_bounds(rows))
-    complete = explained.all(-1, keepdim=True)
-    other = complete & rows.tried & ((found < rows.low) | (found > rows.high))
+    beyond = rows.tried & ((found < rows.low) | (found > rows.high))
+    other = beyond & explained.all(-1, keepdim=True)
     pairs = torch.stack([from_ordinals(found, FP32), expected[at]], -1)[other].tolist()
     needed = [Needs(0, 0, need, need) for need in (Need(*pair) for pair in pairs)]
-    return functools.reduce(operator.add, needed, Needs(len(at), int(complete.sum())))
+    return functools.reduce(operator.add, needed, Needs(len(at), int(other.any(-1).sum())))
 
 
 def _without_bounds(rows: Rows) -> Rows:
