@@ -141,7 +141,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact for a reader: what is wrong, where, with numbers, in one sentence. A notice informs and fails nothing."""
+    """One fact for a reader: what is wrong, where, with numbers, in one sentence. A notice fails nothing."""
 
     kind: str
     stage: str
