@@ -32,6 +32,7 @@ class Config:
         seed: of the generated cases.
         cases: generated cases per kernel and group; None for the profile's number.
         timeout: seconds that one case may take.
+        strict: notices fail a case.
     """
 
     folder: str
@@ -47,6 +48,7 @@ class Config:
     seed: int = 0
     cases: int | None = None
     timeout: float = 120.0
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from harness.row_check import RowCheck
 
 
 class Verdict(StrEnum):
@@ -146,23 +148,12 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact for a reader: what is wrong, where, with numbers, in one sentence."""
+    """One fact for a reader: what is wrong, where, with numbers, in one sentence. A notice fails nothing."""
 
     kind: str
     stage: str
     sentence: str
-
-
-@dataclass(frozen=True)
-class RowCheck:
-    """How many rows one value of the latent stage explains bit for bit, of those that could be tried."""
-
-    stage: str
-    rows: int = 0
-    explained: int = 0
-
-    def __add__(self, other: RowCheck) -> RowCheck:
-        return RowCheck(self.stage, self.rows + other.rows, self.explained + other.explained)
+    notice: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,6 +188,23 @@ class CaseResult:
     seconds: float = 0.0
     counted: bool = True
     source: str = ""
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that fail the case."""
+        return tuple(finding for finding in self.findings if not finding.notice)
+
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """The findings that inform and fail nothing."""
+        return tuple(finding for finding in self.findings if finding.notice)
+
+    @property
+    def strict(self) -> CaseResult:
+        """The same with every notice as a fault."""
+        findings = tuple(replace(finding, notice=False) for finding in self.findings)
+        failed = [Verdict.FAILED for _ in self.notices]
+        return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
 
     @property
     def failing_stage(self) -> StageResult | None:

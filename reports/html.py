@@ -18,6 +18,7 @@ from harness.errors import LastbitError
 from harness.result import BAD, CaseResult, Run, Verdict
 from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
+from reports.noticed import noticed
 from reports.summary import (
     Problem,
     StageSummary,
@@ -92,6 +93,9 @@ def _context(run: Run) -> dict[str, Any]:
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),
         "findings": [_finding(problem, run.environment.get("options", "")) for problem in _worst_first(run)],
+        "notices": [
+            {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
+        ],
         "legend": LEGEND,
         "ops": [_op(op, found, subjects, cases) for op, found in summaries.items()],
         "titles": charts.TITLES,

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 from harness.result import BAD, CaseResult, Run, Verdict
 from reports import wording
-from reports.notices import doubts
+from reports.alerts import doubts
+from reports.noticed import noticed
 from reports.summary import Problem, StageSummary, repro_line, stage_order, stage_summaries
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -25,7 +26,7 @@ _TURNED_DOWN = frozenset({Verdict.UNSUPPORTED, Verdict.SKIPPED})
 
 @dataclass(frozen=True)
 class _TestCase:
-    """One test case; `outcome` is the element that says how it ended, empty if it passed."""
+    """One test case; `outcome` is the element that says how it ended, empty if it passed, `output` what was noticed."""
 
     name: str
     seconds: float = 0.0
@@ -33,6 +34,7 @@ class _TestCase:
     kind: str = ""
     message: str = ""
     text: str = ""
+    output: str = ""
 
 
 def document(run: Run) -> str:
@@ -78,6 +80,8 @@ def _add_case(suite: ElementTree.Element, suite_name: str, case: _TestCase) -> N
     if case.outcome:
         outcome = ElementTree.SubElement(element, case.outcome, type=case.kind, message=_legal(case.message))
         outcome.text = _legal(case.text) or None
+    if case.output:
+        ElementTree.SubElement(element, "system-out").text = _legal(case.output)
 
 
 def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
@@ -88,7 +92,8 @@ def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
     for kernel, groups in together.items():
         for group, results in groups.items():
             name = f"{kernel}: {group or 'cases'}"
-            yield replace(_group(results, run), name=name, seconds=sum(result.seconds for result in results))
+            seconds, output = sum(result.seconds for result in results), _output(results, run)
+            yield replace(_group(results, run), name=name, seconds=seconds, output=output)
         if run.verdict(kernel, device) not in BAD | _TURNED_DOWN:
             yield _told_apart(run, kernel, device)
 
@@ -104,15 +109,22 @@ def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
     return _TestCase("")
 
 
+def _output(results: Sequence[CaseResult], run: Run) -> str:
+    """What was noticed on one group of cases."""
+    options = run.environment.get("options", "")
+    found = noticed(replace(run, results=tuple(results)))
+    return "\n".join(f"{entry.sentence}\n{entry.repro(options)}" for entry in found)
+
+
 def _problem(problem: Problem, options: str) -> _TestCase:
     result = problem.smallest
     errored = result.verdict is Verdict.ERRORED
-    sentences = [result.reason] if errored else [finding.sentence for finding in result.findings]
+    sentences = [result.reason] if errored else [finding.sentence for finding in result.faults]
     fields = "\n".join(f"{label:<12} {text}" for label, text in wording.problem_fields(problem))
     return _TestCase(
         "",
         outcome="error" if errored else "failure",
-        kind=result.verdict.value if errored or not result.findings else result.findings[0].kind,
+        kind=result.verdict.value if errored or not result.faults else result.faults[0].kind,
         message=sentences[0] if sentences else result.verdict.value,
         text=f"{fields}\n\n{repro_line(result, options)}",
     )

@@ -8,6 +8,7 @@ from harness.result import BAD, Run, Verdict
 from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
+from reports.noticed import noticed
 from reports.summary import (
     STAGE_HEADERS,
     Problem,
@@ -45,6 +46,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     if base is not None:
         blocks += _changes(compare(base, run, names=names_of(base)))
     blocks += _problems(run)
+    blocks += _notices(run)
     blocks += _stages(run)
     blocks += [*_gaps(run), _environment(run)]
     return joined(blocks, LIMIT)
@@ -101,6 +103,13 @@ def _problem(problem: Problem, options: str) -> str:
     fields = wording.problem_fields(problem, most_sentences=5)
     lines = [f"**{label}**: {plain(text)}" if label else plain(text) for label, text in fields]
     return f"{bullets(lines)}\n\n{block_of_code(repro_line(problem.smallest, options))}"
+
+
+def _notices(run: Run) -> Iterator[Block]:
+    options = run.environment.get("options", "")
+    for number, entry in enumerate(noticed(run)):
+        heading = "" if number else "### Notices\n\n"
+        yield Block(f"{heading}{plain(entry.sentence)}\n\n{block_of_code(entry.repro(options))}", "notice")
 
 
 def _stages(run: Run) -> Iterator[Block]:

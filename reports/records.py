@@ -24,10 +24,10 @@ this order:
 | `worst_actual`, `worst_expected`, `worst_exact`, `worst_lo`, `worst_hi` | float | its values, and what is allowed |
 | `isolated_outside`, `isolated_mismatched` | int | the same, from the kernel's own values of earlier stages |
 | `isolated_rel_l2`, `isolated_max_ulp` | float | likewise |
-| `rows`, `rows_explained` | int | rows tried, and those that one latent value explains |
+| `rows`, `rows_explained`, `rows_split` | int | rows tried, those that one latent value explains, or two |
 | `ruled_out` | text | alternative contract → elements that it forbids, a JSON object |
 | `explained_by` | text | contracts that allow every bit of a failed result, separated by `, ` |
-| `findings` | text | sentences, one a line |
+| `findings`, `notices` | text | sentences, one a line: of what fails the case, and of what informs |
 | `output_fingerprint` | text | hash of the stage's bits |
 | `source` | text | file and line of the kernel |
 """
@@ -74,8 +74,8 @@ _TABLE = (
     (_NUMBER, "worst_actual worst_expected worst_exact worst_lo worst_hi"),
     (_COUNT, "isolated_outside isolated_mismatched"),
     (_NUMBER, "isolated_rel_l2 isolated_max_ulp"),
-    (_COUNT, "rows rows_explained"),
-    (_TEXT, "ruled_out explained_by findings output_fingerprint source"),
+    (_COUNT, "rows rows_explained rows_split"),
+    (_TEXT, "ruled_out explained_by findings notices output_fingerprint source"),
 )
 COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in names.split()}
 """Column → pandas dtype, in the order of the table."""
@@ -174,9 +174,11 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
         "verdict": result.verdict.value,
         "rows": result.rows.rows if result.rows else None,
         "rows_explained": result.rows.explained if result.rows else None,
+        "rows_split": result.rows.split if result.rows else None,
         "ruled_out": json.dumps(dict(result.ruled_out)),
         "explained_by": ", ".join(result.explained_by),
-        "findings": "\n".join(finding.sentence for finding in result.findings),
+        "findings": "\n".join(finding.sentence for finding in result.faults),
+        "notices": "\n".join(notice.sentence for notice in result.notices),
         "stage": "",
     }
     yield from ({**case, **_stage_columns(stage)} for stage in result.stages)

@@ -121,7 +121,7 @@ def _summary(pairs: Sequence[tuple[CaseResult, StageResult]]) -> StageSummary:
 def _stage_verdict(pairs: Sequence[tuple[CaseResult, StageResult]]) -> Verdict:
     """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is."""
     for result, stage in pairs:
-        if stage.cumulative.outside or stage.isolated.outside or any(f.stage == stage.name for f in result.findings):
+        if stage.cumulative.outside or stage.isolated.outside or any(f.stage == stage.name for f in result.faults):
             return Verdict.FAILED
     conclusive = any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs)
     return Verdict.PASSED if conclusive else Verdict.INCONCLUSIVE
@@ -180,7 +180,7 @@ def _wrong_stage(result: CaseResult) -> str:
     """The stage that a reader would look at first; empty for a kernel that raised."""
     if result.failing_stage is not None:
         return result.failing_stage.name
-    return result.findings[0].stage if result.findings else ""
+    return result.faults[0].stage if result.faults else ""
 
 
 def elements(case: str) -> int:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from harness.result import Run, Verdict
 from reports import wording
-from reports.findings import print_blind_spots, print_findings, print_not_run
+from reports.findings import print_blind_spots, print_findings, print_not_run, print_notices
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word
 from reports.progress import RunProgress
 from reports.summary import (
@@ -30,13 +30,14 @@ LEFT = frozenset({"stage", "dtype", "verdict"})
 
 
 def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None = None) -> None:
-    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, gaps, summary.
+    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, notices, gaps.
 
     The numbers are those of `stages_of`, which may have kernels of another revision besides.
     """
     console = console or make_console()
     _print_stages(stages_of or run, console)
     print_findings(run, console)
+    print_notices(run, console)
     print_not_run(run, console)
     print_blind_spots(run, console)
     _print_agreement(run, console)

@@ -61,9 +61,9 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
     if failing is not None:
         seen = ", given its own earlier stages" if failing.isolated.outside else ", given the inputs"
         said.append(("first wrong", f"stage {failing.name} ({failing.dtype}){seen if len(result.stages) > 1 else ''}"))
-    sentences = [finding.sentence for finding in result.findings][:most_sentences]
+    sentences = [finding.sentence for finding in result.faults][:most_sentences]
     said += zip(["finding", *[""] * len(sentences)], sentences, strict=False)
-    if rest := len(result.findings) - len(sentences):
+    if rest := len(result.faults) - len(sentences):
         said.append(("", f"and {plural(rest, 'more sentence')} in the records"))
     if stage := failing or _named_stage(result):
         said.append(("statistics", _statistics(result, stage)))
@@ -74,7 +74,7 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
 
 def _named_stage(result: CaseResult) -> StageResult | None:
     """The stage that a finding names, or else the last result."""
-    named = {finding.stage for finding in result.findings}
+    named = {finding.stage for finding in result.faults}
     stages = [s for s in result.stages if s.name in named] or [s for s in result.stages if s.result]
     return stages[-1] if stages else None
 
@@ -86,6 +86,7 @@ def _statistics(result: CaseResult, stage: StageResult) -> str:
     if result.rows is not None:
         parts.append(
             f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stage}"
+            + (f", {result.rows.split:,} by two" if result.rows.split else "")
         )
     return "; ".join(parts)
 

@@ -19,7 +19,7 @@ from harness.cli import make_parser
 from harness.commands import report
 from harness.errors import LastbitError, UsageError
 from harness.result import Finding, Power, Run, Verdict
-from reports import annotations, junit, markdown, markdown_text, notices, records, sarif
+from reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
 
 ROOT = Path(__file__).resolve().parent.parent
 NASTY = "k|`x` <script>alert(1)</script> @all [a](b) \x00\x1b[31m\ud800\n*y* ::error:: 100%, $z$"
@@ -225,27 +225,27 @@ def log(run: Run) -> dict[str, object]:
     return dict(only)
 
 
-def test_one_notice_per_problem_and_per_inconclusive_kernel() -> None:
-    found = notices.notices(full_run())
-    assert [(n.kind, n.fault) for n in found] == [
-        ("errored", True),
-        ("outside", True),
-        ("inconclusive", False),
-        ("inconclusive", False),
+def test_one_alert_per_problem_and_per_inconclusive_kernel() -> None:
+    found = alerts.alerts(full_run())
+    assert [(a.kind, a.level) for a in found] == [
+        ("errored", "error"),
+        ("outside", "error"),
+        ("inconclusive", "warning"),
+        ("inconclusive", "warning"),
     ]
-    assert found[1].place == notices.Place("kernels/rms_norm.py", 108)
-    assert "never told from" in "".join(n.text for n in found[2:])
+    assert found[1].place == alerts.Place("kernels/rms_norm.py", 108)
+    assert "never told from" in "".join(a.text for a in found[2:])
 
 
 def test_place_is_relative_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
-    [inside] = notices.notices(Run((failed(source=f"{tmp_path}/my kernels/n.py:7"),)))
-    assert inside.place == notices.Place("my kernels/n.py", 7)
-    [outside] = notices.notices(Run((failed(source="/elsewhere/n.py:7"),)))
-    assert outside.place == notices.Place("/elsewhere/n.py", 7)
-    [nowhere] = notices.notices(Run((failed(source=""),)))
+    [inside] = alerts.alerts(Run((failed(source=f"{tmp_path}/my kernels/n.py:7"),)))
+    assert inside.place == alerts.Place("my kernels/n.py", 7)
+    [outside] = alerts.alerts(Run((failed(source="/elsewhere/n.py:7"),)))
+    assert outside.place == alerts.Place("/elsewhere/n.py", 7)
+    [nowhere] = alerts.alerts(Run((failed(source=""),)))
     assert nowhere.place.path == ""
 
 

@@ -20,12 +20,12 @@ from harness.result import (
     Finding,
     NotRun,
     Power,
-    RowCheck,
     Run,
     StageResult,
     Verdict,
     Worst,
 )
+from harness.row_check import RowCheck
 from reports import records, summary
 from reports.terminal import RunProgress, print_run
 

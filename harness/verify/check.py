@@ -31,12 +31,17 @@ _LARGE = 1 << 26  # elements of a case after which memory goes back to the devic
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel on a device, with the op and contract that it is held to and the premises of the device."""
+    """A kernel on a device, with the op and contract that it is held to and the premises of the device.
+
+    Attributes:
+        strict: notices fail a case.
+    """
 
     kernel: Kernel
     op: Op
     device: torch.device
     premises: Premises = field(default_factory=Premises)
+    strict: bool = False
 
     @property
     def contract(self) -> Contract:
@@ -151,7 +156,7 @@ def _judged(
         reason=judgement.reason,
         fingerprint=inputs.fingerprint,
     )
-    return judged_outcome, actual
+    return judged_outcome.strict if subject.strict else judged_outcome, actual
 
 
 def _judgement(
@@ -173,13 +178,13 @@ def _judge(subject: Subject, inputs: Inputs, actual: Mapping[str, Tensor], **oth
 
 
 def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Finding]:
-    """What the reference says of the call with other values, of which nothing else is recorded."""
+    """What the reference says against the call with other values, of which nothing else is recorded."""
     try:
         judgement = _judge(subject, inputs, call.actual, alternatives=False)
     except KernelError as error:
         yield Finding("other_values", "", f"{elsewhere(inputs)}: {error}")
         return
-    for finding in judgement.findings:
+    for finding in (f for f in judgement.findings if not f.notice):
         yield Finding("other_values", finding.stage, f"{elsewhere(inputs)}: {finding.sentence}")
 
 

@@ -70,7 +70,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
-            subject = Subject(kernel, project.op(kernel.op), device, load_premises(device))
+            subject = Subject(kernel, project.op(kernel.op), device, load_premises(device), config.strict)
             items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config)]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))

@@ -215,7 +215,7 @@ def environment_of(config: Config) -> dict[str, str]:
 def options_of(config: Config) -> str:
     """The options that say where kernels and ops are, for a command that runs a case of this run again."""
     folders = [("--kernels", f) for f in config.kernel_folders] + [("--project", f) for f in config.projects]
-    return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)
+    return " ".join([*(f"{option} {shlex.quote(folder)}" for option, folder in folders), *["--strict"] * config.strict])
 
 
 def _version(package: str, site: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ def test_kernel(item: Item, recorder: Recorder) -> None:
         run_item(item, cases=recorder.cases, seed_=recorder.seed, record=recorder.record, started=recorder.started)
     except CaseFailed as failure:
         result = failure.result
-        sentences = [result.reason] if result.reason else [f.sentence for f in result.findings]
+        sentences = [result.reason] if result.reason else [f.sentence for f in result.faults]
         pytest.fail("\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case]), pytrace=False)
     except Exception as error:
         recorder.record(unfinished(item, first_line(error)))
