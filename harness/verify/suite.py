@@ -7,7 +7,7 @@ import pytest
 from harness.verify.check import first_line
 from harness.verify.fuzz import CaseFailed, run_item, unfinished
 from harness.verify.plan import Item
-from harness.verify.recorder import Recorder
+from harness.verify.recorder import Recorder, Unrecorded
 
 
 def test_kernel(item: Item, recorder: Recorder) -> None:
@@ -18,6 +18,8 @@ def test_kernel(item: Item, recorder: Recorder) -> None:
         result = failure.result
         sentences = [result.reason] if result.reason else [f.sentence for f in result.findings]
         pytest.fail("\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case]), pytrace=False)
+    except Unrecorded:
+        raise
     except Exception as error:
         recorder.record(unfinished(item, first_line(error)))
         raise
