@@ -22,6 +22,7 @@ from harness.op import Contract, Op
 from harness.result import CaseResult, Finding, Verdict
 from harness.verify.evaluate import check_arguments, evaluate
 from harness.verify.judge import judge
+from harness.verify.memory import out_of_memory
 from harness.verify.placed import placement_findings
 
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
@@ -120,7 +121,9 @@ def _examined(subject: Subject, case: Case) -> _Examined:
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         raised = traceback.format_exc()
-        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=first_line(error))
+        lacking = out_of_memory(error, kernel, subject.device)
+        verdict, reason = lacking or (Verdict.ERRORED, first_line(error))
+        outcome = replace(outcome, verdict=verdict, reason=reason)
     return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
 
 from harness.case import Case
 from harness.result import BAD, CaseResult, Verdict
-from harness.verify.check import verify_case
 from harness.verify.plan import Item
+from harness.verify.sharing import Verify, directly
 
 Record = Callable[[CaseResult], None]
 Started = Callable[[Item, Case], None]
@@ -35,13 +36,15 @@ class CaseErrored(CaseFailed):
     """A kernel raised, or returned something that cannot be judged."""
 
 
-def run_item(item: Item, *, cases: int, seed_: int, record: Record, started: Started) -> None:
+def run_item(
+    item: Item, *, cases: int, seed_: int, record: Record, started: Started, verify: Verify = directly
+) -> None:
     """Run the item's examples and `cases` generated cases, recording each result.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
     """
-    explorer = _Explorer(item, record, started)
+    explorer = _Explorer(item, record, started, verify)
     failures = [r for case in item.group.examples if (r := explorer.run(case)).verdict in BAD]
     if failures:
         raise _failure(failures[0])
@@ -96,8 +99,8 @@ def _failure(result: CaseResult) -> CaseFailed:
 class _Explorer:
     """Runs cases, remembers their results, and stops shrinking after a number of tries."""
 
-    def __init__(self, item: Item, record: Record, started: Started) -> None:
-        self.item, self.record, self.started = item, record, started
+    def __init__(self, item: Item, record: Record, started: Started, verify: Verify) -> None:
+        self.item, self.record, self.started, self.verify = item, record, started, verify
         self.known: dict[str, CaseResult] = {}
         self.failures: list[CaseResult] = []
         self.shrinks = 0
@@ -106,8 +109,7 @@ class _Explorer:
         line = str(case)
         if line in self.known:
             return self.known[line]
-        self.started(self.item, case)
-        result = verify_case(self.item.subject, case)
+        result = self.verify(self.item.subject, case, partial(self.started, self.item, case))
         result = replace(result, group=self.item.group.name, counted=not self.failures)
         self.record(result)
         self.known[line] = result

@@ -17,6 +17,7 @@ from harness.errors import LastbitError
 from harness.result import CaseResult, Verdict
 from harness.verify.notes import write_json
 from harness.verify.plan import Item
+from harness.verify.sharing import SharedDevice, Verify, directly
 
 _FATAL = 17
 """Exit status of a worker whose accelerator can no longer be used."""
@@ -35,11 +36,20 @@ class Recorder:
 
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
         self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
-        stem = Path(config.folder) / f"{worker}-{os.getpid()}"
+        self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
+        stem = self._folder / f"{worker}-{os.getpid()}"
         self._under_way = stem.with_suffix(".started")
         with _written(stem):
             self._results: TextIO = stem.with_suffix(".jsonl").open("a")
             self._trace: TextIO = stem.with_suffix(".trace").open("w")
+
+    def verify_on(self, device: torch.device) -> Verify:
+        """How a case is verified there: an accelerator is shared with other workers."""
+        if device.type == "cpu":
+            return directly
+        if device not in self._shared:
+            self._shared[device] = SharedDevice(self._folder, device)
+        return self._shared[device].verify
 
     def started(self, item: Item, case: Case) -> None:
         """Note the case that is about to run, and start its clock.
