@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -142,6 +143,23 @@ def test_results_that_cannot_be_written_break_the_run(left: Left) -> None:
     assert "No space left on device" in run.broken
 
 
+def test_a_case_under_way_when_pytest_ended_early_blames_no_kernel(left: Left) -> None:
+    left.plan(planned("k"))
+    left.started("k")
+    run = left.run(None)
+    assert (run.exit_code, run.results) == (2, ())
+    assert f"k on cpu from this case on: {LINE}" in reasons(run)
+
+
+def test_a_result_that_cannot_be_written_is_not_taken_for_a_case_that_ended_the_process(tmp_path: Path) -> None:
+    recorder = Recorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
+    recorder.started(_item(), None)  # type: ignore[arg-type]
+    recorder._results = Full()  # type: ignore[assignment]
+    with pytest.raises(Unrecorded, match=r"cannot write r\.jsonl: No space left on device"):
+        recorder.record(result("k"))
+    assert not list(tmp_path.glob("*.started"))
+
+
 def test_a_worker_says_which_result_it_could_not_write(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -200,6 +218,15 @@ def test_a_case_that_a_failure_elsewhere_stopped_blames_no_kernel(left: Left) ->
     run = left.run(STOPPED, result("wrong", verdict=Verdict.FAILED))
     assert (run.exit_code, len(run.results)) == (1, 1)
     assert f"slow on cpu from this case on: {LINE}" in reasons(run)
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    name = "r.jsonl"
+
+    def write(self, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def _item() -> object:

@@ -36,7 +36,6 @@ def thrice(x, *, contract, stage):
 
 KERNELS = """\
 import ctypes
-import time
 
 import torch
 
@@ -68,8 +67,8 @@ def segfaults(x):
 
 @kernel("thrice")
 def hangs(x):
-    while x.shape[0] == 4:
-        time.sleep(0.1)
+    if x.shape[0] == 4:
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter lock
     return right(x)
 
 

@@ -136,7 +136,12 @@ def _outcome(
     return replace(outcome, status=Status.CHANGED if changes else Status.SAME)
 
 
-_STATUSES = {Verdict.FAILED: Status.BROKEN, Verdict.ERRORED: Status.ERRORED, Verdict.UNSUPPORTED: Status.GONE}
+_STATUSES = {
+    Verdict.FAILED: Status.BROKEN,
+    Verdict.ERRORED: Status.ERRORED,
+    Verdict.SKIPPED: Status.ERRORED,
+    Verdict.UNSUPPORTED: Status.GONE,
+}
 
 
 def _changes(before: RecordedCase, after: RecordedCase) -> Iterator[Change]:

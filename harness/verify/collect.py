@@ -108,10 +108,12 @@ def _last_words(log: Path) -> str:
 
 
 def _stop(process: Ended, interrupted: bool, failed: bool) -> str:
-    """Why a process ended before all its items had run, if it was told to; otherwise empty."""
+    """Why a process ended before all its items had run; empty if it did not, or only its workers did."""
     if interrupted:
         return INTERRUPTED
-    return STOPPED if failed and process.status == _STOPPED else ""
+    if process.status in _RAN:
+        return ""
+    return STOPPED if failed and process.status == _STOPPED else f"pytest for {process.device_type} ended early"
 
 
 def _left_out(processes: Iterable[Ended], stops: Iterable[str]) -> Iterator[NotRun]:
@@ -129,8 +131,8 @@ def _broken(processes: Iterable[Ended], stops: Mapping[str, str], missing: Itera
     for process in processes:
         if process.unrecorded:
             yield f"results could not be recorded: {process.unrecorded}"
-        if process.status not in _RAN and not stops[process.device_type]:
-            yield f"pytest for {process.device_type} ended early; see {process.log}"
+        if (stop := stops[process.device_type]) not in ("", STOPPED):
+            yield f"{stop}; see {process.log}"
     if unknown := [n.what for n in missing if n.reason.startswith(UNKNOWN)]:
         yield f"no result of {', '.join(unknown)} was recorded"
 
@@ -156,11 +158,7 @@ def _reason(item: Planned, process: Ended, stop: str) -> str:
         return NO_CASES
     if process.selected is not None and item.id not in process.selected:
         return DESELECTED
-    if stop:
-        return stop
-    if process.status not in _RAN:
-        return f"pytest for {process.device_type} ended early"
-    return process.unrecorded or f"{UNKNOWN}; see {process.log}"
+    return stop or process.unrecorded or f"{UNKNOWN}; see {process.log}"
 
 
 def _listed(groups: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ def identify(
             result, actual = examine(subject, case)
         if result.verdict is Verdict.ERRORED:
             errors.append(f"{result.reason} in {case}")
-        elif result.verdict is Verdict.UNSUPPORTED:
+        elif result.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
             unsupported[result.reason] += 1
         beside |= {f.kind: f"{f.sentence} In {case}" for f in result.findings if f.kind not in OF_STAGES}
         if any(tensor.numel() for tensor in actual.values()):

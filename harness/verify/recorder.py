@@ -78,9 +78,11 @@ class Recorder:
             Unrecorded: the result cannot be written.
         """
         faulthandler.cancel_dump_traceback_later()
-        with _written(Path(self._results.name)):
-            self._results.write(self._dump(result) + "\n")
-            self._results.flush()
+        try:
+            with _written(Path(self._results.name)):
+                self._results.write(self._dump(result) + "\n")
+                self._results.flush()
+        finally:
             self._under_way.unlink(missing_ok=True)
         if result.verdict is Verdict.ERRORED and _is_lost(torch.device(result.device)):
             os._exit(_FATAL)
