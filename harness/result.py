@@ -28,6 +28,8 @@ class Verdict(StrEnum):
 BAD = frozenset({Verdict.FAILED, Verdict.ERRORED})
 """Verdicts that a kernel has to answer for."""
 
+_NOTHING_RUN = frozenset({Verdict.SKIPPED, Verdict.UNSUPPORTED})
+
 
 @dataclass(frozen=True)
 class Worst:
@@ -266,10 +268,16 @@ class Decided:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Something that was asked for, or exists, and was not run, with the reason."""
+    """Something that was asked for, or exists, and was not run, with the reason.
+
+    Attributes:
+        kernel, device: whose cases they are, where they were planned; empty for what no plan has.
+    """
 
     what: str
     reason: str
+    kernel: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -333,16 +341,28 @@ class Run:
         return Verdict.PASSED if Verdict.PASSED in verdicts else Verdict.worst(*verdicts)
 
     @property
+    def unverified(self) -> tuple[tuple[str, str], ...]:
+        """The (kernel, device) pairs that were planned and of which no case was run, or none that the kernel takes."""
+        planned = dict.fromkeys([*self.subjects(), *((n.kernel, n.device) for n in self.not_run if n.kernel)])
+        ran = {(r.kernel, r.device) for r in self.results if r.verdict not in _NOTHING_RUN}
+        return tuple(subject for subject in planned if subject not in ran)
+
+    @property
     def overall(self) -> Verdict | None:
-        """The verdict on the whole run: the worst of its kernels that decides; None if nothing was verified."""
+        """The verdict on the whole run: the worst of its kernels that decides; None if nothing was verified.
+
+        SKIPPED if all that was verified passed, but a kernel was not verified.
+        """
         verdicts = {self.verdict(*subject) for subject in self.subjects()}
         if self.broken:
             return Verdict.ERRORED
         decisive = (Verdict.ERRORED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
-        return next((verdict for verdict in decisive if verdict in verdicts), None)
+        decided = next((verdict for verdict in decisive if verdict in verdicts), None)
+        return Verdict.SKIPPED if decided is Verdict.PASSED and self.unverified else decided
 
     @property
     def exit_code(self) -> int:
-        """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 nothing was run."""
-        codes = {Verdict.PASSED: 0, Verdict.INCONCLUSIVE: 1, Verdict.FAILED: 1, Verdict.ERRORED: 2, None: 3}
-        return codes[self.overall]
+        """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 a kernel was not verified."""
+        codes = {Verdict.PASSED: 0, Verdict.INCONCLUSIVE: 1, Verdict.FAILED: 1, Verdict.ERRORED: 2}
+        overall = self.overall
+        return codes.get(overall, 3) if overall else 3

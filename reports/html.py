@@ -109,7 +109,7 @@ def _context(run: Run) -> dict[str, Any]:
         "power": html_tables.power(run.power, ops),
         "sensitivity": html_tables.sensitivity(every),
         "agreement": html_tables.agreement(run.agreement, ops),
-        "not_run": wording.not_run(run),
+        "not_run": [*filter(None, [wording.unverified(run)]), *wording.not_run(run)],
         "turned_down": wording.turned_down(run),
         "environment": run.environment,
     }

@@ -31,6 +31,7 @@ MOST_LINES = 12
 
 SYMBOLS: Mapping[Verdict, str] = {
     Verdict.PASSED: "✅",
+    Verdict.SKIPPED: "⚠️",
     Verdict.INCONCLUSIVE: "⚠️",
     Verdict.FAILED: "❌",
     Verdict.ERRORED: "💥",
@@ -59,6 +60,8 @@ def _headline(run: Run) -> Block:
     text = f"## {word} · kernels: {kernels} · cases: {tally(r.verdict for r in run.results if r.counted)}"
     if run.broken:
         text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
+    if unverified := wording.unverified(run):
+        text += f"\n\n{plain(unverified)}"
     return Block(text, "headline", important=True)
 
 

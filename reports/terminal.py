@@ -124,6 +124,8 @@ def _print_summary(run: Run, console: Console) -> None:
         line(console, f"Error bounds: {premises}", "dim")
     if run.broken:
         line(console, f"The run did not come to its end: {run.broken}", "bold red")
+    if unverified := wording.unverified(run):
+        paragraph(console, Text(unverified, "bold yellow"))
     verdict = run.overall
     counted = [r for r in run.results if r.counted]
     text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")

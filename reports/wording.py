@@ -118,6 +118,15 @@ def not_run(run: Run) -> list[str]:
     return [f"{what}: {reason}" for reason, what in _grouped((n.reason, n.what) for n in run.not_run)]
 
 
+def unverified(run: Run) -> str:
+    """How many kernels were planned and not verified, and how to plan fewer; empty if none was."""
+    if not (names := [f"{kernel} on {device}" for kernel, device in run.unverified]):
+        return ""
+    count = f"{plural(len(names), 'kernel')} {'was' if len(names) == 1 else 'were'} not verified"
+    advice = " To verify fewer kernels, choose them with --kernel or --op; only these are then expected."
+    return f"{count}: {listed(names, MOST_NAMES)}.{'' if run.broken else advice}"
+
+
 def turned_down(run: Run) -> list[str]:
     """One line for each reason why kernels did not take cases."""
     return _by_reason(run, Verdict.UNSUPPORTED, Verdict.SKIPPED)

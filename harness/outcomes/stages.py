@@ -108,5 +108,5 @@ class StageSearch:
     def exit_code(self) -> int:
         """0 nothing goes wrong, 1 something does, 2 the kernel raised, 3 it does not take the case."""
         if not self.handovers:
-            return 3 if self.verdict is Verdict.UNSUPPORTED else 2
+            return 3 if self.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED) else 2
         return int(self.kind is not Kind.CLEAN or bool(self.beside))

@@ -23,6 +23,7 @@ from harness.result import CaseResult, Finding, Verdict
 from harness.verify.calls import Call, Caller
 from harness.verify.evaluate import check_arguments, evaluate
 from harness.verify.judge import Judgement, judge
+from harness.verify.memory import out_of_memory
 from harness.verify.placed import placement_findings
 from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
 
@@ -121,7 +122,9 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         raised = traceback.format_exc()
-        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=_reason(error))
+        lacking = out_of_memory(error, kernel, subject.device)
+        verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
+        outcome = replace(outcome, verdict=verdict, reason=reason)
     return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from harness.case import Case
+from harness.case import Case, parse_case
 from harness.errors import UsageError
 from harness.inputs import build
 from harness.numerics import Format, using
@@ -19,6 +19,7 @@ from harness.result import Comparison
 from harness.verify.check import Subject, examine
 from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Tensors, Trace
+from harness.verify.inprocess import Watch, Workplace, unwatched
 from harness.verify.lanes import forgiven
 from harness.verify.latent import ExplainedRows, explain_rows
 from harness.verify.roundings import expectations
@@ -28,7 +29,12 @@ OF_STAGES = ("outside", "special", "rows", "lanes")  # kinds of findings that ar
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
 
 
-def search_stages(subject: Subject, case: Case) -> StageSearch:
+def search_kernel(place: Workplace, name: str, line: str) -> StageSearch:
+    """`search_stages` of a kernel on a case line."""
+    return search_stages(place.subjects[name], parse_case(line), watch=place.watch)
+
+
+def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> StageSearch:
     """Run the kernel on `case` and find the first stage that matters.
 
     Raises:
@@ -36,7 +42,8 @@ def search_stages(subject: Subject, case: Case) -> StageSearch:
     """
     if (size := case.tensors[0].numel) > _MOST:
         raise UsageError(f"{case.tensors[0].name} has {size:,} elements; stages are searched in {_MOST:,} at most")
-    result, actual = examine(subject, case)
+    with watch(case):
+        result, actual = examine(subject, case)
     found = StageSearch(
         kernel=subject.kernel.name,
         op=case.op,

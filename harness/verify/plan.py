@@ -27,6 +27,24 @@ _MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
+class Planned:
+    """An item as data, for a process that has not loaded its kernel.
+
+    Attributes:
+        cases: how many it runs unless it fails early.
+    """
+
+    id: str
+    kernel: str
+    op: str
+    contract: str
+    device: str
+    group: str
+    source: str
+    cases: int
+
+
+@dataclass(frozen=True)
 class Item:
     """One kernel on one device with one group of cases; `asked` where a reader gave the lines of the cases."""
 
@@ -38,6 +56,20 @@ class Item:
     def id(self) -> str:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
+    def planned(self, generated: int) -> Planned:
+        """The item as data, where groups that generate cases generate that many."""
+        kernel, group = self.subject.kernel, self.group
+        return Planned(
+            id=self.id,
+            kernel=kernel.name,
+            op=kernel.op,
+            contract=str(self.subject.contract),
+            device=str(self.subject.device),
+            group=group.name,
+            source=kernel.source,
+            cases=len(group.examples) + generated * (group.strategy is not None),
+        )
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,9 +80,14 @@ class Plan:
     cases_per_group: int
 
     @property
+    def planned(self) -> tuple[Planned, ...]:
+        """The items as data."""
+        return tuple(item.planned(self.cases_per_group) for item in self.items)
+
+    @property
     def cases(self) -> int:
         """Number of cases that the items will run unless they fail early."""
-        return sum(len(i.group.examples) + self.cases_per_group * (i.group.strategy is not None) for i in self.items)
+        return sum(planned.cases for planned in self.planned)
 
 
 def make_plan(config: Config, device_type: str) -> Plan:
