@@ -6,6 +6,7 @@ Escapes are those of actions/toolkit, packages/core/src/command.ts.
 from __future__ import annotations
 
 from harness.result import Run
+from reports.characters import visible
 from reports.notices import Notice, notices
 
 
@@ -25,7 +26,8 @@ def _command(notice: Notice) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    shown = visible(text, keep="\r\n")
+    return shown.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -197,6 +197,14 @@ def test_types_do_not_depend_on_the_results() -> None:
     assert all(frame.dtypes.equals(frames[0].dtypes) for frame in frames)
 
 
+def test_half_of_a_surrogate_pair_survives(tmp_path: Path) -> None:
+    """As an exception's message may hold: escaped in the table, which is UTF-8, and as it is in the records."""
+    run = Run((bare(Verdict.ERRORED, "no file \ud800"),))
+    records.write(run, tmp_path)
+    assert records.read(tmp_path) == run
+    assert pd.read_parquet(tmp_path / "records.parquet").reason.tolist() == ["no file \\ud800"]
+
+
 def test_run_survives_a_folder(tmp_path: Path) -> None:
     run = full_run()
     folder = tmp_path / "runs" / "first"

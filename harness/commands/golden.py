@@ -33,7 +33,7 @@ from harness.result import CaseResult
 from harness.verify.inprocess import plan_for, prepare
 from harness.verify.run import options_of
 from reports.golden import print_check, print_diff, print_record
-from reports.paper import make_console
+from reports.paper import line, make_console
 from reports.progress import RunProgress
 from reports.summary import plural
 
@@ -148,7 +148,7 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return 1
     for proposal in pending:
         settle(proposal)
-    console.print(f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
+    line(console, f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
     return report.exit_code(frozenset(Status) - REFUSED)
 
 

@@ -17,7 +17,7 @@ from harness.verify.identify import identify
 from harness.verify.inprocess import draw, plan_for, prepare
 from harness.verify.project import Project, open_project
 from reports.identification import print_identification, print_overview
-from reports.paper import make_console
+from reports.paper import line, make_console
 
 
 def add_to(commands: Subparsers) -> None:
@@ -54,7 +54,7 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     found = []
     subjects = {item.subject.kernel.name: item.subject for item in plan_for(config).items}
     if not subjects:
-        console.print("no kernel of these ops is here; --kernels says where kernels are")
+        line(console, "no kernel of these ops is here; --kernels says where kernels are")
     for subject in subjects.values():
         found.append(identify(subject, _cases(subject, project, config), project, most=options.combinations))
         print_identification(found[-1], console, every=options.all)

@@ -12,7 +12,7 @@ from harness.commands.options import Subparsers, add_device, add_kernel_choice, 
 from harness.commands.running import NOTHING_RUN, worst_code
 from harness.verify.handover import search_stages
 from harness.verify.inprocess import plan_for, prepare
-from reports.paper import make_console
+from reports.paper import line, make_console
 from reports.stages import print_legend, print_stages
 
 
@@ -37,7 +37,7 @@ def _stages(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console = make_console()
     codes = set()
     if not (items := plan_for(config).items):
-        console.print(f"no kernel of {case.op} is here; --kernels says where kernels are")
+        line(console, f"no kernel of {case.op} is here; --kernels says where kernels are")
         return NOTHING_RUN
     for item in items:
         found = search_stages(item.subject, case)
