@@ -24,6 +24,7 @@ RULES: Mapping[str, str] = {
     "rows": "A row that no single value of its latent stage explains",
     "nondeterministic": "Another result in a second call on the same inputs",
     "unwritten": "Elements of a result that were never written",
+    "uninitialised": "Elements of a result that were computed from memory that was never written",
     "overlap": "Results that share memory",
     "wrote_outside": "A write beyond a tensor",
     "mutated_input": "An input overwritten that the kernel does not declare",

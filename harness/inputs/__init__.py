@@ -6,7 +6,7 @@ with guarded_allocations(0) as allocations:
 problems = inputs.violations() + allocations.violations({"result": result})
 """
 
-from harness.inputs.allocations import Allocations, guarded_allocations, poison_mask, unwritten
+from harness.inputs.allocations import Allocations, Poisoned, guarded_allocations, poison_mask, unwritten
 from harness.inputs.blocks import row_blocks
 from harness.inputs.fingerprint import fingerprint
 from harness.inputs.guards import Violation
@@ -21,6 +21,7 @@ __all__ = [
     "Allocations",
     "Inputs",
     "Layout",
+    "Poisoned",
     "Violation",
     "applicable_layouts",
     "build",

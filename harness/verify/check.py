@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.case import Case
 from harness.devices import current, machine
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, build, guarded_allocations, overlaps, unwritten
+from harness.inputs import Inputs, Poisoned, build, guarded_allocations, overlaps, unwritten
 from harness.kernel import Kernel
 from harness.numerics import Premises
 from harness.op import Contract, Op
@@ -55,10 +55,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Call:
-    """What one call of the kernel returned, and what the guards saw."""
+    """What one call of the kernel returned, and what the guards saw: `poisoned` is by result."""
 
     actual: dict[str, Tensor]
     findings: tuple[Finding, ...]
+    poisoned: Mapping[str, Poisoned]
 
 
 def verify_case(subject: Subject, case: Case) -> CaseResult:
@@ -140,7 +141,7 @@ def _judged(subject: Subject, case: Case, outcome: CaseResult) -> tuple[CaseResu
     first = _call(subject, inputs, params, results, poison=0)
     second = _call(subject, inputs, params, results, poison=1)
     guards = dict.fromkeys([*first.findings, *second.findings])
-    differences = _differences(first.actual, second.actual, results, subject.kernel.unordered)
+    differences = _differences(first, second, results, subject.kernel.unordered)
     findings = (*guards, *differences, *_placement(subject, case, results))
     kept = {**second.actual, **{name: first.actual[name] for name in results}}
     judged = [kept, second.actual] if _differ(first.actual, second.actual, subject.kernel.unordered) else [kept]
@@ -193,6 +194,7 @@ def _call(
         if subject.device.type != "cpu":
             torch.accelerator.synchronize(subject.device)
     actual = _named(returned, results)
+    poisoned = {name: allocations.poisoned(actual[name]) for name in results}
     mutates = [name for name in kernel.mutates if name in inputs.tensors]
     violations = [*inputs.violations(mutates), *allocations.violations(actual)]
     findings = [Finding(v.kind, v.tensor, v.sentence) for v in violations]
@@ -200,7 +202,7 @@ def _call(
     if violations or mutates:
         actual = {name: tensor.clone() for name, tensor in actual.items()}
         inputs.restore()
-    return _Call(actual, tuple(findings))
+    return _Call(actual, tuple(findings), poisoned)
 
 
 def _named(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
@@ -234,18 +236,24 @@ def _differ(first: Mapping[str, Tensor], second: Mapping[str, Tensor], names: tu
 
 
 def _differences(
-    first: Mapping[str, Tensor], second: Mapping[str, Tensor], results: tuple[str, ...], unordered: tuple[str, ...]
+    first: _Call, second: _Call, results: tuple[str, ...], unordered: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Findings for results whose bits differ between two calls on the same input, unless they are `unordered`."""
     for name in results:
-        a, b = first[name], second[name]
+        a, b = first.actual[name], second.actual[name]
         if a.shape != b.shape or a.dtype != b.dtype:
             yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
             continue
-        blank = int(unwritten(a, b).sum())
+        poison = unwritten(first.poisoned[name], second.poisoned[name])
+        blank, stale = int(poison.own.sum()), int(poison.other.sum())
         if blank:
             yield Finding("unwritten", name, f"{blank:,} of {a.numel():,} elements of {name} were never written.")
-        changed = 0 if name in unordered else int((_bytes(a) != _bytes(b)).any(-1).sum()) - blank
+        if stale:
+            sentence = (
+                f"{stale:,} of {a.numel():,} elements of {name} were computed from memory that was never written."
+            )
+            yield Finding("uninitialised", name, sentence)
+        changed = 0 if name in unordered else int((_bytes(a) != _bytes(b)).any(-1).sum()) - blank - stale
         if changed > 0:
             sentence = (
                 f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
