@@ -91,7 +91,7 @@ def _context(run: Run) -> dict[str, Any]:
         "broken": run.broken,
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),
-        "findings": [_finding(problem, run.environment.get("options", "")) for problem in _worst_first(run)],
+        "findings": [_finding(problem, run.environment.get("options", "")) for problem in problems(run)],
         "legend": LEGEND,
         "ops": [_op(op, found, subjects, cases) for op, found in summaries.items()],
         "titles": charts.TITLES,
@@ -137,11 +137,6 @@ def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str
         ("Records", shown_path(environment.get("records", ""))),
     ]
     return [(label, text) for label, text in said if text]
-
-
-def _worst_first(run: Run) -> list[Problem]:
-    severity = list(Verdict)
-    return sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
 
 
 def _finding(problem: Problem, options: str) -> dict[str, Any]:

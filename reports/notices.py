@@ -48,12 +48,10 @@ class Notice:
 
 
 def notices(run: Run) -> list[Notice]:
-    """One notice per problem, worst first, and one per kernel that the run left inconclusive."""
+    """One notice per problem, in their order, and one per kernel that the run left inconclusive."""
     root = _repository_root()
-    severity = list(Verdict)
-    found = sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
     options = run.environment.get("options", "")
-    return [*(_of_problem(problem, options, root) for problem in found), *_undecided(run, root)]
+    return [*(_of_problem(problem, options, root) for problem in problems(run)), *_undecided(run, root)]
 
 
 def doubts(run: Run, kernel: str, device: str) -> list[str]:

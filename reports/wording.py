@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from harness.result import CaseResult, Run, StageResult, Verdict
@@ -29,7 +30,12 @@ LEGEND = (
     ),
     (
         "bias",
-        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded",
+        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded; "
+        "– where most errors are beyond 16 ulp, as after an overflow, and say nothing about rounding",
+    ),
+    (
+        "values",
+        "whether the values of the stage are allowed; a kernel can fail for something else, which is said above",
     ),
     ("(stage)", "no result of the op, but the kernel let it be seen"),
 )
@@ -82,18 +88,20 @@ def _named_stage(result: CaseResult) -> StageResult | None:
 def _statistics(result: CaseResult, stage: StageResult) -> str:
     seen = stage.isolated if stage.isolated.outside else stage.cumulative
     mismatch = f"{share(seen.mismatched, seen.numel)} of {plural(seen.numel, 'element')} mismatched"
-    parts = [f"{stage.name}: bias {signed(seen.bias)} ulp", f"{mismatch} ({ulp_bins(seen.ulp_histogram)})"]
+    parts = [] if math.isnan(seen.bias) else [f"bias {signed(seen.bias)} ulp"]
+    parts.append(f"{mismatch} ({ulp_bins(seen.ulp_histogram)})")
     if result.rows is not None:
         parts.append(
             f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stage}"
         )
-    return "; ".join(parts)
+    return f"{stage.name}: {'; '.join(parts)}"
 
 
 def _explanation(problem: Problem) -> str:
     failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
     if problem.explained_by:
         extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
+        extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
         return f"{' or '.join(problem.explained_by)}: that contract of the op allows every bit of {extent}"
     if own := problem.smallest.explained_by:
         return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
@@ -103,9 +111,13 @@ def _explanation(problem: Problem) -> str:
 def _extent(problem: Problem) -> str:
     """How many cases went wrong, where, and why those that raised did."""
     counts = [(problem.counted(verdict), verdict.value.lower()) for verdict in (Verdict.FAILED, Verdict.ERRORED)]
-    wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count) or "none"
+    wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count)
     devices = listed(dict.fromkeys(r.device for r in problem.bad), MOST_NAMES)
-    text = f"{wrong} of {problem.cases:,}, on {devices}"
+    text = f"{wrong} of {plural(problem.cases, 'case')}, on {devices}" if wrong else f"on {devices}"
+    if problem.shrunk and wrong:
+        text += f"; {problem.shrunk:,} more while a failure was shrunk"
+    elif problem.shrunk:
+        text = f"only in {plural(problem.shrunk, 'case')} that another failure was shrunk to, {text}"
     errored = next((r for r in problem.bad if r.verdict is Verdict.ERRORED), None)
     if errored is not None and problem.smallest.verdict is not Verdict.ERRORED:
         text += f"; an errored one: {errored.reason}"

@@ -181,7 +181,7 @@ def test_figures_are_those_of_the_summary(page: Page) -> None:
     [expected] = summary.stage_summaries(run.of("wrong", "cpu"), ["inv_rms", "output"])[1:]
     header, *rows = page.tables["Stages of rms_norm"]
     [row] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "wrong" and "output" in row]
-    assert (row["verdict"], row["outside"], row["dtype"], row["cases"]) == ("FAILED", "7", "bf16", "1")
+    assert (row["values"], row["outside"], row["dtype"], row["cases"]) == ("FAILED", "7", "bf16", "1")
     assert row["rel. error"] == summary.error(expected.worst_error) == "2.0e-03"
     assert row["mismatch"] == summary.share(7, 512)
     assert row["bias"] == summary.signed(expected.typical_bias)
