@@ -157,14 +157,15 @@ class Problem:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups of cases that show it."""
-        return tuple(dict.fromkeys(r.group for r in self.bad if r.group))
+        """Names of the groups of cases that show it, those with most of them first."""
+        count = Counter(r.group for r in self.bad if r.group)
+        return tuple(sorted(count, key=lambda group: (-count[group], group)))
 
     @property
     def smallest(self) -> CaseResult:
-        """The failing case with the fewest elements; among equals the last, which shrinking ended with."""
+        """The failing case with the fewest elements; among equals of a group the last, which shrinking ended with."""
         failed = [r for r in self.bad if r.verdict is Verdict.FAILED] or list(self.bad)
-        return min(reversed(failed), key=lambda result: elements(result.case))
+        return min(reversed(failed), key=lambda result: (elements(result.case), result.group, result.device))
 
     @property
     def explained_by(self) -> tuple[str, ...]:
@@ -201,9 +202,8 @@ def problems(run: Run) -> list[Problem]:
     for result in run.results:
         if result.verdict in BAD:
             together.setdefault((result.kernel, _wrong_stage(result)), []).append(result)
-    found = sorted(
-        (_problem(run, bad) for bad in together.values()), key=lambda problem: problem.severity, reverse=True
-    )
+    # Workers record results in any order; the names make this one the same in every run.
+    found = sorted((_problem(run, together[key]) for key in sorted(together)), key=lambda p: p.severity, reverse=True)
     nth: Counter[str] = Counter()
     ranked = []
     for problem in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.result import CaseResult, Run, StageResult, Verdict
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
@@ -20,7 +20,7 @@ LEGEND = (
     (
         "rel. error",
         "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst and of the median case; "
-        "a worst case near 1 that passes is an overflow or underflow which the contract asks for",
+        "where the worst is near 1 and passes, the contract itself asks for an overflow or an underflow",
     ),
     ("ulp", "largest distance from the value that the contract rounds to"),
     ("mismatch", "elements that differ from that value; no fault as long as they are possible"),
@@ -35,7 +35,7 @@ LEGEND = (
     ),
     (
         "values",
-        "whether the values of the stage are allowed; a kernel can fail for something else, which is said above",
+        "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases",
     ),
     ("(stage)", "no result of the op, but the kernel let it be seen"),
 )
@@ -102,10 +102,16 @@ def _explanation(problem: Problem) -> str:
     if problem.explained_by:
         extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
         extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
-        return f"{' or '.join(problem.explained_by)}: that contract of the op allows every bit of {extent}"
+        return allowed_by(problem.explained_by, extent)
     if own := problem.smallest.explained_by:
         return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
     return ""
+
+
+def allowed_by(contracts: Sequence[str], extent: str) -> str:
+    """`a or b: each of these contracts of the op allows every bit of EXTENT`."""
+    which = "this contract of the op" if len(contracts) == 1 else "each of these contracts of the op"
+    return f"{' or '.join(contracts)}: {which} allows every bit of {extent}"
 
 
 def _extent(problem: Problem) -> str:
@@ -113,7 +119,8 @@ def _extent(problem: Problem) -> str:
     counts = [(problem.counted(verdict), verdict.value.lower()) for verdict in (Verdict.FAILED, Verdict.ERRORED)]
     wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count)
     devices = listed(dict.fromkeys(r.device for r in problem.bad), MOST_NAMES)
-    text = f"{wrong} of {plural(problem.cases, 'case')}, on {devices}" if wrong else f"on {devices}"
+    where = f" in {'these groups' if len(problem.groups) > 1 else 'this group'}" if problem.groups else ""
+    text = f"{wrong} of {plural(problem.cases, 'case')}{where}, on {devices}" if wrong else f"on {devices}"
     if problem.shrunk and wrong:
         text += f"; {problem.shrunk:,} more while a failure was shrunk"
     elif problem.shrunk:

@@ -201,7 +201,7 @@ def test_finding_has_its_repro_line(page: Page) -> None:
     smallest = full_run().results[4]
     assert summary.repro_line(smallest, "--kernels mine") in page.text
     assert "7 of 512 elements have a value that is not possible." in page.text
-    assert "fp32_multiply: that contract of the op allows every bit" in page.text
+    assert "fp32_multiply: this contract of the op allows every bit" in page.text
 
 
 def test_what_could_not_be_seen(page: Page) -> None:

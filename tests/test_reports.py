@@ -298,7 +298,7 @@ def test_finding_is_complete() -> None:
     assert "bias -0.0039 ulp; 1.4 % of 512 elements mismatched (1 ulp: 7); 3 of 4 rows" in block
     assert f"explained by {FP32}" in block
     assert "kernels/rms_norm.py:108" in block
-    assert "1 failed of 1 case, on cpu" in block
+    assert "1 failed of 1 case in this group, on cpu" in block
 
 
 @pytest.mark.parametrize("width", [40, 100])
@@ -392,6 +392,18 @@ def test_errors_and_wrong_results_come_first_and_then_what_most_cases_show() -> 
     )
 
 
+def test_findings_do_not_depend_on_the_order_in_which_workers_record() -> None:
+    results = [
+        failed(kernel=kernel, group=group, case=case)
+        for kernel in ("a", "b")
+        for group, case in (("wide", CASE), ("narrow", CASE), ("narrow", CASE.replace("seed=17", "seed=18")))
+    ]
+    found, other = (summary.problems(Run(tuple(order))) for order in (results, results[3:] + results[2::-1]))
+    assert [p.groups for p in found] == [("narrow", "wide")] * 2 == [p.groups for p in other]
+    assert [p.smallest.kernel for p in found] == [p.smallest.kernel for p in other]
+    assert {p.smallest.group for p in (*found, *other)} == {"narrow"}
+
+
 def test_the_order_of_findings_is_not_explained_where_there_is_one() -> None:
     assert "The worst of each kernel" not in shown(Run((failed(),)))
 
@@ -417,8 +429,11 @@ def cases_field(*results: CaseResult) -> str:
 
 def test_cases_that_were_tried_while_shrinking_are_told_from_counted_ones() -> None:
     shrunk = failed(counted=False)
-    assert cases_field(failed(), passed(kernel=failed().kernel, group=failed().group)) == "1 failed of 2 cases, on cpu"
-    said = "1 failed of 1 case, on cpu; 2 more while a failure was shrunk"
+    assert (
+        cases_field(failed(), passed(kernel=failed().kernel, group=failed().group))
+        == "1 failed of 2 cases in this group, on cpu"
+    )
+    said = "1 failed of 1 case in this group, on cpu; 2 more while a failure was shrunk"
     assert cases_field(failed(), shrunk, shrunk) == said
     assert cases_field(shrunk) == "only in 1 case that another failure was shrunk to, on cpu"
     explained = dict(wording.problem_fields(summary.problems(Run((failed(), shrunk)))[0]))["explained by"]
