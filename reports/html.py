@@ -19,6 +19,7 @@ from harness.result import BAD, CaseResult, Run, Verdict
 from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.summary import (
+    ORDER,
     Problem,
     StageSummary,
     elements,
@@ -92,6 +93,7 @@ def _context(run: Run) -> dict[str, Any]:
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),
         "findings": [_finding(problem, run.environment.get("options", "")) for problem in problems(run)],
+        "order": ORDER,
         "legend": LEGEND,
         "ops": [_op(op, found, subjects, cases) for op, found in summaries.items()],
         "titles": charts.TITLES,

@@ -9,6 +9,7 @@ from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.summary import (
+    ORDER,
     STAGE_HEADERS,
     Problem,
     StageSummary,
@@ -88,7 +89,10 @@ def _changed(kernel: KernelChange, changes: Changes) -> str:
 
 
 def _problems(run: Run) -> Iterator[Block]:
-    for number, problem in enumerate(problems(run)):
+    found = problems(run)
+    if len(found) > 1:
+        yield Block(plain(ORDER), "order of findings")
+    for number, problem in enumerate(found):
         result = problem.smallest
         title = ", ".join(filter(None, (f"{result.verdict.value} {result.kernel}", wording.problem_groups(problem))))
         body = _problem(problem, run.environment.get("options", ""))

@@ -24,11 +24,17 @@ LOG_WIDTH = 120
 """Width of a console that is no terminal and says nothing about its width, such as the log of a CI job."""
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave to the command line what a reader who has read enough means; rich would exit with 1, as findings do."""
+        raise BrokenPipeError
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """The console for reports: as wide as the terminal, or `LOG_WIDTH` where there is none."""
-    console = Console(stderr=stderr, highlight=False)
+    console = _Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(stderr=stderr, highlight=False, width=LOG_WIDTH)
+        console = _Console(stderr=stderr, highlight=False, width=LOG_WIDTH)
     return console
 
 

@@ -23,7 +23,7 @@ LEGEND = (
         "where the worst is near 1 and passes, the contract itself asks for an overflow or an underflow",
     ),
     ("ulp", "largest distance from the value that the contract rounds to"),
-    ("mismatch", "elements that differ from that value; no fault as long as they are possible"),
+    ("mismatch", "elements that differ from the value that the contract rounds to; no fault unless they are outside"),
     (
         "outside",
         "elements that no kernel which keeps the contract can give, in whatever order it adds: one is a failure",
@@ -37,7 +37,7 @@ LEGEND = (
         "values",
         "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases",
     ),
-    ("(stage)", "no result of the op, but the kernel let it be seen"),
+    ("(stage)", "a stage in parentheses is no result of the op; the kernel shows it besides"),
 )
 """What the columns of a table of stages mean."""
 
@@ -65,7 +65,7 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
     failing = result.failing_stage
     said = []
     if failing is not None:
-        seen = ", given its own earlier stages" if failing.isolated.outside else ", given the inputs"
+        seen = ", given the kernel's own earlier stages" if failing.isolated.outside else ", given the inputs"
         said.append(("first wrong", f"stage {failing.name} ({failing.dtype}){seen if len(result.stages) > 1 else ''}"))
     sentences = [finding.sentence for finding in result.findings][:most_sentences]
     said += zip(["finding", *[""] * len(sentences)], sentences, strict=False)

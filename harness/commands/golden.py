@@ -214,4 +214,8 @@ def _report(options: argparse.Namespace, config: Config, outcomes: Sequence[Kern
 
 
 def _confirmed(pending: Sequence[Proposal]) -> bool:
-    return input(f"Write or remove {len(pending)} goldens? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input(f"Write or remove {len(pending)} goldens? [y/N] ")
+    except EOFError:  # Ctrl-D
+        return False
+    return answer.strip().lower() in ("y", "yes")
