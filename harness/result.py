@@ -47,6 +47,9 @@ class Worst:
 ULP_BINS = (0, 1, 2, 4, 16)
 """Upper ends of the bins of an ulp histogram; a last bin holds everything above."""
 
+NEAR = ULP_BINS[-1]
+"""Distance in ulp up to which an error says how a value was rounded; beyond, it overflowed, cancelled or is wrong."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -60,7 +63,8 @@ class Comparison:
         special: elements of `outside` whose class (NaN, +inf, -inf, finite) is wrong.
         squared_error, squared_exact: sums over finite elements, for `rel_l2`.
         max_error: largest |actual - exact|.
-        bias: mean of (|actual| - |exact|) in ulp of the stage's format; negative means toward zero.
+        bias: mean of (|actual| - |exact|) in ulp of the stage's format, over elements within `NEAR` of the exact value;
+            negative means toward zero; NaN if these are fewer than half.
         max_ulp: largest distance from the contract's value, in ulp of the stage's format.
         ulp_histogram: counts per bin of `ULP_BINS`.
         budget_ratio: largest |actual - middle| / radius over elements that have freedom; above 1 is outside.
@@ -91,7 +95,8 @@ class Comparison:
 
     @property
     def bias(self) -> float:
-        return self.bias_sum / self.bias_count if self.bias_count else 0.0
+        shown = self.bias_count and 2 * self.bias_count >= self.numel
+        return self.bias_sum / self.bias_count if shown else math.nan
 
     def __add__(self, other: Comparison) -> Comparison:
         """Statistics of both sets of elements together."""

@@ -49,12 +49,11 @@ class Alert:
 
 
 def alerts(run: Run) -> list[Alert]:
-    """One per problem, worst first, one per kernel that the run left inconclusive, and what it noticed."""
+    """One per problem, in their order, one per kernel that the run left inconclusive, and what it noticed."""
     root = _repository_root()
-    severity = list(Verdict)
-    found = sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
     options = run.environment.get("options", "")
-    return [*(_of_problem(problem, options, root) for problem in found), *_undecided(run, root), *_noticed(run, root)]
+    found = (_of_problem(problem, options, root) for problem in problems(run))
+    return [*found, *_undecided(run, root), *_noticed(run, root)]
 
 
 def doubts(run: Run, kernel: str, device: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from harness.result import Run
 from reports.alerts import Alert, alerts
+from reports.characters import visible
 
 
 def lines(run: Run) -> str:
@@ -25,7 +26,8 @@ def _command(alert: Alert) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    shown = visible(text, keep="\r\n")
+    return shown.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -11,7 +11,7 @@ from harness.result import Run
 from reports import wording
 from reports.noticed import noticed
 from reports.paper import line, paragraph, verdict_word
-from reports.summary import Problem, listed, plural, problems, repro_line
+from reports.summary import ORDER, Problem, listed, plural, problems, repro_line
 
 MOST_PROBLEMS = 10
 MOST_SENTENCES = 5
@@ -24,6 +24,8 @@ def print_findings(run: Run, console: Console) -> None:
     if not found:
         return
     line(console, "Findings", "bold")
+    if len(found) > 1:
+        paragraph(console, Text(ORDER, "dim"))
     for problem in found[:MOST_PROBLEMS]:
         _print_problem(problem, console, run.environment.get("options", ""))
     if rest := found[MOST_PROBLEMS:]:

@@ -20,6 +20,7 @@ from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.noticed import noticed
 from reports.summary import (
+    ORDER,
     Problem,
     StageSummary,
     elements,
@@ -92,7 +93,8 @@ def _context(run: Run) -> dict[str, Any]:
         "broken": run.broken,
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),
-        "findings": [_finding(problem, run.environment.get("options", "")) for problem in _worst_first(run)],
+        "findings": [_finding(problem, run.environment.get("options", "")) for problem in problems(run)],
+        "order": ORDER,
         "notices": [
             {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
         ],
@@ -141,11 +143,6 @@ def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str
         ("Records", shown_path(environment.get("records", ""))),
     ]
     return [(label, text) for label, text in said if text]
-
-
-def _worst_first(run: Run) -> list[Problem]:
-    severity = list(Verdict)
-    return sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
 
 
 def _finding(problem: Problem, options: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ are properties of the suite, named `KERNEL/STAGE/DTYPE/FIGURE`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
@@ -15,11 +14,9 @@ from xml.etree import ElementTree
 from harness.result import BAD, CaseResult, Run, Verdict
 from reports import wording
 from reports.alerts import doubts
+from reports.characters import visible
 from reports.noticed import noticed
 from reports.summary import Problem, StageSummary, repro_line, stage_order, stage_summaries
-
-_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 does not allow, not even as a character reference (section 2.2)."""
 
 _TURNED_DOWN = frozenset({Verdict.UNSUPPORTED, Verdict.SKIPPED})
 
@@ -171,4 +168,5 @@ def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
 
 
 def _legal(text: str) -> str:
-    return _ILLEGAL.sub("", text)
+    """`text` without what XML 1.0 does not allow, not even as a character reference (section 2.2)."""
+    return visible(text, keep="\t\n\r")

@@ -10,9 +10,11 @@ from reports.changes import Changes, KernelChange, compare, names_of
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.noticed import noticed
 from reports.summary import (
+    ORDER,
     STAGE_HEADERS,
     Problem,
     StageSummary,
+    beside_values,
     plural,
     problems,
     repro_line,
@@ -92,8 +94,9 @@ def _changed(kernel: KernelChange, changes: Changes) -> str:
 
 
 def _problems(run: Run) -> Iterator[Block]:
-    severity = list(Verdict)
-    found = sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
+    found = problems(run)
+    if len(found) > 1:
+        yield Block(plain(ORDER), "order of findings")
     for number, problem in enumerate(found):
         result = problem.smallest
         title = ", ".join(filter(None, (f"{result.verdict.value} {result.kernel}", wording.problem_groups(problem))))
@@ -134,14 +137,16 @@ def _stage_table(run: Run, kernel: str, device: str) -> str:
     example = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
     about = f"contract {code(example.contract)} of {code(example.op)}, {code(shown_path(example.source))}"
     about += f"; {plural(len(results), 'case')}: {tally(r.verdict for r in results)}"
+    if beside := beside_values(results):
+        about += f"; beside the values below, {beside}"
     order = stage_order(r for r in run.results if r.op == example.op)
     rows = [_cells(stage) for stage in stage_summaries(results, order)]
     return f"{about}\n\n{table(STAGE_HEADERS, rows, left=2)}" if rows else about
 
 
 def _cells(stage: StageSummary) -> Sequence[str]:
-    *first, outside, bias, verdict = stage_cells(stage)
-    return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, verdict)
+    *first, outside, bias, values = stage_cells(stage)
+    return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, values)
 
 
 def _gaps(run: Run) -> Iterator[Block]:

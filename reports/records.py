@@ -94,7 +94,7 @@ def parse(line: bytes, where: str) -> CaseResult:
     """
     try:
         result = _decoded(CaseResult, json.loads(line))
-    except (ValueError, TypeError) as error:
+    except _MALFORMED as error:
         raise LastbitError(f"{where} is malformed ({error}): {_start_of(line)}") from error
     assert isinstance(result, CaseResult)
     return result
@@ -106,6 +106,7 @@ def _start_of(line: bytes) -> str:
 
 
 _SHOWN = 200
+_MALFORMED = (ValueError, TypeError, RecursionError)  # the last of JSON that is nested too deeply
 
 
 def load(path: Path) -> list[CaseResult]:
@@ -124,7 +125,7 @@ def load(path: Path) -> list[CaseResult]:
 
 def frame(results: Iterable[CaseResult]) -> pd.DataFrame:
     """The table described at the top of this module."""
-    rows = [row for result in results for row in _rows(result)]
+    rows = [{k: _in_utf8(v) for k, v in row.items()} for result in results for row in _rows(result)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict(COLUMNS))
 
 
@@ -153,7 +154,7 @@ def read(folder: Path) -> Run:
         rest = dict(json.loads(text))
         count = _decoded(int | None, rest.pop(_COUNT_OF_RESULTS, None))  # None in runs of an older lastbit
         run = _decoded(Run, {**rest, "results": []})
-    except (ValueError, TypeError) as error:
+    except _MALFORMED as error:
         raise LastbitError(f"{path} is malformed ({error})") from error
     assert isinstance(run, Run)
     results = tuple(load(folder / "records.jsonl"))
@@ -186,6 +187,11 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
         yield {**dict.fromkeys((name for name, kind in COLUMNS.items() if kind == "str"), ""), **case}
 
 
+def _in_utf8(value: object) -> object:
+    """Text with the escape of half of a surrogate pair, which UTF-8 lacks and an exception's message may hold."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
+
 _NAMES_OF_CASE = {field.name for field in fields(CaseResult)}
 
 
@@ -211,7 +217,7 @@ def _stage_columns(stage: StageResult) -> dict[str, object]:
 def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -16,6 +16,7 @@ from reports.progress import RunProgress
 from reports.summary import (
     STAGE_HEADERS,
     StageSummary,
+    beside_values,
     plural,
     shown_path,
     stage_cells,
@@ -26,7 +27,7 @@ from reports.summary import (
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 
-LEFT = frozenset({"stage", "dtype", "verdict"})
+LEFT = frozenset({"stage", "dtype", "values"})
 
 
 def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None = None) -> None:
@@ -48,7 +49,7 @@ def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None
 class _Section:
     """One kernel on one device, ready to be laid out."""
 
-    head: tuple[Text, Text]
+    head: list[Text]
     cells: list[tuple[Text, ...]]
 
 
@@ -84,7 +85,10 @@ def _section(run: Run, kernel: str, device: str) -> _Section:
     if any_result.source:
         title.append(f"  {shown_path(any_result.source)}", "dim")
     about.append(f"  {plural(len(results), 'case')}: {tally(r.verdict for r in results)}")
-    return _Section((title, about), [_cells(stage) for stage in stage_summaries(results, order)])
+    head = [title, about]
+    if beside := beside_values(results):
+        head.append(Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED]))
+    return _Section(head, [_cells(stage) for stage in stage_summaries(results, order)])
 
 
 def _cells(stage: StageSummary) -> tuple[Text, ...]:

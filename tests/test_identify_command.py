@@ -62,6 +62,30 @@ def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
 # The command
 
 
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (
+            Identification("mine", "op", "cpu", "once", errors=("ValueError: no", "ValueError: no")),
+            "errored in 2 cases",
+        ),
+        (Identification("mine", "op", "cpu", "once", unsupported={"takes no z": 3}), "takes none of 3 cases"),
+        (Identification("mine", "op", "cpu", "once"), "there was no case"),
+    ],
+)
+def test_a_kernel_that_was_not_judged_is_not_said_to_keep_nothing(found: Identification, why: str) -> None:
+    row = printed(lambda console: print_overview([found], console)).splitlines()[1]
+    assert row.split() == ["mine", "not", "judged:", *why.split(), "–"]
+    assert f"→ Not judged: {why}." in printed(lambda console: print_identification(found, console))
+
+
+def test_errors_beside_judged_cases_are_said() -> None:
+    tally = Tally(cases=1, elements=4)
+    fits = Candidate(("once",), "once", (), {"bf16": tally})
+    found = Identification("mine", "op", "cpu", "once", (fits,), cases=1, errors=("ValueError: no",))
+    assert "yes, but it errored in 1 case" in printed(lambda console: print_overview([found], console))
+
+
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Worker", InThisProcess)

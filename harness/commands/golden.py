@@ -30,7 +30,7 @@ from harness.verify.inprocess import planned
 from harness.verify.run import options_of
 from harness.verify.worker import Worker
 from reports.golden import print_check, print_diff, print_record
-from reports.paper import make_console
+from reports.paper import line, make_console
 from reports.progress import RunProgress
 from reports.summary import plural
 
@@ -143,7 +143,7 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return 1
     for proposal in pending:
         settle(proposal)
-    console.print(f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
+    line(console, f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
     return report.exit_code(frozenset(Status) - REFUSED)
 
 
@@ -196,4 +196,8 @@ def _report(options: argparse.Namespace, config: Config, outcomes: Sequence[Kern
 
 
 def _confirmed(pending: Sequence[Proposal]) -> bool:
-    return input(f"Write or remove {len(pending)} goldens? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input(f"Write or remove {len(pending)} goldens? [y/N] ")
+    except EOFError:  # Ctrl-D
+        return False
+    return answer.strip().lower() in ("y", "yes")

@@ -14,7 +14,7 @@ from harness.verify.inprocess import planned
 from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded
 from reports.identification import print_identification, print_overview
-from reports.paper import make_console
+from reports.paper import line, make_console
 
 
 def add_to(commands: Subparsers) -> None:
@@ -53,7 +53,7 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
             found.append(_identified(worker, item, options.combinations))
             print_identification(found[-1], console, every=options.all)
     if not found:
-        console.print("no kernel of these ops is here; --kernels says where kernels are")
+        line(console, "no kernel of these ops is here; --kernels says where kernels are")
     if len(found) > 1:
         print_overview(found, console)
     return worst_code(one.exit_code for one in found)

@@ -14,7 +14,7 @@ from harness.verify.handover import search_kernel
 from harness.verify.inprocess import planned
 from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded
-from reports.paper import make_console
+from reports.paper import line, make_console
 from reports.stages import print_legend, print_stages
 
 
@@ -46,7 +46,7 @@ def _stages(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if codes:
         print_legend(console)
     else:
-        console.print(f"no kernel of {case.op} is here; --kernels says where kernels are")
+        line(console, f"no kernel of {case.op} is here; --kernels says where kernels are")
     return worst_code(codes)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import KernelError
-from harness.inputs import Allocations, Inputs, Rebound, Violation, guarded_allocations, overlaps
+from harness.inputs import Allocations, Inputs, Poisoned, Rebound, Violation, guarded_allocations, overlaps
 from harness.inputs.guards import extent
 from harness.interpret import descending
 from harness.kernel import Kernel
@@ -28,6 +28,7 @@ class Call:
         actual: copies of the tensors that it returned, by stage, which no later call can change.
         own: its results themselves, unless those of an earlier call are held; without those in memory of an input.
         findings: what it did that it must not do.
+        poisoned: result → elements with the bits that its memory, or other memory of the kernel's, was filled with.
         descended: several programs of a launch ran in descending order.
     """
 
@@ -35,6 +36,7 @@ class Call:
     actual: dict[str, Tensor]
     own: dict[str, Tensor]
     findings: tuple[Finding, ...]
+    poisoned: Mapping[str, Poisoned] = field(default_factory=dict)
     descended: bool = False
 
 
@@ -98,8 +100,9 @@ class Caller:
         named = _named(returned.value, self.results)
         mutates = [name for name in self.kernel.mutates if name in returned.handed]
         seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *inputs.violations(mutates)]
-        seen += allocations.violations(named) if allocations is not None else []
         results = {name: named[name] for name in self.results}
+        seen += allocations.violations(named) if allocations is not None else []
+        poisoned = {} if allocations is None else {name: allocations.poisoned(t) for name, t in results.items()}
         shared = _shared(results, inputs)
         copies = {name: tensor.clone() for name, tensor in named.items()}
         if seen or mutates:
@@ -109,7 +112,7 @@ class Caller:
         borrowed = {a for a, b in shared if b.startswith(_INPUT)}
         own = {name: tensor for name, tensor in results.items() if name not in borrowed}
         findings += _reused(self.held, own)
-        return Call(self.results, copies, {} if self.held else own, tuple(findings))
+        return Call(self.results, copies, {} if self.held else own, tuple(findings), poisoned)
 
 
 _INPUT = "input "

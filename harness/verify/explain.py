@@ -78,8 +78,8 @@ def describe_split(rows: RowCheck, contract: Contract) -> Finding:
 
 
 def _share(comparison: Comparison) -> str:
-    share = comparison.outside / comparison.numel
-    return f"{comparison.outside:,} of {comparison.numel:,} elements ({share:.3g} of all)"
+    percent = 100 * comparison.outside / comparison.numel
+    return f"{comparison.outside:,} of {comparison.numel:,} elements ({percent:.3g} %)"
 
 
 def _cannot(comparison: Comparison) -> str:

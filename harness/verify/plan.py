@@ -135,14 +135,20 @@ def _shared(project: Project) -> Iterator[NotRun]:
     if not project.revisions or root is None:
         return
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    beside = sorted(name for name, file in files if file and _belongs(Path(file).resolve(), root, project))
+    beside = sorted(name for name, file in files if file and _belongs(Path(file), root, project))
     if beside:
         reason = f"they import {', '.join(beside[:_MOST_NAMES])} of this working tree, which is no part of that folder"
         yield NotRun(f"the code beside the kernels of {', '.join(project.revisions)}", reason)
 
 
 def _belongs(file: Path, root: Path, project: Project) -> bool:
-    """Whether a file is of the repository, and neither of its kernels, nor installed in it, nor of lastbit."""
+    """Whether a file is of the repository, and neither of its kernels, nor installed in it, nor of lastbit.
+
+    What import loads has an absolute path; `torch.classes` calls itself `_classes.py`, and is no file.
+    """
+    if not file.is_absolute():
+        return False
+    file = file.resolve()
     kernels = [folder.resolve() for folder in (*project.kernel_folders, *project.revisions.values())]
     inside = file.is_relative_to(root) and not any(file.is_relative_to(folder) for folder in kernels)
     return inside and "site-packages" not in file.parts and not any(f in file.parents for f in project.own)

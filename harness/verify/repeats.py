@@ -89,10 +89,14 @@ def unstable(kernel: Kernel, first: Call, last: Call) -> Iterator[Finding]:
         if _another_kind(a, b):
             yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
             continue
-        blank = int(unwritten(a, b).sum())
+        poison = unwritten(first.poisoned[name], last.poisoned[name])
+        blank, stale = int(poison.own.sum()), int(poison.other.sum())
+        share = f"of {a.numel():,} elements of {name} were"
         if blank:
-            yield Finding("unwritten", name, f"{blank:,} of {a.numel():,} elements of {name} were never written.")
-        changed = 0 if name in kernel.unordered else _changed(a, b) - blank
+            yield Finding("unwritten", name, f"{blank:,} {share} never written.")
+        if stale:
+            yield Finding("uninitialised", name, f"{stale:,} {share} computed from memory that was never written.")
+        changed = 0 if name in kernel.unordered else _changed(a, b) - blank - stale
         if changed > 0:
             sentence = (
                 f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
