@@ -27,7 +27,8 @@ _MOST_CANDIDATES = 31
 def check_rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> RowCheck:
     """How many rows of `actual` one value of the op's latent stage explains; one per group where a row has several."""
     assert op.latent is not None
-    latent = trace.enclosure(op.latent.stage)
+    stage = op.latent.under(contract)
+    latent = trace.enclosure(stage)
     lo, hi = _as_rows(latent.lo), _as_rows(latent.hi)
     groups = lo.shape[-1]
     seen = {
@@ -39,7 +40,7 @@ def check_rows(op: Op, contract: Contract, tensors: Tensors, params: Params, act
     problem = _Rows(op, contract, {n: _as_rows(t) if n in op.rows else t for n, t in tensors.items()}, params, seen)
     low, high = (ordinals(torch.where(tried, end, 1.0)[rows], FP32) for end in (lo, hi))
     unexplained = _search(problem.only(rows), low, high, tried[rows]) if len(rows) else 0
-    return RowCheck(op.latent.stage, len(rows), len(rows) - unexplained)
+    return RowCheck(stage, len(rows), len(rows) - unexplained)
 
 
 def _search(problem: _Rows, low: Tensor, high: Tensor, tried: Tensor) -> int:
@@ -109,7 +110,7 @@ class _Rows:
         """Lowest and highest legal elements for each candidate: [candidates, rows, groups] → [..., group size]."""
         assert self.op.latent is not None
         tensors = {n: t.unsqueeze(0) if n in self.op.rows else t for n, t in self.tensors.items()}
-        given = {self.op.latent.stage: from_ordinals(positions, FP32)}
+        given = {self.op.latent.under(self.contract): from_ordinals(positions, FP32)}
         trace = evaluate(self.op, self.contract, tensors, self.params, given)
         groups = (positions.shape[-1], -1)
         ends = {name: trace.enclosure(name) for name in self.seen}
