@@ -127,6 +127,7 @@ class StageResult:
         cumulative: against the enclosure that follows from the inputs of the case.
         isolated: against the enclosure that follows from the kernel's own values of earlier stages.
         fingerprint: hash of the actual bits.
+        in_rows: elements in rows that one latent value had to explain.
     """
 
     name: str
@@ -135,6 +136,12 @@ class StageResult:
     cumulative: Comparison
     isolated: Comparison
     fingerprint: str = ""
+    in_rows: int = 0
+
+    @property
+    def decided(self) -> int:
+        """Elements that could not have been otherwise: with one legal value, or in a row that one value explains."""
+        return max(self.cumulative.decided, self.isolated.decided, self.in_rows)
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,33 @@ class Power:
         return self.separable and self.ruled_out == 0
 
 
+LEAST_DECIDED = 0.01
+"""Share of the elements of a result that a run must have decided, or nobody can say that the kernel passed."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """How many elements of a result could not have been otherwise, in one format, over all cases of a run.
+
+    Attributes:
+        numel: elements compared.
+        decided: those with one legal value, seen from the inputs or from the kernel's own stages, or in a row that one
+            latent value had to explain.
+    """
+
+    kernel: str
+    device: str
+    stage: str
+    dtype: str
+    numel: int
+    decided: int
+
+    @property
+    def missing(self) -> bool:
+        """Fewer were decided than a run must decide."""
+        return self.decided < LEAST_DECIDED * self.numel
+
+
 @dataclass(frozen=True)
 class NotRun:
     """Something that was asked for, or exists, and was not run, with the reason."""
@@ -267,12 +301,26 @@ class Run:
         """The counted results of one kernel on one device."""
         return tuple(r for r in self.results if (r.kernel, r.device) == (kernel, device) and r.counted)
 
+    def decided(self, kernel: str, device: str) -> tuple[Decided, ...]:
+        """What the run decided of each result of a kernel on a device, per format."""
+        found: dict[tuple[str, str], list[StageResult]] = {}
+        for result in self.of(kernel, device):
+            for stage in result.stages:
+                if stage.result:
+                    found.setdefault((stage.name, stage.dtype), []).append(stage)
+        return tuple(
+            Decided(kernel, device, name, dtype, sum(s.cumulative.numel for s in seen), sum(s.decided for s in seen))
+            for (name, dtype), seen in found.items()
+        )
+
     def verdict(self, kernel: str, device: str) -> Verdict:
-        """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out or nothing was decided."""
+        """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out or a result not decided."""
         verdicts = {r.verdict for r in self.results if (r.kernel, r.device) == (kernel, device)}
         if bad := verdicts & BAD:
             return Verdict.worst(*bad)
         if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):
+            return Verdict.INCONCLUSIVE
+        if any(d.missing for d in self.decided(kernel, device)):
             return Verdict.INCONCLUSIVE
         return Verdict.PASSED if Verdict.PASSED in verdicts else Verdict.worst(*verdicts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.result import CaseResult, Run, StageResult, Verdict
+from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
 
 MOST_NAMES = 4
@@ -123,8 +123,15 @@ def turned_down(run: Run) -> list[str]:
 
 
 def undecided(run: Run) -> list[str]:
-    """One line for each reason why cases decided nothing."""
-    return _by_reason(run, Verdict.INCONCLUSIVE)
+    """One line for each result of which a run decided too little, and each reason why cases decided nothing."""
+    few = (d for subject in run.subjects() for d in run.decided(*subject) if d.missing)
+    lines = [
+        f"{d.kernel} on {d.device}: {share(d.decided, d.numel)} of {plural(d.numel, 'element')} of {d.stage} "
+        f"({d.dtype}) could not have been otherwise, but {100 * LEAST_DECIDED:g} % must be; integers, shorter sums or "
+        "a declared depth decide more"
+        for d in few
+    ]
+    return [*lines, *_by_reason(run, Verdict.INCONCLUSIVE)]
 
 
 def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:

@@ -126,6 +126,18 @@ def test_alternatives_that_a_correct_result_rules_out() -> None:
         "native_multiply+rounded_value",
     }
     assert all(count > 0 for count in judgement.ruled_out.values())
+    settled = {"fp32_multiply+rounded_sum", "native_multiply+unrounded_sum"}
+    actual = results(eager(BASE, **tensors))
+    again = judge(rms_norm, rms_norm.contract(BASE), tensors, {"eps": EPS}, actual, settled=settled)
+    assert set(again.ruled_out) == {"native_multiply+rounded_value"}
+
+
+def test_stages_rule_out_what_the_results_alone_cannot() -> None:
+    """Weights of zeros hide every rounding from the output, but not from the stages that the kernel shows."""
+    tensors = {**problem(BF16), "weight": torch.zeros(WIDTH, dtype=BF16)}
+    stages = eager(BASE, **tensors)
+    hidden, shown = (judged(actual, tensors).ruled_out for actual in (results(stages), stages))
+    assert hidden["fp32_multiply+rounded_sum"] == 0 < shown["fp32_multiply+rounded_sum"]
 
 
 def test_an_alternative_that_asks_for_the_same_steps_is_not_counted() -> None:
@@ -272,6 +284,24 @@ def test_a_product_in_fp32_is_found_at_the_product() -> None:
     assert judgement.explained_by == ("fp32_multiply+rounded_sum",)
 
 
+def test_stages_narrow_what_explains_a_result() -> None:
+    """Weights of zeros let every weight rule explain the output; the stages that the kernel shows do not."""
+    tensors = {**problem(BF16), "weight": torch.zeros(WIDTH, dtype=BF16)}
+    stages = eager("native_multiply+unrounded_sum", **tensors)
+    claimed = "fp32_multiply+rounded_sum"
+    assert judged(results(stages), tensors, claimed).verdict is Verdict.PASSED
+    assert judged(stages, tensors, claimed).explained_by == ("native_multiply+unrounded_sum",)
+
+
+def test_the_claimed_contract_by_another_name_explains_nothing() -> None:
+    """Without a residual the residual rules are one computation."""
+    tensors = {n: t for n, t in problem(BF16).items() if n != "residual"}
+    stages = eager(BASE, **tensors)
+    stages["variance"] = stages["variance"].to(BF16).float()
+    judgement = judged(stages, tensors)
+    assert judgement.verdict is Verdict.FAILED and judgement.explained_by == ()
+
+
 def test_values_that_are_not_of_the_format_of_their_stage_are_wrong_there() -> None:
     """A kernel that exposes fp32 where the contract rounds."""
     tensors = problem(BF16)
@@ -349,9 +379,10 @@ def test_a_case_that_decides_nothing_is_inconclusive() -> None:
     assert "no element has a single legal value" in judgement.reason
 
 
-def test_an_empty_result_decides_nothing() -> None:
-    x = torch.zeros(0, 8, dtype=BF16)
-    assert judged({"output": x}, {"x": x}).verdict is Verdict.INCONCLUSIVE
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
+def test_an_empty_result_is_right(shape: tuple[int, int]) -> None:
+    x = torch.zeros(shape, dtype=BF16)
+    assert judged({"output": x}, {"x": x}).verdict is Verdict.PASSED
 
 
 def test_an_empty_result_of_the_wrong_shape_or_dtype_is_an_error_all_the_same() -> None:
@@ -361,11 +392,6 @@ def test_an_empty_result_of_the_wrong_shape_or_dtype_is_an_error_all_the_same() 
             judged({"output": wrong}, {"x": x})
     with pytest.raises(KernelError, match="not the result 'output'"):
         judged({}, {"x": x})
-
-
-def test_rows_without_columns_decide_nothing() -> None:
-    x = torch.zeros(3, 0, dtype=BF16)
-    assert judged({"output": x}, {"x": x}).verdict is Verdict.INCONCLUSIVE
 
 
 # Blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from harness.result import Agreement, CaseResult, Comparison, Run, StageResult, 
 from harness.verify.power import agreement_of, power_of
 from harness.verify.project import open_project
 from harness.verify.run import Child, collect
+from reports.wording import undecided
 
 FP32 = "fp32_multiply+rounded_sum"
 CONFIG = Config(folder="")
@@ -38,6 +40,52 @@ def result(tensors: str, ruled_out: int = 0, **changes: object) -> CaseResult:
 def test_a_contract_that_was_never_ruled_out_is_missing_only_if_it_can_be(tensors: str, missing: bool) -> None:
     [power] = power_of([result(tensors)], open_project(CONFIG))
     assert power.missing is missing
+
+
+WIDE = (
+    "moe_lora x=bf16[3,4096] expert_ids=int64[3,1]:experts_2 routing_weights=fp32[3,1]:uniform "
+    "gate_proj=bf16[2,32,4096] up_proj=bf16[2,32,4096] down_proj=bf16[2,4096,32] "
+    "gate_lora_a=bf16[2,4,4096] gate_lora_b=bf16[2,32,4] up_lora_a=bf16[2,4,4096] up_lora_b=bf16[2,32,4] "
+    "down_lora_a=bf16[2,4,32] down_lora_b=bf16[2,4096,4] scaling=1.0 seed=3"
+)
+
+
+@pytest.mark.parametrize(("alternative", "missing"), [("fused+rounded_gate", True), ("fused+rounded_weighted", False)])
+def test_wide_enclosures_hide_no_contract(alternative: str, missing: bool) -> None:
+    """The error of long sums covers the rounding of a gate. One slot per token makes the other sum one product."""
+    claimed = replace(result(""), case=WIDE, op="moe_lora", contract="fused", ruled_out={alternative: 0})
+    [power] = power_of([claimed], open_project(CONFIG))
+    assert power.missing is missing
+
+
+def stage_result(stage: str, decided: int, isolated: int = 0, in_rows: int = 0, numel: int = 1000) -> StageResult:
+    views = (Comparison(numel=numel, decided=count) for count in (decided, isolated))
+    return StageResult(stage, "fp32", True, *views, in_rows=in_rows)
+
+
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [
+        ({"decided": 9}, Verdict.INCONCLUSIVE),
+        ({"decided": 10}, Verdict.PASSED),
+        ({"decided": 0, "isolated": 10}, Verdict.PASSED),
+        ({"decided": 0, "in_rows": 1000}, Verdict.PASSED),
+        ({"decided": 0, "numel": 0}, Verdict.PASSED),
+    ],
+)
+def test_each_result_must_be_decided(seen: dict[str, int], verdict: Verdict) -> None:
+    """One decided element of another result is not enough."""
+    stages = stage_result("dx", decided=1000), stage_result("dw", **seen)
+    run = Run((result("x=bf16[4,64]", stages=stages),))
+    assert run.verdict("k", "cpu") is verdict
+    said = "0.9 % of 1,000 elements of dw (fp32) could not have been otherwise, but 1 % must be"
+    assert any(said in text for text in undecided(run)) is (verdict is Verdict.INCONCLUSIVE)
+
+
+def test_shares_add_up_over_a_run() -> None:
+    cases = [result("x=bf16[4,64]", stages=(stage_result("dw", decided=n),)) for n in (0, 20)]
+    assert Run(tuple(cases)).verdict("k", "cpu") is Verdict.PASSED
+    assert Run(tuple(cases[:1])).verdict("k", "cpu") is Verdict.INCONCLUSIVE
 
 
 def test_one_element_is_enough() -> None:

@@ -43,6 +43,8 @@ class Premises:
         depth: number of terms → height of the summation tree, or None for any order.
         flushes_subnormals: fp32 results below 2**-126 may become zero.
         atomic: stages that are sums by atomic additions, in which they may become zero in any case.
+        exact_sums: every sum is correctly rounded, which no kernel promises: what contracts differ in then, they differ
+            in by what they say and not by the order of a sum.
     """
 
     device: str = "documented"
@@ -50,6 +52,7 @@ class Premises:
     depth: Callable[[int], int] | None = None
     flushes_subnormals: bool = False
     atomic: frozenset[str] = frozenset()
+    exact_sums: bool = False
 
     def relative(self, primitive: str) -> float:
         """Largest relative error of `primitive`."""
@@ -61,11 +64,11 @@ class Premises:
         gamma_h = h u / (1 - h u) for a tree of height h over the rounded products (Higham, Accuracy and Stability of
         Numerical Algorithms, 2nd ed., section 4.2), so h = depth + 1; any order has h = `terms`.
         """
-        return _gamma(self._height(terms))
+        return 0.0 if self.exact_sums else _gamma(self._height(terms))
 
     def dot_accumulation(self, terms: int) -> float:
         """`accumulation` of a dot of `terms` products, which tensor cores may compute, too: they truncate."""
-        return _gamma(max(self._height(terms), truncating_height(terms)))
+        return 0.0 if self.exact_sums else _gamma(max(self._height(terms), truncating_height(terms)))
 
     def _height(self, terms: int) -> int:
         return terms if self.depth is None else min(terms, self.depth(terms) + 1)

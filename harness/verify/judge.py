@@ -7,7 +7,7 @@ explains no row is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -24,6 +24,7 @@ from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
 from harness.verify.explain import describe_rows, describe_stage
 from harness.verify.latent import check_rows
+from harness.verify.roundings import expectations
 
 _BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
@@ -43,9 +44,18 @@ class Judgement:
 
 
 def judge(
-    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, premises: Premises | None = None
+    op: Op,
+    contract: Contract,
+    tensors: Tensors,
+    params: Params,
+    actual: Tensors,
+    premises: Premises | None = None,
+    *,
+    settled: Collection[str] = (),
 ) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
+
+    Alternative contracts that are `settled` are known to be ruled out, and are not tried again.
 
     Raises:
         UsageError: inputs of which each row belongs to a row of the others have different rows.
@@ -56,7 +66,7 @@ def judge(
         if (own := tuple(tensors[name].shape[:-1])) != leading:
             raise UsageError(f"{name} has rows {own}, but {op.inputs[0]} has {leading}; they must agree")
     blocks = _blocks(op, tensors)
-    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1)
+    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1, settled=settled)
     with using(premises or Premises()):
         for index in blocks:
             block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
@@ -76,8 +86,18 @@ def _blocks(op: Op, tensors: Tensors) -> list[tuple[slice, ...]]:
 class _Measured:
     """Statistics gathered block by block."""
 
-    def __init__(self, op: Op, contract: Contract, params: Params, leading: tuple[int, ...], *, whole: bool) -> None:
-        self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
+    def __init__(
+        self,
+        op: Op,
+        contract: Contract,
+        params: Params,
+        leading: tuple[int, ...],
+        *,
+        whole: bool,
+        settled: Collection[str],
+    ) -> None:
+        self.op, self.contract, self.params, self.leading = op, contract, params, leading
+        self.whole, self.settled = whole, settled
         self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
         self.cumulative: dict[str, Comparison] = {}
@@ -85,8 +105,10 @@ class _Measured:
         self.sums: dict[str, Sum] = {}
         self.isolated_sums: dict[str, Sum] = {}
         self.rows: RowCheck | None = None
+        self.in_rows: dict[str, int] = {}
         self.ruled_out: dict[str, int] = {}
         self.candidates: list[Contract] | None = None
+        self.of_stages: list[Contract] | None = None
         self.seen = 0
 
     def add(self, tensors: Tensors, whole: Tensors, index: tuple[slice, ...]) -> None:
@@ -107,7 +129,7 @@ class _Measured:
         if first:
             self._rule_out(trace, actual, tensors)
         if outside:
-            self._identify(actual, tensors)
+            self._identify(trace, actual, tensors)
         self.seen += tensors[self.op.inputs[0]].numel()
 
     def finish_sums(self, actual: Tensors) -> None:
@@ -134,6 +156,11 @@ class _Measured:
             return False
         rows = check_rows(self.op, self.contract, tensors, self.params, actual, trace)
         self.rows = rows if self.rows is None else self.rows + rows
+        assert self.op.latent is not None
+        for name in self.op.latent.through:
+            if name in actual:
+                elements = rows.rows * actual[name].shape[-1]
+                self.in_rows[name] = self.in_rows.get(name, 0) + elements
         return rows.explained < rows.rows
 
     def _has_latent(self, actual: Tensors) -> bool:
@@ -143,35 +170,46 @@ class _Measured:
 
     def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
         for other in self.op.alternatives(self.contract):
-            if not same_computation(trace, self.op, self.contract, other, tensors):
-                with suppress(UsageError):  # the alternative is not defined for these arguments
-                    self.ruled_out[str(other)] = self._forbidden(other, actual, tensors)
+            if str(other) in self.settled or same_computation(trace, self.op, self.contract, other, tensors):
+                continue
+            with suppress(UsageError):  # the alternative is not defined for these arguments
+                self.ruled_out[str(other)] = self._forbidden(other, actual, tensors)
 
     def _forbidden(self, contract: Contract, actual: Tensors, tensors: Tensors) -> int:
-        """Elements of the results that `contract` forbids."""
-        trace = evaluate(self.op, contract, tensors, self.params)
-        expected = dict(trace.expected)
-        if self.whole:
-            totals = trace.sums.items()
-            expected |= {n: finished(n, t, contract, f) for n, t in totals if isinstance(f := trace.formats[n], Format)}
-        return sum(int(outside_mask(actual[n], expected[n]).sum()) for n in trace.results if n in expected)
+        """Elements that `contract` forbids: of the results, or of any stage given the kernel's own earlier ones."""
+        from_inputs = self._outside(contract, tensors, self._results(actual), {})
+        return max(from_inputs, self._outside(contract, tensors, actual, actual) if len(actual) > 1 else 0)
 
-    def _identify(self, actual: Tensors, tensors: Tensors) -> None:
-        """Keep the contracts that allow every bit of every block that failed."""
+    def _outside(self, contract: Contract, tensors: Tensors, actual: Tensors, given: Tensors) -> int:
+        """Elements of `actual` that `contract` forbids, if the reference goes on from the `given` stages."""
+        trace = evaluate(self.op, contract, tensors, self.params, given)
+        expected = expectations(trace, contract) if self.whole else trace.expected
+        return sum(int(outside_mask(actual[n], e).sum()) for n, e in expected.items() if n in actual)
+
+    def _results(self, actual: Tensors) -> Tensors:
+        return {name: actual[name] for name in self.results}
+
+    def _identify(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
+        """Keep the contracts that allow every bit of the results of every block that failed, or of its stages too."""
         pool = self.op.candidates(self.contract) if self.candidates is None else self.candidates
-        self.candidates = [c for c in pool if self._explains(c, actual, tensors)]
+        self.candidates = [c for c in pool if self._explains(c, trace, actual, tensors)]
+        pool = self.candidates if self.of_stages is None else [c for c in self.of_stages if c in self.candidates]
+        self.of_stages = [c for c in pool if not self._outside(c, tensors, actual, actual)]
 
-    def _explains(self, contract: Contract, actual: Tensors, tensors: Tensors) -> bool:
+    def _explains(self, contract: Contract, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
+        """Whether `contract`, which is another computation than the claimed one of `trace`, allows all results."""
+        results = self._results(actual)
+        if same_computation(trace, self.op, self.contract, contract, tensors):
+            return False
         try:
-            if self._forbidden(contract, actual, tensors):
+            if self._outside(contract, tensors, results, {}):
                 return False
         except UsageError:
             return False
-        results = {name: actual[name] for name in self.results}
         if not self._has_latent(results):
             return True
-        trace = evaluate(self.op, contract, tensors, self.params)
-        rows = check_rows(self.op, contract, tensors, self.params, results, trace)
+        other = evaluate(self.op, contract, tensors, self.params)
+        rows = check_rows(self.op, contract, tensors, self.params, results, other)
         return rows.explained == rows.rows
 
     def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:
@@ -198,6 +236,7 @@ class _Measured:
                 self.cumulative[name],
                 self.isolated.get(name, self.cumulative[name]),
                 fingerprint(_without_payloads(actual[name])),
+                self.in_rows.get(name, 0),
             )
             for name, fmt in self.formats.items()
             if name in self.cumulative
@@ -206,11 +245,9 @@ class _Measured:
         if self.rows is not None and self.rows.explained < self.rows.rows:
             findings.append(describe_rows(self.rows, self.contract))
         if findings:
-            explained = tuple(str(c) for c in self.candidates or () if c != self.contract)
+            explained = tuple(map(str, self.of_stages or self.candidates or ()))
             return Judgement(Verdict.FAILED, stages, tuple(findings), self.rows, self.ruled_out, explained)
-        decided = sum(s.cumulative.decided + s.isolated.decided for s in stages)
-        exact = all(isinstance(self.formats[name], Integers) for name in self.results)  # undecided only where empty
-        if decided or exact or (self.rows is not None and self.rows.rows):
+        if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
             return Judgement(Verdict.PASSED, stages, (), self.rows, self.ruled_out)
         reason = "no element has a single legal value and no row could be checked"
         return Judgement(Verdict.INCONCLUSIVE, stages, (), self.rows, self.ruled_out, reason=reason)
