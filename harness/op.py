@@ -198,7 +198,9 @@ def op(
         if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
             raise UsageError(f"preset {preset!r} must name one option of each of the axes {', '.join(axes or {})}")
         if any(o and "" in c for o, c in zip(options, choices, strict=True)):
-            raise UsageError(f"preset {preset!r} deviates; its option of an axis with one that has no name must be that")
+            raise UsageError(
+                f"preset {preset!r} deviates; its option of an axis with one that has no name must be that"
+            )
     for axis, named in (axes or {}).items():
         if "" in [*named][1:]:
             raise UsageError(f"axis {axis!r} has an option without a name; it must be the first one")

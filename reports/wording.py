@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict
+from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict, simplest
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
 
 MOST_NAMES = 4
@@ -95,7 +95,7 @@ def _explanation(problem: Problem) -> str:
     if problem.explained_by:
         extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
         return f"{' or '.join(problem.explained_by)}: that contract of the op allows every bit of {extent}"
-    if own := problem.smallest.explained_by:
+    if own := simplest(problem.smallest.explained_by, problem.smallest.contract):
         return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
     return ""
 

@@ -197,18 +197,18 @@ class _Measured:
         self.of_stages = [c for c in pool if not self._outside(c, tensors, actual, actual)]
 
     def _explains(self, contract: Contract, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        """Whether `contract`, which is another computation than the claimed one of `trace`, allows all results."""
+        """Whether `contract`, which is another computation than that of `trace`, has all stages and allows all results."""
         results = self._results(actual)
         if same_computation(trace, self.op, self.contract, contract, tensors):
             return False
         try:
-            if self._outside(contract, tensors, results, {}):
-                return False
+            other = evaluate(self.op, contract, tensors, self.params)
         except UsageError:
+            return False
+        if not actual.keys() <= other.formats.keys() or self._outside(contract, tensors, results, {}):
             return False
         if not self._has_latent(results):
             return True
-        other = evaluate(self.op, contract, tensors, self.params)
         rows = check_rows(self.op, contract, tensors, self.params, results, other)
         return rows.explained == rows.rows
 

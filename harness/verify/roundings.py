@@ -15,7 +15,6 @@ from harness.op import Contract, Op
 from harness.verify.compare import outside_mask
 from harness.verify.evaluate import Expected, Tensors, Trace, finished
 
-
 FIXED = ("bf16", "fp16")
 """Formats that a stage may be rounded to, whatever the inputs have."""
 
