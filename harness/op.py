@@ -1,9 +1,9 @@
 """An op: its reference function with named stages, and the contracts that a kernel may claim for it.
 
 A contract is a point in independent axes. Each axis has options, the first of which is the default; an option says at
-which stages values are rounded and to whose format. A deviation is an axis whose first option has no name: where nothing
-deviates, the name of a contract says nothing about it. The reference asks `contract.has(option)` where an option changes
-more than a rounding.
+which stages values are rounded and to whose format. The reference asks `contract.has(option)` where an option changes
+more than a rounding. The first option of an axis may have no name: the others then are deviations, and the name of a
+contract that does not deviate leaves the axis out.
 """
 
 from __future__ import annotations
@@ -156,6 +156,11 @@ class Op:
                 if option != contract.options[axis]:
                     yield self._point((*contract.options[:axis], option, *contract.options[axis + 1 :]))
 
+    def deviations(self, contract: Contract) -> int:
+        """In how many axes the contract has another option than one without a name."""
+        axes = zip(self.axes.values(), contract.options, strict=True)
+        return sum("" in choices and option != "" for choices, option in axes)
+
     def _point(self, options: tuple[str, ...]) -> Contract:
         rounds = dict(self.rounds)
         for choices, option in zip(self.axes.values(), options, strict=True):
@@ -198,9 +203,7 @@ def op(
         if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
             raise UsageError(f"preset {preset!r} must name one option of each of the axes {', '.join(axes or {})}")
         if any(o and "" in c for o, c in zip(options, choices, strict=True)):
-            raise UsageError(
-                f"preset {preset!r} deviates; its option of an axis with one that has no name must be that"
-            )
+            raise UsageError(f"preset {preset!r} deviates, so that no name would be left for what does not; use ''")
     for axis, named in (axes or {}).items():
         if "" in [*named][1:]:
             raise UsageError(f"axis {axis!r} has an option without a name; it must be the first one")

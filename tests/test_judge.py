@@ -98,10 +98,9 @@ def test_every_contract_fails_every_other_and_is_named(claimed: str, kept: str, 
     tensors = problem(dtype)
     judgement = judged(results(eager(kept, **tensors)), tensors, claimed)
     assert judgement.verdict is Verdict.FAILED
+    alike = {kept, kept.replace("native", "input")}  # with a weight of x's dtype
     assert kept in simplest(judgement.explained_by, claimed)
-    assert {
-        name.removeprefix("input").removeprefix("native") for name in simplest(judgement.explained_by, claimed)
-    } == {kept.removeprefix("native")}, "with a weight of x's dtype, both stand for one computation"
+    assert set(simplest(judgement.explained_by, claimed)) <= alike
     assert judgement.findings[0].stage == "output"
     assert claimed in judgement.findings[0].sentence
 

@@ -1,4 +1,4 @@
-"""Mean and variance in one pass: what fp32 updates in any order give lies within, and what they do not give is outside."""
+"""Mean and variance in one pass: what fp32 updates give, in any order, lies within."""
 
 from __future__ import annotations
 

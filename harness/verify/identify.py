@@ -97,8 +97,10 @@ def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], cl
         is_changed = bool(first.variant.changes)
         found.append((Candidate(contracts, fixed, free, first.tallies, is_changed, changes), first))
 
-    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, float, float], bool]:
-        return not pair[0].total.fits, pair[0].total.distance, claim not in pair[0].contracts
+    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, float, float], bool, int]:
+        candidate, trial = pair
+        deviations = op.deviations(trial.variant.base)
+        return not candidate.total.fits, candidate.total.distance, claim not in candidate.contracts, deviations
 
     return sorted(found, key=rank)
 
@@ -128,9 +130,16 @@ def _answers(
 ) -> Iterator[Answer]:
     for dtypes, cases in _by_dtypes(seen).items():
         fitting = [(c, trial) for c, trial in candidates if trial.fits(dtypes)]
+        fitting.sort(key=lambda pair: _order(subject, *pair))
         fits = tuple(c for c, _ in fitting)
         coinciding = tuple(_coinciding(subject, project, fitting, cases))
         yield Answer(dtypes, len(cases), fits, coinciding)
+
+
+def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, bool, int]:
+    """Those that fit all dtypes first, the claim of them, then those that deviate least."""
+    deviations = subject.op.deviations(trial.variant.base)
+    return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
 def _coinciding(

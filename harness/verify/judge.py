@@ -197,7 +197,7 @@ class _Measured:
         self.of_stages = [c for c in pool if not self._outside(c, tensors, actual, actual)]
 
     def _explains(self, contract: Contract, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        """Whether `contract`, which is another computation than that of `trace`, has all stages and allows all results."""
+        """Whether `contract` is another computation than that of `trace`, has all stages, and allows all results."""
         results = self._results(actual)
         if same_computation(trace, self.op, self.contract, contract, tensors):
             return False

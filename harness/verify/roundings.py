@@ -64,7 +64,7 @@ def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Roun
 
 
 def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, ...]]:
-    """All ways to change `size` stages at once; to a format that is not that of an input, one stage alone is rounded."""
+    """All ways to change `size` stages at once; to a format that is no input's, one stage alone is rounded."""
     several = [change for change in changes if size == 1 or change.target not in FIXED]
     for chosen in itertools.combinations(several, size):
         if len({change.stage for change in chosen}) == size:
