@@ -1,4 +1,4 @@
-"""The gated LayerNorm and its gradient in PyTorch, written out for each contract.
+"""The gated LayerNorm and its gradient in PyTorch, written out for each contract, and the library function.
 
 layer_norm_gated.py says what the contracts mean.
 """
@@ -6,10 +6,13 @@ layer_norm_gated.py says what the contracts mean.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from layer_norm_gated_arguments import check_backward, check_forward, check_stepwise
 from torch import Tensor
 
-from harness.kernel import kernel
+from harness.kernel import UnsupportedCase, kernel
+
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def activate(z: Tensor, activation: str) -> Tensor:
@@ -56,6 +59,33 @@ def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=
     value = x.float() if norm_before_gate else x.float() * gate
     affine = weight * normalize(value, eps, size, is_rms_norm=True).to(x.dtype)
     return (affine * gate if norm_before_gate else affine).to(x.dtype)
+
+
+@kernel("layer_norm_gated", contract="single_rounding+welford", name="F.layer_norm")
+def library_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    """Welford by chunks of vectors on the CPU, by threads on CUDA; what is normalized is (x - mean) · rstd.
+
+    On the CPU that holds for fp32 only; see `library_layer_norm_of_halves`.
+    """
+    if x.device.type == "cpu" and x.dtype in HALVES:
+        raise UnsupportedCase(
+            "on the CPU, torch computes x · rstd - mean · rstd for 16 bits, as F.layer_norm[halves] says"
+        )
+    if x.is_cuda and weight.dtype != x.dtype:
+        raise UnsupportedCase(
+            f"x is {x.dtype} and weight {weight.dtype}; torch's CUDA kernel takes weights of x's dtype"
+        )
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+@kernel(
+    "layer_norm_gated", contract="single_rounding+welford+distributed", name="F.layer_norm[halves]", devices=("cpu",)
+)
+def library_layer_norm_of_halves(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    """bf16 and fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
+    if x.dtype not in HALVES:
+        raise UnsupportedCase(f"x is {x.dtype}, for which F.layer_norm says what torch computes")
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def through_norm(dnormalized: Tensor, normalized: Tensor, rstd: Tensor, group_size: int, *, centered: bool) -> Tensor:

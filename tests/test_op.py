@@ -165,7 +165,8 @@ def test_an_option_without_a_name_is_not_in_the_name_of_a_contract() -> None:
     assert usual.contract("").options == usual.contract("small").options == ("small", "", "")
     assert [*map(str, usual.alternatives(usual.contract("turned")))] == ["large+turned", "small", "small+turned+cut"]
     for own in (usual, deviating):
-        assert [own.contract(str(contract)).options for contract in own.contracts()] == [
+        every = own.contracts()
+        assert [own.contract(str(contract)).options for contract in every] == [c.options for c in every]
             c.options for c in own.contracts()
         ]
     assert str(deviating.contract("large+cut")) == "usual+cut"

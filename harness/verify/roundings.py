@@ -96,7 +96,7 @@ def _stored(expected: Expected, fmt: object, actual: Tensor) -> Expected:
 
 
 def as_stored(contract: Contract, trace: Trace, actual: Tensors) -> Contract:
-    """The contract that also rounds every result to the dtype in which it is stored."""
+    """The contract that also rounds every result that it leaves in fp32 to the dtype in which that is stored."""
     formats = {name: format_of(actual[name].dtype) for name in trace.results if actual[name].is_floating_point()}
-    rounds = {name: fmt.name for name, fmt in formats.items() if trace.formats[name] != fmt}
+    rounds = {name: fmt.name for name, fmt in formats.items() if trace.formats[name] == FP32 != fmt}
     return Contract(contract.options, {**contract.rounds, **rounds}, str(contract)) if rounds else contract
