@@ -61,31 +61,40 @@ def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=
     return (affine * gate if norm_before_gate else affine).to(x.dtype)
 
 
-@kernel("layer_norm_gated", contract="single_rounding+welford", name="F.layer_norm")
-def library_layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+def with_statistics(x, weight, bias, eps, stages):
+    """The output of `F.layer_norm`; asked for stages, those of mean and rstd that torch gives as it computed them."""
+    if not stages:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+    saved = {"mean": mean, "rstd": rstd} if mean.dtype is torch.float32 else {}
+    return {"output": output, **{name: saved[name] for name in stages if name in saved}}
+
+
+@kernel("layer_norm_gated", contract="single_rounding+welford", name="F.layer_norm", stages=("mean", "rstd"))
+def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
     """Welford by chunks of vectors on the CPU, by threads on CUDA; what is normalized is (x - mean) · rstd.
 
     On the CPU that holds for fp32 only; see `library_layer_norm_of_halves`.
     """
     if x.device.type == "cpu" and x.dtype in HALVES:
-        raise UnsupportedCase(
-            "on the CPU, torch computes x · rstd - mean · rstd for 16 bits, as F.layer_norm[halves] says"
-        )
+        raise UnsupportedCase("on the CPU, torch computes x · rstd - mean · rstd for 16 bits: F.layer_norm[halves]")
     if x.is_cuda and weight.dtype != x.dtype:
-        raise UnsupportedCase(
-            f"x is {x.dtype} and weight {weight.dtype}; torch's CUDA kernel takes weights of x's dtype"
-        )
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        raise UnsupportedCase(f"x is {x.dtype}, weight {weight.dtype}: torch's CUDA kernel takes weights of x's dtype")
+    return with_statistics(x, weight, bias, eps, stages)
 
 
 @kernel(
-    "layer_norm_gated", contract="single_rounding+welford+distributed", name="F.layer_norm[halves]", devices=("cpu",)
+    "layer_norm_gated",
+    contract="single_rounding+welford+distributed",
+    name="F.layer_norm[halves]",
+    stages=("mean", "rstd"),
+    devices=("cpu",),
 )
-def library_layer_norm_of_halves(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, eps: float) -> Tensor:
+def library_layer_norm_of_halves(x, weight, bias=None, *, eps, stages=()):
     """bf16 and fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
     if x.dtype not in HALVES:
         raise UnsupportedCase(f"x is {x.dtype}, for which F.layer_norm says what torch computes")
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return with_statistics(x, weight, bias, eps, stages)
 
 
 def through_norm(dnormalized: Tensor, normalized: Tensor, rstd: Tensor, group_size: int, *, centered: bool) -> Tensor:
