@@ -167,8 +167,6 @@ def test_an_option_without_a_name_is_not_in_the_name_of_a_contract() -> None:
     for own in (usual, deviating):
         every = own.contracts()
         assert [own.contract(str(contract)).options for contract in every] == [c.options for c in every]
-            c.options for c in own.contracts()
-        ]
     assert str(deviating.contract("large+cut")) == "usual+cut"
     assert [usual.deviations(c) for c in usual.contracts()[:4]] == [0, 1, 1, 2]
 
