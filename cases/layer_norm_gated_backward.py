@@ -99,15 +99,22 @@ def _statistics(name: str, shape: tuple[int, ...], groups: int, regime: str) -> 
 
 
 def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:
-    """Every shape of the table once in bf16, gated where the kernel can; the statistics are not those of x."""
+    """Every shape of the table once in bf16, gated where the kernel can, with the regimes of x taking turns.
+
+    The statistics are not those of x.
+    """
     for seed, shape in enumerate(SHAPES):
         norm, gate = "rms" if shape["rms"] else "layer", "after" if shape["before"] else "before"
         options = _without(Options("bf16", "bf16", norm, gate, (1, 1)), accepts)
         if options is None:
             continue
         rows = tuple(shape["rows"] if most is None else cut_rows(shape["rows"], shape["width"], most))
-        x = TensorSpec("x", "bf16", (*rows, shape["width"]))
-        tensors = [x, replace(x, name="dy"), TensorSpec("weight", "bf16", x.shape[-1:], regime="near_one")]
+        x = TensorSpec("x", "bf16", (*rows, shape["width"]), regime=_ACTIVATIONS[seed % len(_ACTIVATIONS)])
+        tensors = [
+            x,
+            replace(x, name="dy", regime="normal"),
+            TensorSpec("weight", "bf16", x.shape[-1:], regime="near_one"),
+        ]
         count = shape["width"] // shape.get("group", shape["width"])
         tensors.append(_statistics("rstd", x.shape, count, "scale_random"))
         if norm == "layer":

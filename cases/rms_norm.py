@@ -135,7 +135,7 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
 
 
 def _awkward_sizes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every awkward width, with dtypes, row counts and layouts taking turns."""
+    """Every awkward width, with dtypes, row counts, layouts and regimes of a residual taking turns."""
     sizes = _SHAPES["awkward"]
     turns = itertools.cycle(("bf16", "fp16", "fp32"))
     for seed, (width, dtype) in enumerate(zip(sizes["widths"], turns, strict=False)):
@@ -146,4 +146,6 @@ def _awkward_sizes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         tensors = [TensorSpec("x", dtype, shape, layout.strides, layout.offset)]
         if "weight" in accepts:
             tensors.append(TensorSpec("weight", dtype, (width,)))
+        if "residual" in accepts:
+            tensors.append(TensorSpec("residual", dtype, shape, regime=_ACTIVATIONS[seed % len(_ACTIVATIONS)]))
         yield Case("rms_norm", tuple(tensors), {"eps": 1e-6}, 1000 + seed)

@@ -46,8 +46,8 @@ class Kernel:
         op: name of the op that it implements.
         contract: the contract that it claims, options joined by `+`; an axis that is not named takes its default.
         call: the function.
-        stages: stages that it can store; with any, it is called a second time with `stages=` those names and
-            returns a mapping that also holds them.
+        stages: stages that it can store; with any, its last call in a case gets `stages=` those names and returns a
+            mapping that also holds them.
         mutates: inputs that it may overwrite, as an in-place kernel does; it still returns every result.
         devices: device types that it runs on; empty for every device.
         depth: height of its summation tree for n terms, where it is known; tightens the bound of its sums.

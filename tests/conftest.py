@@ -1,6 +1,7 @@
 """Settings that every test shares: interpreted Triton, reproducible Hypothesis, one thread per worker."""
 
 import os
+from collections.abc import Iterator
 
 # Triton decides while it is imported whether @triton.jit compiles or interprets, so this stands before every
 # other import. The tests run on the CPU; TRITON_INTERPRET=0 from outside keeps compilation, for a GPU.
@@ -11,6 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
+
+from harness.numerics import Premises, using
 
 # No deadline, because the first launch of an interpreted kernel is slow; derandomized, so that a test that
 # passed on a commit passes on it again.
@@ -36,3 +39,10 @@ def why_no_gpu() -> str:
     if os.environ["TRITON_INTERPRET"] != "0":
         return "Triton interprets here; run with TRITON_INTERPRET=0 to compile"
     return ""
+
+
+@pytest.fixture
+def no_tensor_cores() -> Iterator[Premises]:
+    """Bounds of dots that add in any order and round, as on the CPU."""
+    with using(Premises(tensor_cores=None)) as premises:
+        yield premises

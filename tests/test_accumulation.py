@@ -387,6 +387,7 @@ def test_dots_in_several_orders_lie_within(kind: str, terms: int) -> None:
     assert np.allclose(enclosure.exact, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-12)
 
 
+@pytest.mark.usefixtures("no_tensor_cores")
 def test_a_dot_off_by_more_than_any_order_is_outside() -> None:
     a, b = rows("positive", 64).reshape(1, 64), rows("positive", 65)[:64].reshape(64, 1)
     wrong = fp32_dots(a, b)[0] * np.float32(1 + 2.0**-17)

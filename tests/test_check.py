@@ -95,7 +95,7 @@ def test_another_contract_fails_and_is_named() -> None:
     assert failed.failing_stage.name == "output"
 
 
-def test_declared_stages_are_asked_for_in_the_second_call_only() -> None:
+def test_declared_stages_are_asked_for_in_the_last_call_only() -> None:
     asked: list[tuple[str, ...]] = []
 
     def staged(x: Tensor, weight: Tensor, *, eps: float, stages: tuple[str, ...] = ()) -> Any:
@@ -106,7 +106,7 @@ def test_declared_stages_are_asked_for_in_the_second_call_only() -> None:
 
     result = verified(staged, stages=("inv_rms",))
     assert result.verdict is Verdict.PASSED
-    assert asked == [(), ("inv_rms",)]
+    assert asked == [(), (), (), ("inv_rms",)]
     assert [stage.name for stage in result.stages] == ["inv_rms", "output"]
 
 

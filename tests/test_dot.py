@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.numerics import Enclosure, Premises, dot, hull, total_of_products, using
+from harness.numerics import BY_CAPABILITY, Enclosure, Premises, dot, hull, total_of_products, using
 
 INF, NAN = math.inf, math.nan
 
@@ -85,6 +85,7 @@ def test_the_exact_part_is_that_of_the_exact_parts() -> None:
     assert not torch.allclose(found.exact, found.value, rtol=0.1)
 
 
+@pytest.mark.usefixtures("no_tensor_cores")
 def test_one_product_of_bf16_is_exact_and_a_sum_is_wider_the_more_terms_it_has() -> None:
     a, b = normals(1, 512).to(torch.bfloat16).abs(), normals(512, 1, seed=1).to(torch.bfloat16).abs()
     widths = []
@@ -98,8 +99,10 @@ def test_one_product_of_bf16_is_exact_and_a_sum_is_wider_the_more_terms_it_has()
 
 def test_a_tree_of_known_height_tightens_a_dot_no_further_than_tensor_cores_allow() -> None:
     a, b = Enclosure.point(normals(1, 512).abs()), Enclosure.point(normals(512, 1, seed=1).abs())
-    any_order = dot(a, b)
-    with using(Premises(depth=lambda n: 9)):
+    hopper = BY_CAPABILITY[9, 0]
+    with using(Premises(tensor_cores=hopper)):
+        any_order = dot(a, b)
+    with using(Premises(tensor_cores=hopper, depth=lambda n: 9)):
         by_depth = dot(a, b)
         by_depth_total = total_of_products(a, Enclosure.point(b.value.T))
     width, tight, tree = ((e.hi - e.lo).item() for e in (any_order, by_depth, by_depth_total))
@@ -211,6 +214,7 @@ def test_a_sum_of_products_holds_them_rounded_or_fused() -> None:
     assert bool((found.hi - found.lo <= 12 * 2.0**-24 * (a * b).double().abs().sum(-1, keepdim=True)).all())
 
 
+@pytest.mark.usefixtures("no_tensor_cores")
 def test_a_product_that_is_not_rounded_may_leave_what_a_rounded_one_does_not() -> None:
     """3 times a third of fp32 is 1 + 2**-25, which rounds to 1."""
     third = float(np.float32(1 / 3))

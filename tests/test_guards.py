@@ -51,7 +51,7 @@ def overwrite(tensor: Tensor) -> None:
 def test_input_violation(dtype: str, offset: int, count: int, expected: Violation) -> None:
     inputs = inputs_of(f"x={dtype}[3,8]@10,1", "y=fp32[4]")
     assert inputs.violations() == []
-    overwrite(near(inputs.tensors["x"], offset, count))
+    overwrite(near(inputs.hand_out()["x"], offset, count))
     assert inputs.violations() == [expected]
     inputs.restore()
     assert inputs.violations() == []
@@ -59,7 +59,7 @@ def test_input_violation(dtype: str, offset: int, count: int, expected: Violatio
 
 def test_several_regions_at_once() -> None:
     inputs = inputs_of("x=bf16[3,8]@10,1")
-    overwrite(near(inputs.tensors["x"], -1, 30))
+    overwrite(near(inputs.hand_out()["x"], -1, 30))
     found = {v.region: v.count for v in inputs.violations()}
     assert found == {"before": 1, "gap": 4, "element": 24, "after": 1}
 
@@ -79,17 +79,17 @@ def test_index_of_a_changed_element(dims: list[int], shape: tuple[int, ...], pad
     text = f"x=fp32[{','.join(map(str, shape))}]@{','.join(map(str, strides))}"
     index = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
     inputs = inputs_of(text)
-    inputs.tensors["x"][index] = 100.0
+    inputs.hand_out()["x"][index] = 100.0
     assert [(v.region, v.index) for v in inputs.violations()] == [("element", index)]
 
 
 def test_expected_inputs_may_change_inside_only() -> None:
     inputs = inputs_of("x=bf16[3,8]@10,1", "residual=bf16[3,8]")
-    inputs.tensors["x"].zero_()
+    inputs.hand_out()["x"].zero_()
     assert inputs.violations(expect=("x",)) == []
     assert [v.kind for v in inputs.violations()] == ["mutated_input"]
-    near(inputs.tensors["x"], 8).zero_()
-    near(inputs.tensors["x"], 28).zero_()
+    near(inputs.hand_out()["x"], 8).zero_()
+    near(inputs.hand_out()["x"], 28).zero_()
     assert [v.region for v in inputs.violations(expect={"x": torch.zeros(1)})] == ["gap", "after"]
     with pytest.raises(UsageError, match="unknown input 'y'"):
         inputs.violations(expect=("y",))
@@ -97,14 +97,14 @@ def test_expected_inputs_may_change_inside_only() -> None:
 
 def test_mutation_that_keeps_the_value_but_not_the_bits() -> None:
     inputs = inputs_of("x=fp32[4]:zeros")
-    inputs.tensors["x"].neg_()
+    inputs.hand_out()["x"].neg_()
     [violation] = inputs.violations()
     assert violation.sentence == "changed 4 elements of the input x (first x[0])"
 
 
 def test_sentences() -> None:
     inputs = inputs_of("x=bf16[3,8]@10,1")
-    overwrite(near(inputs.tensors["x"], -1, 30))
+    overwrite(near(inputs.hand_out()["x"], -1, 30))
     assert [v.sentence for v in inputs.violations()] == [
         "wrote 1 element before the start of x (first at element -1 counted from its start)",
         "wrote 4 elements between the rows of x (first after x[0, 7])",
@@ -115,7 +115,7 @@ def test_sentences() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16", "e4m3", "e5m2"])
 def test_reading_outside_gives_nan(dtype: str) -> None:
-    x = inputs_of(f"x={dtype}[3,8]@10,1").tensors["x"]
+    x = inputs_of(f"x={dtype}[3,8]@10,1").hand_out()["x"]
     for offset in (-1, 8, 28):
         assert near(x, offset).to(torch.float32).isnan().all()
 
@@ -123,14 +123,14 @@ def test_reading_outside_gives_nan(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp64", "fp16"])
 def test_writing_an_ordinary_nan_is_noticed(dtype: str) -> None:
     inputs = inputs_of(f"x={dtype}[8]", f"y={dtype}[8]")
-    for tensor in inputs.tensors.values():
+    for tensor in inputs.hand_out().values():
         near(tensor, 8).fill_(math.nan)
     assert [v.tensor for v in inputs.violations()] == ["x", "y"]
 
 
 def test_copying_what_lies_beyond_one_input_beyond_another_is_noticed() -> None:
     inputs = inputs_of("x=bf16[8]", "y=bf16[8]")
-    x, y = inputs.tensors.values()
+    x, y = inputs.hand_out().values()
     bits_of(near(y, 8, 4)).copy_(bits_of(near(x, 8, 4)))
     assert [(v.tensor, v.count) for v in inputs.violations()] == [("y", 4)]
 
@@ -139,14 +139,14 @@ def test_copying_what_lies_beyond_one_input_beyond_another_is_noticed() -> None:
 def test_an_element_that_equals_the_canary(dtype: str) -> None:
     """Elements are compared with what they were, so that one with the canary's bits is like any other."""
     inputs = inputs_of(f"x={dtype}[8]")
-    x = inputs.tensors["x"]
+    x = inputs.hand_out()["x"]
     bits_of(x)[3] = bits_of(near(x, 8))[0]
     [violation] = inputs.violations()
     assert (violation.region, violation.index) == ("element", (3,))
 
 
 def test_guarded_inputs_are_no_views() -> None:
-    x = inputs_of("x=fp32[3,8]@10,1").tensors["x"]
+    x = inputs_of("x=fp32[3,8]@10,1").hand_out()["x"]
     assert x._base is None
     x.requires_grad_()
     (x * 2).sum().backward()

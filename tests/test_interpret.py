@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.libdevice import rsqrt as imported_rsqrt
 from triton.language.math import exp2 as imported_exp2
 
-from harness.interpret import install
+from harness.interpret import descending, install
 from tests import interpret_kernels as kernels
 
 # Where a question forms numbers from a NaN's payload, numpy warns.
@@ -430,3 +430,32 @@ def test_self_test_passes_here_and_names_what_differs() -> None:
     assert selftest.differences() == []
     wrong = selftest.Check("one", lambda: torch.tensor([1.0]), [2.0])
     assert "one" in selftest.differences((wrong,))[0]
+
+
+# The order of programs
+
+
+@triton.jit
+def _numbered(out, turn):
+    """Each program notes its turn at its own place, three numbers on."""
+    place = tl.program_id(0) * 6 + tl.program_id(1) * 3
+    tl.store(out + place, tl.atomic_add(turn, 1))
+
+
+def turns(grid: tuple[int, ...]) -> list[int]:
+    out, turn = torch.zeros(2, 2, 3, dtype=torch.int32), torch.zeros((), dtype=torch.int32)
+    _numbered[grid](out, turn)
+    return out[..., 0].flatten().tolist()
+
+
+def test_programs_run_from_the_last_to_the_first_within_the_context() -> None:
+    assert turns((2, 2)) == [0, 1, 2, 3]
+    with descending() as descent:
+        assert turns((1,)) == [0, 0, 0, 0]
+        assert not descent.seen
+        assert turns((2, 2)) == [3, 2, 1, 0]
+        assert descent.seen
+        with descending() as inner:
+            pass
+        assert turns((2, 2)) == [3, 2, 1, 0] and not inner.seen
+    assert turns((2, 2)) == [0, 1, 2, 3]

@@ -252,6 +252,7 @@ def outside(found: Trace, actual: dict[str, Tensor]) -> dict[str, int]:
     return {name: int(outside_mask(actual[name], found.expected[name]).sum()) for name in found.results}
 
 
+@pytest.mark.usefixtures("no_tensor_cores")
 @every_dtype
 @every_contract
 def test_every_rounding_is_told_from_none(op: Op, contract: str, dtype: torch.dtype) -> None:

@@ -115,6 +115,7 @@ def test_whole_numbers_leave_one_result_for_every_number_of_shards(dtype: torch.
     assert (halves != 0).all(-1).any(), "both shards add to a middle"
 
 
+@pytest.mark.usefixtures("no_tensor_cores")
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_the_middle_that_each_shard_rounds_for_itself_shows(dtype: torch.dtype) -> None:
     """With 2 or 4 shards some elements of the output have no value in common with that of none; with fp32 all have."""

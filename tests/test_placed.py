@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -26,11 +26,21 @@ LINE = "scale x=fp32[4,8] weight=fp32[8] bias=fp32[8] seed=3"
 Function = Callable[..., Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Displaced(Inputs):
+    """Inputs of which a kernel gets some on another device."""
+
+    elsewhere: tuple[str, ...] = ()
+
+    def hand_out(self) -> dict[str, Tensor]:
+        handed = super().hand_out()
+        return {name: t.as_subclass(Elsewhere) if name in self.elsewhere else t for name, t in handed.items()}
+
+
 def inputs(*elsewhere: str) -> Inputs:
     """The tensors of LINE, some of them elsewhere."""
     built = build(parse_case(LINE), CPU)
-    guards = [replace(g, tensor=g.tensor.as_subclass(Elsewhere)) if g.name in elsewhere else g for g in built.guards]
-    return Inputs(built.case, tuple(guards), built.pristine)
+    return Displaced(built.case, built.guards, built.pristine, elsewhere)
 
 
 def findings(function: Function, *elsewhere: str, device: torch.device = CPU, **declared: Any) -> tuple[Finding, ...]:

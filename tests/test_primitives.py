@@ -21,6 +21,7 @@ from harness.numerics import (
     divide_rn,
     exp,
     hull,
+    mean,
     rsqrt,
     sigmoid,
     sqrt,
@@ -91,6 +92,41 @@ def test_divide_holds_both_ways_of_dividing(a: float, b: float, error: float) ->
         assert holds(quotient, f32(a / b * (1 + error * 2.0**-22)))
     assert holds(quotient, float(np.float32(a) * (np.float32(1) / np.float32(b))))
     assert quotient.value.item() == float(np.float32(a) / np.float32(b))
+
+
+@given(x=positive, root=errors, inverse=errors)
+@example(x=1.9999998807907104, root=-1.0, inverse=1.0)
+@example(x=1.9999998807907104, root=1.0, inverse=-1.0)
+def test_rsqrt_holds_a_root_and_a_division_within_their_own_bounds(x: float, root: float, inverse: float) -> None:
+    denominator = f32(high_precision(lambda d: d.sqrt(), x) * (1 + root * (2.0**-22 - U)))
+    assert holds(rsqrt(point(x)), f32(1 / denominator * (1 + inverse * 2.0**-22)))
+
+
+def test_a_root_and_a_division_err_by_more_than_rsqrt_alone() -> None:
+    worst = 0.0
+    for x in np.linspace(1, 4, 2000, dtype=np.float32):
+        exact = float(x) ** -0.5
+        for root, inverse in ((-1, 1), (1, -1)):
+            denominator = f32(float(x) ** 0.5 * (1 + root * (2.0**-22 - U)))
+            worst = max(worst, abs(f32(1 / denominator * (1 + inverse * (2.0**-22 - U))) / exact - 1))
+    assert 7 * U < worst < Premises().inverse_root
+
+
+@given(a=st.floats(-(2.0**60), 2.0**60, width=32), b=st.floats(2.0**-40, 2.0**127, width=32), error=st.integers(-1, 1))
+@example(a=1.9999998807907104, b=1.5, error=1)
+@example(a=2.2779369917838787e18, b=3.2704580274227054e38, error=1)  # the reciprocal is subnormal
+def test_divide_holds_a_rounded_product_with_an_approximate_reciprocal(a: float, b: float, error: int) -> None:
+    reciprocal = f32(1 / b * (1 + error * (2.0**-22 - U)))  # and rounded, which may be to a subnormal number
+    assert holds(divide(point(a), point(b)), f32(a * reciprocal))
+
+
+def test_a_mean_holds_a_product_with_an_approximate_reciprocal() -> None:
+    for error in (-1, 1):
+        reciprocal = f32(1 / 3 * (1 + error * (2.0**-22 - U)))
+        rows = torch.zeros(2000, 3)
+        rows[:, 0] = torch.linspace(1, 2, 2000)
+        product, found = (rows[:, :1] * reciprocal).double(), mean(Enclosure.point(rows))
+        assert bool(((found.lo <= product) & (product <= found.hi)).all())
 
 
 @given(x=st.floats(-87, 88, width=32), error=errors)

@@ -295,7 +295,8 @@ def test_every_kind_of_finding_has_a_rule() -> None:
     source = "".join(p.read_text() for folder in ("verify", "inputs") for p in (ROOT / "harness" / folder).glob("*.py"))
     kinds = set(re.findall(r'Finding\(\s*"(\w+)"|^KIND = "(\w+)"|"(special)" if', source, re.MULTILINE))
     found = {kind for groups in kinds for kind in groups if kind} | {"outside", "wrote_outside", "mutated_input"}
-    assert found >= {"rows", "placement", "unwritten"}
+    found |= {"rebound_input"}
+    assert found >= {"rows", "placement", "unwritten", "process_state"}
     assert found <= set(sarif.RULES)
 
 

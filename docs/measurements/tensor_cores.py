@@ -16,7 +16,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from harness.numerics.premises import U, truncating_height
+from harness.calibrate.coverage import documented_premises
+from harness.numerics.premises import U
 
 TILES = ((16, 64, 64), (64, 64, 64), (128, 128, 64), (16, 16, 16))
 DTYPES = (torch.bfloat16, torch.float16)
@@ -115,7 +116,9 @@ def main() -> None:
         for dtype in DTYPES:
             errors = " | ".join(f"{worst(make, k, dtype):.1f}" for k in LENGTHS)
             print(f"| {make.__name__.replace('_', ' ')}, {str(dtype).removeprefix('torch.')} | {errors} |")
-    print("| the bound | " + " | ".join(f"{truncating_height(k):,}" for k in LENGTHS) + " |")
+    cores = documented_premises(torch.device("cuda")).tensor_cores
+    assert cores is not None
+    print("| the bound | " + " | ".join(f"{cores.height(k):,}" for k in LENGTHS) + " |")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ def _unary_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # ty
     elif OP == "1/sqrt":
         y = 1.0 / tl.sqrt(x)
     elif OP == "1/sqrt_rn":
+        y = 1.0 / tl.sqrt_rn(x)
+    elif OP == "div_rn(1, sqrt)":
+        y = tl.div_rn(1.0, tl.sqrt(x))
+    elif OP == "div_rn(1, sqrt_rn)":
         y = tl.div_rn(1.0, tl.sqrt_rn(x))
     elif OP == "sqrt":
         y = tl.sqrt(x)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from harness.calibrate.coverage import documented_premises
 from harness.errors import LastbitError
 from harness.files import replace_file
 from harness.numerics import DOCUMENTED, Bound, Premises
@@ -77,24 +78,36 @@ def save(device: torch.device, measurements: Iterable[Measurement]) -> Path:
 def load_premises(device: torch.device) -> Premises:
     """The premises of `device`: measured bounds where it has been calibrated, documented ones otherwise.
 
-    A measured figure replaces the documented bound if every significand was tried, or if it is larger.
+    A measured figure replaces the documented bound if every significand was tried, or if it is larger. How tensor cores
+    add is not measured: it is looked up by the kind of GPU.
     """
+    documented = documented_premises(device)
     path = _path(device)
     if not path.is_file():
-        return Premises()
+        return documented
     try:
         content = json.loads(path.read_text())
         found = [Measurement(**m) for m in content["measurements"]]
     except (ValueError, KeyError, TypeError) as error:
         raise LastbitError(f"{path} cannot be read ({error}); remove it or run `lastbit calibrate` again") from error
+    bounds = _measured_bounds(found, f"measured on {content['device']}")
+    primitives = f"{'primitives calibrated' if bounds else 'documented primitives, checked'} on {content['device']}"
+    name = documented.device.replace("documented primitives", primitives, 1)
+    flushes = any(m.premise == SUBNORMAL_PRODUCTS and not m.holds for m in found)
+    return replace(documented, device=name, bounds=bounds, flushes_subnormals=flushes)
+
+
+def _measured_bounds(found: Sequence[Measurement], source: str) -> dict[str, Bound]:
+    """The figures that replace documented ones."""
+    documented = {primitive: bound.relative for primitive, bound in DOCUMENTED.items()}
+    documented["rsqrt"] = Premises().inverse_root  # measured in all the ways to compute it
     bounds: dict[str, Bound] = {}
-    for primitive, documented in DOCUMENTED.items():
+    for primitive, relative in documented.items():
         own = [m for m in found if m.primitive == primitive]
         worst = max((m.worst for m in own), default=0.0)
-        if own and (all(m.exhaustive for m in own) or worst > documented.relative):
-            bounds[primitive] = Bound(worst, f"measured on {content['device']}")
-    flushes = any(m.premise == SUBNORMAL_PRODUCTS and not m.holds for m in found)
-    return Premises(device=content["device"], bounds=bounds, flushes_subnormals=flushes)
+        if own and (all(m.exhaustive for m in own) or worst > relative):
+            bounds[primitive] = Bound(worst, source)
+    return bounds
 
 
 def _path(device: torch.device) -> Path:

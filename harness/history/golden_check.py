@@ -17,7 +17,6 @@ from harness.errors import LastbitError
 from harness.history.golden_file import Golden, RecordedCase, RecordedStage
 from harness.history.golden_provenance import differences, kind_of, provenance
 from harness.history.golden_values import change, same, store
-from harness.inputs.bits import key_of
 from harness.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, examine, unsupported
@@ -62,7 +61,7 @@ def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: in
     """
     lines: list[str] = []
     for group in groups:
-        cases = draw(group, drawn + _SPARE, key_of(seed, group.name))
+        cases = draw(group, drawn + _SPARE, seed)
         fitting = [case for case in cases if not case.displaced and _fits(subject, case, most)]
         generated = [case for case in fitting if case not in group.examples]
         examples = [case for case in fitting if case in group.examples]

@@ -2,8 +2,8 @@
 
 inputs = build(case, "cuda")
 with guarded_allocations(0) as allocations:
-    result = kernel.call(**inputs.tensors, **case.params)
-problems = inputs.violations() + allocations.violations({"result": result})
+    result = kernel.call(**(handed := inputs.hand_out()), **case.params)
+problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violations({"result": result})]
 """
 
 from harness.inputs.allocations import Allocations, guarded_allocations, poison_mask, unwritten
@@ -13,6 +13,7 @@ from harness.inputs.guards import Violation
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
 from harness.inputs.overlap import overlaps
 from harness.inputs.problem import Inputs, build, fingerprints
+from harness.inputs.rebound import Rebound
 from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
 from harness.inputs.values import regimes
 
@@ -21,6 +22,7 @@ __all__ = [
     "Allocations",
     "Inputs",
     "Layout",
+    "Rebound",
     "Violation",
     "applicable_layouts",
     "build",

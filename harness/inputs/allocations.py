@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harness.errors import UsageError
 from harness.inputs.bits import bits_of
-from harness.inputs.guards import Guarded, Violation, canary, canary_changes, guard, integer_of
+from harness.inputs.guards import Guarded, Violation, canary, canary_changes, guard, integer_of, is_whole
 
 Allocate = Callable[..., Any]
 
@@ -53,10 +53,13 @@ class Allocations:
         return len(self._guarded)
 
     def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Violation]:
-        """Writes outside the allocated tensors; an allocation that backs a tensor in `names` is called by its name."""
+        """Writes outside the allocated tensors; an allocation that backs a tensor in `names` is called by its name.
+
+        Of an allocation whose storage the kernel resized, which it may do with its own, nothing is known.
+        """
         known = {tensor.untyped_storage().data_ptr(): name for name, tensor in (names or {}).items()}
         found: list[Violation] = []
-        for guarded in self._guarded:
+        for guarded in filter(is_whole, self._guarded):
             name = known.get(guarded.words.untyped_storage().data_ptr(), guarded.name)
             named = Guarded(name, guarded.tensor, guarded.words, guarded.start)
             found += canary_changes(named, self.poison)

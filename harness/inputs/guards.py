@@ -149,6 +149,11 @@ def _place(words: Tensor, start: int, shape: tuple[int, ...], strides: tuple[int
     return torch.tensor([], dtype=dtype, device=words.device).set_(words.untyped_storage(), start, shape, strides)
 
 
+def is_whole(guarded: Guarded) -> bool:
+    """Whether the allocation has the size that it was made with: whoever gets a tensor can resize its storage."""
+    return guarded.words.untyped_storage().nbytes() == guarded.words.nbytes
+
+
 def extent(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Distance in elements from the first element of a tensor to the end of its last one."""
     if 0 in shape:

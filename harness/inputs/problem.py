@@ -13,7 +13,8 @@ from harness.case import PEER, Case, TensorSpec
 from harness.devices import Machine, indexed, machine, parse_device
 from harness.errors import UnsupportedCase, unknown
 from harness.inputs.fingerprint import combined, fingerprint
-from harness.inputs.guards import Guarded, Violation, check_separate, element_changes, guard, twin
+from harness.inputs.guards import Guarded, Violation, check_separate, element_changes, guard, is_whole, twin
+from harness.inputs.rebound import Rebound, rebound
 from harness.inputs.values import check_regime, fill
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
@@ -23,12 +24,12 @@ _FIRST_NUMBER = 3
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The tensors of a case amid canaries, and a copy of everything to compare with after a call.
+    """The tensors of a case twice: amid canaries for the kernel, and a pristine copy of everything for the reference.
 
     Attributes:
         case: the case.
         guards: the tensors with their allocations, in the order of the case.
-        pristine: the contents of each allocation before any call.
+        pristine: the contents of each allocation before any call, in memory that no kernel gets.
     """
 
     case: Case
@@ -37,17 +38,23 @@ class Inputs:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Name → tensor, with the dtype, shape, strides and offset that the case says."""
-        return {guarded.name: guarded.tensor for guarded in self.guards}
+        """Name → tensor as the case says, for the reference: nothing that a kernel does reaches it."""
+        pairs = zip(self.guards, self.pristine, strict=True)
+        return {guarded.name: twin(guarded, pristine) for guarded, pristine in pairs}
+
+    def hand_out(self) -> dict[str, Tensor]:
+        """Name → tensor as the case says, for one call of a kernel: new objects, whose memory all calls share."""
+        return {guarded.name: twin(guarded, guarded.words) for guarded in self.guards}
 
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of the names and original values of all tensors, independent of device and strides."""
-        pairs = zip(self.guards, self.pristine, strict=True)
-        return combined({guarded.name: fingerprint(twin(guarded, pristine)) for guarded, pristine in pairs})
+        return fingerprints(self.tensors)
 
     def violations(self, expect: Collection[str] = ()) -> list[Violation]:
-        """What changed since the tensors were built, empty if nothing did; elements of those in `expect` may.
+        """What changed in memory since the tensors were built; elements of those in `expect` may.
+
+        What became of an allocation that was resized is not looked at; `rebound` says that it was.
 
         Raises:
             UsageError: `expect` names no tensor of the case.
@@ -57,12 +64,20 @@ class Inputs:
                 raise unknown("input", name, self.tensors)
         found: list[Violation] = []
         for guarded, pristine in zip(self.guards, self.pristine, strict=True):
-            found += element_changes(guarded, pristine, elements=guarded.name not in expect)
+            if is_whole(guarded):
+                found += element_changes(guarded, pristine, elements=guarded.name not in expect)
         return found
+
+    def rebound(self, handed: Mapping[str, Tensor]) -> list[Rebound]:
+        """Those of the tensors `handed` to a kernel that have another shape or other memory now."""
+        found = (rebound(handed[guarded.name], guarded) for guarded in self.guards)
+        return [change for change in found if change is not None]
 
     def restore(self) -> None:
         """Undo every change, so that the next call starts from the same bits."""
         for guarded, pristine in zip(self.guards, self.pristine, strict=True):
+            if not is_whole(guarded):
+                guarded.words.untyped_storage().resize_(guarded.words.nbytes)
             guarded.words.copy_(pristine)
 
 

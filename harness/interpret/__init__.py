@@ -11,6 +11,9 @@ from __future__ import annotations
 import os
 
 from harness.errors import InterpreterError
+from harness.interpret.order import Descent, descending
+
+__all__ = ["KNOWN_TRITON", "Descent", "descending", "install"]
 
 KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
 """Releases whose interpreter was read and tested; any other one must pass a self-test at installation."""

@@ -19,6 +19,7 @@ from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation
 
 from harness.interpret.builder import Builder
 from harness.interpret.formats import convert, numpy_dtype
+from harness.interpret.order import programs
 from harness.interpret.rewrite import SUBSTITUTES, Rewriter, compile_rewritten, counting_with_names
 
 
@@ -52,7 +53,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*grid)
         try:
-            for program in np.ndindex(*grid):
+            for program in programs(grid):
                 builder.set_grid_idx(*program)
                 self.fn(**arguments)
         except Exception as error:

@@ -32,10 +32,13 @@ from harness.numerics.moments import difference_of_products, mean_and_variance
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
+from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [
+    "BY_CAPABILITY",
     "DOCUMENTED",
     "FORMATS",
+    "LOOSEST",
     "Bound",
     "Enclosure",
     "Format",
@@ -44,6 +47,7 @@ __all__ = [
     "Premises",
     "Sum",
     "Tensor",
+    "TensorCores",
     "at_least",
     "cast",
     "clamp",

@@ -97,7 +97,9 @@ class Sum:
         if nonnegative:
             low = torch.where(low < 0, 0.0, low)
         low, high = (torch.where(torch.isfinite(s), e, s) for s, e in ((self.sums[2], low), (self.sums[3], high)))
-        overflows = self.negative & self.positive & (self.finite > FP32.max) & ~torch.isnan(self.sums[1])
+        overflows = (
+            self.negative & self.positive & (self.finite > current().arithmetic.max) & ~torch.isnan(self.sums[1])
+        )
         sums = Enclosure(torch.stack([self.sums[0], self.sums[1], low, high]))
         return sums.unknown_where(overflows).parts  # some order of the sum overflows
 
@@ -144,12 +146,12 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     error = ((2 * reach + radius) * radius).mean(-1, keepdim=True)
     count = x.shape[-1]
     doubt = 2 * count * _FP64_U * middle.abs().amax(-1, keepdim=True)  # of the average in fp64
-    error = error + 2 * doubt * (doubt + farthest.sqrt())
-    eps = current().accumulation(count) + 4 * U + current().relative("divide") + 4 * count * _FP64_U
+    error = error * (1 + 4 * count * _FP64_U) + 2 * doubt * (doubt + farthest.sqrt())
+    eps = current().accumulation(count) + 4 * U + current().quotient + 4 * count * _FP64_U
     absolute = 2.0**-147 + flushed() * 2  # of squares, their sum and the quotient
     below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)
     above = (spread + farthest + error) * (1 + eps) + absolute
-    usable = torch.isfinite(below) & torch.isfinite(above) & (above * count < FP32.max)
+    usable = torch.isfinite(below) & torch.isfinite(above) & (above * count < current().arithmetic.max)
     lo = torch.where(usable, torch.maximum(naive.lo, below), naive.lo)
     hi = torch.where(usable, torch.minimum(naive.hi, above), naive.hi)
     return settled(torch.stack([naive.exact, naive.value, lo, hi])).unknown_where(naive.unknown)
@@ -179,7 +181,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order.
 
     Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|), where eps
-    covers tensor cores, which truncate.
+    covers tensor cores, which cut off.
     """
     terms = a.shape[-1]
     (mid_a, rad_a), (mid_b, rad_b) = midpoint_radius(a), midpoint_radius(b)
@@ -200,29 +202,30 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     plain = len(a.parts) == len(b.parts) == 1
     known, value = (middle, middle) if plain else (a.exact @ b.exact, a.value @ b.value)
     low, high = middle - radius, middle + radius
-    if bool(torch.isfinite(magnitude).all()) and bool((magnitude <= FP32.max).all()):
+    if bool(torch.isfinite(magnitude).all()) and bool((magnitude <= current().arithmetic.max).all()):
         return settled(torch.stack([known, value, low, high]))
     nan = torch.isnan(a.lo).any(-1, keepdim=True) | torch.isnan(b.lo).any(-2, keepdim=True)
     certain = (points | nan) & ~torch.isfinite(magnitude)  # what comes out does not depend on the order
     low, high = torch.where(certain, value, low), torch.where(certain, value, high)
-    overflows = (_finite(size_a) @ _finite(size_b) > FP32.max) & ~torch.isnan(value)
+    overflows = (_finite(size_a) @ _finite(size_b) > current().arithmetic.max) & ~torch.isnan(value)
     lost = ~certain & ~torch.isfinite(magnitude)
     return settled(torch.stack([known, value, low, high])).unknown_where(overflows, lost)
 
 
 def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tensor) -> Tensor:
-    """What tensor cores cut off of each product besides 2**-25 of the largest: [M, N].
+    """What tensor cores cut off of each product besides a share of the largest: [M, N].
 
     They take the exponent of a subnormal operand for that of the smallest normal number, so that its product counts for
     larger than it is. That matters where operands may be of fp16.
     """
-    if not size_a.numel() or not size_b.numel():
+    cores = current().tensor_cores
+    if cores is None or not size_a.numel() or not size_b.numel():
         return size_a.new_zeros(())
     largest_a, largest_b = _finite(size_a).amax(-1, keepdim=True), _finite(size_b).amax(-2, keepdim=True)
     largest = torch.maximum(largest_a.max(), largest_b.max())
     fp16 = (torch.minimum(quantum_a.min(), quantum_b.min()) >= FP16.quantum / 4) & (largest <= FP16.max)
     smallest = torch.where(fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent)
-    return 2.0**-25 * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
+    return cores.cut * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
 
 
 def flushed() -> float:
@@ -240,7 +243,7 @@ def _averaged(sums: Tensor, count: int) -> Enclosure:
     means = settled(sums).parts / count
     if count & (count - 1) == 0:
         return settled(means)
-    return settled(widened(means, current().relative("divide")))
+    return settled(widened(means, current().quotient))
 
 
 def _quantum(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import FP32, Format, round_to
+from harness.numerics.formats import Format, are_fp32, round_to, sum_to_odd
+from harness.numerics.premises import current
 
 Operand = "Enclosure | float"
 
@@ -111,8 +112,7 @@ class Enclosure:
         return rounded.unknown_where(self.unknown)
 
     def __add__(self, other: Enclosure | float) -> Enclosure:
-        a, b = aligned(self, other)
-        return settled(a + b)
+        return settled(unrounded_sum(self, other))
 
     def __sub__(self, other: Enclosure | float) -> Enclosure:
         return self + (-_enclosure(other, self))
@@ -129,8 +129,8 @@ class Enclosure:
 
 
 def settled(parts: Tensor) -> Enclosure:
-    """An enclosure from stacked parts whose contract side is still to be rounded to fp32."""
-    return Enclosure(parts).rounded(FP32)
+    """An enclosure from stacked parts whose contract side is still to be rounded to fp32, of wide range if need be."""
+    return Enclosure(parts).rounded(current().arithmetic)
 
 
 def aligned(a: Enclosure | float, b: Enclosure | float) -> tuple[Tensor, Tensor]:
@@ -149,6 +149,16 @@ def _enclosure(operand: Enclosure | float, like: Enclosure | float) -> Enclosure
         return operand
     device = like.parts.device if isinstance(like, Enclosure) else None
     return Enclosure.point(torch.tensor(operand, dtype=torch.float32, device=device))
+
+
+def unrounded_sum(a: Enclosure | float, b: Enclosure | float) -> Tensor:
+    """Parts of a + b, such that rounding them to fp32 is one correct rounding.
+
+    For numbers of fp32 the fp64 sum is (53 >= 2 * 24 + 2, Figueroa 1995); for a product that was not rounded it is not.
+    """
+    x, y = aligned(a, b)
+    plain = all(are_fp32(parts[1:] if len(parts) > 1 else parts) for parts in (x, y))  # the exact part need not be
+    return x + y if plain else sum_to_odd(x, y)
 
 
 def unrounded_product(a: Enclosure | float, b: Enclosure | float) -> Tensor:
@@ -242,23 +252,7 @@ def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
 
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
     """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
-    product = Enclosure(unrounded_product(a, b))
-    return hull(a * b + c, settled(_sum_to_odd(*aligned(product, c))))
-
-
-def _sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
-    """x + y in fp64, rounded to odd where it is inexact, so that rounding it again to fp32 is one correct rounding.
-
-    The error of the sum is Knuth's TwoSum; the fp64 neighbour on its side is the odd one if the sum is even
-    (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans. Comput. 57(4), 2008).
-    """
-    total = x + y
-    part = total - x
-    error = (x - (total - part)) + (y - part)
-    even = (total.view(torch.int64) & 1) == 0
-    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
-    inexact = even & (error != 0) & torch.isfinite(error)
-    return torch.where(inexact, torch.nextafter(total, towards), total)
+    return hull(a * b + c, settled(unrounded_sum(Enclosure(unrounded_product(a, b)), c)))
 
 
 def monotone(x: Enclosure, function: Callable[[Tensor], Tensor]) -> Enclosure:
@@ -267,14 +261,17 @@ def monotone(x: Enclosure, function: Callable[[Tensor], Tensor]) -> Enclosure:
 
 
 def clamp(x: Enclosure, low: float, high: float) -> Enclosure:
-    """Values limited to [low, high]; NaN stays NaN."""
-    return monotone(x, lambda parts: parts.clamp(low, high))
+    """Values limited to [low, high], which are taken to fp32; NaN stays NaN."""
+    return monotone(x, lambda parts: parts.clamp(_as_fp32(low), _as_fp32(high)))
 
 
 def at_least(x: Enclosure, low: float) -> Enclosure:
     """The larger of `x` and `low`, taken to fp32; NaN stays NaN."""
-    floor = float(torch.tensor(low, dtype=torch.float32))
-    return monotone(x, lambda parts: parts.clamp(min=floor))
+    return monotone(x, lambda parts: parts.clamp(min=_as_fp32(low)))
+
+
+def _as_fp32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
 
 
 def magnitudes(x: Enclosure) -> Tensor:

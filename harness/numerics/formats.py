@@ -58,6 +58,9 @@ E4M3 = Format("e4m3", torch.float8_e4m3fn, 4, -6, 448.0, overflow="nan")
 E5M2 = Format("e5m2", torch.float8_e5m2, 3, -14, 57344.0)
 FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
 
+WIDE_FP32 = Format("fp32 of wide range", torch.float64, FP32.precision, FP32.min_exponent, (2 - 2.0**-23) * 2.0**1023)
+"""What holds every finite result of a kernel that computes with more range than fp32, and is as precise as fp32."""
+
 FORMATS: Mapping[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E4M3, E5M2)}
 _BY_DTYPE: Mapping[torch.dtype, Format] = {f.dtype: f for f in FORMATS.values()}
 
@@ -111,6 +114,26 @@ def round_bits(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"] = "neare
     if mode == "zero" or fmt.overflow == "nan":
         rounded = torch.where(torch.isinf(x), float("inf" if fmt.overflow == "inf" else "nan"), rounded)
     return torch.where(torch.isnan(x), x, torch.copysign(rounded, x))
+
+
+def are_fp32(x: Tensor) -> bool:
+    """Whether `x` (fp64) holds nothing but numbers of fp32 and infinities."""
+    return torch.equal(x, x.to(torch.float32).to(torch.float64))
+
+
+def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
+    """x + y in fp64, rounded to odd where it is inexact, so that rounding it again to fp32 is one correct rounding.
+
+    The error of the sum is Knuth's TwoSum; the fp64 neighbour on its side is the odd one if the sum is even
+    (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans. Comput. 57(4), 2008).
+    """
+    total = x + y
+    part = total - x
+    error = (x - (total - part)) + (y - part)
+    even = (total.view(torch.int64) & 1) == 0
+    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
+    inexact = even & (error != 0) & torch.isfinite(error)
+    return torch.where(inexact, torch.nextafter(total, towards), total)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from harness.numerics.accumulation import flushed, midpoint_radius
 from harness.numerics.enclosure import Enclosure, aligned, settled, unrounded_product, widened
-from harness.numerics.formats import FP32
 from harness.numerics.premises import U, current
 
 _UNDERFLOW = 2.0**-149
@@ -37,18 +36,22 @@ def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
     of_mean, of_root = _errors(middle.abs() + radius, count)
     moved = radius.square().sum(-1, keepdim=True).sqrt() + of_root
     root = (middle - average).square().sum(-1, keepdim=True).sqrt()
-    relative = 2 * current().accumulation(count) + 8 * U + current().relative("divide")
+    relative = 2 * current().accumulation(count) + 8 * U + current().quotient
     low = (root - moved).clamp(min=0.0).square() * max(0.0, 1 - relative)
     high = (root + moved).square() * (1 + relative)
     far = radius.mean(-1, keepdim=True) + of_mean
     reach = (middle + radius).amax(-1, keepdim=True) - (middle - radius).amin(-1, keepdim=True) + 2 * of_mean
-    fits = (2 * reach.square() * count < FP32.max) & (2 * high < FP32.max) & (2 * (average.abs() + reach) < FP32.max)
+    fits = (
+        (2 * reach.square() * count < current().arithmetic.max)
+        & (2 * high < current().arithmetic.max)
+        & (2 * (average.abs() + reach) < current().arithmetic.max)
+    )
     unknown = ~fits & ~torch.isnan(x.lo).any(-1, keepdim=True)
     known = [part.mean(-1, keepdim=True) for part in (x.exact, x.value)]
     mean = settled(torch.stack([*known, average - far, average + far]))
     squares = [(p - a).square().sum(-1, keepdim=True) for p, a in zip((x.exact, x.value), known, strict=True)]
     absolute = count * count * (_UNDERFLOW + flushed())
-    parts = widened(torch.stack([*squares, low, high]) / count, current().relative("divide"), absolute)
+    parts = widened(torch.stack([*squares, low, high]) / count, current().quotient, absolute)
     parts[2] = torch.where(parts[2] < 0, 0.0, parts[2])
     return mean.unknown_where(unknown), settled(parts).unknown_where(unknown)
 
@@ -58,7 +61,7 @@ def _errors(magnitude: Tensor, count: int) -> tuple[Tensor, Tensor]:
     largest, average = magnitude.amax(-1, keepdim=True), magnitude.mean(-1, keepdim=True)
     order = current().accumulation(count)
     levels = math.log2(count)
-    update = (current().relative("divide") + 2 * U) * (3 * levels + 2 * _THREADS)
+    update = (current().quotient + 3 * U) * (3 * levels + 2 * _THREADS)
     merged = update / (1 - order - update) if order + update < 1 else math.inf
     rest = merged * largest + count * (2.0**-51 * average + _UNDERFLOW + flushed())
     weights = math.sqrt(count * max(levels, 1.0) / 2)
@@ -77,5 +80,7 @@ def difference_of_products(a: Enclosure, b: Enclosure, factor: Enclosure) -> Enc
     size = torch.maximum(x.lo.abs(), x.hi.abs()) + torch.maximum(y.lo.abs(), y.hi.abs())
     apart = torch.stack([x.exact - y.exact, x.value - y.value, x.lo - y.hi - U * size, x.hi - y.lo + U * size])
     product = unrounded_product(Enclosure(apart).unknown_where(), factor)
-    overflows = ~(size * factor.hi < FP32.max) & ~(torch.isnan(x.lo) | torch.isnan(y.lo) | torch.isnan(factor.lo))
+    overflows = ~(size * factor.hi < current().arithmetic.max) & ~(
+        torch.isnan(x.lo) | torch.isnan(y.lo) | torch.isnan(factor.lo)
+    )
     return settled(widened(product, 0.0, 4 * _UNDERFLOW)).unknown_where(overflows)

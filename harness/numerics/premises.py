@@ -1,8 +1,8 @@
 """What the error bounds rest on: how accurate each primitive is, and how sums accumulate.
 
 A reference never states a bound of its own. It calls `rsqrt`, `mean_of_squares` and so on, which take their bounds from
-the premises in force (`with using(premises): ...`). The documented bounds hold for every NVIDIA GPU and for the
-interpreter; `lastbit calibrate` measures them on the device at hand.
+the premises in force (`with using(premises): ...`). The documented bounds of primitives hold for every NVIDIA GPU and
+for the interpreter; `lastbit calibrate` measures them on the device at hand. How dots add depends on the GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+from harness.numerics.formats import FP32, WIDE_FP32, Format
+from harness.numerics.tensor_cores import LOOSEST, TensorCores
 
 U = 2.0**-24
 """Unit roundoff of fp32: half the spacing of the numbers in [1, 2)."""
@@ -38,25 +41,53 @@ class Premises:
     """Error bounds on one device.
 
     Attributes:
-        device: what the figures were measured on, or `documented`.
+        device: which device they are for, and where the figures are from; `unknown` holds on all NVIDIA GPUs.
         bounds: primitive → relative error; a primitive that is missing has its documented bound.
+        tensor_cores: what may compute dots besides rounded additions; None if nothing does.
         depth: number of terms → height of the summation tree, or None for any order.
         flushes_subnormals: fp32 results below 2**-126 may become zero.
         atomic: stages that are sums by atomic additions, in which they may become zero in any case.
         exact_sums: every sum is correctly rounded, which no kernel promises: what contracts differ in then, they differ
             in by what they say and not by the order of a sum.
+        wide: intermediate values have more range than fp32: nothing overflows before it is stored.
     """
 
-    device: str = "documented"
+    device: str = "unknown"
     bounds: Mapping[str, Bound] = field(default_factory=dict)
+    tensor_cores: TensorCores | None = LOOSEST
     depth: Callable[[int], int] | None = None
     flushes_subnormals: bool = False
     atomic: frozenset[str] = frozenset()
     exact_sums: bool = False
+    wide: bool = False
+
+    @property
+    def arithmetic(self) -> Format:
+        """The format of intermediate values."""
+        return WIDE_FP32 if self.wide else FP32
 
     def relative(self, primitive: str) -> float:
-        """Largest relative error of `primitive`."""
+        """Largest relative error of `primitive` alone, where it was measured in all the ways to compute it of those."""
         return self.bounds.get(primitive, DOCUMENTED[primitive]).relative
+
+    @property
+    def inverse_root(self) -> float:
+        """Largest relative error of 1 / sqrt(x), by rsqrt or from a root and a division.
+
+        The root is sqrt(x) (1 + a), its inverse (1 + b) / (1 + a) of what it should be. A measured figure of `rsqrt` is
+        one of both ways.
+        """
+        if "rsqrt" in self.bounds:
+            return self.relative("rsqrt")
+        return max(self.relative("rsqrt"), (1 + self.relative("divide")) / (1 - self.relative("sqrt")) - 1)
+
+    @property
+    def quotient(self) -> float:
+        """Largest relative error of a / b, by a division or as a · (1 / b) before that product is rounded to fp32.
+
+        The rounding of the product needs no room of its own: it is monotone, and the ends are rounded likewise.
+        """
+        return max(self.relative("divide"), U)
 
     def accumulation(self, terms: int) -> float:
         """Bound on |computed sum - sum| / sum of |terms|, each term being a product that may be rounded itself.
@@ -67,21 +98,14 @@ class Premises:
         return 0.0 if self.exact_sums else _gamma(self._height(terms))
 
     def dot_accumulation(self, terms: int) -> float:
-        """`accumulation` of a dot of `terms` products, which tensor cores may compute, too: they truncate."""
-        return 0.0 if self.exact_sums else _gamma(max(self._height(terms), truncating_height(terms)))
+        """`accumulation` of a dot of `terms` products, which tensor cores may compute, too: they cut off."""
+        if self.exact_sums:
+            return 0.0
+        cores = self.tensor_cores
+        return _gamma(max(self._height(terms), 0 if cores is None else cores.height(terms)))
 
     def _height(self, terms: int) -> int:
         return terms if self.depth is None else min(terms, self.depth(terms) + 1)
-
-
-def truncating_height(terms: int) -> int:
-    """Height of the tree that stands for the error of a dot on tensor cores.
-
-    They add 16 products and the sum so far at a time: each of the 17 numbers is cut off at 2**-25 of the largest, which
-    errs by u / 2, and the new sum at 24 bits, which errs by 2u: measured on an H200, see docs/measurements.
-    """
-    steps = -(-terms // 16)
-    return 1 if terms < 2 else -(-(terms + 5 * steps) // 2)
 
 
 def _gamma(height: int) -> float:

@@ -18,9 +18,9 @@ _SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly round
 
 
 def rsqrt(x: Enclosure) -> Enclosure:
-    """1 / sqrt(x). A subnormal argument may give inf, as `rsqrt.approx.ftz` does."""
+    """1 / sqrt(x), also from a root and a division. A subnormal argument may give inf, as in `rsqrt.approx.ftz`."""
     parts = (1.0 / x.full.sqrt())[[0, 1, 3, 2]]
-    parts = widened(parts, current().relative("rsqrt"))
+    parts = widened(parts, current().inverse_root)
     flushed = (x.lo < _SMALLEST_NORMAL) & (x.lo >= 0)
     parts[3] = torch.where(flushed, torch.inf, parts[3])
     return settled(parts).unknown_where(x.unknown)
@@ -42,12 +42,14 @@ def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
 
 
 def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
-    """a / b, approximate: also covers a · (1 / b) with a correctly rounded reciprocal, which errs by at most 2u.
+    """a / b, approximate: also covers a · (1 / b), a rounded product with an approximate reciprocal.
 
-    Nothing is known for a subnormal divisor, whose reciprocal may overflow and which may be flushed to zero.
+    A reciprocal that is subnormal errs by 2**-150 besides. Nothing is known for a subnormal divisor, whose reciprocal
+    may overflow and which may be flushed to zero.
     """
-    quotient = settled(widened(_quotient(a, b), max(current().relative("divide"), 2 * U)))
-    divisor = aligned(a, b)[1].abs()
+    dividend, divisor = (parts.abs() for parts in aligned(a, b))
+    finite = torch.where(torch.isfinite(dividend), dividend, 0.0).amax(0)
+    quotient = settled(widened(_quotient(a, b), current().quotient, absolute=finite * 2.0**-150))
     return quotient.unknown_where(((divisor > 0) & (divisor < _SMALLEST_NORMAL)).any(0))
 
 
@@ -79,7 +81,7 @@ def sigmoid(x: Enclosure) -> Enclosure:
     """
     ends = x.full[2:]
     exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
-    relative = exponential + U + current().relative("sigmoid")
+    relative = exponential + U + max(current().relative("sigmoid"), current().relative("divide"))
     absolute = torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
     parts = widened(torch.sigmoid(x.parts), relative, absolute)
     parts[2:] = torch.where(parts[2:] < 0, 0.0, parts[2:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +15,16 @@ from torch import Tensor
 from harness.case import Case
 from harness.devices import current, machine
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, build, guarded_allocations, overlaps, unwritten
+from harness.inputs import Inputs, build
 from harness.kernel import Kernel
 from harness.numerics import Premises
 from harness.op import Contract, Op
 from harness.result import CaseResult, Finding, Verdict
+from harness.verify.calls import Call, Caller
 from harness.verify.evaluate import check_arguments, evaluate
-from harness.verify.judge import judge
+from harness.verify.judge import Judgement, judge
 from harness.verify.placed import placement_findings
+from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
 
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
 
@@ -53,21 +55,15 @@ class Subject:
         return f"{self.kernel.name} on {self.device}"
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What one call of the kernel returned, and what the guards saw."""
+def verify_case(subject: Subject, case: Case, *, repeat: bool = True, settled: Collection[str] = ()) -> CaseResult:
+    """Call the kernel on `case` and judge it; nothing that the kernel does wrong raises.
 
-    actual: dict[str, Tensor]
-    findings: tuple[Finding, ...]
-
-
-def verify_case(subject: Subject, case: Case) -> CaseResult:
-    """Run the kernel twice on `case` and judge it; nothing that the kernel does wrong raises.
-
-    The two calls find their own allocations filled with different bits, and the second also stores the stages that
-    the kernel declares: results that differ between the calls were not written, or depend on something else.
+    Two calls find their own allocations filled with different bits. The later one also stores the stages that the
+    kernel declares, and an interpreted one runs its programs in descending order: results that differ were not written,
+    or depend on something else. With `repeat`, two calls between them see other values of the same shapes, and no
+    guards on allocations. Alternative contracts that are `settled` are not ruled out again.
     """
-    examined = _examined(subject, case)
+    examined = _examined(subject, case, repeat, settled)
     print(examined.traceback, end="", file=sys.stderr)  # pytest keeps it in the log of the run
     result = examined.result
     del examined  # and the tensors with it
@@ -77,8 +73,8 @@ def verify_case(subject: Subject, case: Case) -> CaseResult:
 
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
-    """Like `verify_case`; also the tensors that were judged, by stage: none if nothing was."""
-    examined = _examined(subject, case)
+    """Like `verify_case` without `repeat`; also the tensors that were judged, by stage: none if nothing was."""
+    examined = _examined(subject, case, repeat=False, settled=())
     return examined.result, examined.actual
 
 
@@ -91,7 +87,7 @@ class _Examined:
     traceback: str = ""
 
 
-def _examined(subject: Subject, case: Case) -> _Examined:
+def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[str]) -> _Examined:
     kernel = subject.kernel
     outcome = CaseResult(
         case=str(case),
@@ -111,7 +107,7 @@ def _examined(subject: Subject, case: Case) -> _Examined:
         if reason := unsupported(kernel, case):
             return _Examined(replace(outcome, reason=reason))
         with current(subject.device):  # where Triton launches
-            outcome, actual = _judged(subject, case, outcome)
+            outcome, actual = _judged(subject, case, outcome, repeat, settled)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error))
     except KeyboardInterrupt:
@@ -120,7 +116,7 @@ def _examined(subject: Subject, case: Case) -> _Examined:
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         raised = traceback.format_exc()
-        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=first_line(error))
+        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=_reason(error))
     return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
 
 
@@ -133,19 +129,17 @@ def unsupported(kernel: Kernel, case: Case) -> str:
     return ""
 
 
-def _judged(subject: Subject, case: Case, outcome: CaseResult) -> tuple[CaseResult, dict[str, Tensor]]:
-    params = dict(case.params)
+def _judged(
+    subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str]
+) -> tuple[CaseResult, dict[str, Tensor]]:
     inputs = build(case.gathered(), subject.device)
-    results = tuple(_results(subject, inputs.tensors, params))
-    first = _call(subject, inputs, params, results, poison=0)
-    second = _call(subject, inputs, params, results, poison=1)
-    guards = dict.fromkeys([*first.findings, *second.findings])
-    differences = _differences(first.actual, second.actual, results, subject.kernel.unordered)
-    findings = (*guards, *differences, *_placement(subject, case, results))
-    kept = {**second.actual, **{name: first.actual[name] for name in results}}
-    judged = [kept, second.actual] if _differ(first.actual, second.actual, subject.kernel.unordered) else [kept]
-    judgements = [judge(subject.op, subject.contract, inputs.tensors, params, a, subject.bounds) for a in judged]
-    judgement, actual = max(zip(judgements, judged, strict=True), key=lambda j: list(Verdict).index(j[0].verdict))
+    caller = Caller(subject.kernel, subject.device, tuple(_results(subject, inputs)))
+    calls = make_calls(caller, inputs, repeat=repeat)
+    judgement, actual = _judgement(subject, inputs, calls, settled)
+    findings = [*calls.findings(), *_placement(caller, case)]
+    if calls.other is not None and judgement.verdict is not Verdict.FAILED:
+        findings += _other_values(subject, *calls.other)
+    findings = list(dict.fromkeys(findings))
     judged_outcome = replace(
         outcome,
         verdict=Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings]),
@@ -160,104 +154,59 @@ def _judged(subject: Subject, case: Case, outcome: CaseResult) -> tuple[CaseResu
     return judged_outcome, actual
 
 
-def _results(subject: Subject, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> list[str]:
+def _judgement(
+    subject: Subject, inputs: Inputs, calls: Calls, settled: Collection[str]
+) -> tuple[Judgement, dict[str, Tensor]]:
+    """The judgement on the first call with the stages of the last, or on the last where its results are worse."""
+    first, last = calls.first.actual, calls.last.actual
+    judged = [{**last, **{name: first[name] for name in calls.first.results}}]
+    if differ(calls.first, calls.last, subject.kernel.unordered):
+        judged.append(last)
+    judgements = ((_judge(subject, inputs, a, settled=settled), a) for a in judged)
+    return max(judgements, key=lambda j: list(Verdict).index(j[0].verdict))
+
+
+def _judge(subject: Subject, inputs: Inputs, actual: Mapping[str, Tensor], **others: Any) -> Judgement:
+    """`others` says which other contracts are tried."""
+    op, contract, bounds = subject.op, subject.contract, subject.bounds
+    return judge(op, contract, inputs.tensors, dict(inputs.case.params), actual, bounds, **others)
+
+
+def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Finding]:
+    """What the reference says of the call with other values, of which nothing else is recorded."""
+    try:
+        judgement = _judge(subject, inputs, call.actual, alternatives=False)
+    except KernelError as error:
+        yield Finding("other_values", "", f"{elsewhere(inputs)}: {error}")
+        return
+    for finding in judgement.findings:
+        yield Finding("other_values", finding.stage, f"{elsewhere(inputs)}: {finding.sentence}")
+
+
+def _results(subject: Subject, inputs: Inputs) -> list[str]:
     """Names of the results that this problem has: the reference says, on its first row."""
-    rows = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in subject.op.rows else t for n, t in tensors.items()}
-    return evaluate(subject.op, subject.contract, rows, params).results
+    rows = subject.op.rows
+    tensors = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in rows else t for n, t in inputs.tensors.items()}
+    return evaluate(subject.op, subject.contract, tensors, inputs.case.params).results
 
 
-def _placement(subject: Subject, case: Case, results: tuple[str, ...]) -> tuple[Finding, ...]:
+def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
     """What the kernel does wrong with tensors on another device, while another device is current where there is one."""
     if not case.displaced:
         return ()
-
-    def call(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        returned = subject.kernel.call(**tensors, **case.params)
-        if subject.device.type != "cpu":
-            torch.accelerator.synchronize(subject.device)
-        actual = _named(returned, results)
-        return {name: actual[name] for name in results}
-
-    peers = machine().peers(str(subject.device))
-    with current(peers[0] if peers else subject.device):
-        return placement_findings(subject.kernel, build(case, subject.device), subject.device, call)
+    peers = machine().peers(str(caller.device))
+    with current(peers[0] if peers else caller.device):
+        return placement_findings(
+            caller.kernel,
+            build(case, caller.device),
+            caller.device,
+            lambda tensors: caller.results_of(tensors, case.params),
+        )
 
 
-def _call(
-    subject: Subject, inputs: Inputs, params: Mapping[str, Any], results: tuple[str, ...], *, poison: int
-) -> _Call:
-    kernel = subject.kernel
-    asked = {"stages": kernel.stages} if poison and kernel.stages else {}
-    with guarded_allocations(poison) as allocations:
-        returned = kernel.call(**inputs.tensors, **params, **asked)
-        if subject.device.type != "cpu":
-            torch.accelerator.synchronize(subject.device)
-    actual = _named(returned, results)
-    mutates = [name for name in kernel.mutates if name in inputs.tensors]
-    violations = [*inputs.violations(mutates), *allocations.violations(actual)]
-    findings = [Finding(v.kind, v.tensor, v.sentence) for v in violations]
-    findings += _shared_memory(actual, inputs, kernel, results)
-    if violations or mutates:
-        actual = {name: tensor.clone() for name, tensor in actual.items()}
-        inputs.restore()
-    return _Call(actual, tuple(findings))
-
-
-def _named(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
-    """The kernel's return value as a mapping from stages to tensors."""
-    if isinstance(returned, Tensor) and len(results) == 1:
-        return {results[0]: returned}
-    if not isinstance(returned, Mapping):
-        expected = f"a tensor or {{{results[0]!r}: tensor}}" if len(results) == 1 else f"a mapping with {list(results)}"
-        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}")
-    for name, value in returned.items():
-        if not isinstance(value, Tensor):
-            raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")
-    missing = [name for name in results if name not in returned]
-    if missing:
-        raise KernelError(f"the kernel returned {sorted(returned)}, which lacks the result {missing[0]!r}")
-    return dict(returned)
-
-
-def _shared_memory(
-    actual: Mapping[str, Tensor], inputs: Inputs, kernel: Kernel, results: tuple[str, ...]
-) -> Iterator[Finding]:
-    kept = {f"input {n}": t for n, t in inputs.tensors.items() if n not in kernel.mutates}
-    for a, b in overlaps({**{n: actual[n] for n in results}, **kept}):
-        if not (a in kept and b in kept):
-            yield Finding("overlap", a, f"result {a} shares memory with {b}; writing to one changes the other.")
-
-
-def _differ(first: Mapping[str, Tensor], second: Mapping[str, Tensor], names: tuple[str, ...]) -> bool:
-    """Whether any bit of the named results differs, so that both calls have to be judged."""
-    return any(not torch.equal(_bytes(first[n]), _bytes(second[n])) for n in names if n in first and n in second)
-
-
-def _differences(
-    first: Mapping[str, Tensor], second: Mapping[str, Tensor], results: tuple[str, ...], unordered: tuple[str, ...]
-) -> Iterator[Finding]:
-    """Findings for results whose bits differ between two calls on the same input, unless they are `unordered`."""
-    for name in results:
-        a, b = first[name], second[name]
-        if a.shape != b.shape or a.dtype != b.dtype:
-            yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
-            continue
-        blank = int(unwritten(a, b).sum())
-        if blank:
-            yield Finding("unwritten", name, f"{blank:,} of {a.numel():,} elements of {name} were never written.")
-        changed = 0 if name in unordered else int((_bytes(a) != _bytes(b)).any(-1).sum()) - blank
-        if changed > 0:
-            sentence = (
-                f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
-                "second stored the declared stages and found other bits in uninitialised memory."
-            )
-            yield Finding("nondeterministic", name, sentence)
-
-
-def _bytes(x: Tensor) -> Tensor:
-    """The bytes of each element, [numel, itemsize]."""
-    copy = x.clone(memory_format=torch.contiguous_format)  # one element is contiguous with any stride, but has no view
-    return copy.reshape(-1).view(torch.uint8).reshape(x.numel(), x.element_size())
+def _reason(error: BaseException) -> str:
+    """The first line of an exception, and in which call it was raised unless that is the first."""
+    return " ".join([first_line(error), *(n for n in getattr(error, "__notes__", ()) if n.startswith(ELSEWHERE))])
 
 
 def first_line(error: BaseException) -> str:

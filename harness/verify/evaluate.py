@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.case import DTYPE_NAMES
@@ -86,8 +87,10 @@ def evaluate(
             trace.sums[name] = value
             return value
         enclosure = trace.expected[name] = value.rounded(fmt) if name in contract.rounds else value
+        if current().wide and name not in contract.rounds:
+            trace.expected[name] = value.rounded(fmt)  # what a tensor can hold of it
         stand_in = stand_ins.get(name, enclosure)
-        return Enclosure.point(stand_in) if isinstance(stand_in, Tensor) else stand_in
+        return _beyond_fp32(stand_in, enclosure) if isinstance(stand_in, Tensor) else stand_in
 
     inputs = [_operand(op, name, tensors[name]) if name in tensors else None for name in op.inputs]
     asked = _AskedContract(contract, trace.consulted)
@@ -96,6 +99,16 @@ def evaluate(
     except ValueError as error:
         raise UsageError(f"{op.name} under {contract}: {error}") from error
     return trace
+
+
+def _beyond_fp32(own: Tensor, enclosure: Enclosure) -> Enclosure:
+    """The kernel's own values, but what may follow from the enclosure where only their tensor could not hold them."""
+    values = Enclosure.point(own)
+    if not current().wide:
+        return values
+    lost = torch.isinf(values.value) & torch.isfinite(enclosure.lo) & torch.isfinite(enclosure.hi)
+    lost &= torch.maximum(enclosure.lo.abs(), enclosure.hi.abs()) > FP32.max
+    return Enclosure(torch.where(lost, enclosure.full, values.full)) if bool(lost.any()) else values
 
 
 def finished(stage: str, total: Sum, contract: Contract, fmt: Format) -> Enclosure:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.errors import Flaky
 
 from harness.case import Case
+from harness.inputs.bits import key_of
 from harness.result import BAD, CaseResult, Verdict
 from harness.verify.check import verify_case
 from harness.verify.plan import Item
@@ -48,7 +49,7 @@ def run_item(item: Item, *, cases: int, seed_: int, record: Record, started: Sta
     if item.group.strategy is None or not cases:
         return
 
-    @seed(seed_)
+    @seed(key_of(seed_, item.group.name))
     @settings(
         max_examples=cases,
         database=None,
@@ -94,24 +95,40 @@ def _failure(result: CaseResult) -> CaseFailed:
 
 
 class _Explorer:
-    """Runs cases, remembers their results, and stops shrinking after a number of tries."""
+    """Runs cases, remembers their results, and stops shrinking after a number of tries.
+
+    A contract that one case of the item has ruled out for some dtypes is not tried on others of these dtypes.
+    """
 
     def __init__(self, item: Item, record: Record, started: Started) -> None:
         self.item, self.record, self.started = item, record, started
         self.known: dict[str, CaseResult] = {}
         self.failures: list[CaseResult] = []
         self.shrinks = 0
+        self.repeated: set[object] = set()
+        self.settled: dict[str, set[str]] = {}
 
     def run(self, case: Case) -> CaseResult:
         line = str(case)
         if line in self.known:
             return self.known[line]
         self.started(self.item, case)
-        result = verify_case(self.item.subject, case)
+        settled = self.settled.setdefault(case.dtypes, set())
+        result = verify_case(self.item.subject, case, repeat=self._repeats(case), settled=settled)
+        settled |= {contract for contract, elements in result.ruled_out.items() if elements}
         result = replace(result, group=self.item.group.name, counted=not self.failures)
         self.record(result)
         self.known[line] = result
+        if result.verdict is not Verdict.UNSUPPORTED:
+            self.repeated.add(_kind(case))
         return result
+
+    def _repeats(self, case: Case) -> bool:
+        """Whether the case is called with other values, too: the first of its kind, and whatever a reader asked for.
+
+        While a failure is shrunk every case is, because the failure may be one that needs it.
+        """
+        return self.item.asked or bool(self.failures) or _kind(case) not in self.repeated
 
     def explore(self, case: Case) -> None:
         if self.failures:
@@ -122,3 +139,9 @@ class _Explorer:
         if result.verdict in BAD:
             self.failures.append(result)
             raise _failure(result)
+
+
+def _kind(case: Case) -> object:
+    """What makes a kernel take another path within an item: dtypes, layout of the first tensor, which tensors."""
+    main = case.tensors[0]
+    return case.dtypes, main.strides is None and not main.offset, frozenset(t.name for t in case.tensors)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from harness.case import Case, Group
 from harness.config import Config
 from harness.errors import LastbitError, UsageError
+from harness.inputs.bits import key_of
 from harness.interpret import install
 from harness.verify.plan import Plan, make_plan
 
@@ -44,12 +45,12 @@ def plan_for(config: Config) -> Plan:
 
 
 def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
-    """The examples of a group, then `count` cases that Hypothesis generates, without those drawn twice."""
+    """The examples of a group, then the first `count` cases of a run with this seed, without those drawn twice."""
     drawn = dict.fromkeys(group.examples)
     if group.strategy is None or not count:
         return list(drawn)
 
-    @seed(seed_)
+    @seed(key_of(seed_, group.name))
     @settings(
         max_examples=count,
         database=None,

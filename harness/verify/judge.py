@@ -16,15 +16,17 @@ from torch import Tensor
 
 from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprint, row_blocks
-from harness.numerics import Format, Premises, Sum, using
+from harness.numerics import Format, Premises, using
 from harness.numerics.formats import Integers
 from harness.op import Contract, Op
 from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
+from harness.verify.block import Block, Tally
 from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
 from harness.verify.explain import describe_rows, describe_stage
-from harness.verify.latent import check_rows
+from harness.verify.latent import check_rows, has_latent
 from harness.verify.roundings import expectations
+from harness.verify.wide import explained_by_more_range, more_range
 
 _BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
@@ -51,11 +53,13 @@ def judge(
     actual: Tensors,
     premises: Premises | None = None,
     *,
+    alternatives: bool = True,
     settled: Collection[str] = (),
 ) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
 
-    Alternative contracts that are `settled` are known to be ruled out, and are not tried again.
+    Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails; the verdict is
+    the same without.
 
     Raises:
         UsageError: inputs of which each row belongs to a row of the others have different rows.
@@ -66,7 +70,9 @@ def judge(
         if (own := tuple(tensors[name].shape[:-1])) != leading:
             raise UsageError(f"{name} has rows {own}, but {op.inputs[0]} has {leading}; they must agree")
     blocks = _blocks(op, tensors)
-    measured = _Measured(op, contract, params, leading, whole=len(blocks) == 1, settled=settled)
+    measured = _Measured(
+        op, contract, params, leading, whole=len(blocks) == 1, alternatives=alternatives, settled=settled
+    )
     with using(premises or Premises()):
         for index in blocks:
             block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
@@ -94,18 +100,14 @@ class _Measured:
         leading: tuple[int, ...],
         *,
         whole: bool,
+        alternatives: bool,
         settled: Collection[str],
     ) -> None:
-        self.op, self.contract, self.params, self.leading = op, contract, params, leading
-        self.whole, self.settled = whole, settled
+        self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
+        self.alternatives, self.settled = alternatives, settled
         self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
-        self.cumulative: dict[str, Comparison] = {}
-        self.isolated: dict[str, Comparison] = {}
-        self.sums: dict[str, Sum] = {}
-        self.isolated_sums: dict[str, Sum] = {}
-        self.rows: RowCheck | None = None
-        self.in_rows: dict[str, int] = {}
+        self.tally = Tally()
         self.ruled_out: dict[str, int] = {}
         self.candidates: list[Contract] | None = None
         self.of_stages: list[Contract] | None = None
@@ -119,22 +121,50 @@ class _Measured:
             self._check_actual(trace, whole, index, tensors[self.op.inputs[0]].device)
             self.results, self.formats = trace.results, trace.formats
         actual = {name: t[index] if index and name in trace.expected else t for name, t in whole.items()}
-        outside = self._compare(trace, actual, self.cumulative, index)
-        _join(self.sums, trace.sums)
-        if len(actual) > 1:
-            local = evaluate(self.op, self.contract, tensors, self.params, actual)
-            outside |= self._compare(local, actual, self.isolated, index)
-            _join(self.isolated_sums, local.sums)
-        outside |= self._explain_rows(trace, actual, tensors)
-        if first:
-            self._rule_out(trace, actual, tensors)
-        if outside:
-            self._identify(trace, actual, tensors)
+        leading = tuple(tensors[self.op.inputs[0]].shape[:-1])
+        block = Block(tensors, actual, frozenset(trace.sums), index, leading)
+        tally = self._tallied(block, trace)
+        if tally.failed:
+            block, tally = self._with_more_range(block, tally)
+        self.tally += tally
+        if first and block.count and self.alternatives:
+            self._rule_out(trace, block.actual, block.tensors)
+        if tally.failed and self.alternatives:
+            self._identify(trace, block.actual, block.tensors)
         self.seen += tensors[self.op.inputs[0]].numel()
+
+    def _tallied(self, block: Block, trace: Trace) -> Tally:
+        """What there is to count in a block."""
+        rows = self._explain_rows(trace, block)
+        tally = Tally(self._compare(trace, block), sums=trace.sums, rows=rows, in_rows=self._in_rows(rows, block))
+        if len(block.actual) == 1:
+            return tally
+        local = evaluate(self.op, self.contract, block.tensors, self.params, block.actual)
+        return replace(tally, isolated=self._compare(local, block), isolated_sums=local.sums)
+
+    def _in_rows(self, rows: RowCheck | None, block: Block) -> dict[str, int]:
+        """Elements of the rows that one latent value had to explain, per stage."""
+        if rows is None or self.op.latent is None:
+            return {}
+        return {n: rows.rows * block.actual[n].shape[-1] for n in self.op.latent.through if n in block.actual}
+
+    def _with_more_range(self, block: Block, tally: Tally) -> tuple[Block, Tally]:
+        """The rows that fp32 must answer for, and the tally with the others as more range than fp32 gives them."""
+        explained = explained_by_more_range(self.op, self.contract, self.params, block)
+        if not bool(explained.any()):
+            return block, tally
+        self.whole = False  # a sum over rows is of both kinds
+        wide, rest = (block.only(self.op, mask.nonzero()[:, 0]) for mask in (explained, ~explained))
+        with more_range():
+            tally = self._tallied(wide, evaluate(self.op, self.contract, wide.tensors, self.params))
+        if rest.count:
+            tally += self._tallied(rest, evaluate(self.op, self.contract, rest.tensors, self.params))
+        return rest, tally
 
     def finish_sums(self, actual: Tensors) -> None:
         """Judge the sums over rows, all of which have been seen."""
-        for sums, into in ((self.sums, self.cumulative), (self.isolated_sums, self.isolated)):
+        tally = self.tally
+        for sums, into in ((tally.sums, tally.cumulative), (tally.isolated_sums, tally.isolated)):
             for name, total in sums.items():
                 fmt = self.formats[name]
                 assert isinstance(fmt, Format)
@@ -142,31 +172,17 @@ class _Measured:
                 if into[name].outside and not self.whole:
                     self.candidates = []  # the blocks alone say nothing about it
 
-    def _compare(self, trace: Trace, actual: Tensors, into: dict[str, Comparison], index: tuple[slice, ...]) -> bool:
-        outside = False
-        for name, expected in trace.expected.items():
-            if name in actual:
-                comparison = _located(_compared(actual[name], expected, trace.formats[name]), index)
-                into[name] = into.get(name, Comparison()) + comparison
-                outside |= comparison.outside > 0
-        return outside
+    def _compare(self, trace: Trace, block: Block) -> dict[str, Comparison]:
+        return {
+            name: block.located(_compared(block.actual[name], expected, trace.formats[name]))
+            for name, expected in trace.expected.items()
+            if name in block.actual
+        }
 
-    def _explain_rows(self, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        if self.seen > _ROW_CHECK or not self._has_latent(actual):
-            return False
-        rows = check_rows(self.op, self.contract, tensors, self.params, actual, trace)
-        self.rows = rows if self.rows is None else self.rows + rows
-        assert self.op.latent is not None
-        for name in self.op.latent.through:
-            if name in actual:
-                elements = rows.rows * actual[name].shape[-1]
-                self.in_rows[name] = self.in_rows.get(name, 0) + elements
-        return rows.explained < rows.rows
-
-    def _has_latent(self, actual: Tensors) -> bool:
-        """Whether `actual` has elements of stages that a latent value must explain."""
-        latent = self.op.latent
-        return latent is not None and any(actual[s].numel() for s in latent.through if s in actual)
+    def _explain_rows(self, trace: Trace, block: Block) -> RowCheck | None:
+        if self.seen > _ROW_CHECK or not has_latent(self.op, block.actual):
+            return None
+        return check_rows(self.op, self.contract, block.tensors, self.params, block.actual, trace)
 
     def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
         for other in self.op.alternatives(self.contract):
@@ -207,7 +223,7 @@ class _Measured:
             return False
         if not actual.keys() <= other.formats.keys() or self._outside(contract, tensors, results, {}):
             return False
-        if not self._has_latent(results):
+        if not has_latent(self.op, results):
             return True
         rows = check_rows(self.op, contract, tensors, self.params, results, other)
         return rows.explained == rows.rows
@@ -233,29 +249,24 @@ class _Measured:
                 name,
                 fmt.name,
                 name in self.results,
-                self.cumulative[name],
-                self.isolated.get(name, self.cumulative[name]),
+                self.tally.cumulative[name],
+                self.tally.isolated.get(name, self.tally.cumulative[name]),
                 fingerprint(_without_payloads(actual[name])),
-                self.in_rows.get(name, 0),
+                self.tally.in_rows.get(name, 0),
             )
             for name, fmt in self.formats.items()
-            if name in self.cumulative
+            if name in self.tally.cumulative
         )
         findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-        if self.rows is not None and self.rows.explained < self.rows.rows:
-            findings.append(describe_rows(self.rows, self.contract))
+        if self.tally.rows is not None and self.tally.rows.explained < self.tally.rows.rows:
+            findings.append(describe_rows(self.tally.rows, self.contract))
         if findings:
             explained = tuple(map(str, self.of_stages or self.candidates or ()))
-            return Judgement(Verdict.FAILED, stages, tuple(findings), self.rows, self.ruled_out, explained)
+            return Judgement(Verdict.FAILED, stages, tuple(findings), self.tally.rows, self.ruled_out, explained)
         if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
-            return Judgement(Verdict.PASSED, stages, (), self.rows, self.ruled_out)
+            return Judgement(Verdict.PASSED, stages, (), self.tally.rows, self.ruled_out)
         reason = "no element has a single legal value and no row could be checked"
-        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.rows, self.ruled_out, reason=reason)
-
-
-def _join(sums: dict[str, Sum], more: Mapping[str, Sum]) -> None:
-    for name, total in more.items():
-        sums[name] = sums[name] + total if name in sums else total
+        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.tally.rows, self.ruled_out, reason=reason)
 
 
 def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:
@@ -269,16 +280,6 @@ def _without_payloads(x: Tensor) -> Tensor:
     """The same values with one kind of NaN: payloads and signs of NaN mean nothing, and differ between devices."""
     values = x if x.dtype is torch.float64 or not x.is_floating_point() else x.to(torch.float32)
     return torch.where(torch.isnan(values), torch.nan, values) if x.is_floating_point() else values
-
-
-def _located(comparison: Comparison, index: tuple[slice, ...]) -> Comparison:
-    """The same statistics with the worst element's index counted from the start of the whole tensor."""
-    worst = comparison.worst
-    if worst is None or not index:
-        return comparison
-    starts = [s.start or 0 for s in index] + [0] * (len(worst.index) - len(index))
-    moved = tuple(i + s for i, s in zip(worst.index, starts, strict=True))
-    return replace(comparison, worst=replace(worst, index=moved))
 
 
 def _require(name: str, what: str, actual: object, expected: object) -> None:

@@ -24,6 +24,11 @@ _AT_ONCE_ELSEWHERE = 1 << 22
 _MOST_CANDIDATES = 31
 
 
+def has_latent(op: Op, actual: Tensors) -> bool:
+    """Whether `actual` has elements of stages that a latent value must explain."""
+    return op.latent is not None and any(actual[s].numel() for s in op.latent.through if s in actual)
+
+
 def check_rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> RowCheck:
     """How many rows of `actual` one value of the op's latent stage explains; one per group where a row has several."""
     assert op.latent is not None

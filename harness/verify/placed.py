@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.devices import indexed
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, guarded_allocations
+from harness.inputs import Inputs, Rebound, Violation, guarded_allocations
 from harness.inputs.bits import bits_of
 from harness.kernel import Kernel
 from harness.placement import PlacementWarning
@@ -42,13 +42,16 @@ def placement_findings(kernel: Kernel, inputs: Inputs, device: torch.device, cal
         UnsupportedCase: the kernel does not claim to handle the case, wherever its tensors are.
     """
     device = indexed(device)
-    displaced = {n: where for n, t in inputs.tensors.items() if (where := indexed(t.device)) != device}
+    handed = inputs.hand_out()
+    displaced = {n: where for n, t in handed.items() if (where := indexed(t.device)) != device}
     if not displaced:
         return ()
     with guarded_allocations(0) as allocations:
-        attempt = _attempt(call, inputs.tensors)
+        attempt = _attempt(call, handed)
         _check_usable(device, displaced, attempt)
-    spoiled = [*inputs.violations([n for n in kernel.mutates if n in inputs.tensors]), *allocations.violations()]
+    expected = [name for name in kernel.mutates if name in handed]
+    spoiled: list[Violation | Rebound] = [*inputs.rebound(handed), *inputs.violations(expected)]
+    spoiled += allocations.violations()
     inputs.restore()
     found = [Finding(v.kind, v.tensor, f"With {_listed(displaced)}, the kernel {v.sentence}.") for v in spoiled]
     if kernel.placement == "refuses":
@@ -72,7 +75,7 @@ def _attempt(call: Call, tensors: Mapping[str, Tensor]) -> _Attempt:
 def _gathered(inputs: Inputs, device: torch.device, call: Call) -> _Attempt:
     """The call with every tensor moved beforehand."""
     with guarded_allocations(0):
-        attempt = _attempt(call, {n: t.to(device) for n, t in inputs.tensors.items()})
+        attempt = _attempt(call, {n: t.to(device) for n, t in inputs.hand_out().items()})
     inputs.restore()
     if attempt.error is not None:
         raise attempt.error

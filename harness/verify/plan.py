@@ -28,10 +28,11 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class Item:
-    """One kernel on one device with one group of cases."""
+    """One kernel on one device with one group of cases; `asked` where a reader gave the lines of the cases."""
 
     subject: Subject
     group: Group
+    asked: bool = False
 
     @property
     def id(self) -> str:
@@ -70,7 +71,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
             subject = Subject(kernel, project.op(kernel.op), device, load_premises(device))
-            items += [Item(subject, group) for group in _groups(project, subject, config)]
+            items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config)]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)

@@ -115,7 +115,7 @@ def hunt(kernel: Kernel, cases: Iterable[Case], device: torch.device) -> Sightin
     """The first of `cases` that the kernel fails, None if there is none."""
     subject = subject_of(kernel, device)
     for number, case in enumerate(cases, 1):
-        result = verify_case(subject, case)
+        result = verify_case(subject, case, repeat=False)
         if result.verdict in BAD:
             return Sighting(number, result)
     return None
@@ -149,8 +149,8 @@ def effects(kernel: Kernel, without: Kernel, reference: Kernel, cases: Iterable[
     """
     total = Effects()
     for case in cases:
-        tensors = build(case, device).tensors
-        wanted, right, actual = (_results(k, tensors, case) for k in (reference, without, kernel))
+        inputs = build(case, device)
+        wanted, right, actual = (_results(k, inputs.hand_out(), case) for k in (reference, without, kernel))
         alarm, false_alarm = _apart(actual, wanted), _apart(right, wanted)
         total = Effects(
             total.cases + 1,

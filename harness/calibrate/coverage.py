@@ -1,0 +1,27 @@
+"""Which premises cover a device before anything has been measured on it."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.numerics import BY_CAPABILITY, LOOSEST, Premises, TensorCores
+
+
+def documented_premises(device: torch.device) -> Premises:
+    """The documented premises of `device`; where none covers it, those whose bounds hold on all known NVIDIA GPUs."""
+    cores, dots = _dots(device)
+    return Premises(device=f"documented primitives, {dots}", tensor_cores=cores)
+
+
+def _dots(device: torch.device) -> tuple[TensorCores | None, str]:
+    """What may compute dots, and what to say of it."""
+    if device.type == "cpu":
+        return None, "dots in any order, rounded"
+    if device.type != "cuda" or torch.version.hip:
+        vendor = "AMD" if device.type == "cuda" else device.type
+        return LOOSEST, f"not covered: no premise is for {vendor} devices, these bounds are those of NVIDIA GPUs"
+    capability = torch.cuda.get_device_capability(device)
+    if cores := BY_CAPABILITY.get(capability):
+        return cores, str(cores)
+    number = ".".join(map(str, capability))
+    return LOOSEST, f"tensor cores of compute capability {number} not covered: bounds safe for all known NVIDIA GPUs"

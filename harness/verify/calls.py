@@ -1,0 +1,143 @@
+"""One call of a kernel: what it gets, what it returns, and what it did that it must not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.errors import KernelError
+from harness.inputs import Allocations, Inputs, Rebound, Violation, guarded_allocations, overlaps
+from harness.inputs.guards import extent
+from harness.interpret import descending
+from harness.kernel import Kernel
+from harness.result import Finding
+from harness.verify.process_state import kept_process_state
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one call of a kernel returned, and what the guards saw.
+
+    Attributes:
+        results: names of the results.
+        actual: copies of the tensors that it returned, by stage, which no later call can change.
+        own: its results themselves, without those that lie in the memory of an input.
+        findings: what it did that it must not do.
+        descended: several programs of a launch ran in descending order.
+    """
+
+    results: tuple[str, ...]
+    actual: dict[str, Tensor]
+    own: dict[str, Tensor]
+    findings: tuple[Finding, ...]
+    descended: bool = False
+
+
+@dataclass(frozen=True)
+class _Returned:
+    """What a kernel returned, the tensors that it was handed, and what it changed in the state of the process."""
+
+    value: object
+    handed: Mapping[str, Tensor]
+    changed: list[Finding]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Calls a kernel on a device, for results of these names.
+
+    Every call raises what the kernel raises, and a `KernelError` where what it returned cannot be judged.
+    """
+
+    kernel: Kernel
+    device: torch.device
+    results: tuple[str, ...]
+
+    def guarded(self, inputs: Inputs) -> Call:
+        """A call under the first poison."""
+        return self._guarded(inputs, 0, {})
+
+    def unguarded(self, inputs: Inputs) -> Call:
+        """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process."""
+        return self._seen(inputs, self._returned(inputs.hand_out(), inputs.case.params))
+
+    def last(self, inputs: Inputs) -> Call:
+        """A call under the second poison that also stores the stages, with all programs in descending order."""
+        with descending() as descent:
+            call = self._guarded(inputs, 1, {"stages": self.kernel.stages} if self.kernel.stages else {})
+        return replace(call, descended=descent.seen)
+
+    def results_of(self, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The results for tensors that may be on any device."""
+        named = _named(self._returned(tensors, params).value, self.results)
+        return {name: named[name] for name in self.results}
+
+    def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any]) -> Call:
+        handed = inputs.hand_out()
+        with guarded_allocations(poison) as allocations:
+            returned = self._returned(handed, {**inputs.case.params, **asked})
+        return self._seen(inputs, returned, allocations)
+
+    def _returned(self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> _Returned:
+        with kept_process_state() as changed:
+            value = self.kernel.call(**tensors, **arguments)
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize(self.device)
+        return _Returned(value, tensors, changed)
+
+    def _seen(self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None) -> Call:
+        named = _named(returned.value, self.results)
+        mutates = [name for name in self.kernel.mutates if name in returned.handed]
+        seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *inputs.violations(mutates)]
+        seen += allocations.violations(named) if allocations is not None else []
+        results = {name: named[name] for name in self.results}
+        shared = _shared(results, inputs)
+        copies = {name: tensor.clone() for name, tensor in named.items()}
+        if seen or mutates:
+            inputs.restore()
+        findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.changed
+        findings += [_overlap(a, b) for a, b in shared if b.removeprefix(_INPUT) not in mutates]
+        borrowed = {a for a, b in shared if b.startswith(_INPUT)}
+        own = {name: tensor for name, tensor in results.items() if name not in borrowed}
+        return Call(self.results, copies, own, tuple(findings))
+
+
+_INPUT = "input "
+
+
+def _shared(results: Mapping[str, Tensor], inputs: Inputs) -> list[tuple[str, str]]:
+    """Pairs of a result and another result, or an `input NAME`, that share memory."""
+    guarded = {f"{_INPUT}{g.name}": g.tensor for g in inputs.guards}
+    return [(a, b) for a, b in overlaps({**results, **guarded}) if a in results]
+
+
+def _overlap(a: str, b: str) -> Finding:
+    return Finding("overlap", a, f"result {a} shares memory with {b}; writing to one changes the other.")
+
+
+def _named(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
+    """The kernel's return value as a mapping from stages to tensors."""
+    if isinstance(returned, Tensor) and len(results) == 1:
+        returned = {results[0]: returned}
+    if not isinstance(returned, Mapping):
+        expected = f"a tensor or {{{results[0]!r}: tensor}}" if len(results) == 1 else f"a mapping with {list(results)}"
+        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}")
+    for name, value in returned.items():
+        if not isinstance(value, Tensor):
+            raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")
+        _check_memory(name, value)
+    missing = [name for name in results if name not in returned]
+    if missing:
+        raise KernelError(f"the kernel returned {sorted(returned)}, which lacks the result {missing[0]!r}")
+    return dict(returned)
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Raise unless the tensor lies within its storage, which may have been resized: reading it would be a crash."""
+    reach = (tensor.storage_offset() + extent(tuple(tensor.shape), tensor.stride())) * tensor.element_size()
+    if tensor.numel() and reach > (size := tensor.untyped_storage().nbytes()):
+        raise KernelError(f"the kernel returned {name!r} with a storage of {size:,} bytes, but it needs {reach:,}")

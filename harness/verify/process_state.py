@@ -1,0 +1,81 @@
+"""What a kernel shares with all code of its process, and must leave as it was: folder, defaults of torch, gradients.
+
+The number of threads and the environment are put back as well, without a word, because libraries set them when they are
+first used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from harness.result import Finding
+
+KIND = "process_state"
+
+
+@dataclass(frozen=True)
+class _Aspect:
+    """One thing that is the same for the whole process; a change of one without a name is nobody's fault."""
+
+    name: str
+    read: Callable[[], Any]
+    restore: Callable[[Any], object]
+
+
+def _folder() -> str:
+    """The working directory, an empty string if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+def _enter(folder: str) -> None:
+    if folder:
+        os.chdir(folder)
+
+
+def _set_default_device(device: torch.device) -> None:
+    # None takes torch's hook away, which a device would leave in place: under it every call of torch is slower.
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+
+
+_ASPECTS = (
+    _Aspect("working directory", _folder, _enter),
+    _Aspect("default device", torch.get_default_device, _set_default_device),
+    _Aspect("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _Aspect("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    _Aspect("", torch.get_num_threads, torch.set_num_threads),
+    _Aspect("", lambda: dict(os.environ), _set_environment),
+)
+
+
+@contextmanager
+def kept_process_state() -> Iterator[list[Finding]]:
+    """Put the state of the process back after the block, and then list what a kernel must not have changed."""
+    before = [aspect.read() for aspect in _ASPECTS]
+    found: list[Finding] = []
+    try:
+        yield found
+    finally:
+        for aspect, value in zip(_ASPECTS, before, strict=True):
+            if (now := aspect.read()) != value:
+                aspect.restore(value)
+                found += [_finding(aspect.name, value, now)] if aspect.name else []
+
+
+def _finding(name: str, before: object, now: object) -> Finding:
+    sentence = f"left the {name} of the process at {now}, where it was {before}; whatever runs next finds it changed"
+    return Finding(KIND, name, sentence)

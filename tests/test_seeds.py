@@ -1,0 +1,94 @@
+"""Groups of cases do not draw alike, the ci profile leaves no regime out, and chosen cases see other values as well."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import Group, parse_case
+from harness.config import PROFILES, Config
+from harness.devices import DevicePlan
+from harness.errors import UnsupportedCase
+from harness.kernel import Kernel
+from harness.result import CaseResult, Verdict
+from harness.verify.check import Subject
+from harness.verify.fuzz import CaseFailed, run_item
+from harness.verify.inprocess import draw
+from harness.verify.plan import Item, make_plan
+from harness.verify.project import open_project
+
+PROJECT = open_project(Config(folder=""))
+OP = "completion_mask"
+MANY = 30  # draws per group, so that every regime that can be drawn is
+
+
+def groups_of(op: str) -> list[Group]:
+    """The groups for a kernel that takes everything."""
+    the_op = PROJECT.op(op)
+    return PROJECT.groups(op, frozenset(the_op.inputs) | frozenset(the_op.params), small=True)
+
+
+def regimes(op: str, count: int, seed: int) -> set[tuple[str, str]]:
+    """What tensors are filled with; those of a layer's projections, `gate_proj` and `up_proj`, count as one."""
+    cases = (case for group in groups_of(op) for case in draw(group, count, seed))
+    return {(tensor.name.rpartition("_")[2], tensor.regime) for case in cases for tensor in case.tensors}
+
+
+@pytest.mark.parametrize("op", sorted(PROJECT.ops))
+def test_the_default_run_leaves_no_regime_of_a_tensor_out(op: str) -> None:
+    assert regimes(op, MANY, seed=1) <= regimes(op, PROFILES["ci"], seed=0)
+
+
+def ran(call: Any, group: Group, *, cases: int = 0, asked: bool = False) -> list[CaseResult]:
+    """The results of an item, until it fails."""
+    subject = Subject(Kernel("mine", OP, "", call), PROJECT.op(OP), torch.device("cpu"))
+    results: list[CaseResult] = []
+    with suppress(CaseFailed):
+        run_item(Item(subject, group, asked), cases=cases, seed_=0, record=results.append, started=lambda *_: None)
+    return results
+
+
+def test_groups_of_other_names_draw_other_cases() -> None:
+    def declines(ids: Tensor, eos_ids: Tensor, *, mask_truncated: bool) -> Tensor:
+        raise UnsupportedCase("every case")
+
+    drawing = next(group for group in groups_of(OP) if group.strategy is not None)
+    alike = replace(drawing, name="another name")
+    assert draw(drawing, 8) == draw(replace(drawing), 8) != draw(alike, 8)
+    for group in (drawing, alike):
+        assert {r.case for r in ran(declines, group, cases=8)} == {str(case) for case in draw(group, 8)}
+
+
+LINES = tuple(
+    f"{OP} ids={ids}:sequences_2 eos_ids=int64[2]:counting seed={seed}"
+    for seed, ids in enumerate(
+        ("int64[3,7]", "int64[2,9]", "int64[2,5]@9,1", "int64[4,5]@9,1", "int32[3,7]", "int64[3,8]")
+    )
+)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(False, [4, 2, 4, 2, 4, 2]), (True, [4] * 6)])
+def test_the_first_case_of_each_kind_sees_other_values(asked: bool, expected: list[int]) -> None:
+    seen: list[str] = []
+
+    def mask(ids: Tensor, eos_ids: Tensor) -> Tensor:
+        seen.append(f"{ids.dtype} {tuple(ids.shape)} {ids.stride()}")
+        is_eos = torch.isin(ids, eos_ids).int()
+        return (is_eos.cumsum(-1) - is_eos == 0).int()
+
+    results = ran(mask, Group("mine", examples=tuple(map(parse_case, LINES))), asked=asked)
+    assert [r.verdict for r in results] == [Verdict.PASSED] * len(LINES)
+    assert list(Counter(seen).values()) == expected
+
+
+def test_lines_that_a_reader_gives_are_asked_for(tmp_path: Path) -> None:
+    config = Config(folder=str(tmp_path), ops=(OP,), device_plan=DevicePlan({"cpu": ""}), lines=LINES[:1])
+    assert all(item.asked for item in make_plan(config, "cpu").items)
+    assert not any(item.asked for item in make_plan(replace(config, lines=()), "cpu").items)
