@@ -2,14 +2,15 @@
 
 A contract is a point in independent axes. Each axis has options, the first of which is the default; an option says at
 which stages values are rounded and to whose format. The reference asks `contract.has(option)` where an option changes
-more than a rounding.
+more than a rounding. The first option of an axis may have no name: the others then are deviations, and the name of a
+contract that does not deviate leaves the axis out.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -52,7 +53,12 @@ class Contract:
         return option in self.options
 
     def __str__(self) -> str:
-        return self.name or "+".join(self.options) or DEFAULT
+        return self.name or joined(self.options)
+
+
+def joined(options: Iterable[str]) -> str:
+    """What a contract with these options is called, where no preset names it; options without a name are left out."""
+    return "+".join(filter(None, options)) or DEFAULT
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,17 @@ class Latent:
     """A stage with one value per row that alone must explain the row, bit for bit.
 
     Each element of the stages in `through` is a monotone function of that value, so that the set of values which
-    explain an element is an interval, and a row is explained if all of its intervals intersect.
+    explain an element is an interval, and a row is explained if all of its intervals intersect. `instead` maps options
+    to the stage that takes the place of `stage` under them.
     """
 
     stage: str
     through: tuple[str, ...]
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def under(self, contract: Contract) -> str:
+        """The stage that has the value under a contract."""
+        return next((stage for option, stage in self.instead.items() if contract.has(option)), self.stage)
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ class Op:
         Raises:
             UsageError: an option is unknown, or two options are of one axis.
         """
-        axis_of = {option: axis for axis, choices in self.axes.items() for option in choices}
+        axis_of = {option: axis for axis, choices in self.axes.items() for option in choices if option}
         start = tuple(next(iter(choices)) for choices in self.axes.values())
         words = [*filter(None, text.removeprefix(DEFAULT).split("+"))]
         if words and words[0] in self.presets:
@@ -144,6 +156,11 @@ class Op:
                 if option != contract.options[axis]:
                     yield self._point((*contract.options[:axis], option, *contract.options[axis + 1 :]))
 
+    def deviations(self, contract: Contract) -> int:
+        """In how many axes the contract has another option than one without a name."""
+        axes = zip(self.axes.values(), contract.options, strict=True)
+        return sum("" in choices and option != "" for choices, option in axes)
+
     def _point(self, options: tuple[str, ...]) -> Contract:
         rounds = dict(self.rounds)
         for choices, option in zip(self.axes.values(), options, strict=True):
@@ -178,12 +195,18 @@ def op(
     are the parameters of the op, apart from `contract` and `stage`, which the harness passes.
 
     Raises:
-        UsageError: a preset does not name one option of each axis, in order.
+        UsageError: a preset does not name one option of each axis, in order, or deviates; or an option without a name
+            is not the first of its axis.
     """
     choices = list((axes or {}).values())
     for preset, options in (presets or {}).items():
         if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
             raise UsageError(f"preset {preset!r} must name one option of each of the axes {', '.join(axes or {})}")
+        if any(o and "" in c for o, c in zip(options, choices, strict=True)):
+            raise UsageError(f"preset {preset!r} deviates, so that no name would be left for what does not; use ''")
+    for axis, named in (axes or {}).items():
+        if "" in [*named][1:]:
+            raise UsageError(f"axis {axis!r} has an option without a name; it must be the first one")
 
     def build(reference: Callable[..., Any]) -> Op:
         parameters = inspect.signature(reference).parameters.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -218,6 +218,15 @@ class CaseResult:
         """The first stage that goes wrong from the kernel's own earlier values, or else from the inputs."""
         local = (s for s in self.stages if s.isolated.outside)
         return next(local, next((s for s in self.stages if s.cumulative.outside), None))
+
+
+def simplest(contracts: Sequence[str], claimed: str) -> tuple[str, ...]:
+    """The contracts that differ from the claimed one in no more options than they need to.
+
+    One is left out if another of them makes some of its changes and no others.
+    """
+    changes = {name: frozenset(name.split("+")) ^ frozenset(claimed.split("+")) for name in contracts}
+    return tuple(name for name in contracts if not any(other < changes[name] for other in changes.values()))
 
 
 @dataclass(frozen=True)

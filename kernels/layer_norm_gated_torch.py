@@ -1,4 +1,4 @@
-"""The gated LayerNorm and its gradient in PyTorch, written out for each contract.
+"""The gated LayerNorm and its gradient in PyTorch, written out for each contract, and the library function.
 
 layer_norm_gated.py says what the contracts mean.
 """
@@ -6,10 +6,13 @@ layer_norm_gated.py says what the contracts mean.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from layer_norm_gated_arguments import check_backward, check_forward, check_stepwise
 from torch import Tensor
 
-from harness.kernel import kernel
+from harness.kernel import UnsupportedCase, kernel
+
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def activate(z: Tensor, activation: str) -> Tensor:
@@ -56,6 +59,42 @@ def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=
     value = x.float() if norm_before_gate else x.float() * gate
     affine = weight * normalize(value, eps, size, is_rms_norm=True).to(x.dtype)
     return (affine * gate if norm_before_gate else affine).to(x.dtype)
+
+
+def with_statistics(x, weight, bias, eps, stages):
+    """The output of `F.layer_norm`; asked for stages, those of mean and rstd that torch gives as it computed them."""
+    if not stages:
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+    saved = {"mean": mean, "rstd": rstd} if mean.dtype is torch.float32 else {}
+    return {"output": output, **{name: saved[name] for name in stages if name in saved}}
+
+
+@kernel("layer_norm_gated", contract="single_rounding+welford", name="F.layer_norm", stages=("mean", "rstd"))
+def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
+    """Welford by chunks of vectors on the CPU, by threads on CUDA; what is normalized is (x - mean) · rstd.
+
+    On the CPU that holds for fp32 only; see `library_layer_norm_of_halves`.
+    """
+    if x.device.type == "cpu" and x.dtype in HALVES:
+        raise UnsupportedCase("on the CPU, torch computes x · rstd - mean · rstd for 16 bits: F.layer_norm[halves]")
+    if x.is_cuda and weight.dtype != x.dtype:
+        raise UnsupportedCase(f"x is {x.dtype}, weight {weight.dtype}: torch's CUDA kernel takes weights of x's dtype")
+    return with_statistics(x, weight, bias, eps, stages)
+
+
+@kernel(
+    "layer_norm_gated",
+    contract="single_rounding+welford+distributed",
+    name="F.layer_norm[halves]",
+    stages=("mean", "rstd"),
+    devices=("cpu",),
+)
+def library_layer_norm_of_halves(x, weight, bias=None, *, eps, stages=()):
+    """bf16 and fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
+    if x.dtype not in HALVES:
+        raise UnsupportedCase(f"x is {x.dtype}, for which F.layer_norm says what torch computes")
+    return with_statistics(x, weight, bias, eps, stages)
 
 
 def through_norm(dnormalized: Tensor, normalized: Tensor, rstd: Tensor, group_size: int, *, centered: bool) -> Tensor:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 
 from harness.numerics import (
     Enclosure,
+    difference_of_products,
     fusible_product,
     hull,
     mean,
+    mean_and_variance,
     mean_of_squares,
     multiply_add,
     product_in_any_order,
@@ -26,7 +28,11 @@ from harness.op import Contract, Latent, StageRecorder, op
 
 @op(
     rows=("x", "z"),
-    axes={"rounding": {"single_rounding": {}, "stepwise": {"normalized": "x", "affine": "weight"}}},
+    axes={
+        "rounding": {"single_rounding": {}, "stepwise": {"normalized": "x", "affine": "weight"}},
+        "variance": {"": {}, "welford": {}},
+        "centering": {"": {}, "distributed": {}},
+    },
     rounds={"output": "x"},
     latent=Latent("rstd", through=("normalized", "affine", "output")),
 )
@@ -48,7 +54,8 @@ def layer_norm_gated(
 
     x, z: [..., N], of one dtype; weight, bias: [N]. With N / `group_size` = G groups, `mean`, `variance` and `rstd` are
     [..., G]. `is_rms_norm` leaves out the mean. `activation` is `silu` (z · sigmoid(z)) or `sigmoid`. The variance is
-    computed in two passes: the mean of (x - mean)².
+    computed in two passes, as the mean of (x - mean)², or with the mean by Welford's or Chan's updates (`welford`).
+    `distributed` normalizes by x · rstd - mean · rstd.
 
     Raises:
         ValueError: parameters that have no meaning together, or tensors whose shapes do not fit.
@@ -71,14 +78,23 @@ def layer_norm_gated(
         variance = mean_of_squares(centered)
     else:
         fused = value if value is x or gate is None else fused_with_gate(value, x, gate, gating)
-        center = stage("mean", mean(fused.in_groups(width))[..., 0])[..., None]
-        variance = variance_about(fused.in_groups(width), center)
-        centered = fused.in_groups(width) - center
+        grouped = fused.in_groups(width)
+        in_one_pass = mean_and_variance(grouped) if contract.has("welford") else None
+        center = stage("mean", (in_one_pass[0] if in_one_pass else mean(grouped))[..., 0])[..., None]
+        variance = in_one_pass[1] if in_one_pass else variance_about(grouped, center)
+        centered = grouped - center
     rstd = stage("rstd", rsqrt(stage("variance", variance[..., 0]) + eps))[..., None]
-    normalized = stage("normalized", (centered * rstd).joined())
+    distributed = not is_rms_norm and contract.has("distributed")
+    parts = difference_of_products(grouped, center, rstd) if distributed else centered * rstd
+    normalized = stage("normalized", parts.joined())
 
-    stepwise = contract.has("stepwise")
-    y = stage("affine", normalized * weight if stepwise else _scaled(normalized, centered, rstd, weight, bias))
+    if contract.has("stepwise"):
+        y = normalized * weight
+    elif distributed:
+        y = normalized * weight if bias is None else multiply_add(normalized, weight, bias)
+    else:
+        y = _scaled(normalized, centered, rstd, weight, bias)
+    y = stage("affine", y)
     if gate is not None and norm_before_gate:
         y = times_gate(y, gate, gating)
     stage("output", y, result=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from harness.numerics import (
     Enclosure,
+    divide,
     hull,
     mean_of_products,
     multiply_add,
     product_in_any_order,
     sum_of_row_products,
     sum_of_rows,
+    total_of_products,
 )
 from harness.numerics import mean as mean_of
 from harness.op import Contract, StageRecorder, op
@@ -22,7 +24,7 @@ from references.layer_norm_gated import activated, check, fused_with_gate, times
 
 @op(
     rows=("x", "dy", "rstd", "mean", "z"),
-    axes={"rounding": {"single_rounding": {}}},
+    axes={"rounding": {"single_rounding": {}}, "scaling": {"": {}, "scaled_sums": {}}},
     rounds={"dx": "x", "dz": "z", "dw": "weight", "db": "bias", "output": "x"},
 )
 def layer_norm_gated_backward(
@@ -49,6 +51,8 @@ def layer_norm_gated_backward(
     Raises:
         ValueError: parameters that have no meaning together, or tensors whose shapes do not fit.
     """
+    if mean is not None and contract.has("scaled_sums"):
+        raise ValueError("scaled_sums is the form of gradients of RMS norms; they have no mean")
     check(x, {"dy": dy, "z": z}, {"weight": weight, "bias": bias}, activation)
     width = _group_width(x, rstd, mean)
     gating = () if z is None else activated(z, activation)
@@ -77,7 +81,10 @@ def layer_norm_gated_backward(
     if bias is not None:
         stage("db", sum_of_rows(terms), result=True)
 
-    dx = _through_norm(daffine, weight, normalized, rstd, centered=mean is not None, stage=stage)
+    if contract.has("scaled_sums"):
+        dx = _through_scaled_sums(daffine, weight, normalized, rstd, stage)
+    else:
+        dx = _through_norm(daffine, weight, normalized, rstd, centered=mean is not None, stage=stage)
     if before is not None:
         dvalue = stage("dgated_input", dx)
         stage("dz", times_slope(dvalue, x, gating), result=True)
@@ -112,6 +119,17 @@ def times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> En
     (z,) = factors
     expanded = hull(multiply_add(z * s, rest, s), multiply_add(z, s * rest, s))
     return hull(product_in_any_order(a, b, s, multiply_add(z, rest, 1.0)), product_in_any_order(a, b, expanded))
+
+
+def _through_scaled_sums(
+    daffine: Enclosure, weight: Enclosure, normalized: Enclosure, rstd: Enclosure, stage: StageRecorder
+) -> Enclosure:
+    """The same without a mean as (rstd / n) · (n · d - normalized · s), where s is the sum of normalized · d."""
+    width = daffine.shape[-1] // rstd.shape[-1]
+    d, normalized = stage("dnormalized", daffine * weight).in_groups(width), normalized.in_groups(width)
+    s1 = stage("s1", total_of_products(normalized, d)[..., 0])[..., None]
+    difference = hull(multiply_add(-normalized, s1, d * width), multiply_add(d, width, -(normalized * s1)))
+    return (difference * divide(rstd, width)[..., None]).joined()
 
 
 def _through_norm(

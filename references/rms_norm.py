@@ -10,11 +10,14 @@ from harness.numerics import (
     Enclosure,
     at_least,
     clamp,
+    divide,
     divide_rn,
+    hull,
     largest_magnitude,
     mean_of_squares,
     product_in_any_order,
     rsqrt,
+    sqrt,
 )
 from harness.op import Contract, Latent, StageRecorder, op
 
@@ -25,11 +28,16 @@ SMALLEST_SCALE = 1 / (448.0 * 512.0)
 @op(
     rows=("x", "residual"),
     axes={
-        "weight_rule": {"native_multiply": {"normalized": "weight", "product": "weight"}, "fp32_multiply": {}},
+        "weight_rule": {
+            "native_multiply": {"normalized": "weight", "product": "weight"},
+            "fp32_multiply": {},
+            "input_multiply": {"normalized": "x", "product": "x"},
+        },
         "residual_rule": {"rounded_sum": {}, "unrounded_sum": {}, "rounded_value": {}},
+        "inverse": {"": {}, "rounded_inverse": {"inv_rms": "x"}, "divided": {}},
     },
     rounds={"residual_sum": "x", "output": "x", "quantized": "e4m3"},
-    latent=Latent("inv_rms", through=("normalized", "product", "output")),
+    latent=Latent("inv_rms", through=("normalized", "product", "output"), instead={"divided": "rms"}),
 )
 def rms_norm(
     x: Enclosure,
@@ -58,7 +66,7 @@ def rms_norm(
         raise ValueError(f"a scale goes with quant=static, but quant={quant} and scale is {'not ' * (not scale)}given")
     if variance_size is not None and not 1 <= variance_size <= x.shape[-1]:
         raise ValueError(f"variance_size={variance_size} is not from 1 to {x.shape[-1]}, the width of x")
-    if weight_offset and contract.has("native_multiply"):
+    if weight_offset and not contract.has("fp32_multiply"):
         raise ValueError(f"weight_offset={weight_offset} has a meaning under fp32_multiply only")
 
     value = squared = x
@@ -69,12 +77,16 @@ def rms_norm(
         squared = rounded if contract.has("rounded_sum") else unrounded
 
     variance = stage("variance", mean_of_squares(squared[..., :variance_size]))
-    inv_rms = stage("inv_rms", rsqrt(variance + eps))
-    y = normalized = stage("normalized", value * inv_rms)
+    divided = contract.has("divided")
+    root = stage("rms", sqrt(variance + eps)) if divided else stage("inv_rms", rsqrt(variance + eps))
+    y = normalized = stage("normalized", divide(value, root) if divided else value * root)
     if weight is not None:
         gain = weight + weight_offset if weight_offset else weight
-        free = not contract.has("native_multiply")
-        y = stage("product", product_in_any_order(value, inv_rms, gain) if free else normalized * gain)
+        if contract.has("fp32_multiply"):
+            product = _quotient_in_any_order if divided else product_in_any_order
+            y = stage("product", product(value, root, gain))
+        else:
+            y = stage("product", normalized * gain)
     y = stage("output", y, result=quant is None)
 
     if scale is not None:
@@ -84,3 +96,8 @@ def rms_norm(
         row_scale = at_least(divide_rn(largest_magnitude(y), E4M3_MAX), SMALLEST_SCALE)
         row_scale = stage("scale", row_scale, result=True)
         stage("quantized", clamp(divide_rn(y, row_scale), -E4M3_MAX, E4M3_MAX), result=True)
+
+
+def _quotient_in_any_order(value: Enclosure, root: Enclosure, gain: Enclosure) -> Enclosure:
+    """value / root · gain, with the division first, last, or that of the gain."""
+    return hull(divide(value, root) * gain, divide(value * gain, root), value * divide(gain, root))

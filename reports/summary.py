@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from harness.result import BAD, ULP_BINS, CaseResult, Comparison, Run, StageResult, Verdict
+from harness.result import BAD, ULP_BINS, CaseResult, Comparison, Run, StageResult, Verdict, simplest
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,10 @@ class Problem:
 
     @property
     def explained_by(self) -> tuple[str, ...]:
-        """Contracts that allow every bit of every failed result."""
+        """Contracts that allow every bit of every failed result, without those that change more than they need to."""
         failed = [r.explained_by for r in self.bad if r.verdict is Verdict.FAILED]
-        return tuple(c for c in failed[0] if all(c in others for others in failed)) if failed else ()
+        common = [c for c in failed[0] if all(c in others for others in failed)] if failed else []
+        return simplest(common, self.smallest.contract)
 
     @property
     def severity(self) -> tuple[bool, bool, int, int]:

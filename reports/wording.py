@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict
+from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict, simplest
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
 
 MOST_NAMES = 4
@@ -104,7 +104,7 @@ def _explanation(problem: Problem) -> str:
         extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
         extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
         return allowed_by(problem.explained_by, extent)
-    if own := problem.smallest.explained_by:
+    if own := simplest(problem.smallest.explained_by, problem.smallest.contract):
         return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
     return ""
 

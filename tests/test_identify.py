@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
+from harness.case import DTYPES, parse_case
 from harness.config import Config
 from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
@@ -60,6 +60,24 @@ def names(candidates: tuple[Candidate, ...]) -> list[str]:
     return [name(candidate) for candidate in candidates]
 
 
+NATIVE = "native_multiply or input_multiply"
+
+
+def plain(candidates: tuple[Candidate, ...]) -> list[str]:
+    """The names of those that do not divide by the root: whoever multiplies by its inverse could do that as well."""
+    return [shown for shown in names(candidates) if "divided" not in shown]
+
+
+def base_of(contract: str) -> str:
+    """What stands for contracts that are one computation where the weight has the dtype of x, or deviate from it."""
+    weight, residual, *_ = contract.replace("input", "native").split("+")
+    return f"{weight}+{residual}"
+
+
+def base(candidate: Candidate) -> str:
+    return base_of(candidate.contracts[0])
+
+
 def normalized(x: Tensor, eps: float) -> Tensor:
     return x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
 
@@ -82,16 +100,17 @@ def test_the_contract_that_a_kernel_keeps(contract: str) -> None:
     kernel = own(f"eager[{contract}]").call
     claim = "native_multiply" if contract.startswith("fp32") else "fp32_multiply"
     found = identified(kernel, BF16, FP16, RESIDUAL, contract=claim)
-    assert names(found.kept) == [contract]
-    others = [candidate.total for candidate in found.candidates if contract not in candidate.contracts]
-    assert len(others) == 5 and all(other.forbidden > 0 and other.against > 0 for other in others)
+    assert contract in found.kept[0].contracts
+    assert {base(candidate) for candidate in found.kept} == {base_of(contract)}
+    others = [candidate.total for candidate in found.candidates if base(candidate) != base_of(contract)]
+    assert len(others) == 3 * 5 and all(other.forbidden > 0 and other.against > 0 for other in others)
     assert not found.keeps_claim and found.exit_code == 1
     assert "is wrong" in answer(found)
 
 
 def test_every_contract_sees_every_case() -> None:
     found = identified(in_fp32, BF16, FP16, contract="fp32_multiply")
-    assert [candidate.total.cases for candidate in found.candidates] == [2, 2]
+    assert [candidate.total.cases for candidate in found.candidates] == [2] * 6
     assert found.exit_code == 0
     assert answer(found) == "keeps fp32_multiply (any residual_rule), as it claims."
 
@@ -105,17 +124,17 @@ def test_axes_that_make_no_difference_are_named() -> None:
 
 def test_contracts_that_coincide_for_a_dtype() -> None:
     found = identified(own("eager[native_multiply+rounded_sum]").call, BF16, FP32)
-    assert names(found.kept) == ["native_multiply (any residual_rule)"]
-    assert list(remarks(found)) == [
-        "In fp32 fp32_multiply (any residual_rule) cannot be told from native_multiply (any residual_rule)."
-    ]
+    assert plain(found.kept) == [f"{NATIVE} (any residual_rule)"]
+    [remark] = remarks(found)
+    assert remark.startswith("In fp32 ") and "fp32_multiply (any residual_rule)" in remark
+    assert remark.endswith(f"cannot be told from {NATIVE} (any residual_rule).")
 
 
 def test_contracts_that_these_cases_do_not_tell_apart() -> None:
     """Rows of ones, on which both contracts allow the same; other inputs of this dtype tell them apart."""
     found = identified(in_fp32, "rms_norm x=bf16[4,64]:ones weight=bf16[64] eps=1e-12 seed=0")
-    assert len(found.kept) == 2
-    assert found.answers[0].coinciding == ()
+    assert sorted(plain(found.kept))[0] == "fp32_multiply (any residual_rule)"
+    assert any(shown.startswith(NATIVE) for shown in names(found.rivals))
     assert "these cases do not tell them apart" in answer(found)
     assert found.exit_code == 1
 
@@ -139,9 +158,9 @@ def test_a_kernel_that_gives_other_bits_the_second_time_keeps_nothing() -> None:
 
 def test_a_contract_without_meaning_is_not_kept() -> None:
     found = identified(own("eager[fp32_multiply+rounded_sum]").call, OFFSET, contract="fp32_multiply")
-    assert names(found.kept) == ["fp32_multiply (any residual_rule)"]
-    assert found.candidates[1].total.undefined == 1
-    assert elements(found.candidates[1].total) == "no meaning in 1 case"
+    assert plain(found.kept) == ["fp32_multiply (any residual_rule)"]
+    undefined = [candidate.total for candidate in found.candidates if "fp32" not in name(candidate)]
+    assert {(total.undefined, elements(total)) for total in undefined} == {(1, "no meaning in 1 case")}
 
 
 def test_one_contract_per_dtype() -> None:
@@ -150,10 +169,11 @@ def test_one_contract_per_dtype() -> None:
 
     found = identified(both, BF16, FP16)
     assert found.kept == () and found.search.tried == 0
-    assert {one.dtypes: names(one.fits) for one in found.answers} == {
-        "bf16": ["native_multiply (any residual_rule)"],
+    assert {one.dtypes: plain(one.fits) for one in found.answers} == {
+        "bf16": [f"{NATIVE} (any residual_rule)"],
         "fp16": ["fp32_multiply (any residual_rule)"],
     }
+    assert all(names(one.fits)[:1] == plain(one.fits)[:1] for one in found.answers), "what deviates comes last"
     assert "keeps no contract throughout" in answer(found)
 
 
@@ -168,9 +188,9 @@ def test_rows_decide_where_elements_do_not() -> None:
         return x * torch.where(halves, left, right) * weight
 
     found = identified(torn, FP32)
-    assert found.kept == ()
-    assert found.candidates[0].total.forbidden == 0
-    assert found.candidates[0].total.unexplained > 0
+    assert plain(found.kept) == []
+    torn_apart = [c.total for c in found.candidates if "divided" not in name(c)]
+    assert {(total.forbidden, total.unexplained > 0) for total in torn_apart} == {(0, True)}
 
 
 @op(
@@ -204,12 +224,33 @@ def test_many_contracts_are_left_once_they_are_ruled_out() -> None:
 # Roundings that no contract of the op has
 
 
-def test_a_rounding_that_no_contract_has() -> None:
+def test_a_weight_of_another_dtype_tells_input_multiply_from_native_multiply() -> None:
     found = identified(natively, BF16, MIXED)
-    assert names(found.kept) == ["native_multiply (any residual_rule), normalized rounded to x"]
+    assert plain(found.kept) == ["input_multiply (any residual_rule)"]
     assert not found.keeps_claim
+    assert found.search.tried == 0
+
+
+def test_a_rounding_that_no_contract_has() -> None:
+    def rounded_variance(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        variance = x.float().square().mean(-1, keepdim=True).to(x.dtype).float()
+        return (x.float() * torch.rsqrt(variance + eps) * weight.float()).to(x.dtype)
+
+    found = identified(rounded_variance, BF16.replace("[24,", "[200,"), FP16.replace("[24,", "[200,"))
+    assert names(found.kept)[0] == "fp32_multiply (any residual_rule), variance rounded to x"
     assert found.search.points == 1 and found.search.tried > 0
-    assert {one.dtypes: names(one.fits)[-1] for one in found.answers}["bf16"] == "native_multiply (any residual_rule)"
+
+
+@pytest.mark.parametrize("target", ["bf16", "fp16"])
+def test_a_rounding_to_a_format_whatever_x_has(target: str) -> None:
+    """As torchnorm rounds the sum with the residual to bf16."""
+
+    def to_one_format(x: Tensor, weight: Tensor, residual: Tensor, *, eps: float) -> dict[str, Tensor]:
+        total = (x.float() + residual.float()).to(DTYPES[target]).float()
+        return {"output": in_fp32(total, weight, eps=eps).to(x.dtype), "residual_sum": total.to(x.dtype)}
+
+    found = identified(to_one_format, *(RESIDUAL.replace("bf16", dtype) for dtype in ("bf16", "fp16", "fp32")))
+    assert plain(found.kept) == [f"fp32_multiply+rounded_sum, residual_sum rounded to {target}"]
 
 
 def test_a_rounding_that_is_left_out() -> None:
@@ -227,15 +268,15 @@ def test_a_rounding_that_is_left_out() -> None:
     assert "fp32_multiply (any residual_rule), output unrounded" in names(found.kept)
 
 
-def test_two_roundings_at_once() -> None:
+def test_a_rounding_beside_an_option() -> None:
     def twice(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         variance = x.float().square().mean(-1, keepdim=True).to(x.dtype).float()
         inverse = torch.rsqrt(variance + eps).to(x.dtype).float()
         return (x.float() * inverse * weight.float()).to(x.dtype)
 
     found = identified(twice, BF16.replace("[24,", "[400,"), FP16.replace("[24,", "[400,"))
-    assert found.search.points == 2
-    assert names(found.kept) == ["fp32_multiply (any residual_rule), variance rounded to x, inv_rms rounded to x"]
+    assert found.search.points == 1
+    assert plain(found.kept) == ["fp32_multiply+rounded_inverse (any residual_rule), variance rounded to x"]
 
 
 def test_a_stage_is_changed_in_one_way_at_a_time() -> None:
@@ -250,11 +291,14 @@ def test_nothing_fits() -> None:
     found = identified(wrong, BF16)
     assert found.kept == () and found.exit_code == 1 and found.search.left == 0
     assert found.search.points == 5  # all stages but those that a change of the others hides
-    assert answer(found).startswith("keeps none of the 6 contracts of rms_norm; nearest is ")
+    assert answer(found).startswith("keeps none of the 27 contracts of rms_norm; nearest is ")
 
 
 def test_too_many_combinations_are_not_tried() -> None:
-    found = identified(natively, MIXED, most=3)
+    def wrong(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return in_fp32(x, weight, eps=eps) * 1.5
+
+    found = identified(wrong, MIXED, most=3)
     assert found.kept == () and found.search.tried == 0 and found.search.left > 3
     assert any("--combinations" in remark for remark in remarks(found))
 

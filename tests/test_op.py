@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +141,60 @@ def test_two_options_of_one_axis(text: str) -> None:
         painted.contract(text)
 
 
+# Deviations
+
+
+@op(
+    rows=("x",),
+    axes={
+        "size": {"small": {}, "large": {"z": "x"}},
+        "turn": {"": {}, "turned": {"y": "x"}},
+        "edge": {"": {}, "cut": {}},
+    },
+    presets={"usual": ("large", "", "")},
+    latent=Latent("y", through=("z",), instead={"cut": "w"}),
+)
+def deviating(x, *, contract, stage) -> None:
+    """An op with two axes of which the usual option has no name."""
+
+
+def test_an_option_without_a_name_is_not_in_the_name_of_a_contract() -> None:
+    usual = replace(deviating, presets={})
+    assert [str(c) for c in usual.contracts()][:4] == ["small", "small+cut", "small+turned", "small+turned+cut"]
+    assert usual.contract("turned").options == ("small", "turned", "")
+    assert usual.contract("").options == usual.contract("small").options == ("small", "", "")
+    assert [*map(str, usual.alternatives(usual.contract("turned")))] == ["large+turned", "small", "small+turned+cut"]
+    for own in (usual, deviating):
+        every = own.contracts()
+        assert [own.contract(str(contract)).options for contract in every] == [c.options for c in every]
+    assert str(deviating.contract("large+cut")) == "usual+cut"
+    assert [usual.deviations(c) for c in usual.contracts()[:4]] == [0, 1, 1, 2]
+
+
+def test_all_options_without_a_name_are_the_default() -> None:
+    only = replace(deviating, axes={"turn": {"": {}, "turned": {}}}, presets={})
+    assert [str(c) for c in only.contracts()] == ["default", "turned"]
+    assert only.contract("default") == only.contract("")
+
+
+def test_an_option_without_a_name_is_no_suggestion() -> None:
+    with pytest.raises(UsageError, match=r"'qqqqqq'[;.,] [Kk]nown: cut, large, small, turned, usual"):
+        deviating.contract("qqqqqq")
+
+
+def test_a_preset_that_deviates_could_not_be_named_without() -> None:
+    with pytest.raises(UsageError, match="preset 'odd' deviates"):
+        op(rows=("x",), axes={"turn": {"": {}, "turned": {}}}, presets={"odd": ("turned",)})
+    with pytest.raises(UsageError, match="axis 'turn' has an option without a name; it must be the first"):
+        op(rows=("x",), axes={"turn": {"turned": {}, "": {}}})
+
+
+def test_an_option_may_have_its_own_latent_stage() -> None:
+    assert deviating.latent is not None
+    assert deviating.latent.under(deviating.contract("turned")) == "y"
+    assert deviating.latent.under(deviating.contract("usual+cut")) == "w"
+
+
 # Presets
 
 
@@ -215,7 +271,9 @@ def test_rms_norm() -> None:
         "weight_offset": 0.0,
         "quant": None,
     }
-    assert len(rms_norm.contracts()) == 6
+    assert len(rms_norm.contracts()) == 27
+    assert str(rms_norm.contract("rounded_inverse")) == "native_multiply+rounded_sum+rounded_inverse"
+    assert str(rms_norm.contract()) == "native_multiply+rounded_sum"
     assert rms_norm.contract("fp32_multiply").rounds == {"residual_sum": "x", "output": "x", "quantized": "e4m3"}
     assert rms_norm.contract().rounds["normalized"] == "weight"
 

@@ -28,6 +28,7 @@ from harness.numerics.enclosure import (
 )
 from harness.numerics.formats import FORMATS, Format, cast, format_of, round_to
 from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer, groups_of
+from harness.numerics.moments import difference_of_products, mean_and_variance
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
@@ -53,6 +54,7 @@ __all__ = [
     "concatenate",
     "current",
     "dequantized",
+    "difference_of_products",
     "divide",
     "divide_rn",
     "dot",
@@ -65,6 +67,7 @@ __all__ = [
     "hull",
     "largest_magnitude",
     "mean",
+    "mean_and_variance",
     "mean_of_products",
     "mean_of_squares",
     "multiply_add",

@@ -92,7 +92,7 @@ class Sum:
         eps = current().accumulation(self.count) + 2 * self.count * _FP64_U
         rounding = eps * self.magnitude + (self.count * _UNDERFLOW if self.products else 0.0)
         exact = self.known & (self.magnitude < _LATTICE_UNITS * self.quantum) & (self.quantum >= FP32.quantum)
-        slack = torch.where(exact, 0.0, rounding) + self.count * _flush()
+        slack = torch.where(exact, 0.0, rounding) + self.count * flushed()
         low, high = self.sums[2] - slack, self.sums[3] + slack
         if nonnegative:
             low = torch.where(low < 0, 0.0, low)
@@ -136,7 +136,7 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     the result is their intersection.
     """
     naive = mean_of_squares(x - center)
-    middle, radius = _midpoint_radius(x)
+    middle, radius = midpoint_radius(x)
     low, high = center.lo, center.hi
     average = middle.mean(-1, keepdim=True)
     spread = (middle - average).square().mean(-1, keepdim=True)
@@ -148,7 +148,7 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     doubt = 2 * count * _FP64_U * middle.abs().amax(-1, keepdim=True)  # of the average in fp64
     error = error * (1 + 4 * count * _FP64_U) + 2 * doubt * (doubt + farthest.sqrt())
     eps = current().accumulation(count) + 4 * U + current().quotient + 4 * count * _FP64_U
-    absolute = 2.0**-147 + _flush() * 2  # of squares, their sum and the quotient
+    absolute = 2.0**-147 + flushed() * 2  # of squares, their sum and the quotient
     below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)
     above = (spread + farthest + error) * (1 + eps) + absolute
     usable = torch.isfinite(below) & torch.isfinite(above) & (above * count < current().arithmetic.max)
@@ -184,7 +184,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     covers tensor cores, which cut off.
     """
     terms = a.shape[-1]
-    (mid_a, rad_a), (mid_b, rad_b) = _midpoint_radius(a), _midpoint_radius(b)
+    (mid_a, rad_a), (mid_b, rad_b) = midpoint_radius(a), midpoint_radius(b)
     size_a, size_b = mid_a.abs() + rad_a, mid_b.abs() + rad_b
     magnitude = size_a @ size_b
     quantum_a, quantum_b = _quantum(mid_a, -1), _quantum(mid_b, -2)
@@ -193,7 +193,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     exact = points & (magnitude < _LATTICE_UNITS * units) & (units >= FP32.quantum) & (units >= cut)
     eps = current().dot_accumulation(terms) + terms * _FP64_U
     slack = torch.where(exact, 0.0, eps * magnitude + terms * (_UNDERFLOW + 2 * cut))
-    radius = slack + terms * _flush()
+    radius = slack + terms * flushed()
     if len(a.parts) == 4:
         radius = radius + rad_a @ size_b
     if len(b.parts) == 4:
@@ -228,7 +228,7 @@ def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tenso
     return cores.cut * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
 
 
-def _flush() -> float:
+def flushed() -> float:
     """What flushing one subnormal result to zero can change."""
     return FP32.quantum * 2.0**23 if current().flushes_subnormals else 0.0
 
@@ -258,7 +258,8 @@ def _quantum(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
     return quantum.amin(dim, keepdim=keepdim)
 
 
-def _midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:
+def midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:
+    """The middle of every interval, and how far its ends are from there."""
     if len(x.parts) < 4:
         return x.value, torch.zeros_like(x.value)
     middle = (x.lo + x.hi) / 2

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.config import Config
 from harness.errors import KernelError, unknown
-from harness.result import Verdict
+from harness.result import Verdict, simplest
 from harness.verify.evaluate import check_arguments, evaluate
 from harness.verify.judge import Judgement, judge
 from harness.verify.project import open_project
@@ -80,5 +80,5 @@ def _message(op: str, contract: str, judgement: Judgement) -> str:
     if judgement.reason:
         lines.append(f"  {judgement.reason}")
     if judgement.explained_by:
-        lines.append(f"  Every bit is explained by: {', '.join(judgement.explained_by)}")
+        lines.append(f"  Every bit is explained by: {', '.join(simplest(judgement.explained_by, contract))}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.case import Case, parse_case
 from harness.inputs import build
 from harness.numerics import using
-from harness.op import DEFAULT, Contract, Op
+from harness.op import Contract, Op, joined
 from harness.outcomes.identification import Answer, Candidate, Identification, Search
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, examine
@@ -117,23 +117,32 @@ def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], cl
         is_changed = bool(first.variant.changes)
         found.append((Candidate(contracts, fixed, free, first.tallies, is_changed, changes), first))
 
-    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, float, float], bool]:
-        return not pair[0].total.fits, pair[0].total.distance, claim not in pair[0].contracts
+    def rank(pair: tuple[Candidate, Trial]) -> tuple[bool, tuple[float, float, float], bool, int]:
+        candidate, trial = pair
+        deviations = op.deviations(trial.variant.base)
+        return not candidate.total.fits, candidate.total.distance, claim not in candidate.contracts, deviations
 
     return sorted(found, key=rank)
 
 
 def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]]:
-    """A name for contracts that are all the ways to choose on some axes, and these axes; nothing if they are not."""
-    chosen = [{contract.options[axis] for contract in contracts} for axis in range(len(op.axes))]
-    free = tuple(axis for axis, options in zip(op.axes, chosen, strict=True) if len(options) > 1)
-    complete = all(chosen[n] == set(choices) for n, (axis, choices) in enumerate(op.axes.items()) if axis in free)
-    if not complete or math.prod(map(len, chosen)) != len(contracts):
+    """A name for contracts that are all the ways to choose among some options of each axis, and the axes of which every
+    option will do; nothing if they are not.
+    """
+    kept = {contract.options for contract in contracts}
+    chosen = {
+        axis: [option for option in choices if any(options[n] == option for options in kept)]
+        for n, (axis, choices) in enumerate(op.axes.items())
+    }
+    free = tuple(axis for axis, options in chosen.items() if len(options) == len(op.axes[axis]) > 1)
+    bound = [options for axis, options in chosen.items() if axis not in free]
+    if math.prod(map(len, chosen.values())) != len(kept):
         return "", ()
     if op.presets:
-        return str(contracts[0]), free
-    fixed = (option for axis, option in zip(op.axes, contracts[0].options, strict=True) if axis not in free)
-    return "+".join(fixed) or DEFAULT, free
+        return (str(contracts[0]), free) if all(len(options) == 1 for options in bound) else ("", ())
+    named = joined(" or ".join(options) for options in bound if "" not in options)
+    without = [" or ".join(options[1:]) for options in bound if "" in options[:-1]]
+    return ", ".join([named, *(f"with or without {options}" for options in without)]), free
 
 
 def _answers(
@@ -141,9 +150,16 @@ def _answers(
 ) -> Iterator[Answer]:
     for dtypes, cases in _by_dtypes(seen).items():
         fitting = [(c, trial) for c, trial in candidates if trial.fits(dtypes)]
+        fitting.sort(key=lambda pair: _order(subject, *pair))
         fits = tuple(c for c, _ in fitting)
         coinciding = tuple(_coinciding(subject, project, fitting, cases))
         yield Answer(dtypes, len(cases), fits, coinciding)
+
+
+def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, bool, int]:
+    """Those that fit all dtypes first, the claim of them, then those that deviate least."""
+    deviations = subject.op.deviations(trial.variant.base)
+    return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
 def _coinciding(

@@ -228,18 +228,18 @@ class _Measured:
         self.of_stages = [c for c in pool if not self._outside(c, tensors, actual, actual)]
 
     def _explains(self, contract: Contract, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        """Whether `contract`, which is another computation than the claimed one of `trace`, allows all results."""
+        """Whether `contract` is another computation than that of `trace`, has all stages, and allows all results."""
         results = self._results(actual)
         if same_computation(trace, self.op, self.contract, contract, tensors):
             return False
         try:
-            if self._outside(contract, tensors, results, {}):
-                return False
+            other = evaluate(self.op, contract, tensors, self.params)
         except UsageError:
+            return False
+        if not actual.keys() <= other.formats.keys() or self._outside(contract, tensors, results, {}):
             return False
         if not has_latent(self.op, results):
             return True
-        other = evaluate(self.op, contract, tensors, self.params)
         return not check_rows(self.op, contract, tensors, self.params, results, other).unexplained
 
     def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:

@@ -124,7 +124,8 @@ def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace
 
     There a statistic that the kernel shows is one of two. `split` has one entry per row.
     """
-    names = [name for name in (latent.stage, *latent.through) if name in local.expected]
+    stages = (latent.stage, *latent.instead.values(), *latent.through)
+    names = [name for name in stages if name in local.expected]
     return replace(local, expected={**local.expected, **{name: _mixed(local, trace, name, split) for name in names}})
 
 

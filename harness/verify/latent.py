@@ -108,14 +108,15 @@ def _without_bounds(rows: Rows) -> Rows:
 def _rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> Rows:
     """All rows of a block, with the values of the latent stage within its enclosure as candidates."""
     assert op.latent is not None
-    latent = trace.enclosure(op.latent.stage)
+    stage = op.latent.under(contract)
+    latent = trace.enclosure(stage)
     lo, hi = _as_rows(latent.lo), _as_rows(latent.hi)
-    through = [stage for stage in op.latent.through if stage in actual]
+    through = [name for name in op.latent.through if name in actual]
     seen = {s: _as_rows(actual[s]).to(torch.float64).unflatten(-1, (lo.shape[-1], -1)) for s in through}
     own = {name: _as_rows(t) if name in op.rows else t for name, t in tensors.items()}
     tried = torch.isfinite(lo) & torch.isfinite(hi) & _several(seen)
     low, high = (ordinals(torch.where(tried, end, 1.0), FP32) for end in (lo, hi))
-    return Rows(op, contract, own, params, seen, op.latent.stage, low, high, tried)
+    return Rows(op, contract, own, params, seen, stage, low, high, tried)
 
 
 def _several(seen: Tensors) -> bool:

@@ -9,11 +9,14 @@ from functools import cached_property
 
 from torch import Tensor
 
-from harness.numerics import Format, format_of
+from harness.numerics import FORMATS, Format, format_of
 from harness.numerics.formats import FP32
 from harness.op import Contract, Op
 from harness.verify.compare import outside_mask
 from harness.verify.evaluate import Expected, Tensors, Trace, finished
+
+FIXED = ("bf16", "fp16")
+"""Formats that a stage may be rounded to, whatever the inputs have."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Variant:
 
 
 def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Rounding]:
-    """What may be changed: each stage not rounded, where it is, or rounded to the op's first input, where it is not.
+    """What may be changed: each stage not rounded, where it is, or rounded to the op's first input, bf16 or fp16.
 
     `formats` are those of the stages, `main` that of the first input; to fp32, nothing is rounded.
     """
@@ -54,14 +57,16 @@ def changes_of(op: Op, formats: Mapping[str, Format], main: Format) -> list[Roun
     for stage, fmt in formats.items():
         if fmt != FP32:
             found.append(Rounding(stage, None))
-        if fmt != main:
+        if main not in (FP32, fmt):
             found.append(Rounding(stage, op.inputs[0]))
-    return found if main != FP32 else [c for c in found if c.target is None]
+        found += (Rounding(stage, name) for name in FIXED if FORMATS[name] not in (main, fmt))
+    return found
 
 
 def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, ...]]:
-    """All ways to change `size` stages at once."""
-    for chosen in itertools.combinations(changes, size):
+    """All ways to change `size` stages at once; to a format that is no input's, one stage alone is rounded."""
+    several = [change for change in changes if size == 1 or change.target not in FIXED]
+    for chosen in itertools.combinations(several, size):
         if len({change.stage for change in chosen}) == size:
             yield chosen
 
@@ -91,7 +96,7 @@ def _stored(expected: Expected, fmt: object, actual: Tensor) -> Expected:
 
 
 def as_stored(contract: Contract, trace: Trace, actual: Tensors) -> Contract:
-    """The contract that also rounds every result to the dtype in which it is stored."""
+    """The contract that also rounds every result that it leaves in fp32 to the dtype in which that is stored."""
     formats = {name: format_of(actual[name].dtype) for name in trace.results if actual[name].is_floating_point()}
-    rounds = {name: fmt.name for name, fmt in formats.items() if trace.formats[name] != fmt}
+    rounds = {name: fmt.name for name, fmt in formats.items() if trace.formats[name] == FP32 != fmt}
     return Contract(contract.options, {**contract.rounds, **rounds}, str(contract)) if rounds else contract

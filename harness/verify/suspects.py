@@ -118,20 +118,21 @@ class _Question:
             differing = (
                 s for s in self.between if s in trace.expected and not _equal(self.own.expected[s], trace.expected[s])
             )
-            option, own = ((set(a.options) - set(b.options)).pop() for a, b in ((other, contract), (contract, other)))
-            yield Suspect(next(differing, self.target), f"under {option} in place of {own}", left)
+            yield Suspect(next(differing, self.target), _deviation(contract, other), left)
 
     def latent(self) -> Iterator[Suspect]:
         """The latent stage, if one other value of it per row explains every row."""
         latent = self.situation.op.latent
-        if latent is None or latent.stage not in self.between or self.target not in latent.through:
+        if latent is None or self.target not in latent.through:
+            return
+        if (stage := latent.under(self.situation.contract)) not in self.between:
             return
         actual = self.situation.actual[self.target]
         if torch.isnan(actual[self.wrong(self.situation)]).any():  # which no value explains
             return
         p = self.situation
         if any_value_explains(p.op, p.contract, p.tensors, p.params, {self.target: actual}, self.own):
-            yield Suspect(latent.stage, "with another value in each row", 0)
+            yield Suspect(stage, "with another value in each row", 0)
 
     def roundings(self) -> Iterator[Suspect]:
         """Every stage in every other rounding."""
@@ -176,6 +177,14 @@ class _Question:
         room = Enclosure(widened(self.own.enclosure(stage).parts, ulps * fmt.epsilon))
         change = f"within {ulps} ulp of {fmt.name}"
         return Suspect(stage, change, self.left(self.situation, {stage: room}), exact=False)
+
+
+def _deviation(own: Contract, other: Contract) -> str:
+    """The option in which a contract differs from one's own."""
+    old, new = next((a, b) for a, b in zip(own.options, other.options, strict=True) if a != b)
+    if not new:
+        return f"without {old}"
+    return f"under {new}" + (f" in place of {old}" if old else "")
 
 
 def _equal(a: Expected, b: Expected) -> bool:

@@ -17,13 +17,13 @@ def package(name):
     return upstream(f"conch.ops.normalization.{name}", REQUIREMENT)
 
 
-@kernel("rms_norm", contract="native_multiply", name="conch[rms_norm]")
+@kernel("rms_norm", contract="input_multiply", name="conch[rms_norm]")
 def rms_norm(x, weight, *, eps):
     refuse_lanes_without_value(x.shape[-1], x.device)
     return package("rms_norm").rms_norm(as_rows(x), weight.contiguous(), eps).reshape(x.shape)
 
 
-@kernel("rms_norm", contract="native_multiply+rounded_sum", name="conch[fused_add_rms_norm]")
+@kernel("rms_norm", contract="input_multiply+rounded_sum", name="conch[fused_add_rms_norm]")
 def fused_add_rms_norm(x, weight, residual, *, eps):
     refuse_lanes_without_value(x.shape[-1], x.device)
     own, total = as_rows(x).clone(), as_rows(residual).clone()

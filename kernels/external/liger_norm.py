@@ -1,14 +1,15 @@
 """RMSNorm of liger-kernel in its three casting modes, with and without a residual; read and identified for 0.8.5.
 
-`llama` claims what Transformers' module keeps. `gemma` multiplies in fp32. `none` computes in the dtype of x, for which
-the op has no contract; it claims the one that it keeps in fp32.
+`llama` rounds to x's dtype before it multiplies by the weight. `gemma` multiplies in fp32. `none` computes in the dtype
+of x: squares, their sum and eps are rounded to it, for which the op has no contract unless that dtype is fp32.
 """
 
 from __future__ import annotations
 
+import torch
 from norm_packages import as_rows, upstream
 
-from harness.kernel import kernel
+from harness.kernel import UnsupportedCase, kernel
 
 REQUIREMENT = "liger-kernel"
 
@@ -24,7 +25,7 @@ def fused_add(x, weight, residual, eps, offset, casting_mode):
     return {"output": output.reshape(x.shape), "residual_sum": total.reshape(x.shape)}
 
 
-@kernel("rms_norm", contract="native_multiply", name="liger[llama]")
+@kernel("rms_norm", contract="input_multiply", name="liger[llama]")
 def llama(x, weight=None, *, eps):
     return forward(x, weight, eps, 0.0, "llama")
 
@@ -36,10 +37,12 @@ def gemma(x, weight=None, *, eps, weight_offset=0.0):
 
 @kernel("rms_norm", contract="fp32_multiply", name="liger[none]")
 def none(x, weight=None, *, eps):
+    if x.dtype is not torch.float32:
+        raise UnsupportedCase(f"x is {x.dtype}: upstream rounds squares and sums to it, which no contract describes")
     return forward(x, weight, eps, 0.0, "none")
 
 
-@kernel("rms_norm", contract="native_multiply+rounded_sum", name="liger_fused_add[llama]")
+@kernel("rms_norm", contract="input_multiply+rounded_sum", name="liger_fused_add[llama]")
 def fused_add_llama(x, weight, residual, *, eps):
     return fused_add(x, weight, residual, eps, 0.0, "llama")
 
