@@ -89,3 +89,5 @@ def check_presets(where: str, axes: Mapping[str, Collection[str]], presets: Mapp
     for preset, options in presets.items():
         if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
             raise OpError(f"{where}: preset {preset!r} must name one option of each of the axes {', '.join(axes)}")
+        if any(option and "" in c for option, c in zip(options, choices, strict=True)):
+            raise OpError(f"{where}: preset {preset!r} deviates, which leaves no name for what does not; use ''")

@@ -71,7 +71,7 @@ class StageNames:
         return tuple(dict.fromkeys(found))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def stage_names(reference: Callable[..., Any]) -> StageNames | None:
     """The names of stages that a reference can record, or None where its source cannot be read."""
     try:
