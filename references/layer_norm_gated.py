@@ -22,7 +22,7 @@ from harness.numerics import (
     variance_about,
 )
 from harness.op import Contract, Latent, StageRecorder, op
-from references._shapes import check_shapes, width_of
+from references._shapes import width_of
 
 
 @op(
@@ -105,9 +105,11 @@ def check(
     x: Enclosure, like_x: Mapping[str, Enclosure | None], columns: Mapping[str, Enclosure | None], activation: str
 ) -> None:
     """Raise ValueError unless `like_x` have the shape of x, `columns` its width, and the activation is known."""
-    width = width_of("x", x)
-    check_shapes({name: (t, tuple(x.shape)) for name, t in like_x.items()})
-    check_shapes({name: (t, (width,)) for name, t in columns.items()})
+    expected = {name: (t, tuple(x.shape)) for name, t in like_x.items()}
+    expected |= {name: (t, (width_of("x", x),)) for name, t in columns.items()}
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; with x {tuple(x.shape)} it must be {shape}")
     if activation not in ("silu", "sigmoid"):
         raise ValueError(f"activation={activation!r} is neither silu nor sigmoid")
 
