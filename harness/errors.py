@@ -14,6 +14,10 @@ class UsageError(LastbitError):
     """A command line, case line, contract, dtype or name that means nothing here."""
 
 
+class OpError(LastbitError):
+    """An op whose declaration names what it does not have, or whose reference does what it must not."""
+
+
 class KernelError(LastbitError):
     """A kernel that raised, or whose result has the wrong names, shape, dtype or device."""
 
@@ -28,7 +32,16 @@ class UnsupportedCase(LastbitError):
 
 def unknown(what: str, value: object, known: Iterable[str]) -> UsageError:
     """A `UsageError` for a name that is not among `known`, with the nearest one suggested."""
+    return UsageError(no_such(what, value, known))
+
+
+def no_such(what: str, value: object, known: Iterable[str]) -> str:
+    """The sentence about a name that is not among `known`, with the nearest one suggested."""
     names = sorted(known)
-    near = get_close_matches(str(value), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    return UsageError(f"unknown {what} {value!r}{hint} Known: {', '.join(names) or 'none'}.")
+    return f"unknown {what} {value!r}{nearest(value, names)} Known: {', '.join(names) or 'none'}."
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """The end of a sentence about a name: the one of `known` that is most like it, if any is."""
+    near = get_close_matches(str(value), sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "."

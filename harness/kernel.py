@@ -17,15 +17,16 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
+from harness.declared import is_names, place_of
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
 
-__all__ = ["Kernel", "UnsupportedCase", "kernel", "load_kernels"]
+__all__ = ["Kernel", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,6 +34,8 @@ PLACEMENTS = ("refuses", "moves")
 
 REVISION_MARK = "@"
 """What stands between the name of a kernel and that of the revision that it is of, in a run of several."""
+
+_ATTRIBUTE = "lastbit_kernels"
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,20 @@ class Kernel:
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise unknown(f"placement of kernel {self.name!r}", self.placement, PLACEMENTS)
+        for what in ("stages", "mutates", "devices", "unordered"):
+            if not is_names(given := getattr(self, what)):
+                raise UsageError(f"{what}={given!r} of kernel {self.name!r} must be a tuple of names")
+        call: object = self.call
+        if isinstance(call, type) or not callable(call):
+            what = "a class" if isinstance(call, type) else f"no function but {call!r}"
+            raise UsageError(f"kernel {self.name!r} is {what}; decorate a function, or an object that can be called")
+        if self.depth is not None and not callable(self.depth):
+            raise UsageError(f"depth={self.depth!r} of kernel {self.name!r} must be a function: terms → height")
+
+    @property
+    def where(self) -> str:
+        """Name and place of the kernel, for messages about its declaration."""
+        return f"kernel {self.name!r} ({self.source})" if self.source else f"kernel {self.name!r}"
 
     @property
     def accepts(self) -> frozenset[str]:
@@ -98,7 +115,7 @@ _declared: list[_Declaration] | None = None
 
 
 def kernel(
-    op: str,
+    op: str = "",
     *,
     contract: str = "",
     name: str | None = None,
@@ -111,18 +128,44 @@ def kernel(
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
-    The function itself is returned unchanged, so that the file can also be used as an ordinary module.
+    The function itself is returned, so that the file can also be used as an ordinary module.
+
+    Raises:
+        UsageError: no op is named, as by `@kernel` without parentheses, or what is decorated cannot be called.
     """
+    named: object = op
+    if callable(named):
+        raise _without_op(named)
 
     def register(function: Function) -> Function:
+        if not isinstance(named, str) or not named:
+            raise _without_op(function)
+        own, source = name or _name_of(function), place_of(function)
+        made = Kernel(own, op, contract, function, stages, mutates, devices, depth, placement, unordered, source)
+        with suppress(AttributeError, TypeError):  # objects that take no attribute
+            setattr(function, _ATTRIBUTE, (*declarations_of(function), made))
         if _declared is not None:
-            own = name or str(getattr(function, "__name__", type(function).__name__))
-            source = _source_of(function)
-            made = Kernel(own, op, contract, function, stages, mutates, devices, depth, placement, unordered, source)
             _declared.append(_Declaration(made, *_module_under_way()))
         return function
 
     return register
+
+
+def declarations_of(function: object) -> tuple[Kernel, ...]:
+    """The kernels that a function was declared to be with `@kernel`, the innermost first."""
+    found: tuple[Kernel, ...] = getattr(function, _ATTRIBUTE, ())
+    return found
+
+
+def _name_of(function: object) -> str:
+    """What a function is called; a partial one has the name of what it calls, and an object that of its class."""
+    plain = getattr(function, "func", function)
+    return str(getattr(plain, "__name__", type(plain).__name__))
+
+
+def _without_op(function: Any) -> UsageError:
+    place = f"{_name_of(function)!r} ({place_of(function)})" if callable(function) else repr(function)
+    return UsageError(f'@kernel needs the op: write @kernel("OP", contract=…) above {place}')
 
 
 def load_kernels(folder: Path) -> tuple[Kernel, ...]:
@@ -226,9 +269,3 @@ def load_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise KernelError(f"{path} raised {type(error).__name__} while it was loaded: {error}") from error
     return module
-
-
-def _source_of(function: Callable[..., Any]) -> str:
-    plain = inspect.unwrap(getattr(function, "func", function))
-    code = getattr(plain, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)

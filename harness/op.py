@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from harness.errors import UsageError, unknown
+from harness.declared import (
+    PASSED_BY_HARNESS,
+    check_axes,
+    check_names,
+    check_presets,
+    check_signature,
+    check_targets,
+    is_names,
+    place_of,
+)
+from harness.errors import OpError, UsageError, unknown
+from harness.numerics.formats import FORMATS
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -111,6 +122,11 @@ class Op:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: Latent | None = None
 
+    @property
+    def where(self) -> str:
+        """Name and place of the op, for messages about its declaration."""
+        return f"op {self.name} ({place_of(self.reference)})"
+
     def contract(self, text: str = "") -> Contract:
         """The contract named by options joined with `+`, the first of which may be a preset.
 
@@ -180,8 +196,8 @@ class Op:
 
 
 def op(
-    *,
-    rows: tuple[str, ...],
+    *bare: object,
+    rows: tuple[str, ...] | None = None,
     integers: tuple[str, ...] = (),
     plain: tuple[str, ...] = (),
     axes: Mapping[str, Mapping[str, Rounds]] | None = None,
@@ -195,24 +211,18 @@ def op(
     are the parameters of the op, apart from `contract` and `stage`, which the harness passes.
 
     Raises:
-        UsageError: a preset does not name one option of each axis, in order, or deviates; or an option without a name
-            is not the first of its axis.
+        OpError: the declaration names an input, option or format that there is not, or the function takes something
+            else. Whether the reference records the stages that are named is known once its file has been loaded.
     """
-    choices = list((axes or {}).values())
-    for preset, options in (presets or {}).items():
-        if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
-            raise UsageError(f"preset {preset!r} must name one option of each of the axes {', '.join(axes or {})}")
-        if any(o and "" in c for o, c in zip(options, choices, strict=True)):
-            raise UsageError(f"preset {preset!r} deviates, so that no name would be left for what does not; use ''")
-    for axis, named in (axes or {}).items():
-        if "" in [*named][1:]:
-            raise UsageError(f"axis {axis!r} has an option without a name; it must be the first one")
+    if bare or rows is None:
+        function = f" above {getattr(bare[0], '__name__', bare[0])!r}" if bare else ""
+        raise OpError(f"@op needs the inputs whose rows are independent: write @op(rows=(…)){function}, or rows=()")
 
     def build(reference: Callable[..., Any]) -> Op:
         parameters = inspect.signature(reference).parameters.values()
         inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("contract", "stage")]
-        return Op(
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in PASSED_BY_HARNESS]
+        made = Op(
             name=reference.__name__,
             reference=reference,
             inputs=tuple(p.name for p in inputs),
@@ -226,5 +236,24 @@ def op(
             presets=presets or {},
             latent=latent,
         )
+        check_signature(made.where, parameters)
+        for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():
+            check_names(made.where, what, given, made.inputs)
+        if latent is not None and not is_names(latent.through):
+            raise OpError(f"{made.where}: through={latent.through!r} of its Latent must be a tuple of names")
+        _check_contracts(made)
+        return made
 
     return build
+
+
+def _check_contracts(made: Op) -> None:
+    """Raise `OpError` unless the contracts of an op can be told apart, and round to what there is."""
+    check_axes(made.where, made.axes, made.presets)
+    check_presets(made.where, made.axes, made.presets)
+    if made.latent is not None:
+        options = [option for choices in made.axes.values() for option in choices]
+        check_names(made.where, "instead of its Latent", tuple(made.latent.instead), options)
+    known = [*(name for name in made.inputs if name not in made.integers), *FORMATS]
+    for rounds in (made.rounds, *(rounds for choices in made.axes.values() for rounds in choices.values())):
+        check_targets(made.where, rounds, known)

@@ -23,6 +23,7 @@ from harness.numerics import (
     stack,
 )
 from harness.op import Contract, Rounds, StageRecorder
+from references._shapes import check_shapes
 
 ALL = slice(None)
 
@@ -81,6 +82,9 @@ class Projection:
         rank = self.a.shape[1] if self.a.ndim == 3 else 0
         check_shapes({f"{name}_lora_a": (self.a, (experts, rank or -1, inputs))})
         check_shapes({f"{name}_lora_b": (self.b, (experts, outputs, rank))})
+        for part, tensor in {"scale": self.scale, "zero": self.zero}.items():
+            if tensor is not None and tuple(tensor.shape[:1]) != (experts,):
+                raise ValueError(f"{name}_{part} has shape {tuple(tensor.shape)}; it must be [{experts}, …]")
         if self.base.shape[:2] != (experts, outputs):
             raise ValueError(f"{name}_proj has shape {tuple(self.base.shape)}; it must be [{experts}, {outputs}, …]")
         if self.base.is_floating_point():
@@ -97,13 +101,6 @@ def columns_of(matrices: Matrices, part: slice) -> Matrices:
 def rows_of(matrices: Matrices, part: slice) -> Matrices:
     """Part of the rows of each expert's matrix."""
     return lambda experts: matrices(experts)[ALL, part, ALL]
-
-
-def check_shapes(tensors: Mapping[str, tuple[Tensor | Enclosure | None, tuple[int, ...]]]) -> None:
-    """Raise ValueError unless every tensor that is there has the given shape."""
-    for name, (tensor, shape) in tensors.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; with the other tensors it must be {shape}")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from harness.numerics import (
     variance_about,
 )
 from harness.op import Contract, Latent, StageRecorder, op
+from references._shapes import width_of
 
 
 @op(
@@ -121,7 +122,7 @@ def check(
 ) -> None:
     """Raise ValueError unless `like_x` have the shape of x, `columns` its width, and the activation is known."""
     expected = {name: (t, tuple(x.shape)) for name, t in like_x.items()}
-    expected |= {name: (t, (x.shape[-1],)) for name, t in columns.items()}
+    expected |= {name: (t, (width_of("x", x),)) for name, t in columns.items()}
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; with x {tuple(x.shape)} it must be {shape}")

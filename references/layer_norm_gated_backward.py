@@ -95,7 +95,9 @@ def layer_norm_gated_backward(
 def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
     """Columns per group, from the shape of the statistics."""
     for name, statistic in {"rstd": rstd, "mean": mean}.items():
-        if statistic is not None and (statistic.shape[:-1] != x.shape[:-1] or statistic.shape != rstd.shape):
+        if statistic is None:
+            continue
+        if not statistic.shape or statistic.shape[:-1] != x.shape[:-1] or statistic.shape != rstd.shape:
             expected = (*x.shape[:-1], rstd.shape[-1] if rstd.shape else "G")
             raise ValueError(
                 f"{name} has shape {tuple(statistic.shape)}; with x {tuple(x.shape)} it must be {expected}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from harness.numerics import Enclosure, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
-from references._experts import Layer, Projection, adapter_axes, check_shapes, rounded
+from references._experts import Layer, Projection, adapter_axes, rounded
+from references._shapes import check_shapes
 
 WEIGHTS = (
     *("gate_proj", "up_proj", "down_proj"),

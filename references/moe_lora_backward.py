@@ -23,7 +23,8 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.op import Contract, StageRecorder, op
-from references._experts import ALL, Layer, Projection, adapter_axes, check_shapes, rounded, rows_of
+from references._experts import ALL, Layer, Projection, adapter_axes, rounded, rows_of
+from references._shapes import check_shapes
 from references.layer_norm_gated_backward import times_slope
 from references.moe_lora import WEIGHTS, check_layer
 

@@ -20,6 +20,7 @@ from harness.numerics import (
     sqrt,
 )
 from harness.op import Contract, Latent, StageRecorder, op
+from references._shapes import check_shapes, width_of
 
 E4M3_MAX = 448.0
 SMALLEST_SCALE = 1 / (448.0 * 512.0)
@@ -58,14 +59,16 @@ def rms_norm(
     (per row, codes of y / scale with scale = max|y| / 448). A NaN of y gives a NaN code and is ignored by the scale.
 
     Raises:
-        ValueError: parameters that have no meaning together.
+        ValueError: parameters that have no meaning together, or tensors whose shapes do not fit.
     """
+    width = width_of("x", x)
+    check_shapes({"residual": (residual, tuple(x.shape)), "weight": (weight, (width,)), "scale": (scale, (1,))})
     if quant not in (None, "static", "dynamic"):
         raise ValueError(f"quant={quant!r} is neither static nor dynamic")
     if (quant == "static") != (scale is not None):
         raise ValueError(f"a scale goes with quant=static, but quant={quant} and scale is {'not ' * (not scale)}given")
-    if variance_size is not None and not 1 <= variance_size <= x.shape[-1]:
-        raise ValueError(f"variance_size={variance_size} is not from 1 to {x.shape[-1]}, the width of x")
+    if variance_size is not None and not 1 <= variance_size <= width:
+        raise ValueError(f"variance_size={variance_size} is not from 1 to {width}, the width of x")
     if weight_offset and not contract.has("fp32_multiply"):
         raise ValueError(f"weight_offset={weight_offset} has a meaning under fp32_multiply only")
 

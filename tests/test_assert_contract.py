@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from harness import ContractViolation, assert_contract
+from harness import ContractViolation, assert_contract, kernel
 from harness.errors import KernelError, LastbitError, UsageError
+from harness.numerics import Bound, Premises
 from harness.result import Verdict
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -130,6 +133,169 @@ def test_arguments_that_mean_nothing(op: str, change: dict[str, object], message
     with pytest.raises(UsageError) as caught:
         assert_contract(op, actual, **{**arguments, **change})  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.ones(1)}, "weight has shape (1,); with the other tensors it must be (256,)"),
+        ({"weight": torch.ones(1, 256)}, "weight has shape (1, 256); with the other tensors it must be (256,)"),
+        ({"weight": torch.tensor(1.0)}, "weight has shape (); with the other tensors it must be (256,)"),
+        ({"residual": torch.ones(8, 1)}, "residual has shape (8, 1); with the other tensors it must be (8, 256)"),
+        ({"scale": torch.tensor(1.0), "quant": "static"}, "scale has shape (); with the other tensors it must be (1,)"),
+        ({"x": torch.tensor(1.0)}, "x has no dimension; it must be [..., N]"),
+    ],
+)
+def test_nothing_is_broadcast_in_silence(change: dict[str, Tensor], message: str) -> None:
+    arguments = {"x": torch.ones(8, 256), "weight": torch.ones(256), "eps": EPS}
+    with pytest.raises(UsageError, match=re.escape(message)):
+        assert_contract("rms_norm", torch.ones(8, 256), **{**arguments, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [
+        ("layer_norm_gated", {"x": torch.tensor(1.0)}),
+        ("layer_norm_gated_backward", {"x": torch.tensor(1.0), "dy": torch.tensor(1.0), "rstd": torch.ones(1)}),
+        ("layer_norm_gated_backward", {"x": torch.ones(8), "dy": torch.ones(8), "rstd": torch.tensor(1.0)}),
+    ],
+)
+def test_tensors_without_dimensions_are_refused(op: str, change: dict[str, Tensor]) -> None:
+    arguments: dict[str, object] = {"weight": torch.ones(8), **change}
+    with pytest.raises(UsageError, match=r"has no dimension|has shape \(\)|have rows|has rows"):
+        assert_contract(op, torch.ones(8), **{**arguments, **({"eps": EPS} if op.endswith("gated") else {})})  # type: ignore[arg-type]
+
+
+# What is decided
+
+
+LONG = 4096
+
+
+def tree(terms: Tensor) -> Tensor:
+    """The sum of 2^n terms by a tree of height n."""
+    while terms.shape[-1] > 1:
+        terms = terms[..., ::2] + terms[..., 1::2]
+    return terms
+
+
+def height(terms: int) -> int:
+    return (terms - 1).bit_length()
+
+
+@kernel("rms_norm", contract="fp32_multiply", depth=height)
+def by_a_tree(x: Tensor, *, eps: float, terms: int = LONG, columns: int = LONG) -> Tensor:
+    squares = x.float().square()
+    squares[..., columns:] = 0
+    return (x.float() * torch.rsqrt(tree(squares) / terms + eps)).to(x.dtype)
+
+
+def long_rows(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn((2, LONG), generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+FAULTS = {"eps": {"eps": 10 * EPS}, "mean over n - 1": {"terms": LONG - 1}, "a column": {"columns": LONG - 1}}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "known", [{"depth": 12}, {"depth": height}, {"kernel": by_a_tree}], ids=["int", "function", "kernel"]
+)
+def test_a_known_height_shows_what_any_order_hides(known: dict[str, Any], fault: str) -> None:
+    x = long_rows()
+    wrong = by_a_tree(x, **{"eps": EPS, **FAULTS[fault]})
+    with pytest.raises(ContractViolation, match="does not keep fp32_multiply"):
+        assert_contract("rms_norm", wrong, x=x, eps=EPS, **{"contract": "fp32_multiply", **known})
+
+
+@pytest.mark.parametrize("fault", ["eps", "mean over n - 1"])
+def test_without_a_height_less_is_decided_than_was_asked_for(fault: str) -> None:
+    x = long_rows()
+    wrong = by_a_tree(x, **{"eps": EPS, **FAULTS[fault]})
+    blind = assert_contract("rms_norm", wrong, x=x, eps=EPS, contract="fp32_multiply")
+    assert blind.decided["output"] < 0.7
+    with pytest.raises(ContractViolation) as caught:
+        assert_contract("rms_norm", wrong, x=x, eps=EPS, contract="fp32_multiply", decided=0.9)
+    first, share, *_, last = str(caught.value).splitlines()
+    assert first == "rms_norm may keep fp32_multiply+rounded_sum, but less is decided than decided=0.9 asks for"
+    assert share == f"  output: {blind.decided['output']:.3f} of it is decided (fp32)"
+    assert last.startswith(
+        "  What helps: depth=, the height of the kernel's summation tree, or kernel=, which declares it"
+    )
+    assert caught.value.judgement.decided == blind.decided
+
+
+def test_a_registered_kernel_brings_its_contract_and_depth() -> None:
+    x = long_rows()
+    judgement = assert_contract("rms_norm", by_a_tree(x, eps=EPS), x=x, eps=EPS, kernel=by_a_tree, decided=0.9)
+    assert 0.9 < judgement.decided["output"] < 1
+    assert judgement.verdict is Verdict.PASSED
+
+
+def test_integers_are_decided_without_a_height() -> None:
+    x = long_rows().mul(3).round()
+    judgement = assert_contract("rms_norm", by_a_tree(x, eps=EPS), x=x, eps=EPS, contract="fp32_multiply", decided=1.0)
+    assert judgement.decided == {"output": 1.0}
+
+
+def test_a_judgement_says_which_contracts_it_rules_out() -> None:
+    arguments = inputs(torch.bfloat16)
+    judgement = assert_contract("rms_norm", native(**arguments), **arguments, eps=EPS, decided=0.95)
+    assert judgement.ruled_out["fp32_multiply+rounded_sum"] > 0
+    assert "fp32_multiply+rounded_sum" not in judgement.not_ruled_out
+    x = arguments["x"].float()
+    alike = assert_contract("rms_norm", native(x, torch.ones(256)), x=x, weight=torch.ones(256), eps=EPS)
+    assert "fp32_multiply+rounded_sum" in alike.not_ruled_out
+
+
+def test_the_premises_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An inverse root that was measured to err more has more legal values."""
+    asked: list[torch.device] = []
+
+    def measured(device: torch.device) -> Premises:
+        asked.append(device)
+        return Premises("mine", bounds={"rsqrt": Bound(2.0**-12, "measured")})
+
+    arguments = inputs(torch.bfloat16)
+    before = assert_contract("rms_norm", native(**arguments), **arguments, eps=EPS).stages[0].cumulative.decided
+    monkeypatch.setattr("harness.verify.assertion.load_premises", measured)
+    after = assert_contract("rms_norm", native(**arguments), **arguments, eps=EPS).stages[0].cumulative.decided
+    assert asked == [torch.device("cpu")]
+    assert after < before
+
+
+@kernel("rms_norm", contract="fp32_multiply", name="two")
+@kernel("rms_norm", name="one", unordered=("output",))
+def twice_declared(x: Tensor, *, eps: float) -> Tensor:
+    return native(x, torch.ones(x.shape[-1], dtype=x.dtype))
+
+
+def test_of_several_declarations_the_one_of_the_contract_counts() -> None:
+    x = inputs(torch.bfloat16)["x"]
+    y = twice_declared(x, eps=EPS)
+    assert_contract("rms_norm", y, x=x, eps=EPS, kernel=twice_declared, contract="native_multiply")
+    with pytest.raises(UsageError, match=r"declared as one \(rms_norm\), two \(rms_norm fp32_multiply\); 2 of these"):
+        assert_contract("rms_norm", y, x=x, eps=EPS, kernel=twice_declared)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"depth": -1}, "depth=-1 is no height of a tree"),
+        ({"depth": True}, "depth=True is no height of a tree"),
+        ({"depth": 1.5}, "depth=1.5 is no height of a tree"),
+        ({"decided": 90}, "decided=90 is no share; give a number from 0 to 1"),
+        ({"kernel": native}, "is not decorated with @kernel"),
+        (
+            {"kernel": "triton[fp32_mulitply]"},
+            "did you mean 'triton[fp32_multiply",
+        ),
+    ],
+)
+def test_a_claim_that_means_nothing(given: dict[str, Any], message: str) -> None:
+    arguments = inputs(torch.bfloat16)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        assert_contract("rms_norm", native(**arguments), **arguments, eps=EPS, **given)
 
 
 @pytest.mark.parametrize(

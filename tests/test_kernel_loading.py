@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from harness.errors import KernelError, UsageError
-from harness.kernel import Kernel, kernel, load_file, load_kernels
+from harness.kernel import Kernel, declarations_of, kernel, load_file, load_kernels
 
 Folder = Callable[..., Path]
 
@@ -99,6 +100,44 @@ def test_an_object_can_be_a_kernel(folder: Folder) -> None:
     assert found.name == "Doubler"
     assert found.accepts == {"x"}
     assert found.call(4) == 8
+
+
+def test_a_partial_function_has_the_name_of_what_it_calls(folder: Folder) -> None:
+    source = f"{HEAD}from functools import partial\n\n\ndef scale(x, *, by):\n    return by * x\n\n\n"
+    [found] = load_kernels(folder(a=source + "kernel('op')(partial(scale, by=3))\n"))
+    assert (found.name, found.accepts, found.requires, found.call(4)) == ("scale", {"x", "by"}, {"x"}, 12)
+
+
+def test_a_function_knows_what_it_was_declared_to_be() -> None:
+    @kernel("op", contract="first", name="one")
+    @kernel("op", contract="second", name="two")
+    def function(x): ...
+
+    assert [(k.name, k.contract, k.call) for k in declarations_of(function)] == [
+        ("two", "second", function),
+        ("one", "first", function),
+    ]
+    assert declarations_of(print) == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("@kernel\ndef k(x): ...", "@kernel needs the op: write @kernel(\"OP\", contract=…) above 'k' ("),
+        ("@kernel()\ndef k(x): ...", "@kernel needs the op"),
+        ("@kernel(3)\ndef k(x): ...", "@kernel needs the op"),
+        ("kernel('op')(3)", "kernel 'int' is no function but 3"),
+        ("@kernel('op')\nclass K: ...", "kernel 'K' is a class; decorate a function, or an object that can be called"),
+        ("@kernel('op', stages='inv_rms')\ndef k(x): ...", "stages='inv_rms' of kernel 'k' must be a tuple of names"),
+        ("@kernel('op', mutates=('x'))\ndef k(x): ...", "mutates='x' of kernel 'k' must be a tuple of names"),
+        ("@kernel('op', devices='cuda')\ndef k(x): ...", "devices='cuda' of kernel 'k' must be a tuple of names"),
+        ("@kernel('op', unordered=(1,))\ndef k(x): ...", "unordered=(1,) of kernel 'k' must be a tuple of names"),
+        ("@kernel('op', depth=12)\ndef k(x): ...", "depth=12 of kernel 'k' must be a function: terms → height"),
+    ],
+)
+def test_declarations_that_mean_nothing(folder: Folder, source: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        load_kernels(folder(a=f"{HEAD}\n\n{source}\n"))
 
 
 # Folders

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
+from harness.errors import OpError, UsageError
 from harness.op import REQUIRED, Contract, Latent, Op, op
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
@@ -183,10 +186,16 @@ def test_an_option_without_a_name_is_no_suggestion() -> None:
 
 
 def test_a_preset_that_deviates_could_not_be_named_without() -> None:
-    with pytest.raises(UsageError, match="preset 'odd' deviates"):
-        op(rows=("x",), axes={"turn": {"": {}, "turned": {}}}, presets={"odd": ("turned",)})
-    with pytest.raises(UsageError, match="axis 'turn' has an option without a name; it must be the first"):
-        op(rows=("x",), axes={"turn": {"turned": {}, "": {}}})
+    with pytest.raises(OpError, match="preset 'odd' deviates"):
+        op(rows=("x",), axes={"turn": {"": {}, "turned": {}}}, presets={"odd": ("turned",)})(furnished.reference)
+    with pytest.raises(OpError, match="the option '' of axis 'turn' must be a word"):
+        op(rows=("x",), axes={"turn": {"turned": {}, "": {}}})(furnished.reference)
+
+
+def test_an_option_with_a_latent_stage_of_its_own_must_exist() -> None:
+    latent = Latent("y", through=("y",), instead={"turnd": "z"})
+    with pytest.raises(OpError, match="unknown name in instead of its Latent .*'turnd'; did you mean 'turned'"):
+        op(rows=("x",), axes={"turn": {"": {}, "turned": {}}}, latent=latent)(furnished.reference)
 
 
 def test_an_option_may_have_its_own_latent_stage() -> None:
@@ -297,5 +306,84 @@ def test_the_default_contract_keeps_its_name_where_there_are_presets() -> None:
 
 @pytest.mark.parametrize("options", [("small",), ("red", "small"), ("small", "mauve"), ()])
 def test_a_preset_names_one_option_of_each_axis(options: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="preset 'usual' must name one option of each of the axes size, colour"):
-        op(rows=("x",), axes={"size": {"small": {}}, "colour": {"red": {}, "blue": {}}}, presets={"usual": options})
+    declared = op(
+        rows=("x",), axes={"size": {"small": {}}, "colour": {"red": {}, "blue": {}}}, presets={"usual": options}
+    )
+    with pytest.raises(OpError, match="preset 'usual' must name one option of each of the axes size, colour"):
+        declared(bare)
+
+
+# What a declaration names must exist
+
+
+def bare(x, weight=None, *, eps, contract, stage) -> None:
+    """A reference to be declared."""
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"rows": ("X",)}, "unknown name in rows of op bare (FILE): 'X'"),
+        ({"integers": ("wieght",)}, "'wieght'; did you mean 'weight'? Known: weight, x."),
+        ({"plain": ("weigth",)}, "unknown name in plain of op bare (FILE): 'weigth'; did you mean 'weight'?"),
+        ({"rows": ("eps",)}, "unknown name in rows of op bare (FILE): 'eps'"),
+        ({"rows": "x"}, "op bare (FILE): rows='x' must be a tuple of names, such as ('x',)"),
+        ({"latent": Latent("a", through="output")}, "through='output' of its Latent must be a tuple of names"),
+        ({"rounds": {"y": "bf61"}}, "op bare (FILE): 'y' is rounded to 'bf61'; did you mean 'bf16'?"),
+        ({"rounds": {"y": "wieght"}}, "'y' is rounded to 'wieght'; did you mean 'weight'?"),
+        ({"axes": {"how": {"a": {}, "b": {"y": "fp61"}}}}, "'y' is rounded to 'fp61'; did you mean 'fp64'?"),
+        ({"integers": ("weight",), "rounds": {"y": "weight"}}, "'y' is rounded to 'weight'"),
+        ({"axes": {"how": {"a": {}}, "what": {"a": {}}}}, "the option 'a' is on two axes, 'how' and 'what'"),
+        ({"axes": {"how": {"a+b": {}}}}, "the option 'a+b' of axis 'how' must be a word without + and spaces"),
+        ({"axes": {"how": {"a b": {}}}}, "the option 'a b' of axis 'how' must be a word"),
+        ({"axes": {"how": {"a": {}, "": {}}}}, "the option '' of axis 'how' must be a word"),
+        ({"axes": {"how": {}}}, "the axis 'how' has no option"),
+        ({"axes": {"how": {"a": {}}}, "presets": {"a": ("a",)}}, "option 'a' of axis 'how' has the name of a preset"),
+    ],
+)
+def test_a_declaration_with_a_wrong_letter(declared: dict[str, Any], message: str) -> None:
+    with pytest.raises(OpError) as caught:
+        op(**{"rows": ("x",), **declared})(bare)
+    where = f"{__file__}:{bare.__code__.co_firstlineno}"
+    assert message.replace("FILE", where) in str(caught.value)
+
+
+def test_the_first_option_of_an_axis_may_be_nameless() -> None:
+    nameless = op(rows=("x",), axes={"how": {"": {}, "other": {"y": "x"}}, "what": {"": {}, "more": {}}})(bare)
+    assert nameless.contract("other").options == ("other", "")
+
+
+def no_stage(x, *, contract) -> None: ...
+def stage_by_position(x, stage, *, contract) -> None: ...
+def everything(*tensors, contract, stage) -> None: ...
+def anything(x, *, contract, stage, **options) -> None: ...
+def by_position(x, /, y, *, contract, stage) -> None: ...
+def with_a_default(x, scale=1.0, *, contract, stage) -> None: ...
+def with_stages(x, *, stages=(), contract, stage) -> None: ...
+def without_input(*, contract, stage) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (no_stage, "must take 'stage' as a keyword-only parameter"),
+        (stage_by_position, "must take 'stage' as a keyword-only parameter"),
+        (everything, "the reference takes '*tensors'; name every input and parameter"),
+        (anything, "the reference takes '**options'"),
+        (by_position, "the reference takes 'x'"),
+        (with_a_default, "the input 'scale' has the default 1.0; an optional one has None"),
+        (with_stages, "'stages' cannot be an input or parameter"),
+        (without_input, "the reference takes no input"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_reference_that_cannot_be_called(reference: Callable[..., None], message: str) -> None:
+    with pytest.raises(OpError, match=re.escape(message)):
+        op(rows=())(reference)
+
+
+def test_op_without_parentheses_or_rows() -> None:
+    with pytest.raises(OpError, match=r"write @op\(rows=\(…\)\) above 'bare'"):
+        op(bare)  # type: ignore[call-overload]
+    with pytest.raises(OpError, match=r"write @op\(rows=\(…\)\), or rows=\(\)"):
+        op()

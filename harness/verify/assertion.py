@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from harness.calibrate import load_premises
 from harness.config import Config
-from harness.errors import KernelError, unknown
+from harness.errors import KernelError, UsageError, unknown
+from harness.kernel import Kernel, declarations_of
+from harness.numerics import Premises
+from harness.op import Contract, Op
 from harness.result import Verdict, simplest
-from harness.verify.evaluate import check_arguments, evaluate
+from harness.verify.decided import shares
+from harness.verify.evaluate import Params, Tensors, check_arguments, evaluate
 from harness.verify.judge import Judgement, judge
-from harness.verify.project import open_project
+from harness.verify.project import Project, open_project
+
+Depth = Callable[[int], int]
 
 
 class ContractViolation(AssertionError):
-    """A result breaks its contract, or decides nothing; `judgement` has the figures."""
+    """A result breaks its contract, or too little of it is decided; `judgement` has the figures."""
 
     def __init__(self, message: str, judgement: Judgement) -> None:
         super().__init__(message)
@@ -29,48 +37,134 @@ def assert_contract(
     actual: Tensor | Mapping[str, Tensor],
     *,
     contract: str = "",
+    depth: Depth | int | None = None,
+    kernel: str | Callable[..., Any] | None = None,
+    decided: float | None = None,
     project: str | Path | None = None,
     **arguments: Any,
 ) -> Judgement:
     """Assert that `actual` is a result that a kernel which keeps `contract` may give for `arguments`.
 
-        assert_contract("OP", actual, x=x, weight=w, eps=1e-6, contract="OPTION")
+        assert_contract("OP", actual, x=x, weight=w, eps=1e-6, contract="OPTION", depth=12, decided=0.9)
+
+    Without a depth, sums may have been computed in any order. For long rows in fp32 that leaves thousands of legal
+    values to each element, and a wrong eps or a column that is left out may pass: give `depth` or `kernel`, and ask for
+    a share with `decided`. The error bounds are those that were measured for the device of the tensors
+    (`lastbit calibrate`), or else the documented ones.
 
     Args:
         op: name of the op.
         actual: the result, or a mapping from stage names to tensors where the op has several; it may hold more stages.
         contract: contract options joined with `+`; an axis that is not named takes its default.
+        depth: height of the kernel's summation tree, or a function from the number of terms to it.
+        kernel: a function decorated with `@kernel`, or the name of a kernel of lastbit or of `project`: contract, depth
+            and unordered results are taken from its declaration, where `contract` and `depth` do not say otherwise.
+        decided: the share of each result that must be decided, from 0 to 1; see `Judgement.decided`.
         project: a folder with references/ of your own ops.
-        arguments: the tensors and parameters of the op, by name; None stands for an argument that is left out.
+        arguments: the tensors, as they were before the call, and the parameters of the op, by name; None stands for
+            an argument that is left out.
 
     Returns:
-        The judgement, with the statistics of every stage.
+        The judgement: the statistics of every stage, which share of each result was `decided`, how many elements each
+        alternative contract forbids (`ruled_out`), and which alternatives forbid none (`not_ruled_out`).
 
     Raises:
-        ContractViolation: the result is not possible under the contract, or no element of it can be decided.
-        UsageError: unknown op, contract or argument.
+        ContractViolation: the result is impossible under the contract, or nothing or less than `decided` is decided.
+        UsageError: unknown op, contract, kernel or argument, or shapes that do not fit.
         KernelError: the result has the wrong shape, dtype or device.
     """
     opened = open_project(Config(folder="", projects=(str(project),) if project is not None else ()))
     the_op = opened.op(op)
-    the_contract = the_op.contract(contract)
+    claim = _claim(opened, the_op, contract, depth, kernel)
+    if decided is not None and not 0 <= decided <= 1:
+        raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
+    tensors, params = _split(the_op, arguments)
+    actual = _named(the_op, claim.contract, tensors, params, actual)
+    premises = claim.premises(tensors[the_op.inputs[0]])
+    judgement = judge(the_op, claim.contract, tensors, params, actual, premises)
+    if judgement.verdict is not Verdict.PASSED:
+        raise ContractViolation(_message(op, str(claim.contract), judgement), judgement)
+    judgement = replace(judgement, decided=shares(the_op, claim.contract, tensors, params, premises, judgement))
+    if decided is not None and any(share < decided for share in judgement.decided.values()):
+        raise ContractViolation(_too_little(op, claim, decided, judgement), judgement)
+    return judgement
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a result is held to."""
+
+    contract: Contract
+    depth: Depth | None
+    unordered: tuple[str, ...] = ()
+
+    def premises(self, main: Tensor) -> Premises:
+        """What holds on the device of the op's first input, for a kernel that sums like this."""
+        return replace(load_premises(main.device), depth=self.depth, atomic=frozenset(self.unordered))
+
+
+def _claim(
+    project: Project, op: Op, contract: str, depth: Depth | int | None, kernel: str | Callable[..., Any] | None
+) -> _Claim:
+    own = None if kernel is None else _declared(project, op, kernel, contract)
+    height = _depth(depth)
+    if own is None:
+        return _Claim(op.contract(contract), height)
+    return _Claim(op.contract(contract or own.contract), height or own.depth, own.unordered)
+
+
+def _depth(depth: Depth | int | None) -> Depth | None:
+    if depth is None or callable(depth):
+        return depth
+    height: object = depth
+    if isinstance(height, bool) or not isinstance(height, int) or height < 0:
+        raise UsageError(f"depth={depth!r} is no height of a tree; give an integer from 0, or a function of the terms")
+    return lambda terms: height
+
+
+def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contract: str) -> Kernel:
+    """The declaration of a kernel, found by its name or kept by the function; of several, the one of the contract."""
+    if isinstance(kernel, str):
+        known = {k.name: k for k in project.kernels()}
+        if kernel not in known:
+            raise unknown("kernel", kernel, known)
+        found: tuple[Kernel, ...] = (known[kernel],)
+    else:
+        found = declarations_of(kernel)
+        if not found:
+            raise UsageError(f"kernel={kernel!r} is not decorated with @kernel; give such a function, or a name")
+    fitting = [k for k in found if k.op == op.name]
+    if len(fitting) > 1 and contract:
+        fitting = [k for k in fitting if op.contract(k.contract) == op.contract(contract)]
+    if len(fitting) != 1:
+        declared = ", ".join(f"{k.name} ({k.op} {k.contract})".replace(" )", ")") for k in found)
+        raise UsageError(f"kernel={kernel!r} is declared as {declared}; {len(fitting)} of these are of {op.name} here")
+    return fitting[0]
+
+
+def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
+    """Tensors and parameters; what is None is left out."""
     tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
     params = {name: v for name, v in arguments.items() if v is not None and not isinstance(v, Tensor)}
-    check_arguments(the_op, tensors, params)
+    check_arguments(op, tensors, params)
     for name in arguments:
-        if name not in the_op.inputs and name not in the_op.params:
-            raise unknown(f"argument of {op}", name, [*the_op.inputs, *the_op.params])
-    if not isinstance(actual, Tensor | Mapping):
+        if name not in op.inputs and name not in op.params:
+            raise unknown(f"argument of {op.name}", name, [*op.inputs, *op.params])
+    return tensors, params
+
+
+def _named(
+    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensor | Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """The results by name."""
+    if isinstance(actual, Mapping):
+        return actual
+    if not isinstance(actual, Tensor):
         raise KernelError(f"the result is {type(actual).__name__}; give a tensor, or a mapping from stages to tensors")
-    if isinstance(actual, Tensor):
-        results = evaluate(the_op, the_contract, tensors, params).results
-        if len(results) != 1:
-            raise KernelError(f"{op} has the results {', '.join(results)} here; give a mapping with all of them")
-        actual = {results[0]: actual}
-    judgement = judge(the_op, the_contract, tensors, params, actual)
-    if judgement.verdict is not Verdict.PASSED:
-        raise ContractViolation(_message(op, str(the_contract), judgement), judgement)
-    return judgement
+    results = evaluate(op, contract, tensors, params).results
+    if len(results) != 1:
+        raise KernelError(f"{op.name} has the results {', '.join(results)} here; give a mapping with all of them")
+    return {results[0]: actual}
 
 
 def _message(op: str, contract: str, judgement: Judgement) -> str:
@@ -82,3 +176,20 @@ def _message(op: str, contract: str, judgement: Judgement) -> str:
     if judgement.explained_by:
         lines.append(f"  Every bit is explained by: {', '.join(simplest(judgement.explained_by, contract))}")
     return "\n".join(lines)
+
+
+def _too_little(op: str, claim: _Claim, decided: float, judgement: Judgement) -> str:
+    """Which results were decided too little, and what would help."""
+    lines = [f"{op} may keep {claim.contract}, but less is decided than decided={decided:g} asks for"]
+    formats = {stage.name: stage.dtype for stage in judgement.stages}
+    for name, share in judgement.decided.items():
+        if share < decided:
+            lines.append(f"  {name}: {share:.3f} of it is decided ({formats[name]})")
+    if judgement.not_ruled_out:
+        lines.append(f"  Not ruled out: {', '.join(judgement.not_ruled_out)}")
+    helps = ["inputs of small integers, whose sums are exact in any order"]
+    if claim.depth is None:
+        helps.insert(0, "depth=, the height of the kernel's summation tree, or kernel=, which declares it")
+    if any(formats[name] == "fp32" for name in judgement.decided):
+        helps.append("results of bf16 or fp16")
+    return "\n".join([*lines, f"  What helps: {'; '.join(helps)}; more of the kernel's stages in `actual`"])

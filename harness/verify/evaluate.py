@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.case import DTYPE_NAMES
-from harness.errors import UsageError, unknown
+from harness.errors import OpError, UsageError, no_such, unknown
 from harness.numerics import FORMATS, Enclosure, Format, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import REQUIRED, Contract, Op
@@ -52,10 +52,19 @@ class Trace:
 class _AskedContract:
     """A contract that notes which options the reference asks for."""
 
+    op: Op
     contract: Contract
     consulted: set[str]
 
     def has(self, option: str) -> bool:
+        """Whether the contract has the option, which must be one of the op's.
+
+        Raises:
+            OpError: it is not.
+        """
+        if not any(option in choices for choices in self.op.axes.values()):
+            known = [o for choices in self.op.axes.values() for o in choices]
+            raise OpError(no_such(f"contract option that the reference of {self.op.where} asks for:", option, known))
         self.consulted.add(option)
         return self.contract.has(option)
 
@@ -71,11 +80,15 @@ def evaluate(
 
     Raises:
         UsageError: the op is not defined for these arguments under this contract.
+        OpError: the reference asks for an option that the op does not have, records a stage twice or no result, or
+            leaves out the latent stage of one that it records.
     """
     trace = Trace()
     stand_ins = given or {}
 
     def stage(name: str, value: Any, *, result: bool = False) -> Any:
+        if name in trace.formats:
+            raise OpError(f"{op.where}: the reference records the stage {name!r} twice")
         if result:
             trace.results.append(name)
         if isinstance(value, Tensor):
@@ -93,11 +106,12 @@ def evaluate(
         return _beyond_fp32(stand_in, enclosure) if isinstance(stand_in, Tensor) else stand_in
 
     inputs = [_operand(op, name, tensors[name]) if name in tensors else None for name in op.inputs]
-    asked = _AskedContract(contract, trace.consulted)
+    asked = _AskedContract(op, contract, trace.consulted)
     try:
         op.reference(*inputs, **params, contract=asked, stage=stage)
     except ValueError as error:
         raise UsageError(f"{op.name} under {contract}: {error}") from error
+    _check_recorded(op, contract, trace)
     return trace
 
 
@@ -109,6 +123,16 @@ def _beyond_fp32(own: Tensor, enclosure: Enclosure) -> Enclosure:
     lost = torch.isinf(values.value) & torch.isfinite(enclosure.lo) & torch.isfinite(enclosure.hi)
     lost &= torch.maximum(enclosure.lo.abs(), enclosure.hi.abs()) > FP32.max
     return Enclosure(torch.where(lost, enclosure.full, values.full)) if bool(lost.any()) else values
+
+
+def _check_recorded(op: Op, contract: Contract, trace: Trace) -> None:
+    if not trace.results:
+        raise OpError(f"{op.where}: the reference records no stage with result=True here")
+    if op.latent is None or (latent := op.latent.under(contract)) in trace.expected:
+        return
+    for stage in op.latent.through:
+        if stage in trace.expected:
+            raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
 
 
 def finished(stage: str, total: Sum, contract: Contract, fmt: Format) -> Enclosure:

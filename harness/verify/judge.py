@@ -36,7 +36,11 @@ _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict and everything it rests on; the fields are those of `CaseResult`."""
+    """Verdict and everything it rests on; the fields are those of `CaseResult`, and one more.
+
+    Attributes:
+        decided: result → share of it that is decided, see `harness.verify.decided`; empty where nobody asked.
+    """
 
     verdict: Verdict
     stages: tuple[StageResult, ...] = ()
@@ -45,6 +49,12 @@ class Judgement:
     ruled_out: Mapping[str, int] = field(default_factory=dict)
     explained_by: tuple[str, ...] = ()
     reason: str = ""
+    decided: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def not_ruled_out(self) -> tuple[str, ...]:
+        """The alternative contracts that are another computation here, and allow every element all the same."""
+        return tuple(contract for contract, forbidden in self.ruled_out.items() if not forbidden)
 
 
 def judge(

@@ -21,6 +21,7 @@ from harness.errors import unknown
 from harness.kernel import REVISION_MARK, Kernel
 from harness.result import NotRun
 from harness.verify.check import Subject
+from harness.verify.declarations import likely_slips
 from harness.verify.project import Project, open_project
 
 _MOST_NAMES = 4
@@ -102,6 +103,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     items: list[Item] = []
     not_run = [*lacking, *_shared(project)]
+    not_run += [note for kernel in kernels for note in likely_slips(kernel, project.op(kernel.op))]
     for device in devices:
         for kernel in kernels:
             if kernel.devices and device.type not in kernel.devices:

@@ -12,10 +12,11 @@ from types import ModuleType
 
 from harness.case import Case, Group, parse_case
 from harness.config import Config
-from harness.errors import LastbitError, UsageError, unknown
+from harness.errors import LastbitError, OpError, UsageError, unknown
 from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from harness.op import Op
 from harness.result import NotRun
+from harness.verify.declarations import check_kernel, check_op
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 BUILT_IN = _PACKAGE.parent
@@ -54,7 +55,7 @@ class Project:
         """Every kernel of the kernel folders, those of other revisions left out.
 
         Raises:
-            UsageError: a kernel's op or contract is unknown, or two kernels share a name.
+            UsageError: a kernel declares what its op does not have, or two kernels share a name.
         """
         found = [k for folder in self.kernel_folders for k in self._load(folder)]
         names = [k.name for k in found]
@@ -74,10 +75,10 @@ class Project:
         return tuple(found), tuple(lacking)
 
     def _load(self, folder: Path) -> tuple[Kernel, ...]:
-        """The kernels of a folder, whose ops and contracts are known."""
+        """The kernels of a folder; what they declare exists."""
         found = load_kernels(folder)
         for kernel in found:
-            self.op(kernel.op).contract(kernel.contract)
+            check_kernel(kernel, self.op(kernel.op))
         return found
 
     def op(self, name: str) -> Op:
@@ -109,6 +110,7 @@ def open_project(config: Config) -> Project:
             ops[path.stem] = _op_of(path)
         for path in _modules(folder / "cases"):
             cases[path.stem] = load_file(path)
+        _check_cases(folder, cases, ops)
     own = [BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else _PACKAGE / "_kernels"]
     own += [folder / "kernels" for folder in folders[1:] if (folder / "kernels").is_dir()]
     chosen = tuple(Path(p) for p in config.kernel_folders) or tuple(own)
@@ -152,4 +154,16 @@ def _op_of(path: Path) -> Op:
     found = getattr(load_file(path), path.stem, None)
     if not isinstance(found, Op):
         raise LastbitError(f"{path} must define the op {path.stem!r}: a function of that name decorated with @op(...)")
+    if found.name != path.stem:
+        raise OpError(f"{found.where} must be called {path.stem!r}, as its file {path} is")
+    check_op(found)
     return found
+
+
+def _check_cases(folder: Path, cases: Mapping[str, ModuleType], ops: Mapping[str, Op]) -> None:
+    """Raise `UsageError` unless the files of cases in a project's folder are of ops, and make groups."""
+    for path in [*_modules(folder / "cases"), *(folder / "cases" / "regressions").glob("*.txt")]:
+        if path.stem not in ops:
+            raise unknown(f"op of the cases in {path}:", path.stem, ops)
+        if path.suffix == ".py" and not callable(getattr(cases[path.stem], "groups", None)):
+            raise UsageError(f"{path} must define groups(accepts, *, small), which yields groups of cases")

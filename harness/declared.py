@@ -1,0 +1,93 @@
+"""What the declaration of an op or a kernel may say: names that exist, and options that can be told apart."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from harness.errors import OpError, no_such
+
+PASSED_BY_HARNESS = ("contract", "stage")
+"""Keyword-only parameters of every reference."""
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """File and line where a function is defined."""
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)
+
+
+def is_names(value: object) -> bool:
+    """Whether a declaration lists names; a string alone would count as its letters."""
+    return (
+        isinstance(value, Collection) and not isinstance(value, str | bytes) and all(isinstance(v, str) for v in value)
+    )
+
+
+def check_signature(where: str, parameters: Collection[inspect.Parameter]) -> None:
+    """Raise `OpError` unless a reference takes inputs, then keyword-only parameters, `contract` and `stage` among them.
+
+    `where` names the op and its file, here and below.
+    """
+    kinds = {p.name: p.kind for p in parameters}
+    for name in PASSED_BY_HARNESS:
+        if kinds.get(name) is not inspect.Parameter.KEYWORD_ONLY:
+            raise OpError(f"{where}: the reference must take {name!r} as a keyword-only parameter, after *")
+    for p in parameters:
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise OpError(f"{where}: the reference takes {str(p)!r}; name every input and parameter")
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.default not in (p.empty, None):
+            raise OpError(f"{where}: the input {p.name!r} has the default {p.default!r}; an optional one has None")
+        if p.name == "stages":
+            raise OpError(f"{where}: {p.name!r} cannot be an input or parameter: kernels are told by it what to store")
+    if parameters and next(iter(parameters)).kind is inspect.Parameter.KEYWORD_ONLY:
+        raise OpError(f"{where}: the reference takes no input")
+
+
+def check_names(where: str, what: str, given: Any, known: Collection[str]) -> None:
+    """Raise `OpError` unless `given` is a tuple of names that are all `known`."""
+    if not is_names(given):
+        raise OpError(f"{where}: {what}={given!r} must be a tuple of names, such as ({next(iter(known), 'x')!r},)")
+    for name in given:
+        if name not in known:
+            raise OpError(no_such(f"name in {what} of {where}:", name, known))
+
+
+def check_targets(where: str, rounds: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise `OpError` unless every rounding point has the name of an input of numbers, or of a format."""
+    for stage, target in rounds.items():
+        if target not in known:
+            raise OpError(no_such(f"rounding of {where}: {stage!r} is rounded to", target, known))
+
+
+def check_axes(where: str, axes: Mapping[str, Mapping[str, Any]], presets: Mapping[str, Collection[str]]) -> None:
+    """Raise `OpError` unless every option has a name of its own that can be part of a contract's text.
+
+    The first option of an axis may be nameless: it is what holds where no other option of the axis is named.
+    """
+    seen: dict[str, str] = {}
+    for axis, choices in axes.items():
+        if not choices:
+            raise OpError(f"{where}: the axis {axis!r} has no option")
+        for number, option in enumerate(choices):
+            if option == "" and number == 0:
+                continue
+            if not option or "+" in option or any(letter.isspace() for letter in option):
+                raise OpError(f"{where}: the option {option!r} of axis {axis!r} must be a word without + and spaces")
+            if option in presets:
+                raise OpError(f"{where}: the option {option!r} of axis {axis!r} has the name of a preset")
+            if option in seen:
+                raise OpError(f"{where}: the option {option!r} is on two axes, {seen[option]!r} and {axis!r}")
+            seen[option] = axis
+
+
+def check_presets(where: str, axes: Mapping[str, Collection[str]], presets: Mapping[str, Collection[str]]) -> None:
+    """Raise `OpError` unless every preset names one option of each axis, in order."""
+    choices = list(axes.values())
+    for preset, options in presets.items():
+        if len(options) != len(choices) or any(o not in c for o, c in zip(options, choices, strict=True)):
+            raise OpError(f"{where}: preset {preset!r} must name one option of each of the axes {', '.join(axes)}")
+        if any(option and "" in c for option, c in zip(options, choices, strict=True)):
+            raise OpError(f"{where}: preset {preset!r} deviates, which leaves no name for what does not; use ''")

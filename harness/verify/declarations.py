@@ -1,0 +1,112 @@
+"""What a declaration names must exist: stages that the reference records, and inputs and stages of a kernel's op."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+
+import torch
+
+from harness.errors import OpError, UsageError, nearest, unknown
+from harness.kernel import Kernel
+from harness.op import REQUIRED, Op
+from harness.result import NotRun
+from harness.verify.stage_names import StageNames, stage_names
+
+_DEVICE_TYPES = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xla", "xpu")  # to suggest; torch decides
+_ALIKE = 0.8  # of difflib: a letter more, less or in another place, in names of five letters or more
+
+
+def check_op(op: Op) -> None:
+    """Raise `OpError` if the op names a stage that its reference cannot record."""
+    known = stage_names(op.reference)
+    named = {f"the stage {stage!r}, which is rounded": stage for stage in _rounded(op)}
+    if op.latent is not None:
+        latent = (op.latent.stage, *op.latent.instead.values())
+        named |= {f"the stage {stage!r} of its Latent": stage for stage in latent}
+        named |= {f"the stage {stage!r} of its Latent's `through`": stage for stage in op.latent.through}
+    for what, stage in named.items():
+        if known is not None and stage not in known:
+            raise OpError(f"{op.where}: {what}, is recorded nowhere in the reference{_hint(stage, known)}")
+
+
+def _rounded(op: Op) -> Iterator[str]:
+    yield from op.rounds
+    for choices in op.axes.values():
+        for rounds in choices.values():
+            yield from rounds
+
+
+def _hint(stage: str, known: StageNames) -> str:
+    """The nearest name, and all of them where there are no others."""
+    names = "" if known.spellings else f" Its stages: {', '.join(known.known)}."
+    return nearest(stage, known.known) + names
+
+
+def check_kernel(kernel: Kernel, op: Op) -> None:
+    """Raise `UsageError` if a kernel of `op` names what the op does not have, or can be called for no case of it."""
+    op.contract(kernel.contract)
+    try:
+        parameters = inspect.signature(kernel.call).parameters
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{kernel.where} has no signature that can be read ({error})") from error
+    for device in kernel.devices:
+        if not _is_device_type(device):
+            raise unknown(f"device type of {kernel.where}:", device, _DEVICE_TYPES)
+    for name in kernel.mutates:
+        if name not in op.inputs:
+            raise unknown(f"input that {kernel.where} mutates:", name, op.inputs)
+        if name not in kernel.accepts:
+            raise UsageError(f"{kernel.where} mutates {name!r}, but its signature does not take it")
+    _check_stages(kernel, op)
+    _check_parameters(kernel, op, parameters.values())
+
+
+def _is_device_type(name: str) -> bool:
+    try:
+        return torch.device(name).type == name
+    except RuntimeError:
+        return False
+
+
+def _check_stages(kernel: Kernel, op: Op) -> None:
+    known = stage_names(op.reference)
+    for what in ("stages", "unordered"):
+        for stage in getattr(kernel, what):
+            if known is not None and stage not in known:
+                raise UsageError(
+                    f"unknown stage of {op.name} {stage!r} in {what} of {kernel.where}{_hint(stage, known)}"
+                )
+
+
+def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Parameter]) -> None:
+    """What the kernel requires must be the op's, and what every case of the op has must be the kernel's to take."""
+    names = (*op.inputs, *op.params)
+    by_name = {p.name: p for p in parameters}
+    for name, parameter in by_name.items():
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise UsageError(f"{kernel.where} takes {name!r} by position only; a kernel is called by name")
+    for name in sorted(kernel.requires):
+        if name not in names:
+            raise unknown(f"parameter of {op.name}, which {kernel.where} requires:", name, names)
+    stored = by_name.get("stages")
+    if stored is not None and stored.default is stored.empty:
+        raise UsageError(f"{kernel.where}: its parameter `stages` needs a default, such as stages=()")
+    if kernel.stages and stored is None and not any(p.kind is p.VAR_KEYWORD for p in by_name.values()):
+        raise UsageError(f"{kernel.where} declares stages={kernel.stages!r}, but its signature has no `stages`")
+    needed = [n for n in op.inputs if n not in op.optional] + [n for n, v in op.params.items() if v is REQUIRED]
+    if lacking := [name for name in needed if name not in kernel.accepts]:
+        taken = ", ".join(map(str, by_name.values()))
+        raise UsageError(
+            f"{kernel.where} takes ({taken}), but every case of {op.name} has {', '.join(lacking)}: name it"
+        )
+
+
+def likely_slips(kernel: Kernel, op: Op) -> Iterator[NotRun]:
+    """A note for each optional parameter of the kernel that is nearly one of the op's: its cases have no such name."""
+    names = [name for name in (*op.inputs, *op.params) if name not in kernel.accepts]
+    for own in sorted(kernel.accepts - {*op.inputs, *op.params}):
+        if near := get_close_matches(own, names, n=1, cutoff=_ALIKE):
+            reason = f"it takes {own!r}, which {op.name} does not have; did you mean {near[0]!r}?"
+            yield NotRun(f"cases of {kernel.name} with {near[0]}", reason)
