@@ -80,6 +80,10 @@ class TensorSpec:
                 f"tensor {self.name!r} has {len(self.shape)} dimensions {self.shape} "
                 f"but {len(self.strides)} strides {self.strides}"
             )
+        if len(self.shape) > _MOST_DIMENSIONS:
+            raise UsageError(f"tensor {self.name!r} has {len(self.shape)} dimensions; torch takes {_MOST_DIMENSIONS}")
+        if self._bytes > _MOST_BYTES:
+            raise UsageError(f"tensor {self.name!r} would take more than 2**62 bytes of memory, which no device has")
         if self.device and not _DEVICE.fullmatch(self.device):
             raise UsageError(f"device {self.device!r} of tensor {self.name!r} must be {PEER} or like cpu and cuda:1")
         if self.strides == contiguous_strides(self.shape):
@@ -97,6 +101,12 @@ class TensorSpec:
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def _bytes(self) -> int:
+        """Size of the storage that it needs, up to its last element."""
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.element_strides, strict=True))
+        return (self.offset + last + 1) * self.torch_dtype.itemsize if 0 not in self.shape else 0
 
     def __str__(self) -> str:
         strides = "" if self.strides is None else "@" + ",".join(map(str, self.strides))
@@ -182,16 +192,19 @@ def parse_case(line: str) -> Case:
         UsageError: the line is not a case; the message shows the offending word.
     """
     words = line.split()
+    line = _shortened(line)  # for messages
     if not words or "=" in words[0]:
         raise UsageError(f"case line {line!r} must start with the name of an op, such as 'OP x=bf16[4,128] seed=0'")
+    if unprintable := [word for word in words if not word.isprintable()]:
+        raise UsageError(f"cannot read {_shortened(unprintable[0])!r} in case line {line!r}: a character is no text")
     tensors: list[TensorSpec] = []
     params: dict[str, Param] = {}
     for word in words[1:]:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier() or not value:
-            raise UsageError(f"cannot read {word!r} in case line {line!r}: expected name=value")
+            raise UsageError(f"cannot read {_shortened(word)!r} in case line {line!r}: expected name=value")
         if name in params or any(t.name == name for t in tensors):
-            raise UsageError(f"{name!r} is given twice in case line {line!r}")
+            raise UsageError(f"{_shortened(name)!r} is given twice in case line {line!r}")
         if "[" in value and name != "seed":
             tensors.append(_parse_tensor(name, value, line))
         else:
@@ -206,7 +219,7 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
     match = _TENSOR.match(text)
     if match is None:
         raise UsageError(
-            f"cannot read tensor {name}={text!r} in case line {line!r}: "
+            f"cannot read tensor {_shortened(name)}={_shortened(text)!r} in case line {line!r}: "
             "expected dtype[shape], then optionally @strides, +offset, ~device and :regime, "
             "as in bf16[4,128]@256,1+8~cpu:rows"
         )
@@ -216,17 +229,22 @@ def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:
         match["dtype"],
         _integers(match["shape"], line),
         _integers(strides, line) if strides is not None else None,
-        int(match["offset"] or 0),
+        _integers(match["offset"] or "0", line)[0],
         match["regime"] or "normal",
         match["device"] or "",
     )
 
 
 def _integers(text: str, line: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(",")) if text else ()
-    except ValueError:
-        raise UsageError(f"cannot read the integers {text!r} in case line {line!r}") from None
+    words = text.split(",") if text else []
+    if not all(words):
+        raise UsageError(f"cannot read the integers {_shortened(text)!r} in case line {line!r}")
+    for word in words:
+        if len(word) > _MOST_DIGITS:
+            raise UsageError(
+                f"{_shortened(word)} in case line {line!r} has {len(word):,} digits: no tensor is so large"
+            )
+    return tuple(map(int, words))
 
 
 def _parse_param(text: str, word: str, line: str) -> Param:
@@ -234,11 +252,23 @@ def _parse_param(text: str, word: str, line: str) -> Param:
         return text
     try:
         value = float(text) if text in ("inf", "-inf", "nan") else ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two of a parser that nests too deeply
         value = None
     if not isinstance(value, bool | int | float):
-        raise UsageError(f"cannot read {word!r} in case line {line!r}: expected a number, True, False or a word")
+        shown = _shortened(word)
+        raise UsageError(f"cannot read {shown!r} in case line {line!r}: expected a number, True, False or a word")
     return value
+
+
+def _shortened(text: str) -> str:
+    """`text` for a message, which quotes no more of a long line than its ends."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
+
+
+_SHOWN = 300
+_MOST_DIGITS = 18
+_MOST_BYTES = 1 << 62
+_MOST_DIMENSIONS = 64
 
 
 def _format_param(value: Param) -> str:

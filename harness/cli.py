@@ -3,38 +3,92 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from types import FrameType, ModuleType
 
-from harness.commands import bisect, calibrate, diff, golden, identify, report, stages, verify
+from harness.commands import bisect, calibrate, diff, golden, identify, listing, report, stages, verify
 from harness.commands.running import INTERRUPTED
 from harness.errors import LastbitError
+from reports.characters import visible
 
-COMMANDS: tuple[ModuleType, ...] = (verify, report, diff, golden, bisect, stages, identify, calibrate)
+COMMANDS: tuple[ModuleType, ...] = (verify, report, diff, golden, bisect, stages, identify, listing, calibrate)
 BROKEN = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted.
+    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted. Nothing
+    that goes wrong ends with 1, which stands for findings: an error of the system and a bug of lastbit end with 2.
     """
+    _write_what_cannot_be_encoded()
     parser = make_parser()
     options, rest = parser.parse_known_args(argv)
     if rest and not vars(options).get("takes_rest"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return _guarded(lambda: int(options.command(options, rest)))
+
+
+def _guarded(command: Callable[[], int]) -> int:
+    """The exit code of a command, whatever it raises."""
     try:
         with _terminable():
-            return int(options.command(options, rest))
-    except LastbitError as error:
-        print(f"lastbit: {error}", file=sys.stderr)
-        return BROKEN
+            code = command()
+            sys.stdout.flush()  # here, where an error is still seen
+            return code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except LastbitError as error:
+        _say(str(error))
+    except BrokenPipeError:  # whoever reads has read enough, as in `lastbit report | head`
+        _forget_output()
+    except OSError as error:
+        _forget_output()
+        _say(_of_system(error))
+    except Exception as error:
+        _say(_of_lastbit(error))
+    return BROKEN
+
+
+def _say(text: str) -> None:
+    print(f"lastbit: {visible(text, keep=chr(10))}", file=sys.stderr)
+
+
+def _of_system(error: OSError) -> str:
+    """What the operating system refused, and on which file, if it says so."""
+    if error.errno is None:  # raised by Python code, which no system refused anything
+        return _of_lastbit(error)
+    place = "" if error.filename is None else f"{os.fspath(error.filename)!r}: "
+    return f"{place}{error.strerror or error}"
+
+
+def _of_lastbit(error: Exception) -> str:
+    trace = "".join(traceback.format_exception(error))
+    return f"this is a bug of lastbit, and says nothing about a kernel. Please report it with\n{trace}".rstrip()
+
+
+def _write_what_cannot_be_encoded() -> None:
+    """Let the standard streams show the escape of a character that their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _forget_output() -> None:
+    """Send what standard output still holds nowhere: at its end Python would try to write it, and fail once more."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -58,7 +112,15 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the command line, with all commands."""
     parser = argparse.ArgumentParser(prog="lastbit", description="Verify numerical kernels to the last bit.")
+    parser.add_argument("--version", action="version", version=f"lastbit {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in COMMANDS:
         module.add_to(commands)
     return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("lastbit")
+    except metadata.PackageNotFoundError:
+        return "from a checkout that is not installed"

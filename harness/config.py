@@ -14,6 +14,9 @@ from harness.errors import UsageError, unknown
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 8, "nightly": 200}
 """Profile → cases that Hypothesis generates per kernel and group."""
 
+LONGEST_TIMEOUT = 10_000_000
+"""Seconds, almost four months; a clock of the system overflows beyond 292 years."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -32,6 +35,7 @@ class Config:
         seed: of the generated cases.
         cases: generated cases per kernel and group; None for the profile's number.
         timeout: seconds that one case may take.
+        strict: notices fail a case.
     """
 
     folder: str
@@ -47,12 +51,15 @@ class Config:
     seed: int = 0
     cases: int | None = None
     timeout: float = 120.0
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
             raise unknown("profile", self.profile, PROFILES)
-        if not 0 < self.timeout < float("inf"):
-            raise UsageError(f"timeout {self.timeout} must be a number of seconds above 0")
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise UsageError(
+                f"timeout {self.timeout} must be a number of seconds above 0 and at most {LONGEST_TIMEOUT:,}"
+            )
         if self.cases is not None and self.cases < 0:
             raise UsageError(f"{self.cases} generated cases per group cannot be run; give 0 or more")
 

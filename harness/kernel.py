@@ -16,11 +16,11 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
@@ -33,8 +33,6 @@ PLACEMENTS = ("refuses", "moves")
 
 REVISION_MARK = "@"
 """What stands between the name of a kernel and that of the revision that it is of, in a run of several."""
-
-_registering: list[Kernel] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,18 @@ class Kernel:
         return frozenset(p.name for p in parameters if p.default is p.empty and p.name in self.accepts)
 
 
+@dataclass(frozen=True)
+class _Declaration:
+    """A kernel, and the module in whose execution it was declared: its name and its file."""
+
+    kernel: Kernel
+    module: str
+    file: Path
+
+
+_declared: list[_Declaration] | None = None
+
+
 def kernel(
     op: str,
     *,
@@ -105,12 +115,11 @@ def kernel(
     """
 
     def register(function: Function) -> Function:
-        if _registering is not None:
+        if _declared is not None:
             own = name or str(getattr(function, "__name__", type(function).__name__))
             source = _source_of(function)
-            _registering.append(
-                Kernel(own, op, contract, function, stages, mutates, devices, depth, placement, unordered, source)
-            )
+            made = Kernel(own, op, contract, function, stages, mutates, devices, depth, placement, unordered, source)
+            _declared.append(_Declaration(made, *_module_under_way()))
         return function
 
     return register
@@ -119,7 +128,8 @@ def kernel(
 def load_kernels(folder: Path) -> tuple[Kernel, ...]:
     """All kernels declared by the Python files of `folder`, in order of file name.
 
-    A file can import its siblings by name; they are private to this load of the folder.
+    A file can import its siblings by name; they are private to this load of the folder. A kernel is of the file whose
+    execution declares it: those of files elsewhere, which a file of the folder imports, are not of this folder.
 
     Raises:
         UsageError: the folder does not exist or declares no kernel, two kernels share a name, or one holds an @.
@@ -127,32 +137,55 @@ def load_kernels(folder: Path) -> tuple[Kernel, ...]:
     """
     if not folder.is_dir():
         raise UsageError(f"kernel folder {str(folder)!r} does not exist or is not a folder")
-    with _collect() as found, _siblings(folder):
+    with _collect() as declared, _siblings(folder):
         for path in sorted(folder.glob("*.py")):
             if not _loaded_as_sibling(path):
                 sys.modules.setdefault(path.stem, load_file(path))
+    found = list(_of_folder(folder, declared))
     if not found:
         raise UsageError(f"no file of {str(folder)!r} declares a kernel; decorate a function with @kernel(op)")
     names = [k.name for k in found]
     for name in names:
-        if REVISION_MARK in name:
-            raise UsageError(
-                f"kernel name {name!r} holds {REVISION_MARK!r}, after which the name of a revision follows"
-            )
+        _check_name(name)
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise UsageError(f"kernel names must be unique; declared twice in {str(folder)!r}: {', '.join(twice)}")
     return tuple(found)
 
 
+def _check_name(name: str) -> None:
+    if REVISION_MARK in name:
+        raise UsageError(f"kernel name {name!r} holds {REVISION_MARK!r}, after which the name of a revision follows")
+    if not name or not name.isprintable():
+        raise UsageError(f"kernel name {name!r} must consist of characters that can be printed")
+
+
 @contextmanager
-def _collect() -> Iterator[list[Kernel]]:
-    global _registering
-    outer, _registering = _registering, []
+def _collect() -> Iterator[list[_Declaration]]:
+    global _declared
+    outer, _declared = _declared, []
     try:
-        yield _registering
+        yield _declared
     finally:
-        _registering = outer
+        _declared = outer
+
+
+def _module_under_way() -> tuple[str, Path]:
+    """Name and file of the innermost module that is being executed; code from a string is of the file that runs it."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_name != "<module>" or frame.f_code.co_filename.startswith("<")):
+        frame = frame.f_back
+    if frame is None:
+        return "", Path()
+    return str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
+
+
+def _of_folder(folder: Path, declared: Iterable[_Declaration]) -> Iterator[Kernel]:
+    """The kernels of the files of a folder; of a file that was executed under two names, those of the first."""
+    modules: dict[Path, str] = {}
+    for one in declared:
+        if one.file.parent.resolve() == folder.resolve() and modules.setdefault(one.file, one.module) == one.module:
+            yield one.kernel
 
 
 @contextmanager

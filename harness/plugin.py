@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ import torch
 from harness.config import Config
 from harness.errors import LastbitError
 from harness.interpret import install
+from harness.verify.notes import Notes
 from harness.verify.plan import Plan, make_plan
-from harness.verify.recorder import Recorder, write_json
-from harness.verify.run import DONE_FILE, PLAN_FILE
+from harness.verify.recorder import Recorder, Unrecorded
 from reports.records import dump
 
 _plan = pytest.StashKey[Plan]()
 _config = pytest.StashKey[Config]()
+_notes = pytest.StashKey[Notes]()
 
 
 def _device_type() -> str:
@@ -40,10 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
         plan = _make_plan(settings, device_type)
     except LastbitError as error:
         raise pytest.UsageError(str(error)) from error
-    config.stash[_plan], config.stash[_config] = plan, settings
+    notes = Notes(Path(settings.folder), device_type)
+    config.stash[_plan], config.stash[_config], config.stash[_notes] = plan, settings, notes
     if not hasattr(config, "workerinput"):
-        summary = {"cases": plan.cases, "not_run": [asdict(n) for n in plan.not_run]}
-        write_json(Path(settings.folder) / PLAN_FILE.format(device=device_type), summary)
+        notes.write("plan", {"items": [asdict(i) for i in plan.planned], "not_run": [asdict(n) for n in plan.not_run]})
+        config.pluginmanager.register(_Session(notes))
 
 
 def _make_plan(settings: Config, device_type: str) -> Plan:
@@ -53,11 +56,32 @@ def _make_plan(settings: Config, device_type: str) -> Plan:
     return make_plan(settings, device_type)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Leave a note that the session came to its end, and how; without it the run counts as broken."""
-    if not hasattr(session.config, "workerinput"):
-        folder, device_type = Path(session.config.stash[_config].folder), _device_type()
-        write_json(folder / DONE_FILE.format(device=device_type), {"status": int(exitstatus)})
+class _Session:
+    """Hooks of the process that hands the items to workers: it notes what becomes of these, and of the session."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.notes, self.crashed, self.unrecorded = notes, list[str](), ""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        if error and error != "keyboard-interrupt":  # as pytest-xdist calls it
+            self.crashed.append(node.gateway.id)
+            self.notes.write("crashed", self.crashed)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        lines = report.longreprtext.splitlines() if report.failed else []
+        said = (line.partition(f"{Unrecorded.__name__}: ")[2] for line in lines)
+        self.unrecorded = next(filter(None, said), self.unrecorded)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Note that the session came to its end, and how; without it the run counts as broken."""
+        self.notes.write("done", {"status": int(exitstatus), "unrecorded": self.unrecorded})
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note which items are left after every option and plugin has had its say; all workers note the same."""
+    selected = [vars(item)["callspec"].params["item"].id for item in session.items if hasattr(item, "callspec")]
+    session.config.stash[_notes].write("selected", selected)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from harness.row_check import RowCheck
 
 
 class Verdict(StrEnum):
@@ -26,6 +28,8 @@ class Verdict(StrEnum):
 BAD = frozenset({Verdict.FAILED, Verdict.ERRORED})
 """Verdicts that a kernel has to answer for."""
 
+_NOTHING_RUN = frozenset({Verdict.SKIPPED, Verdict.UNSUPPORTED})
+
 
 @dataclass(frozen=True)
 class Worst:
@@ -43,6 +47,9 @@ class Worst:
 ULP_BINS = (0, 1, 2, 4, 16)
 """Upper ends of the bins of an ulp histogram; a last bin holds everything above."""
 
+NEAR = ULP_BINS[-1]
+"""Distance in ulp up to which an error says how a value was rounded; beyond, it overflowed, cancelled or is wrong."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -56,7 +63,8 @@ class Comparison:
         special: elements of `outside` whose class (NaN, +inf, -inf, finite) is wrong.
         squared_error, squared_exact: sums over finite elements, for `rel_l2`.
         max_error: largest |actual - exact|.
-        bias: mean of (|actual| - |exact|) in ulp of the stage's format; negative means toward zero.
+        bias: mean of (|actual| - |exact|) in ulp of the stage's format, over elements within `NEAR` of the exact value;
+            negative means toward zero; NaN if these are fewer than half.
         max_ulp: largest distance from the contract's value, in ulp of the stage's format.
         ulp_histogram: counts per bin of `ULP_BINS`.
         budget_ratio: largest |actual - middle| / radius over elements that have freedom; above 1 is outside.
@@ -87,7 +95,8 @@ class Comparison:
 
     @property
     def bias(self) -> float:
-        return self.bias_sum / self.bias_count if self.bias_count else 0.0
+        shown = self.bias_count and 2 * self.bias_count >= self.numel
+        return self.bias_sum / self.bias_count if shown else math.nan
 
     def __add__(self, other: Comparison) -> Comparison:
         """Statistics of both sets of elements together."""
@@ -146,23 +155,12 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact for a reader: what is wrong, where, with numbers, in one sentence."""
+    """One fact for a reader: what is wrong, where, with numbers, in one sentence. A notice fails nothing."""
 
     kind: str
     stage: str
     sentence: str
-
-
-@dataclass(frozen=True)
-class RowCheck:
-    """How many rows one value of the latent stage explains bit for bit, of those that could be tried."""
-
-    stage: str
-    rows: int = 0
-    explained: int = 0
-
-    def __add__(self, other: RowCheck) -> RowCheck:
-        return RowCheck(self.stage, self.rows + other.rows, self.explained + other.explained)
+    notice: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,6 +195,23 @@ class CaseResult:
     seconds: float = 0.0
     counted: bool = True
     source: str = ""
+
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that fail the case."""
+        return tuple(finding for finding in self.findings if not finding.notice)
+
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """The findings that inform and fail nothing."""
+        return tuple(finding for finding in self.findings if finding.notice)
+
+    @property
+    def strict(self) -> CaseResult:
+        """The same with every notice as a fault."""
+        findings = tuple(replace(finding, notice=False) for finding in self.findings)
+        failed = [Verdict.FAILED for _ in self.notices]
+        return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
 
     @property
     def failing_stage(self) -> StageResult | None:
@@ -267,10 +282,16 @@ class Decided:
 
 @dataclass(frozen=True)
 class NotRun:
-    """Something that was asked for, or exists, and was not run, with the reason."""
+    """Something that was asked for, or exists, and was not run, with the reason.
+
+    Attributes:
+        kernel, device: whose cases they are, where they were planned; empty for what no plan has.
+    """
 
     what: str
     reason: str
+    kernel: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -334,16 +355,28 @@ class Run:
         return Verdict.PASSED if Verdict.PASSED in verdicts else Verdict.worst(*verdicts)
 
     @property
+    def unverified(self) -> tuple[tuple[str, str], ...]:
+        """The (kernel, device) pairs that were planned and of which no case was run, or none that the kernel takes."""
+        planned = dict.fromkeys([*self.subjects(), *((n.kernel, n.device) for n in self.not_run if n.kernel)])
+        ran = {(r.kernel, r.device) for r in self.results if r.verdict not in _NOTHING_RUN}
+        return tuple(subject for subject in planned if subject not in ran)
+
+    @property
     def overall(self) -> Verdict | None:
-        """The verdict on the whole run: the worst of its kernels that decides; None if nothing was verified."""
+        """The verdict on the whole run: the worst of its kernels that decides; None if nothing was verified.
+
+        SKIPPED if all that was verified passed, but a kernel was not verified.
+        """
         verdicts = {self.verdict(*subject) for subject in self.subjects()}
         if self.broken:
             return Verdict.ERRORED
         decisive = (Verdict.ERRORED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
-        return next((verdict for verdict in decisive if verdict in verdicts), None)
+        decided = next((verdict for verdict in decisive if verdict in verdicts), None)
+        return Verdict.SKIPPED if decided is Verdict.PASSED and self.unverified else decided
 
     @property
     def exit_code(self) -> int:
-        """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 nothing was run."""
-        codes = {Verdict.PASSED: 0, Verdict.INCONCLUSIVE: 1, Verdict.FAILED: 1, Verdict.ERRORED: 2, None: 3}
-        return codes[self.overall]
+        """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 a kernel was not verified."""
+        codes = {Verdict.PASSED: 0, Verdict.INCONCLUSIVE: 1, Verdict.FAILED: 1, Verdict.ERRORED: 2}
+        overall = self.overall
+        return codes.get(overall, 3) if overall else 3

@@ -6,26 +6,28 @@ Escapes are those of actions/toolkit, packages/core/src/command.ts.
 from __future__ import annotations
 
 from harness.result import Run
-from reports.notices import Notice, notices
+from reports.alerts import Alert, alerts
+from reports.characters import visible
 
 
 def lines(run: Run) -> str:
     """One workflow command per problem, worst first; GitHub shows the first ten errors and warnings of a step."""
     commands = [f"::error title=lastbit::{_data(run.broken)}"] if run.broken else []
-    commands += [_command(notice) for notice in notices(run)]
+    commands += [_command(alert) for alert in alerts(run)]
     return "".join(f"{command}\n" for command in commands)
 
 
-def _command(notice: Notice) -> str:
-    place = notice.place
+def _command(alert: Alert) -> str:
+    place = alert.place
     properties = {"file": place.path, "line": str(place.line)} if place.path else {}
-    properties["title"] = notice.title
+    properties["title"] = alert.title
     said = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{'error' if notice.fault else 'warning'} {said}::{_data(notice.text)}"
+    return f"::{'notice' if alert.level == 'note' else alert.level} {said}::{_data(alert.text)}"
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    shown = visible(text, keep="\r\n")
+    return shown.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -101,7 +101,7 @@ def _meaning(criterion: Criterion, bisection: Bisection) -> str:
         return "the verdict is FAILED"
     good, bad = (step.point.short for step in bisection.steps[:2])
     name = FIGURES[criterion.metric][0]
-    figure = f"{'the size of ' * (criterion.metric == 'bias')}{name} of stage {criterion.stage}"
+    figure = f"{'the size of the ' * (criterion.metric == 'bias')}{name} of stage {criterion.stage}"
     chosen = f" ({criterion.choice})" if criterion.choice else ""
     why = f"{criterion.drift:g} times that of {good}" if criterion.drift else f"nearer to {bad} than to {good}"
     return f"{figure}{chosen} is {_bound(criterion)}, {why}"

@@ -72,7 +72,7 @@ def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
         if alone := sum(k.unpaired[side] for k in both):
             parts.append(f"{alone:,} only in {name}")
     if other := sum(k.other_inputs for k in both):
-        parts.append(f"{other:,} of one line but other input bits")
+        parts.append(f"{other:,} of the same line but with other input bits")
     return ", ".join(parts)
 
 
@@ -116,7 +116,9 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
             then, now = tally(p[0].verdict for p in pairs), tally(p[1].verdict for p in pairs)
             lines.append(f"{plural(len(pairs), 'case')} got {word}: {then} → {now}")
     if before.verdict != after.verdict and not kernel.worse_cases and not kernel.better_cases:
-        lines.append("no case that both runs have changed its verdict, so it is other cases that decided")
+        lines.append(
+            "every case that both runs have kept its verdict: what changed comes from cases that only one of them has"
+        )
     if kernel.change is not Change.UNCHANGED and kernel.tensors and kernel.tensors == kernel.equal:
         lines.append("its bits are the same: what changed is what judges them, or which cases were run")
     return lines

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from harness.result import Run
 from reports import wording
+from reports.noticed import noticed
 from reports.paper import line, paragraph, verdict_word
-from reports.summary import Problem, listed, plural, problems, repro_line
+from reports.summary import ORDER, Problem, listed, plural, problems, repro_line
 
 MOST_PROBLEMS = 10
 MOST_SENTENCES = 5
@@ -23,6 +24,8 @@ def print_findings(run: Run, console: Console) -> None:
     if not found:
         return
     line(console, "Findings", "bold")
+    if len(found) > 1:
+        paragraph(console, Text(ORDER, "dim"))
     for problem in found[:MOST_PROBLEMS]:
         _print_problem(problem, console, run.environment.get("options", ""))
     if rest := found[MOST_PROBLEMS:]:
@@ -48,6 +51,18 @@ def _field(console: Console, label: str, text: str) -> None:
         line(console, f"  {label:<12} {text}")
     else:
         paragraph(console, Text(text), label=f"  {label:<12} ", label_style="dim")
+
+
+def print_notices(run: Run, console: Console) -> None:
+    """What was noticed and fails nothing, with a case to repeat for each."""
+    if found := noticed(run):
+        line(console, "Notices", "bold")
+        for entry in found[:MOST_LINES]:
+            paragraph(console, Text(entry.sentence), label="  ")
+            line(console, f"    {entry.repro(run.environment.get('options', ''))}")
+        if rest := found[MOST_LINES:]:
+            line(console, f"  and {plural(len(rest), 'more notice')}; the records have them all")
+        line(console)
 
 
 def print_not_run(run: Run, console: Console) -> None:

@@ -13,6 +13,7 @@ from harness.outcomes.golden import CaseOutcome, Change, Figures, GoldenReport, 
 from harness.result import Verdict
 from reports.paper import line, paragraph
 from reports.summary import Problem, distance, elements, error, listed, plural, repro_line, share, shown_path, signed
+from reports.wording import allowed_by
 
 MOST_CASES = 2
 MOST_SPANS = 4
@@ -148,7 +149,7 @@ def _explanation(kernel: KernelOutcome) -> str:
     broken = tuple(case.result for case in kernel.having(Status.BROKEN) if case.result is not None)
     if broken and (names := Problem(broken, len(broken)).explained_by):
         extent = f"all {len(broken):,} broken cases" if len(broken) > 1 else "the broken case"
-        return f"{' or '.join(names)}: that contract of the op allows every bit of {extent}"
+        return allowed_by(names, extent)
     return ""
 
 

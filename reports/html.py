@@ -18,7 +18,9 @@ from harness.errors import LastbitError
 from harness.result import BAD, CaseResult, Run, Verdict
 from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
+from reports.noticed import noticed
 from reports.summary import (
+    ORDER,
     Problem,
     StageSummary,
     elements,
@@ -91,7 +93,11 @@ def _context(run: Run) -> dict[str, Any]:
         "broken": run.broken,
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),
-        "findings": [_finding(problem, run.environment.get("options", "")) for problem in _worst_first(run)],
+        "findings": [_finding(problem, run.environment.get("options", "")) for problem in problems(run)],
+        "order": ORDER,
+        "notices": [
+            {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
+        ],
         "legend": LEGEND,
         "ops": [_op(op, found, subjects, cases) for op, found in summaries.items()],
         "titles": charts.TITLES,
@@ -105,7 +111,7 @@ def _context(run: Run) -> dict[str, Any]:
         "power": html_tables.power(run.power, ops),
         "sensitivity": html_tables.sensitivity(every),
         "agreement": html_tables.agreement(run.agreement, ops),
-        "not_run": wording.not_run(run),
+        "not_run": [*filter(None, [wording.unverified(run)]), *wording.not_run(run)],
         "turned_down": wording.turned_down(run),
         "environment": run.environment,
     }
@@ -137,11 +143,6 @@ def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str
         ("Records", shown_path(environment.get("records", ""))),
     ]
     return [(label, text) for label, text in said if text]
-
-
-def _worst_first(run: Run) -> list[Problem]:
-    severity = list(Verdict)
-    return sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
 
 
 def _finding(problem: Problem, options: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from harness.result import Agreement, CaseResult, Power, Run, Verdict
 from reports import changes_text
 from reports.changes import KernelChange
-from reports.summary import StageSummary, distance, error, share, shown_path, signed
+from reports.summary import StageSummary, beside_values, distance, error, share, shown_path, signed
 
 Subject = tuple[str, str]
 
@@ -97,7 +97,8 @@ def _kernel(any_result: CaseResult, outcome: Verdict, cases: Sequence[CaseResult
     found = Counter(result.verdict for result in cases)
     outside = sum(max(s.cumulative.outside, s.isolated.outside) for r in cases for s in r.stages)
     seconds = sum(result.seconds for result in cases)
-    detail = any_result.contract, shown_path(any_result.source)
+    beside = beside_values(cases)
+    detail = any_result.contract, shown_path(any_result.source), beside and f"beside wrong values, {beside}"
     cells = (
         Cell(any_result.kernel, kind="name", detail=" · ".join(filter(None, detail))),
         verdict(outcome),
@@ -122,7 +123,7 @@ def _about(result: CaseResult) -> dict[str, str]:
 
 def stages(op: str, summaries: Mapping[Subject, Sequence[StageSummary]], meanings: Mapping[str, str]) -> Table:
     """One row per kernel, device, stage and format, in the order of `summaries`."""
-    names = "kernel, device, stage, dtype, verdict, cases, rel. error, median, ulp, mismatch, outside, bias"
+    names = "kernel, device, stage, dtype, values, cases, rel. error, median, ulp, mismatch, outside, bias"
     return table(
         f"Stages of {op}",
         tuple((name, meanings.get(name, "")) for name, _ in _named(names)),

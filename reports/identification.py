@@ -31,6 +31,8 @@ def print_identification(found: Identification, console: Console, *, every: bool
             paragraph(console, Text(f"Whatever it keeps: {sentence}", "bold red"), label="  ")
         for sentence in remarks(found):
             paragraph(console, Text(sentence), label="  ")
+    else:
+        paragraph(console, Text(f"Not judged: {_why_not_judged(found)}.", "bold red"), label="  → ")
     turned_down = [f"{plural(n, 'case')} unsupported: {reason}" for reason, n in found.unsupported.items()]
     raised = [f"errored: {error}" for error in found.errors]
     for texts, style in ((turned_down, "dim"), (raised, "bold magenta")):
@@ -54,10 +56,18 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
     rows = []
     for one in found:
         other = next_best(one)
-        cells = one.kernel, kept(one), "yes" if one.settled else "open" if one.keeps_claim else f"no: {one.claim}"
+        cells = one.kernel, kept(one), _as_claimed(one)
         rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
     headers = ("kernel", "keeps", "as claimed", "next best", "elements that it forbids")
     print_columns([Text(header, "dim") for header in headers], rows, console)
+
+
+def _as_claimed(found: Identification) -> str:
+    """Whether the kernel keeps what it claims; that is not known of one that was not judged."""
+    if not found.cases:
+        return "–"
+    said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {found.claim}"
+    return f"{said}, but it errored in {plural(len(found.errors), 'case')}" if found.errors else said
 
 
 def print_columns(headers: Sequence[Text], rows: Sequence[Row], console: Console) -> None:
@@ -93,6 +103,8 @@ def elements(total: Tally) -> str:
 
 def kept(found: Identification) -> str:
     """What the kernel keeps, in a few words; by dtype where that differs."""
+    if not found.cases:
+        return f"not judged: {_why_not_judged(found)}"
     if found.kept:
         return name(found.kept[0])
     together: dict[str, list[str]] = {}
@@ -101,6 +113,13 @@ def kept(found: Identification) -> str:
     if set(together) <= {"none"}:
         return "none"
     return "; ".join(f"{contract} in {', '.join(dtypes)}" for contract, dtypes in together.items())
+
+
+def _why_not_judged(found: Identification) -> str:
+    if found.errors:
+        return f"errored in {plural(len(found.errors), 'case')}"
+    turned_down = sum(found.unsupported.values())
+    return f"takes none of {plural(turned_down, 'case')}" if turned_down else "there was no case"
 
 
 def next_best(found: Identification) -> Candidate | None:

@@ -7,25 +7,23 @@ are properties of the suite, named `KERNEL/STAGE/DTYPE/FIGURE`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
 from harness.result import BAD, CaseResult, Run, Verdict
 from reports import wording
-from reports.notices import doubts
+from reports.alerts import doubts
+from reports.characters import visible
+from reports.noticed import noticed
 from reports.summary import Problem, StageSummary, repro_line, stage_order, stage_summaries
-
-_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 does not allow, not even as a character reference (section 2.2)."""
 
 _TURNED_DOWN = frozenset({Verdict.UNSUPPORTED, Verdict.SKIPPED})
 
 
 @dataclass(frozen=True)
 class _TestCase:
-    """One test case; `outcome` is the element that says how it ended, empty if it passed."""
+    """One test case; `outcome` is the element that says how it ended, empty if it passed, `output` what was noticed."""
 
     name: str
     seconds: float = 0.0
@@ -33,6 +31,7 @@ class _TestCase:
     kind: str = ""
     message: str = ""
     text: str = ""
+    output: str = ""
 
 
 def document(run: Run) -> str:
@@ -78,6 +77,8 @@ def _add_case(suite: ElementTree.Element, suite_name: str, case: _TestCase) -> N
     if case.outcome:
         outcome = ElementTree.SubElement(element, case.outcome, type=case.kind, message=_legal(case.message))
         outcome.text = _legal(case.text) or None
+    if case.output:
+        ElementTree.SubElement(element, "system-out").text = _legal(case.output)
 
 
 def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
@@ -88,7 +89,8 @@ def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
     for kernel, groups in together.items():
         for group, results in groups.items():
             name = f"{kernel}: {group or 'cases'}"
-            yield replace(_group(results, run), name=name, seconds=sum(result.seconds for result in results))
+            seconds, output = sum(result.seconds for result in results), _output(results, run)
+            yield replace(_group(results, run), name=name, seconds=seconds, output=output)
         if run.verdict(kernel, device) not in BAD | _TURNED_DOWN:
             yield _told_apart(run, kernel, device)
 
@@ -104,15 +106,22 @@ def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
     return _TestCase("")
 
 
+def _output(results: Sequence[CaseResult], run: Run) -> str:
+    """What was noticed on one group of cases."""
+    options = run.environment.get("options", "")
+    found = noticed(replace(run, results=tuple(results)))
+    return "\n".join(f"{entry.sentence}\n{entry.repro(options)}" for entry in found)
+
+
 def _problem(problem: Problem, options: str) -> _TestCase:
     result = problem.smallest
     errored = result.verdict is Verdict.ERRORED
-    sentences = [result.reason] if errored else [finding.sentence for finding in result.findings]
+    sentences = [result.reason] if errored else [finding.sentence for finding in result.faults]
     fields = "\n".join(f"{label:<12} {text}" for label, text in wording.problem_fields(problem))
     return _TestCase(
         "",
         outcome="error" if errored else "failure",
-        kind=result.verdict.value if errored or not result.findings else result.findings[0].kind,
+        kind=result.verdict.value if errored or not result.faults else result.faults[0].kind,
         message=sentences[0] if sentences else result.verdict.value,
         text=f"{fields}\n\n{repro_line(result, options)}",
     )
@@ -159,4 +168,5 @@ def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
 
 
 def _legal(text: str) -> str:
-    return _ILLEGAL.sub("", text)
+    """`text` without what XML 1.0 does not allow, not even as a character reference (section 2.2)."""
+    return visible(text, keep="\t\n\r")

@@ -8,10 +8,13 @@ from harness.result import BAD, Run, Verdict
 from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
+from reports.noticed import noticed
 from reports.summary import (
+    ORDER,
     STAGE_HEADERS,
     Problem,
     StageSummary,
+    beside_values,
     plural,
     problems,
     repro_line,
@@ -30,6 +33,7 @@ MOST_LINES = 12
 
 SYMBOLS: Mapping[Verdict, str] = {
     Verdict.PASSED: "✅",
+    Verdict.SKIPPED: "⚠️",
     Verdict.INCONCLUSIVE: "⚠️",
     Verdict.FAILED: "❌",
     Verdict.ERRORED: "💥",
@@ -45,6 +49,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     if base is not None:
         blocks += _changes(compare(base, run, names=names_of(base)))
     blocks += _problems(run)
+    blocks += _notices(run)
     blocks += _stages(run)
     blocks += [*_gaps(run), _environment(run)]
     return joined(blocks, LIMIT)
@@ -57,6 +62,8 @@ def _headline(run: Run) -> Block:
     text = f"## {word} · kernels: {kernels} · cases: {tally(r.verdict for r in run.results if r.counted)}"
     if run.broken:
         text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
+    if unverified := wording.unverified(run):
+        text += f"\n\n{plain(unverified)}"
     return Block(text, "headline", important=True)
 
 
@@ -87,8 +94,9 @@ def _changed(kernel: KernelChange, changes: Changes) -> str:
 
 
 def _problems(run: Run) -> Iterator[Block]:
-    severity = list(Verdict)
-    found = sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
+    found = problems(run)
+    if len(found) > 1:
+        yield Block(plain(ORDER), "order of findings")
     for number, problem in enumerate(found):
         result = problem.smallest
         title = ", ".join(filter(None, (f"{result.verdict.value} {result.kernel}", wording.problem_groups(problem))))
@@ -101,6 +109,13 @@ def _problem(problem: Problem, options: str) -> str:
     fields = wording.problem_fields(problem, most_sentences=5)
     lines = [f"**{label}**: {plain(text)}" if label else plain(text) for label, text in fields]
     return f"{bullets(lines)}\n\n{block_of_code(repro_line(problem.smallest, options))}"
+
+
+def _notices(run: Run) -> Iterator[Block]:
+    options = run.environment.get("options", "")
+    for number, entry in enumerate(noticed(run)):
+        heading = "" if number else "### Notices\n\n"
+        yield Block(f"{heading}{plain(entry.sentence)}\n\n{block_of_code(entry.repro(options))}", "notice")
 
 
 def _stages(run: Run) -> Iterator[Block]:
@@ -122,14 +137,16 @@ def _stage_table(run: Run, kernel: str, device: str) -> str:
     example = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
     about = f"contract {code(example.contract)} of {code(example.op)}, {code(shown_path(example.source))}"
     about += f"; {plural(len(results), 'case')}: {tally(r.verdict for r in results)}"
+    if beside := beside_values(results):
+        about += f"; beside the values below, {beside}"
     order = stage_order(r for r in run.results if r.op == example.op)
     rows = [_cells(stage) for stage in stage_summaries(results, order)]
     return f"{about}\n\n{table(STAGE_HEADERS, rows, left=2)}" if rows else about
 
 
 def _cells(stage: StageSummary) -> Sequence[str]:
-    *first, outside, bias, verdict = stage_cells(stage)
-    return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, verdict)
+    *first, outside, bias, values = stage_cells(stage)
+    return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, values)
 
 
 def _gaps(run: Run) -> Iterator[Block]:

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reports.characters import visible
 from reports.summary import plural
 
 MOST_CHARACTERS = 1500
 """Longest text that is not clipped; the message of an exception can hold the source of a kernel."""
 
 _TAIL = 500  # bytes for the sentence that says what was left out
+_LAYOUT = "\n\t"  # control characters that only lay text out
 _NOTHING = "\u200b"  # of no width; keeps a name after @ from being notified and a number after # from becoming a link
 
 
@@ -65,7 +67,7 @@ def code(text: str) -> str:
 def block_of_code(text: str) -> str:
     """`text` as a block of code, to be copied: it is never clipped."""
     fence = "`" * max(3, _longest_run(text) + 1)
-    return f"{fence}sh\n{text}\n{fence}"
+    return f"{fence}sh\n{visible(text, keep=_LAYOUT)}\n{fence}"
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> str:
@@ -85,7 +87,7 @@ def folded(summary: str, body: str) -> str:
 
 def _clipped(text: str) -> str:
     """`text` on one line, without characters that control a terminal, cut to `MOST_CHARACTERS`."""
-    line = "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+    line = visible(" ".join(text.split()))
     rest = len(line) - MOST_CHARACTERS
     return f"{line[:MOST_CHARACTERS]}… ({rest:,} more characters)" if rest > 0 else line
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from harness.result import BAD, CaseResult, Verdict
+from reports.characters import visible
 from reports.paper import line, make_console
 from reports.summary import plural
 
@@ -67,7 +68,7 @@ class RunProgress:
             self._done += 1
             self._passed += result.verdict is Verdict.PASSED
             self._bad += result.verdict in BAD
-        now = result.kernel if result.counted else f"shrinking a failure of {result.kernel}"
+        now = visible(result.kernel if result.counted else f"shrinking a failure of {result.kernel}")
         self._bar.update(self._task, completed=self._done, counts=self._counts, description=now)
         if not self._console.is_terminal:
             self._print_sometimes(now)

@@ -24,10 +24,10 @@ this order:
 | `worst_actual`, `worst_expected`, `worst_exact`, `worst_lo`, `worst_hi` | float | its values, and what is allowed |
 | `isolated_outside`, `isolated_mismatched` | int | the same, from the kernel's own values of earlier stages |
 | `isolated_rel_l2`, `isolated_max_ulp` | float | likewise |
-| `rows`, `rows_explained` | int | rows tried, and those that one latent value explains |
+| `rows`, `rows_explained`, `rows_split` | int | rows tried, those that one latent value explains, or two |
 | `ruled_out` | text | alternative contract → elements that it forbids, a JSON object |
 | `explained_by` | text | contracts that allow every bit of a failed result, separated by `, ` |
-| `findings` | text | sentences, one a line |
+| `findings`, `notices` | text | sentences, one a line: of what fails the case, and of what informs |
 | `output_fingerprint` | text | hash of the stage's bits |
 | `source` | text | file and line of the kernel |
 """
@@ -74,8 +74,8 @@ _TABLE = (
     (_NUMBER, "worst_actual worst_expected worst_exact worst_lo worst_hi"),
     (_COUNT, "isolated_outside isolated_mismatched"),
     (_NUMBER, "isolated_rel_l2 isolated_max_ulp"),
-    (_COUNT, "rows rows_explained"),
-    (_TEXT, "ruled_out explained_by findings output_fingerprint source"),
+    (_COUNT, "rows rows_explained rows_split"),
+    (_TEXT, "ruled_out explained_by findings notices output_fingerprint source"),
 )
 COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in names.split()}
 """Column → pandas dtype, in the order of the table."""
@@ -94,7 +94,7 @@ def parse(line: bytes, where: str) -> CaseResult:
     """
     try:
         result = _decoded(CaseResult, json.loads(line))
-    except (ValueError, TypeError) as error:
+    except _MALFORMED as error:
         raise LastbitError(f"{where} is malformed ({error}): {_start_of(line)}") from error
     assert isinstance(result, CaseResult)
     return result
@@ -106,6 +106,7 @@ def _start_of(line: bytes) -> str:
 
 
 _SHOWN = 200
+_MALFORMED = (ValueError, TypeError, RecursionError)  # the last of JSON that is nested too deeply
 
 
 def load(path: Path) -> list[CaseResult]:
@@ -124,7 +125,7 @@ def load(path: Path) -> list[CaseResult]:
 
 def frame(results: Iterable[CaseResult]) -> pd.DataFrame:
     """The table described at the top of this module."""
-    rows = [row for result in results for row in _rows(result)]
+    rows = [{k: _in_utf8(v) for k, v in row.items()} for result in results for row in _rows(result)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict(COLUMNS))
 
 
@@ -153,7 +154,7 @@ def read(folder: Path) -> Run:
         rest = dict(json.loads(text))
         count = _decoded(int | None, rest.pop(_COUNT_OF_RESULTS, None))  # None in runs of an older lastbit
         run = _decoded(Run, {**rest, "results": []})
-    except (ValueError, TypeError) as error:
+    except _MALFORMED as error:
         raise LastbitError(f"{path} is malformed ({error})") from error
     assert isinstance(run, Run)
     results = tuple(load(folder / "records.jsonl"))
@@ -174,14 +175,21 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
         "verdict": result.verdict.value,
         "rows": result.rows.rows if result.rows else None,
         "rows_explained": result.rows.explained if result.rows else None,
+        "rows_split": result.rows.split if result.rows else None,
         "ruled_out": json.dumps(dict(result.ruled_out)),
         "explained_by": ", ".join(result.explained_by),
-        "findings": "\n".join(finding.sentence for finding in result.findings),
+        "findings": "\n".join(finding.sentence for finding in result.faults),
+        "notices": "\n".join(notice.sentence for notice in result.notices),
         "stage": "",
     }
     yield from ({**case, **_stage_columns(stage)} for stage in result.stages)
     if not result.stages:
         yield {**dict.fromkeys((name for name, kind in COLUMNS.items() if kind == "str"), ""), **case}
+
+
+def _in_utf8(value: object) -> object:
+    """Text with the escape of half of a surrogate pair, which UTF-8 lacks and an exception's message may hold."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
 
 
 _NAMES_OF_CASE = {field.name for field in fields(CaseResult)}
@@ -209,7 +217,7 @@ def _stage_columns(stage: StageResult) -> dict[str, object]:
 def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

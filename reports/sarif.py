@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.result import Run
-from reports.notices import ERRORED, INCONCLUSIVE, Notice, Place, notices
+from reports.alerts import ERRORED, INCONCLUSIVE, Alert, Place, alerts
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "SRCROOT"
@@ -26,6 +26,7 @@ RULES: Mapping[str, str] = {
     "unwritten": "Elements of a result that were never written",
     "guards": "Another result where nothing watches what the kernel allocates",
     "other_values": "A wrong result in a later call with other values of the same shapes",
+    "uninitialised": "Elements of a result that were computed from memory that was never written",
     "overlap": "Results that share memory",
     "reused_memory": "A result in the memory of an earlier call's",
     "wrote_outside": "A write beyond a tensor",
@@ -33,6 +34,7 @@ RULES: Mapping[str, str] = {
     "rebound_input": "An input that has another shape or other memory after the call",
     "process_state": "A setting of the whole process that the kernel left changed",
     "placement": "A tensor on another device treated otherwise than the kernel declares",
+    "lanes": "Lanes of a warp that add in two ways, both possible",
     ERRORED: "A kernel that raised, hung, died, or returned what cannot be judged",
     INCONCLUSIVE: "A contract that the run could not tell from another",
 }
@@ -41,8 +43,8 @@ RULES: Mapping[str, str] = {
 
 def document(run: Run) -> str:
     """The run as the text of a SARIF log with one run."""
-    found = notices(run)
-    kinds = list(dict.fromkeys(notice.kind for notice in found))
+    found = alerts(run)
+    kinds = list(dict.fromkeys(alert.kind for alert in found))
     driver = {"name": "lastbit", "version": run.environment.get("lastbit", ""), "rules": [_rule(k) for k in kinds]}
     log = {
         "$schema": SCHEMA,
@@ -53,7 +55,7 @@ def document(run: Run) -> str:
                 "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
                 "invocations": [_invocation(run)],
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(notice, kinds) for notice in found],
+                "results": [_result(alert, kinds) for alert in found],
                 "properties": dict(run.environment),
             }
         ],
@@ -63,7 +65,7 @@ def document(run: Run) -> str:
 
 def _rule(kind: str) -> dict[str, Any]:
     text = RULES.get(kind, kind.replace("_", " "))
-    level = "warning" if kind == INCONCLUSIVE else "error"
+    level = {INCONCLUSIVE: "warning", "lanes": "note"}.get(kind, "error")
     return {"id": kind, "shortDescription": {"text": text}, "defaultConfiguration": {"level": level}}
 
 
@@ -75,16 +77,16 @@ def _invocation(run: Run) -> dict[str, Any]:
     return {"executionSuccessful": False, "toolExecutionNotifications": [notification]}
 
 
-def _result(notice: Notice, kinds: list[str]) -> dict[str, Any]:
-    kernel = {"name": notice.key[1], "kind": "function"}
-    located = {"physicalLocation": _location(notice.place)} if notice.place.path else {}
+def _result(alert: Alert, kinds: list[str]) -> dict[str, Any]:
+    kernel = {"name": alert.key[1], "kind": "function"}
+    located = {"physicalLocation": _location(alert.place)} if alert.place.path else {}
     return {
-        "ruleId": notice.kind,
-        "ruleIndex": kinds.index(notice.kind),
-        "level": "error" if notice.fault else "warning",
-        "message": {"text": f"{notice.title}\n{notice.text}"},
+        "ruleId": alert.kind,
+        "ruleIndex": kinds.index(alert.kind),
+        "level": alert.level,
+        "message": {"text": f"{alert.title}\n{alert.text}"},
         "locations": [{**located, "logicalLocations": [kernel]}],
-        "partialFingerprints": {"problem/v1": _fingerprint(notice)},
+        "partialFingerprints": {"problem/v1": _fingerprint(alert)},
     }
 
 
@@ -95,6 +97,6 @@ def _location(place: Place) -> dict[str, Any]:
     return {"artifactLocation": artifact, "region": {"startLine": place.line}}
 
 
-def _fingerprint(notice: Notice) -> str:
+def _fingerprint(alert: Alert) -> str:
     """The same for the same problem of the same kernel, wherever its line has moved to."""
-    return hashlib.sha256("\0".join(notice.key).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join(alert.key).encode()).hexdigest()[:32]

@@ -70,6 +70,7 @@ def sentences(found: StageSearch) -> Iterator[str]:
     if also:
         yield f"Not possible given the stages before them, either: {listed(also, MOST_SUSPECTS)}."
     yield from found.beside
+    yield from (f"Notice: {sentence}" for sentence in found.notices)
 
 
 def _first(found: StageSearch) -> str:
@@ -77,7 +78,7 @@ def _first(found: StageSearch) -> str:
         return f"No stage goes wrong.{_largest_step(found.handovers)}"
     if found.kind is Kind.ROWS:
         assert found.rows is not None
-        unexplained = f"{found.rows.rows - found.rows.explained:,} of {plural(found.rows.rows, 'row')}"
+        unexplained = f"{found.rows.unexplained:,} of {plural(found.rows.rows, 'row')}"
         return f"Every element is possible, but {unexplained} cannot come from one {found.stage}."
     if found.kind is Kind.MISSING:
         return f"Every stage follows from those before it, but not the results from the inputs.{_seen(found)}"

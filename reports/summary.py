@@ -56,7 +56,7 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(known) if known else math.nan
 
 
-STAGE_HEADERS = ("stage", "dtype", "cases", "rel. error", "median", "ulp", "mismatch", "outside", "bias", "verdict")
+STAGE_HEADERS = ("stage", "dtype", "cases", "rel. error", "median", "ulp", "mismatch", "outside", "bias", "values")
 """Columns of a table of stages."""
 
 
@@ -119,12 +119,28 @@ def _summary(pairs: Sequence[tuple[CaseResult, StageResult]]) -> StageSummary:
 
 
 def _stage_verdict(pairs: Sequence[tuple[CaseResult, StageResult]]) -> Verdict:
-    """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is."""
-    for result, stage in pairs:
-        if stage.cumulative.outside or stage.isolated.outside or any(f.stage == stage.name for f in result.findings):
-            return Verdict.FAILED
+    """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is.
+
+    A case may have failed besides for what is no value of a stage: see `beside_values`.
+    """
+    if any(_stage_is_wrong(result, stage) for result, stage in pairs):
+        return Verdict.FAILED
     conclusive = any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs)
     return Verdict.PASSED if conclusive else Verdict.INCONCLUSIVE
+
+
+def beside_values(results: Iterable[CaseResult]) -> str:
+    """Why cases failed of whose stages every value is allowed: `2 cases failed for wrote outside`; empty for none."""
+    kinds = Counter[str]()
+    for result in results:
+        if result.verdict is Verdict.FAILED and not any(_stage_is_wrong(result, stage) for stage in result.stages):
+            kinds.update({finding.kind.replace("_", " ") for finding in result.faults} or {"no stated reason"})
+    return ", ".join(f"{plural(count, 'case')} failed for {kind}" for kind, count in kinds.items())
+
+
+def _stage_is_wrong(result: CaseResult, stage: StageResult) -> bool:
+    named = any(finding.stage == stage.name for finding in result.faults)
+    return bool(stage.cumulative.outside or stage.isolated.outside or named)
 
 
 @dataclass(frozen=True)
@@ -141,14 +157,15 @@ class Problem:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups of cases that show it."""
-        return tuple(dict.fromkeys(r.group for r in self.bad if r.group))
+        """Names of the groups of cases that show it, those with most of them first."""
+        count = Counter(r.group for r in self.bad if r.group)
+        return tuple(sorted(count, key=lambda group: (-count[group], group)))
 
     @property
     def smallest(self) -> CaseResult:
-        """The failing case with the fewest elements; among equals the last, which shrinking ended with."""
+        """The failing case with the fewest elements; among equals of a group the last, which shrinking ended with."""
         failed = [r for r in self.bad if r.verdict is Verdict.FAILED] or list(self.bad)
-        return min(reversed(failed), key=lambda result: elements(result.case))
+        return min(reversed(failed), key=lambda result: (elements(result.case), result.group, result.device))
 
     @property
     def explained_by(self) -> tuple[str, ...]:
@@ -157,31 +174,56 @@ class Problem:
         common = [c for c in failed[0] if all(c in others for others in failed)] if failed else []
         return simplest(common, self.smallest.contract)
 
+    @property
+    def severity(self) -> tuple[bool, bool, int, int]:
+        """What sorts problems, the worst last: an error, a wrong result, how many cases, how many elements."""
+        outside = [max(s.cumulative.outside, s.isolated.outside) for r in self.bad for s in r.stages if s.result]
+        cases = self.counted(Verdict.FAILED) + self.counted(Verdict.ERRORED)
+        return self.smallest.verdict is Verdict.ERRORED, any(outside), cases, sum(outside)
+
     def counted(self, verdict: Verdict) -> int:
         return sum(r.counted and r.verdict is verdict for r in self.bad)
 
+    @property
+    def shrunk(self) -> int:
+        """Results that went wrong while a failure was shrunk, which are not counted."""
+        return sum(not r.counted for r in self.bad)
+
+
+ORDER = (
+    "The worst of each kernel first: errors before wrong results, wrong results before other faults, and what most "
+    "cases show before what few do."
+)
+"""What the order of `problems` is, for a reader."""
+
 
 def problems(run: Run) -> list[Problem]:
-    """One problem per kernel and stage that goes wrong; the first of every kernel before the second of any."""
+    """One problem per kernel and stage that goes wrong, in this order: the worst of every kernel before any second."""
     together: dict[tuple[str, str], list[CaseResult]] = {}
     for result in run.results:
         if result.verdict in BAD:
             together.setdefault((result.kernel, _wrong_stage(result)), []).append(result)
+    # Workers record results in any order; the names make this one the same in every run.
+    found = sorted((_problem(run, together[key]) for key in sorted(together)), key=lambda p: p.severity, reverse=True)
     nth: Counter[str] = Counter()
     ranked = []
-    for (kernel, _), bad in together.items():
-        groups = {result.group for result in bad}
-        cases = sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups)
-        ranked.append((nth[kernel], Problem(tuple(bad), cases)))
+    for problem in found:
+        kernel = problem.smallest.kernel
+        ranked.append((nth[kernel], problem))
         nth[kernel] += 1
     return [problem for _, problem in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _problem(run: Run, bad: Sequence[CaseResult]) -> Problem:
+    kernel, groups = bad[0].kernel, {result.group for result in bad}
+    return Problem(tuple(bad), sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups))
 
 
 def _wrong_stage(result: CaseResult) -> str:
     """The stage that a reader would look at first; empty for a kernel that raised."""
     if result.failing_stage is not None:
         return result.failing_stage.name
-    return result.findings[0].stage if result.findings else ""
+    return result.faults[0].stage if result.faults else ""
 
 
 def elements(case: str) -> int:

@@ -10,12 +10,13 @@ from rich.text import Text
 
 from harness.result import Run, Verdict
 from reports import wording
-from reports.findings import print_blind_spots, print_findings, print_not_run
+from reports.findings import print_blind_spots, print_findings, print_not_run, print_notices
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word
 from reports.progress import RunProgress
 from reports.summary import (
     STAGE_HEADERS,
     StageSummary,
+    beside_values,
     plural,
     shown_path,
     stage_cells,
@@ -26,17 +27,18 @@ from reports.summary import (
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 
-LEFT = frozenset({"stage", "dtype", "verdict"})
+LEFT = frozenset({"stage", "dtype", "values"})
 
 
 def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None = None) -> None:
-    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, gaps, summary.
+    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, notices, gaps.
 
     The numbers are those of `stages_of`, which may have kernels of another revision besides.
     """
     console = console or make_console()
     _print_stages(stages_of or run, console)
     print_findings(run, console)
+    print_notices(run, console)
     print_not_run(run, console)
     print_blind_spots(run, console)
     _print_agreement(run, console)
@@ -47,7 +49,7 @@ def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None
 class _Section:
     """One kernel on one device, ready to be laid out."""
 
-    head: tuple[Text, Text]
+    head: list[Text]
     cells: list[tuple[Text, ...]]
 
 
@@ -83,7 +85,10 @@ def _section(run: Run, kernel: str, device: str) -> _Section:
     if any_result.source:
         title.append(f"  {shown_path(any_result.source)}", "dim")
     about.append(f"  {plural(len(results), 'case')}: {tally(r.verdict for r in results)}")
-    return _Section((title, about), [_cells(stage) for stage in stage_summaries(results, order)])
+    head = [title, about]
+    if beside := beside_values(results):
+        head.append(Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED]))
+    return _Section(head, [_cells(stage) for stage in stage_summaries(results, order)])
 
 
 def _cells(stage: StageSummary) -> tuple[Text, ...]:
@@ -123,6 +128,8 @@ def _print_summary(run: Run, console: Console) -> None:
         line(console, f"Error bounds: {premises}", "dim")
     if run.broken:
         line(console, f"The run did not come to its end: {run.broken}", "bold red")
+    if unverified := wording.unverified(run):
+        paragraph(console, Text(unverified, "bold yellow"))
     verdict = run.overall
     counted = [r for r in run.results if r.counted]
     text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")

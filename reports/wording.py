@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict, simplest
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
@@ -19,19 +20,24 @@ LEGEND = (
     (
         "rel. error",
         "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst and of the median case; "
-        "a worst case near 1 that passes is an overflow or underflow which the contract asks for",
+        "where the worst is near 1 and passes, the contract itself asks for an overflow or an underflow",
     ),
     ("ulp", "largest distance from the value that the contract rounds to"),
-    ("mismatch", "elements that differ from that value; no fault as long as they are possible"),
+    ("mismatch", "elements that differ from the value that the contract rounds to; no fault unless they are outside"),
     (
         "outside",
         "elements that no kernel which keeps the contract can give, in whatever order it adds: one is a failure",
     ),
     (
         "bias",
-        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded",
+        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded; "
+        "– where most errors are beyond 16 ulp, as after an overflow, and say nothing about rounding",
     ),
-    ("(stage)", "no result of the op, but the kernel let it be seen"),
+    (
+        "values",
+        "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases",
+    ),
+    ("(stage)", "a stage in parentheses is no result of the op; the kernel shows it besides"),
 )
 """What the columns of a table of stages mean."""
 
@@ -59,11 +65,11 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
     failing = result.failing_stage
     said = []
     if failing is not None:
-        seen = ", given its own earlier stages" if failing.isolated.outside else ", given the inputs"
+        seen = ", given the kernel's own earlier stages" if failing.isolated.outside else ", given the inputs"
         said.append(("first wrong", f"stage {failing.name} ({failing.dtype}){seen if len(result.stages) > 1 else ''}"))
-    sentences = [finding.sentence for finding in result.findings][:most_sentences]
+    sentences = [finding.sentence for finding in result.faults][:most_sentences]
     said += zip(["finding", *[""] * len(sentences)], sentences, strict=False)
-    if rest := len(result.findings) - len(sentences):
+    if rest := len(result.faults) - len(sentences):
         said.append(("", f"and {plural(rest, 'more sentence')} in the records"))
     if stage := failing or _named_stage(result):
         said.append(("statistics", _statistics(result, stage)))
@@ -74,7 +80,7 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
 
 def _named_stage(result: CaseResult) -> StageResult | None:
     """The stage that a finding names, or else the last result."""
-    named = {finding.stage for finding in result.findings}
+    named = {finding.stage for finding in result.faults}
     stages = [s for s in result.stages if s.name in named] or [s for s in result.stages if s.result]
     return stages[-1] if stages else None
 
@@ -82,30 +88,44 @@ def _named_stage(result: CaseResult) -> StageResult | None:
 def _statistics(result: CaseResult, stage: StageResult) -> str:
     seen = stage.isolated if stage.isolated.outside else stage.cumulative
     mismatch = f"{share(seen.mismatched, seen.numel)} of {plural(seen.numel, 'element')} mismatched"
-    parts = [f"{stage.name}: bias {signed(seen.bias)} ulp", f"{mismatch} ({ulp_bins(seen.ulp_histogram)})"]
+    parts = [] if math.isnan(seen.bias) else [f"bias {signed(seen.bias)} ulp"]
+    parts.append(f"{mismatch} ({ulp_bins(seen.ulp_histogram)})")
     if result.rows is not None:
         parts.append(
             f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stage}"
+            + (f", {result.rows.split:,} by two" if result.rows.split else "")
         )
-    return "; ".join(parts)
+    return f"{stage.name}: {'; '.join(parts)}"
 
 
 def _explanation(problem: Problem) -> str:
     failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
     if problem.explained_by:
         extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
-        return f"{' or '.join(problem.explained_by)}: that contract of the op allows every bit of {extent}"
+        extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
+        return allowed_by(problem.explained_by, extent)
     if own := simplest(problem.smallest.explained_by, problem.smallest.contract):
         return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
     return ""
 
 
+def allowed_by(contracts: Sequence[str], extent: str) -> str:
+    """`a or b: each of these contracts of the op allows every bit of EXTENT`."""
+    which = "this contract of the op" if len(contracts) == 1 else "each of these contracts of the op"
+    return f"{' or '.join(contracts)}: {which} allows every bit of {extent}"
+
+
 def _extent(problem: Problem) -> str:
     """How many cases went wrong, where, and why those that raised did."""
     counts = [(problem.counted(verdict), verdict.value.lower()) for verdict in (Verdict.FAILED, Verdict.ERRORED)]
-    wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count) or "none"
+    wrong = " and ".join(f"{count:,} {word}" for count, word in counts if count)
     devices = listed(dict.fromkeys(r.device for r in problem.bad), MOST_NAMES)
-    text = f"{wrong} of {problem.cases:,}, on {devices}"
+    where = f" in {'these groups' if len(problem.groups) > 1 else 'this group'}" if problem.groups else ""
+    text = f"{wrong} of {plural(problem.cases, 'case')}{where}, on {devices}" if wrong else f"on {devices}"
+    if problem.shrunk and wrong:
+        text += f"; {problem.shrunk:,} more while a failure was shrunk"
+    elif problem.shrunk:
+        text = f"only in {plural(problem.shrunk, 'case')} that another failure was shrunk to, {text}"
     errored = next((r for r in problem.bad if r.verdict is Verdict.ERRORED), None)
     if errored is not None and problem.smallest.verdict is not Verdict.ERRORED:
         text += f"; an errored one: {errored.reason}"
@@ -115,6 +135,15 @@ def _extent(problem: Problem) -> str:
 def not_run(run: Run) -> list[str]:
     """One line for each reason why something that was asked for was not run."""
     return [f"{what}: {reason}" for reason, what in _grouped((n.reason, n.what) for n in run.not_run)]
+
+
+def unverified(run: Run) -> str:
+    """How many kernels were planned and not verified, and how to plan fewer; empty if none was."""
+    if not (names := [f"{kernel} on {device}" for kernel, device in run.unverified]):
+        return ""
+    count = f"{plural(len(names), 'kernel')} {'was' if len(names) == 1 else 'were'} not verified"
+    advice = " To verify fewer kernels, choose them with --kernel or --op; only these are then expected."
+    return f"{count}: {listed(names, MOST_NAMES)}.{'' if run.broken else advice}"
 
 
 def turned_down(run: Run) -> list[str]:

@@ -71,7 +71,9 @@ def all_nan() -> CaseResult:
 @pytest.mark.parametrize("metric", ["rel_l2", "bias", "mismatch"])
 def test_values_that_must_not_be_nan_are_worse_than_any_finite_figure(metric: str) -> None:
     def figure(size: float) -> CaseResult:
-        return result(failed=False, squared_error=size**2, bias_sum=size, bias_count=1, mismatched=int(size * 1000))
+        return result(
+            failed=False, squared_error=size**2, bias_sum=size * 1000, bias_count=1000, mismatched=int(size * 1000)
+        )
 
     good, bad, others = figure(0.1), figure(0.4), [figure(0.11), all_nan()]
     assert marked(Question(metric=metric, drift=1.3), good, bad, others) == [False, True]
@@ -90,7 +92,7 @@ def test_nan_at_both_ends_tells_nothing(drift: float | None) -> None:
 
 def test_bias_counts_by_its_size() -> None:
     def biased(bias: float) -> CaseResult:
-        return result(failed=False, bias_sum=bias * 10, bias_count=10)
+        return result(failed=False, bias_sum=bias * 1000, bias_count=1000)
 
     others = [biased(b) for b in (-0.01, 0.01, -0.4, 0.4)]
     assert marked(Question(metric="bias"), biased(0.01), biased(-0.4), others) == [False, False, True, True]

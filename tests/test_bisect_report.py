@@ -103,7 +103,10 @@ def test_a_step_is_one_line_however_long(step: Step, criterion: Criterion, expec
             Criterion("mismatch", "output", 0.25, choice="why"),
             "mismatch of stage output (why) is at least 25 %, nearer to 3333333",
         ),
-        (Criterion("bias", "output", 0.5, falling=True), "the size of bias of stage output is below 0.5, nearer to"),
+        (
+            Criterion("bias", "output", 0.5, falling=True),
+            "the size of the bias of stage output is below 0.5, nearer to",
+        ),
         (Criterion("rel_l2", "output", math.inf), "rel. error of stage output is inf, nearer to 3333333"),
         (Criterion("rel_l2", "output", math.inf, falling=True), "rel. error of stage output is finite, nearer to"),
         (Criterion("outside", "output"), "outside of stage output is above 0, nearer to"),

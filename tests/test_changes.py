@@ -107,7 +107,7 @@ def test_same_line_on_other_bits_is_no_pair() -> None:
     [kernel] = changes.kernels
     assert (kernel.pairs, kernel.unpaired, kernel.other_inputs) == ((), (1, 1), 1)
     assert kernel.change is Change.UNPAIRED
-    assert "1 of one line but other input bits" in shown(changes)
+    assert "1 of the same line but with other input bits" in shown(changes)
 
 
 def test_case_that_died_is_a_pair() -> None:
@@ -178,7 +178,7 @@ def test_kernel_left_inconclusive_is_worse() -> None:
 def test_other_cases_that_decided_are_named() -> None:
     text = shown(compare(run(result("c1"), failed("c2")), run(result("c1"), result("c3"))))
     assert "FAILED → PASSED" in text
-    assert "no case that both runs have changed its verdict" in text
+    assert "every case that both runs have kept its verdict" in text
 
 
 def test_smallest_case_that_got_worse_can_be_repeated() -> None:

@@ -299,6 +299,23 @@ def test_a_kernel_that_leaves_elements_unwritten() -> None:
     assert "nondeterministic" not in kinds(result)
 
 
+def test_a_kernel_that_computes_from_memory_that_it_has_not_written() -> None:
+    """Its result is written to the last element, so that nobody has to look for a mask that is too short."""
+
+    def careless(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        y, scratch = torch.empty(6, 64), torch.empty(6, 64)
+        scratch[:, :60] = (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps))[:, :60]
+        y[:] = scratch * weight.float()
+        return y
+
+    line = "rms_norm x=fp32[6,64] weight=fp32[64] eps=1e-06 seed=3"
+    result = verified(careless, line)
+    assert result.verdict is Verdict.FAILED
+    expected = "24 of 384 elements of output were computed from memory that was never written."
+    assert sentence(result, "uninitialised") == expected
+    assert {"unwritten", "nondeterministic"}.isdisjoint(kinds(result))
+
+
 def test_a_kernel_whose_result_depends_on_uninitialised_memory() -> None:
     def sloppy(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         scratch = torch.empty(64, dtype=torch.int32)

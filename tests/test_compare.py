@@ -136,7 +136,7 @@ def test_elements_that_are_not_finite_on_either_side_count_in_no_error() -> None
     enclosure = points(INF, 1.0, NAN, 2.0)
     comparison = compare(tensor(1.0, NAN, 3.0, 2.5), enclosure, FP32)
     assert (comparison.squared_error, comparison.squared_exact, comparison.max_error) == (0.25, 4.0, 0.5)
-    assert comparison.bias_count == 1
+    assert compare(tensor(1.0, NAN, 3.0, 2.0), enclosure, FP32).bias_count == 1
 
 
 def test_rel_l2_of_zeros() -> None:
@@ -158,6 +158,13 @@ def test_bias_is_in_ulp_and_negative_toward_zero(
 ) -> None:
     enclosure = allowed(*[(e, e, -10.0, 10.0) for e in exact])
     assert compare(tensor(*actual), enclosure, BF16).bias == bias
+
+
+def test_elements_far_from_the_exact_value_say_nothing_about_rounding() -> None:
+    """As where the contract overflows to 0: an error of 2**23 ulp would be the bias of all the others."""
+    enclosure = allowed((1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 0.0, 2.0), (1.0, 1.0, 0.0, 2.0))
+    assert compare(tensor(0.0, 1 + ULP, 1.0), enclosure, BF16).bias == 0.5
+    assert math.isnan(compare(tensor(0.0, 0.0, 1.0), enclosure, BF16).bias), "most elements say nothing"
 
 
 def test_bias_below_the_normal_numbers_is_in_subnormal_steps() -> None:

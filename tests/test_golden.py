@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden_bench import FP32_MULTIPLY, OTHER_SUM, ROOT, SAME_SUM, TRITON, Bench, output
+from golden_bench import FP32_MULTIPLY, OTHER_SUM, SAME_SUM, TRITON, Bench, output
 
+from harness.commands import golden
 from harness.history.golden_file import read, write
+from harness.verify.worker import WorkerEnded
 
 
 @pytest.fixture
@@ -89,18 +88,18 @@ def test_a_kernel_that_raises_is_an_error(plain: Bench, capsys: pytest.CaptureFi
     assert "RuntimeError: too slow" in output(capsys)
 
 
-def test_a_kernel_that_hangs_ends_the_process_and_is_named(plain: Bench) -> None:
+def test_a_kernel_that_ends_its_process_is_an_error(
+    plain: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain.record()
-    slow = plain.kernels("xf = x.float()", "__import__('time').sleep(600)")
-    words = ["check", "--kernels", slow, "--folder", plain.folder / "goldens", "--timeout", "0.5"]
-    program = "import sys, golden_bench; golden_bench.lastbit(*sys.argv[1:])"
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
-    command = [sys.executable, "-c", program, *map(str, words)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert (
-        "mine on cpu on rms_norm x=bf16[6,200] weight=bf16[200] eps=1e-06 seed=3: no result after 0.5 s" in done.stderr
-    )
+
+    def ends(*_: object, **__: object) -> None:
+        raise WorkerEnded("the process died without an exception", "rms_norm x=bf16[6,200]")
+
+    monkeypatch.setattr(golden, "propose_held", ends)
+    output(capsys)
+    assert plain("check", plain.kernels()) == 2
+    assert "ERRORED mine not checked reason the process died without an exception, in rms_norm" in output(capsys)
 
 
 def test_a_case_that_is_turned_down_now_is_gone(plain: Bench, capsys: pytest.CaptureFixture[str]) -> None:

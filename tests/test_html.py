@@ -181,7 +181,7 @@ def test_figures_are_those_of_the_summary(page: Page) -> None:
     [expected] = summary.stage_summaries(run.of("wrong", "cpu"), ["inv_rms", "output"])[1:]
     header, *rows = page.tables["Stages of rms_norm"]
     [row] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "wrong" and "output" in row]
-    assert (row["verdict"], row["outside"], row["dtype"], row["cases"]) == ("FAILED", "7", "bf16", "1")
+    assert (row["values"], row["outside"], row["dtype"], row["cases"]) == ("FAILED", "7", "bf16", "1")
     assert row["rel. error"] == summary.error(expected.worst_error) == "2.0e-03"
     assert row["mismatch"] == summary.share(7, 512)
     assert row["bias"] == summary.signed(expected.typical_bias)
@@ -201,7 +201,7 @@ def test_finding_has_its_repro_line(page: Page) -> None:
     smallest = full_run().results[4]
     assert summary.repro_line(smallest, "--kernels mine") in page.text
     assert "7 of 512 elements have a value that is not possible." in page.text
-    assert "fp32_multiply: that contract of the op allows every bit" in page.text
+    assert "fp32_multiply: this contract of the op allows every bit" in page.text
 
 
 def test_what_could_not_be_seen(page: Page) -> None:

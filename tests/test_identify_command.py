@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from in_this_process import InThisProcess
 from rich.console import Console
 
 from harness.commands import identify as command
 from harness.outcomes.identification import Answer, Candidate, Identification, Tally
+from harness.verify.identify import identify_kernel
+from harness.verify.inprocess import Workplace
+from harness.verify.worker import WorkerEnded
 from reports.identification import elements, print_identification, print_overview
 
 # What is printed
@@ -58,6 +62,35 @@ def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
 # The command
 
 
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (
+            Identification("mine", "op", "cpu", "once", errors=("ValueError: no", "ValueError: no")),
+            "errored in 2 cases",
+        ),
+        (Identification("mine", "op", "cpu", "once", unsupported={"takes no z": 3}), "takes none of 3 cases"),
+        (Identification("mine", "op", "cpu", "once"), "there was no case"),
+    ],
+)
+def test_a_kernel_that_was_not_judged_is_not_said_to_keep_nothing(found: Identification, why: str) -> None:
+    row = printed(lambda console: print_overview([found], console)).splitlines()[1]
+    assert row.split() == ["mine", "not", "judged:", *why.split(), "–"]
+    assert f"→ Not judged: {why}." in printed(lambda console: print_identification(found, console))
+
+
+def test_errors_beside_judged_cases_are_said() -> None:
+    tally = Tally(cases=1, elements=4)
+    fits = Candidate(("once",), "once", (), {"bf16": tally})
+    found = Identification("mine", "op", "cpu", "once", (fits,), cases=1, errors=("ValueError: no",))
+    assert "yes, but it errored in 1 case" in printed(lambda console: print_overview([found], console))
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "Worker", InThisProcess)
+
+
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     command.add_to(parser.add_subparsers())
@@ -97,3 +130,18 @@ def test_the_exit_code_of_a_wrong_claim(tmp_path: Path) -> None:
     assert run("mine", "--kernels", str(tmp_path), "--cases", str(cases)) == 1
     cases.write_text(OFFSET)
     assert run("mine", "--kernels", str(tmp_path), "--cases", str(cases)) == 3
+
+
+def test_a_kernel_that_ends_its_process_is_an_error_and_the_next_one_is_identified(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def one_ends(place: Workplace, name: str, *, most: int) -> Identification:
+        if name == "eager[completion_mask]":
+            raise WorkerEnded("the process died without an exception", "completion_mask ids=int64[2,3]")
+        return identify_kernel(place, name, most=most)
+
+    monkeypatch.setattr(command, "identify_kernel", one_ends)
+    assert run("--op", "completion_mask", "--cases-per-group", "0") == 2
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the process died without an exception, in completion_mask ids=int64[2,3]" in shown
+    assert "triton[completion_mask] on cpu claims default" in shown

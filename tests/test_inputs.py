@@ -108,7 +108,7 @@ def test_seed_and_name_change_values() -> None:
 @pytest.mark.parametrize("offset", [0, 1, 8])
 @pytest.mark.parametrize("dtype", ["e4m3", "bf16", "fp32", "fp64"])
 def test_offset_counts_from_an_aligned_address(dtype: str, offset: int) -> None:
-    [tensor] = build(parse_case(f"op x={dtype}[4,32]+{offset} seed=0"), "cpu").tensors.values()
+    [tensor] = build(parse_case(f"op x={dtype}[4,32]+{offset} seed=0"), "cpu").hand_out().values()
     assert tensor.data_ptr() % 256 == offset * tensor.element_size()
 
 

@@ -247,3 +247,39 @@ def test_load_file_returns_the_module(tmp_path: Path) -> None:
     module = load_file(path)
     assert module.VALUE == module.__name__ != "torch"
     assert sys.modules[module.__name__] is module
+
+
+# Kernels of other files
+
+
+def test_kernels_of_a_file_elsewhere_that_a_file_imports_are_not_of_the_folder(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = folder("other", elsewhere_alone=declared("stranger") + "\ndef helper():\n    return 7\n")
+    monkeypatch.syspath_prepend(str(other))
+    path = folder(a="from elsewhere_alone import helper\n" + declared("own") + "\nassert helper() == 7\n")
+    assert names(load_kernels(path)) == ["own"]
+
+
+def test_a_file_of_the_folder_that_is_imported_as_part_of_a_package_declares_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder("packaged", a="import packaged.b\n" + declared("first"), b=declared("second"))
+    monkeypatch.syspath_prepend(str(path.parent))
+    assert sorted(names(load_kernels(path))) == ["first", "second"]
+
+
+def test_a_helper_elsewhere_may_declare_for_a_file_of_the_folder(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = HEAD + "\n\ndef declare(function):\n    return kernel('op')(function)\n"
+    monkeypatch.syspath_prepend(str(folder("helpers", declares_for_others=source)))
+    path = folder(a="from declares_for_others import declare\n\n@declare\ndef own(x):\n    return x\n")
+    assert names(load_kernels(path)) == ["own"]
+
+
+@pytest.mark.parametrize("name", ["red\x1b[31m", "half\ud800", "two\nlines", "\u202ereversed"])
+def test_a_name_that_cannot_be_printed(folder: Folder, name: str) -> None:
+    path = folder(a=f"{HEAD}\n\n@kernel('op', name={name!a})\ndef k(x):\n    return x\n")
+    with pytest.raises(UsageError, match="must consist of characters that can be printed"):
+        load_kernels(path)

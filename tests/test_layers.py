@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("harness", "references", "cases", "reports", "kernels")
 
-NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result")
+NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result", "harness.row_check")
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
@@ -39,6 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", *NOUNS),
     "harness.result": ("harness.errors", *NOUNS),
+    "harness.row_check": (),
     "harness.devices": ("harness.errors",),
     "harness.placement": ("harness.devices",),
     "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
@@ -59,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.interpret",
     ),
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
-    "harness.outcomes": ("harness.errors", "harness.result"),
+    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
     **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),

@@ -1,7 +1,9 @@
 """Discovery of ops and kernels, also of another revision, and the cases that are run first."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +82,20 @@ def test_code_beside_the_kernels_is_the_same_for_every_revision(
     file.write_text("import shared_norms\n" + file.read_text())
     notes = [n for n in make_plan(two_revisions, "cpu").not_run if "beside" in n.what]
     assert [n.reason.split(" of ")[0] for n in notes] == ["they import shared_norms"]
+
+
+def test_a_module_that_only_claims_a_file_is_no_code_beside_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.classes` says that it is `_classes.py`, which would be taken for a file of the working directory."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "norms.py").write_text(KERNEL.format(contract="fp32_multiply"))
+    (tmp_path / "beside.py").write_text("")
+    folder = str(tmp_path / "kernels")
+    settings = Config(folder="", kernel_folders=(folder,), revisions={"HEAD": folder}, cases=1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "bogus", SimpleNamespace(__file__="_classes.py"))
+    monkeypatch.setitem(sys.modules, "beside", SimpleNamespace(__file__=str(tmp_path / "beside.py")))
+    (note,) = [n.reason for n in make_plan(settings, "cpu").not_run if "beside the kernels" in n.what]
+    assert note.startswith("they import beside of this working tree")

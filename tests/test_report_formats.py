@@ -2,10 +2,11 @@
 
 import argparse
 import html
+import io
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,13 +14,15 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from rich.console import Console
 from test_reports import bare, failed, full_run, passed
 
 from harness.cli import make_parser
 from harness.commands import report
 from harness.errors import LastbitError, UsageError
 from harness.result import Finding, Power, Run, Verdict
-from reports import annotations, junit, markdown, markdown_text, notices, records, sarif
+from reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
+from reports.terminal import print_run
 
 ROOT = Path(__file__).resolve().parent.parent
 NASTY = "k|`x` <script>alert(1)</script> @all [a](b) \x00\x1b[31m\ud800\n*y* ::error:: 100%, $z$"
@@ -82,6 +85,22 @@ def test_names_and_reasons_are_shown_as_they_are() -> None:
     assert 'href="b"' not in page
     assert "@all" not in re.sub(r"<code.*?</code>", "", page, flags=re.DOTALL)  # would notify them
     assert page.count("alert(1)") > 3
+
+
+def on_a_terminal(run: Run) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    print_run(run, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("form", [on_a_terminal, markdown.page, junit.document, annotations.lines])
+def test_no_character_of_a_name_or_reason_is_a_command(form: Callable[[Run], str]) -> None:
+    """What names and messages hold is shown escaped, and never sent to a terminal or left out."""
+    text = form(nasty())
+    assert {c for c in text if not c.isprintable()} <= {"\n", "\u200b"}  # Markdown puts the latter behind an @
+    assert "\\x1b" in text.replace("\\\\", "\\")
+    assert "\\ud800" in text.replace("\\\\", "\\")
 
 
 @pytest.mark.parametrize("text", ["a|b", "``", "`a", "a` `", "x ``` y", "<b>", "\\|"])
@@ -225,27 +244,27 @@ def log(run: Run) -> dict[str, object]:
     return dict(only)
 
 
-def test_one_notice_per_problem_and_per_inconclusive_kernel() -> None:
-    found = notices.notices(full_run())
-    assert [(n.kind, n.fault) for n in found] == [
-        ("errored", True),
-        ("outside", True),
-        ("inconclusive", False),
-        ("inconclusive", False),
+def test_one_alert_per_problem_and_per_inconclusive_kernel() -> None:
+    found = alerts.alerts(full_run())
+    assert [(a.kind, a.level) for a in found] == [
+        ("errored", "error"),
+        ("outside", "error"),
+        ("inconclusive", "warning"),
+        ("inconclusive", "warning"),
     ]
-    assert found[1].place == notices.Place("kernels/rms_norm.py", 108)
-    assert "never told from" in "".join(n.text for n in found[2:])
+    assert found[1].place == alerts.Place("kernels/rms_norm.py", 108)
+    assert "never told from" in "".join(a.text for a in found[2:])
 
 
 def test_place_is_relative_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
-    [inside] = notices.notices(Run((failed(source=f"{tmp_path}/my kernels/n.py:7"),)))
-    assert inside.place == notices.Place("my kernels/n.py", 7)
-    [outside] = notices.notices(Run((failed(source="/elsewhere/n.py:7"),)))
-    assert outside.place == notices.Place("/elsewhere/n.py", 7)
-    [nowhere] = notices.notices(Run((failed(source=""),)))
+    [inside] = alerts.alerts(Run((failed(source=f"{tmp_path}/my kernels/n.py:7"),)))
+    assert inside.place == alerts.Place("my kernels/n.py", 7)
+    [outside] = alerts.alerts(Run((failed(source="/elsewhere/n.py:7"),)))
+    assert outside.place == alerts.Place("/elsewhere/n.py", 7)
+    [nowhere] = alerts.alerts(Run((failed(source=""),)))
     assert nowhere.place.path == ""
 
 

@@ -20,13 +20,13 @@ from harness.result import (
     Finding,
     NotRun,
     Power,
-    RowCheck,
     Run,
     StageResult,
     Verdict,
     Worst,
 )
-from reports import records, summary
+from harness.row_check import RowCheck
+from reports import markdown, records, summary, wording
 from reports.terminal import RunProgress, print_run
 
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
@@ -197,6 +197,14 @@ def test_types_do_not_depend_on_the_results() -> None:
     assert all(frame.dtypes.equals(frames[0].dtypes) for frame in frames)
 
 
+def test_half_of_a_surrogate_pair_survives(tmp_path: Path) -> None:
+    """As an exception's message may hold: escaped in the table, which is UTF-8, and as it is in the records."""
+    run = Run((bare(Verdict.ERRORED, "no file \ud800"),))
+    records.write(run, tmp_path)
+    assert records.read(tmp_path) == run
+    assert pd.read_parquet(tmp_path / "records.parquet").reason.tolist() == ["no file \\ud800"]
+
+
 def test_run_survives_a_folder(tmp_path: Path) -> None:
     run = full_run()
     folder = tmp_path / "runs" / "first"
@@ -290,7 +298,7 @@ def test_finding_is_complete() -> None:
     assert "bias -0.0039 ulp; 1.4 % of 512 elements mismatched (1 ulp: 7); 3 of 4 rows" in block
     assert f"explained by {FP32}" in block
     assert "kernels/rms_norm.py:108" in block
-    assert "1 failed of 1, on cpu" in block
+    assert "1 failed of 1 case in this group, on cpu" in block
 
 
 @pytest.mark.parametrize("width", [40, 100])
@@ -362,6 +370,81 @@ def test_every_failing_kernel_comes_before_a_second_stage() -> None:
     text = shown(Run(tuple(results)))
     assert text.count("lastbit repro") == 10
     assert "and 10 more findings in k2, k3, k0, k1" in text
+
+
+def test_errors_and_wrong_results_come_first_and_then_what_most_cases_show() -> None:
+    guard = Finding("wrote_outside", "allocation 0", "wrote 1 element past the end")
+    fine = {"stages": (stage(),), "findings": (guard,), "rows": None}
+    results = [
+        failed(kernel="guard", **fine),
+        failed(kernel="guard", **fine),
+        failed(kernel="once"),
+        *(failed(kernel="often") for _ in range(3)),
+        bare(Verdict.ERRORED, "ValueError", kernel="raises"),
+        bare(Verdict.ERRORED, "ValueError", kernel="once"),
+    ]
+    order = [(p.smallest.kernel, p.smallest.verdict.value) for p in summary.problems(Run(tuple(results)))]
+    first_of_each = [("once", "ERRORED"), ("raises", "ERRORED"), ("often", "FAILED"), ("guard", "FAILED")]
+    assert sorted(order[:2]) == first_of_each[:2]
+    assert order[2:] == [*first_of_each[2:], ("once", "FAILED")]
+    assert "Findings The worst of each kernel first: errors before wrong results" in " ".join(
+        shown(Run(tuple(results))).split()
+    )
+
+
+def test_findings_do_not_depend_on_the_order_in_which_workers_record() -> None:
+    results = [
+        failed(kernel=kernel, group=group, case=case)
+        for kernel in ("a", "b")
+        for group, case in (("wide", CASE), ("narrow", CASE), ("narrow", CASE.replace("seed=17", "seed=18")))
+    ]
+    found, other = (summary.problems(Run(tuple(order))) for order in (results, results[3:] + results[2::-1]))
+    assert [p.groups for p in found] == [("narrow", "wide")] * 2 == [p.groups for p in other]
+    assert [p.smallest.kernel for p in found] == [p.smallest.kernel for p in other]
+    assert {p.smallest.group for p in (*found, *other)} == {"narrow"}
+
+
+def test_the_order_of_findings_is_not_explained_where_there_is_one() -> None:
+    assert "The worst of each kernel" not in shown(Run((failed(),)))
+
+
+def test_a_failure_that_no_value_shows_stands_beside_the_values() -> None:
+    """Otherwise every row of the table would say PASSED below a kernel that FAILED."""
+    guard = Finding("wrote_outside", "allocation 0", "wrote 1 element past the end")
+    clean = failed(stages=(stage(),), findings=(guard,), rows=None)
+    text = shown(Run((clean, clean, passed(kernel=clean.kernel))))
+    table = text[: text.index("Findings")]
+    assert "beside the values below, 2 cases failed for wrote outside" in table
+    [row] = [line for line in table.splitlines() if line.startswith("  output ")]
+    assert row.endswith("PASSED")
+    assert summary.STAGE_HEADERS[-1] == "values"
+    assert "beside the values below" not in shown(full_run())
+    assert "beside the values below, 2 cases failed for wrote outside" in markdown.page(Run((clean, clean)))
+
+
+def cases_field(*results: CaseResult) -> str:
+    [problem] = summary.problems(Run(results))
+    return dict(wording.problem_fields(problem))["cases"]
+
+
+def test_cases_that_were_tried_while_shrinking_are_told_from_counted_ones() -> None:
+    shrunk = failed(counted=False)
+    assert (
+        cases_field(failed(), passed(kernel=failed().kernel, group=failed().group))
+        == "1 failed of 2 cases in this group, on cpu"
+    )
+    said = "1 failed of 1 case in this group, on cpu; 2 more while a failure was shrunk"
+    assert cases_field(failed(), shrunk, shrunk) == said
+    assert cases_field(shrunk) == "only in 1 case that another failure was shrunk to, on cpu"
+    explained = dict(wording.problem_fields(summary.problems(Run((failed(), shrunk)))[0]))["explained by"]
+    assert explained.endswith("allows every bit of all 2 failed results, those tried while shrinking included")
+
+
+def test_a_bias_without_meaning_is_left_out() -> None:
+    wild = comparison(7, mismatched=7, bias_sum=-6e9, bias_count=3)
+    stages = (StageResult("output", "bf16", True, wild, wild),)
+    fields = dict(wording.problem_fields(summary.problems(Run((failed(stages=stages, rows=None),)))[0]))
+    assert fields["statistics"] == "output: 1.4 % of 512 elements mismatched (1 ulp: 7)"
 
 
 def test_explanation_holds_for_every_failed_result() -> None:

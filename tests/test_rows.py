@@ -8,9 +8,10 @@ from torch import Tensor
 
 from harness.numerics import Premises, total, using
 from harness.op import Latent, op
-from harness.result import RowCheck
+from harness.row_check import RowCheck
 from harness.verify.evaluate import evaluate
-from harness.verify.latent import check_rows
+from harness.verify.explain import describe_rows
+from harness.verify.latent import any_value_explains, check_rows
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 
@@ -40,6 +41,11 @@ def explained(
     point = rms_norm.contract(contract)
     trace = evaluate(rms_norm, point, tensors, {"eps": EPS})
     return check_rows(rms_norm, point, tensors, {"eps": EPS}, {stage: actual}, trace)
+
+
+def counted(check: RowCheck) -> tuple[int, int]:
+    """Rows, and those that one value explains."""
+    return check.rows, check.explained
 
 
 def step(x: Tensor, where: tuple[int, ...], ulps: int = 1) -> Tensor:
@@ -89,7 +95,7 @@ def test_one_element_off_by_one_ulp_is_caught(column: int, ulps: int) -> None:
     x = normals(1, WIDTH, seed=column)
     y = normalized(x)
     assert explained(y, x) == RowCheck("inv_rms", 1, 1)
-    assert explained(step(y, (0, column), ulps), x) == RowCheck("inv_rms", 1, 0)
+    assert counted(explained(step(y, (0, column), ulps), x)) == (1, 0)
 
 
 def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
@@ -100,14 +106,14 @@ def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
         y = step(y, (row, 37 * row % WIDTH))
     rejected = [row for row in range(12) if explained(y[row : row + 1], x[row : row + 1], weight).explained == 0]
     assert rejected == planted
-    assert explained(y, x, weight) == RowCheck("inv_rms", 12, 9)
+    assert counted(explained(y, x, weight)) == (12, 9)
 
 
 def test_a_smaller_number_of_candidates_at_once_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(12, 256)
     y = step(normalized(x), (5, 100))
-    monkeypatch.setattr("harness.verify.latent._AT_ONCE", {"cpu": 1})
-    assert explained(y, x) == RowCheck("inv_rms", 12, 11)
+    monkeypatch.setattr("harness.verify.candidates._AT_ONCE", {"cpu": 1})
+    assert counted(explained(y, x)) == (12, 11)
 
 
 def test_two_halves_with_different_inverse_rms_are_caught() -> None:
@@ -147,7 +153,7 @@ def test_a_row_with_an_element_that_no_value_gives_is_not_explained() -> None:
     x = normals(3, 64).to(torch.bfloat16)
     y = normalized(x)
     y[1, 5] = 100.0
-    assert explained(y, x) == RowCheck("inv_rms", 3, 2)
+    assert counted(explained(y, x)) == (3, 2)
 
 
 def test_a_result_beside_the_stage_is_checked_together() -> None:
@@ -163,6 +169,76 @@ def test_a_result_beside_the_stage_is_checked_together() -> None:
         for y in (inner * weight, other)
     ]
     assert together == [4, 0]
+
+
+# What rows need that no value within the enclosure explains
+
+
+SCALES = 10.0 ** torch.arange(-4, 4).reshape(-1, 1)
+
+
+def sentence(check: RowCheck) -> str:
+    return describe_rows(check, rms_norm.contract()).sentence
+
+
+def test_a_wrong_count_needs_the_same_ratio_in_every_row() -> None:
+    """The mean over a block of 128 columns in place of 96, the others being zero."""
+    x = normals(8, 96) * SCALES * 1e5
+    check = explained(normalized(x, inv_rms=torch.rsqrt(x.square().sum(-1, keepdim=True) / 128 + EPS)), x)
+    assert counted(check) == (8, 0) and check.needs.found == check.needs.rows == 8
+    assert check.needs.most is not None and check.needs.most.ratio == pytest.approx((4 / 3) ** 0.5, rel=1e-5)
+    assert check.needs.most.value == pytest.approx(1.1547 * check.needs.most.expected, rel=1e-4)
+    assert "each would come from another one, in every row about 1.1547" in sentence(check)
+    assert sentence(check).endswith("which hints at a wrong count of elements.")
+
+
+def test_an_eps_in_a_wrong_place_needs_a_ratio_that_grows_as_rows_shrink() -> None:
+    x = normals(8, 256) * SCALES
+    check = explained(normalized(x, inv_rms=1 / (x.square().mean(-1, keepdim=True).sqrt() + EPS)), x)
+    needs = check.needs
+    assert needs.found == needs.rows > 3 and needs.least is not None and needs.most is not None
+    assert needs.most.ratio > 5 > 1.01 > needs.least.ratio
+    assert needs.most.expected > 100 * needs.least.expected
+    assert "; the larger the contract's value, the farther is the ratio from 1, which hints at eps" in sentence(check)
+
+
+def test_rows_that_are_alike_do_not_tell_a_count_from_eps() -> None:
+    x = normals(8, WIDTH)
+    check = explained(normalized(x, inv_rms=torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-2)), x)
+    assert "hints at a wrong count of elements, or a wrong eps, as these rows are alike" in sentence(check)
+
+
+def test_elements_that_disagree_need_no_value() -> None:
+    x = normals(4, WIDTH)
+    check = explained(step(normalized(x), (slice(None), 5)), x)
+    assert (check.needs.rows, check.needs.found) == (4, 0)
+    assert sentence(check).endswith("some elements of a row need a larger one, others a smaller.")
+
+
+def test_what_rows_of_both_kinds_need() -> None:
+    x = normals(4, WIDTH)
+    y = normalized(x, inv_rms=inverse_rms(x) * torch.tensor([[1.0], [1.5], [1.0], [1.0]]))
+    text = sentence(explained(step(y, (3, 5)), x))
+    assert text.startswith("2 of 4 rows cannot come from one fp32 inv_rms")
+    assert "1 would come from another one, 1.5 times the contract's" in text
+    assert text.endswith("in the others, some elements of a row need a larger one, others a smaller.")
+
+
+def test_many_rows_are_searched_in_part() -> None:
+    x = normals(200, 64)
+    needs = explained(normalized(x, inv_rms=inverse_rms(x) * 1.5), x).needs
+    assert needs.found == needs.rows == 50
+    assert (needs + needs).rows == 100 and (needs + needs).most == needs.most
+
+
+def test_the_search_through_stages_says_the_same() -> None:
+    """`lastbit stages` names the latent stage where, and only where, every row needs another value."""
+    x = normals(4, 64)
+    other = normalized(x, inv_rms=inverse_rms(x) * 1.5)
+    for y, whole in ((other, True), (step(normalized(x), (2, 5)), False)):
+        trace = evaluate(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS})
+        assert any_value_explains(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS}, {"output": y}, trace) is whole
+        assert (explained(y, x).needs.found > 0) is whole
 
 
 # Rows that cannot be tried
@@ -260,12 +336,12 @@ def test_each_group_has_its_own_latent_value(layer: bool) -> None:
     x = normals(10, GROUPS * SIZE) * 3.0 ** torch.arange(GROUPS).repeat_interleave(SIZE)
     assert explained_in_groups(grouped(x, layer=layer), x, layer=layer) == RowCheck("rstd", 10, 10)
     off = grouped(x, group=2, error=1e-3, layer=layer)
-    assert explained_in_groups(off, x, layer=layer) == RowCheck("rstd", 10, 0)
+    assert counted(explained_in_groups(off, x, layer=layer)) == (10, 0)
 
 
 def test_one_element_of_one_group_leaves_one_row_unexplained() -> None:
     x = normals(10, GROUPS * SIZE)
-    assert explained_in_groups(step(grouped(x), (7, 3 * SIZE + 5), 2), x) == RowCheck("rstd", 10, 9)
+    assert counted(explained_in_groups(step(grouped(x), (7, 3 * SIZE + 5), 2), x)) == (10, 9)
 
 
 def test_a_group_without_a_finite_latent_value_does_not_hide_the_others() -> None:
@@ -273,4 +349,4 @@ def test_a_group_without_a_finite_latent_value_does_not_hide_the_others() -> Non
     x[1, SIZE + 2] = float("nan")
     y = grouped(x)
     assert explained_in_groups(y, x) == RowCheck("rstd", 3, 3)
-    assert explained_in_groups(step(y, (1, 3 * SIZE), 2), x) == RowCheck("rstd", 3, 2)
+    assert counted(explained_in_groups(step(y, (1, 3 * SIZE), 2), x)) == (3, 2)

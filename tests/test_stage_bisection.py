@@ -7,9 +7,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from in_this_process import InThisProcess
 from rich.console import Console
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from harness.outcomes.stages import Kind, StageSearch, Suspect
 from harness.verify.check import Subject
 from harness.verify.evaluate import evaluate
 from harness.verify.handover import search_stages
+from harness.verify.worker import WorkerEnded
 from reports.stages import print_stages, sentences
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS
@@ -280,22 +283,38 @@ def test_a_reference_goes_on_from_an_enclosure() -> None:
 # What is printed
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def run(*words: str) -> int:
+    """The exit code of `lastbit stages WORDS`, whose kernels run in this process."""
     parser = argparse.ArgumentParser()
     command.add_to(parser.add_subparsers())
-    options = parser.parse_args(["stages", BF16, "--kernel", "triton[fp32_multiply+rounded_sum]"])
-    assert options.command(options, []) == 0
+    options = parser.parse_args(["stages", *words])
+    with patch.object(command, "Worker", InThisProcess):
+        return int(options.command(options, []))
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(BF16, "--kernel", "triton[fp32_multiply+rounded_sum]") == 0
     text = capsys.readouterr().out
     assert "triton[fp32_multiply+rounded_sum] on cpu" in text
     assert "(inv_rms)" in text and "No stage goes wrong." in text
 
 
-def test_a_case_that_no_kernel_is_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    command.add_to(parser.add_subparsers())
-    options = parser.parse_args(["stages", BF16, "--kernel", "eager[completion_mask]"])
-    assert options.command(options, []) == 3
+def test_a_case_that_no_kernel_is_for_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(BF16, "--kernel", "eager[completion_mask]") == 3
     assert "no kernel of rms_norm is here" in capsys.readouterr().out
+
+
+def test_a_kernel_that_ends_its_process_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: object) -> None:
+        raise WorkerEnded("the process died without an exception", BF16)
+
+    monkeypatch.setattr(command, "search_kernel", ends)
+    assert run(BF16, "--kernel", "triton[fp32_multiply+rounded_sum]") == 2
+    assert "errored: the process died without an exception, in rms_norm" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_table() -> None:

@@ -36,7 +36,6 @@ def thrice(x, *, contract, stage):
 
 KERNELS = """\
 import ctypes
-import time
 
 import torch
 
@@ -68,8 +67,8 @@ def segfaults(x):
 
 @kernel("thrice")
 def hangs(x):
-    while x.shape[0] == 4:
-        time.sleep(0.1)
+    if x.shape[0] == 4:
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter lock
     return right(x)
 
 
@@ -194,10 +193,19 @@ def test_what_was_not_run_is_listed_with_the_reason(everything: Done) -> None:
 # Exit codes
 
 
-def test_passing_kernels_end_with_0_and_k_selects(project: Path) -> None:
-    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "-k", "right")
+def test_passing_kernels_end_with_0(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of pytest choose nothing."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "--kernel", "right")
     assert done.code == 0, done.text
     assert set(done.records()) == {"right"}
+
+
+def test_k_selects_and_says_which_kernels_are_left_out(project: Path) -> None:
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "-k", "right")
+    assert done.code == 3, done.text
+    assert set(done.records()) == {"right"}
+    assert "4 kernels were not verified: truncates on cpu, raises on cpu, segfaults on cpu, hangs on cpu" in done.text
 
 
 def test_the_plan_of_devices_that_is_printed_is_the_one_of_the_run(

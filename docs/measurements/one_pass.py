@@ -58,7 +58,7 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
     output = {"output": kernel.call(**tensors, **params)}
     exposed, hidden = (judge(op, subject.contract, tensors, params, a, subject.bounds) for a in (stored, output))
     variance = next(s for s in exposed.stages if s.name == "variance").isolated.outside
-    unexplained = hidden.rows.rows - hidden.rows.explained if hidden.rows else 0
+    unexplained = hidden.rows.unexplained if hidden.rows else 0
     elements = hidden.stages[0].cumulative.outside
     try:
         torch.testing.assert_close(output["output"], eager.call(**tensors, **params))

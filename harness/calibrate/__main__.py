@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 import torch
 from rich.console import Console
@@ -37,5 +38,14 @@ def _figure(measurement: Measurement, value: float) -> str:
     return f"{value / U:.3g} u" if measurement.primitive else f"{value:.3g}"
 
 
+def _guarded(name: str) -> int:
+    """The exit code of `main`, 2 where it raised: 1 says that a premise does not hold."""
+    try:
+        return main(name)
+    except Exception:
+        traceback.print_exc()
+        return 2
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    raise SystemExit(_guarded(sys.argv[1]))

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from harness.commands.options import Subparsers, add_device
+from harness.commands.running import worst_code
 from harness.devices import plan_devices
 from harness.verify.run import environment_for
-from reports.paper import make_console
+from reports.paper import line, make_console
 
 
 def add_to(commands: Subparsers) -> None:
@@ -23,7 +24,8 @@ def add_to(commands: Subparsers) -> None:
 def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:
     """Measure in processes of their own, because Triton decides at import whether it compiles or interprets."""
     device_plan = plan_devices(options.device)
-    make_console().print(str(device_plan), markup=False, highlight=False)
+    line(make_console(), str(device_plan))
     command = [sys.executable, "-m", "harness.calibrate"]
     environments = {device: environment_for(device.partition(":")[0]) for device in device_plan.devices}
-    return max(abs(subprocess.run([*command, d], env=e, check=False).returncode) for d, e in environments.items())
+    codes = [subprocess.run([*command, d], env=e, check=False).returncode for d, e in environments.items()]
+    return worst_code(code if code in (0, 1) else 2 for code in codes)

@@ -9,39 +9,33 @@ from pathlib import Path
 
 import torch
 
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, config_of
+from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_timeout, config_of
 from harness.commands.running import NOTHING_RUN
 from harness.config import Config
 from harness.errors import LastbitError, UsageError
-from harness.history.golden_check import lines_for
+from harness.history.golden_file import path_of
 from harness.history.golden_folder import (
     Proposal,
-    Target,
     broken,
     difference,
-    fresh,
-    held,
     left_over,
-    lines_elsewhere,
     load,
+    propose_fresh,
+    propose_held,
     settle,
-    targets,
 )
 from harness.history.golden_provenance import kind_of
 from harness.outcomes.golden import REFUSED, GoldenReport, KernelOutcome, Status
-from harness.result import CaseResult
-from harness.verify.inprocess import plan_for, prepare
+from harness.verify.inprocess import planned
 from harness.verify.run import options_of
+from harness.verify.worker import Worker
 from reports.golden import print_check, print_diff, print_record
-from reports.paper import make_console
+from reports.paper import line, make_console
 from reports.progress import RunProgress
 from reports.summary import plural
 
 FOLDER = Path("cases", "golden")
 """Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""
-
-
-Tick = Callable[[CaseResult], None]
 
 
 def add_to(commands: Subparsers) -> None:
@@ -57,7 +51,7 @@ def add_to(commands: Subparsers) -> None:
         add_device(parser)
         add_kernel_choice(parser)
         parser.add_argument("--folder", type=Path, help=f"default: {FOLDER}, or beside --kernels, --project")
-        parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take")
+        add_timeout(parser)
     for parser in (record, approve):
         _add_selection(parser)
     check.add_argument("--exact", action="store_true", help="also fail on changes that are still legal")
@@ -90,35 +84,34 @@ def _from(least: int) -> Callable[[str], int]:
 
 
 def _record(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    config, found = _opened(options)
-
-    def outcome(target: Target, tick: Tick) -> KernelOutcome:
-        if target.path.exists():
-            golden = load(target, kind_of(target.subject.device))
+    def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
+        if path.exists():
+            golden = load(path, kernel, path.parent.name)
             reason = (
                 f"has a golden of {plural(len(golden.cases), 'case')}; `lastbit golden approve` brings it up to "
                 "date, with the same cases; to choose cases anew, delete the file"
             )
-            return KernelOutcome(target.subject.kernel.name, str(target.path), own=Status.SAME, reason=reason)
-        proposal = _fresh(target, options, tick)
+            return KernelOutcome(kernel, str(path), own=Status.SAME, reason=reason)
+        proposal = _fresh(worker, kernel, path, options)
         if proposal.open:
             settle(proposal)
         return proposal.outcome
 
-    report = _report(options, config, _each(found, outcome))
+    config = _config(options)
+    report = _report(options, config, _each(options, config, outcome))
     print_record(report, make_console())
     return report.exit_code({Status.SAME, Status.SKIPPED, Status.NEW})
 
 
 def _check(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    config, found = _opened(options)
+    def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
+        if not path.exists():
+            return KernelOutcome(kernel, str(path), own=Status.NEW)
+        return worker.do(propose_held, kernel, path.parent).outcome
 
-    def outcome(target: Target, tick: Tick) -> KernelOutcome:
-        if not target.path.exists():
-            return KernelOutcome(target.subject.kernel.name, str(target.path), own=Status.NEW)
-        return _held(target, options, tick).outcome
-
-    outcomes = [*_each(found, outcome), *_left_over(options, config, found)]
+    config = _config(options)
+    found = _each(options, config, outcome)
+    outcomes = [*found, *_left_over(options, config, found)]
     report = _report(options, config, outcomes)
     print_check(report, make_console())
     if all(kernel.status is Status.NEW for kernel in outcomes):
@@ -131,15 +124,17 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageError(
             "approve asks before it writes, but there is no terminal; see `lastbit golden check`, then --yes"
         )
-    config, found = _opened(options)
     proposals: list[Proposal] = []
 
-    def outcome(target: Target, tick: Tick) -> KernelOutcome:
-        proposals.append(_held(target, options, tick) if target.path.exists() else _fresh(target, options, tick))
-        return proposals[-1].outcome
+    def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
+        held = path.exists()
+        proposal = worker.do(propose_held, kernel, path.parent) if held else _fresh(worker, kernel, path, options)
+        proposals.append(proposal)
+        return proposal.outcome
 
-    outcomes = _each(found, outcome)
-    gone = list(_left_over(options, config, found))
+    config = _config(options)
+    outcomes = _each(options, config, outcome)
+    gone = list(_left_over(options, config, outcomes))
     report = _report(options, config, [*outcomes, *gone])
     console = make_console()
     print_check(report, console)
@@ -148,7 +143,7 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
         return 1
     for proposal in pending:
         settle(proposal)
-    console.print(f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
+    line(console, f"{len(pending)} written or removed, {len(report.kernels) - len(pending)} left as they are")
     return report.exit_code(frozenset(Status) - REFUSED)
 
 
@@ -158,13 +153,8 @@ def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return report.exit_code({Status.SAME})
 
 
-def _opened(options: argparse.Namespace) -> tuple[Config, list[Target]]:
-    """The configuration, and the kernels that it chooses with the places of their goldens."""
-    config = config_of(options)
-    if len(config.devices) == 1:
-        prepare(torch.device(config.devices[0]))
-    plan = plan_for(config)
-    return config, targets(plan.items, _folder(options, config))
+def _config(options: argparse.Namespace) -> Config:
+    return config_of(options, seed=options.seed) if "seed" in options else config_of(options)
 
 
 def _folder(options: argparse.Namespace, config: Config) -> Path:
@@ -175,37 +165,29 @@ def _folder(options: argparse.Namespace, config: Config) -> Path:
     return root / kind_of(torch.device(config.devices[0]))
 
 
-def _each(found: Sequence[Target], outcome: Callable[[Target, Tick], KernelOutcome]) -> list[KernelOutcome]:
+def _each(
+    options: argparse.Namespace, config: Config, outcome: Callable[[Worker, str, Path], KernelOutcome]
+) -> list[KernelOutcome]:
     """The outcome of each kernel, while progress is shown; a file that is broken is an outcome too."""
     outcomes = []
-    with RunProgress() as progress:
-        for target in found:
+    with RunProgress() as progress, Worker(config, progress.advance) as worker:
+        for kernel in dict.fromkeys(item.kernel for item in worker.do(planned)):
+            path = path_of(kernel, _folder(options, config))
             try:
-                outcomes.append(outcome(target, progress.advance))
+                outcomes.append(outcome(worker, kernel, path))
             except LastbitError as error:
-                outcomes.append(broken(target.subject.kernel.name, target.path, error))
+                outcomes.append(broken(kernel, path, error))
     return outcomes
 
 
-def _held(target: Target, options: argparse.Namespace, tick: Tick) -> Proposal:
-    golden = load(target, kind_of(target.subject.device))
-    return held(target, golden, timeout=options.timeout, tick=tick)
+def _fresh(worker: Worker, kernel: str, path: Path, options: argparse.Namespace) -> Proposal:
+    drawn, most = options.cases_per_group, options.most_elements
+    return worker.do(propose_fresh, kernel, path.parent, drawn=drawn, most=most)
 
 
-def _fresh(target: Target, options: argparse.Namespace, tick: Tick) -> Proposal:
-    drawn, groups = options.cases_per_group, target.groups
-    if options.cases:
-        lines = [str(case) for group in groups for case in group.examples]
-    else:
-        lines = lines_elsewhere(target) or lines_for(
-            target.subject, groups, drawn=drawn, seed=options.seed, most=options.most_elements
-        )
-    return fresh(target, lines, timeout=options.timeout, tick=tick)
-
-
-def _left_over(options: argparse.Namespace, config: Config, found: Iterable[Target]) -> Iterable[KernelOutcome]:
+def _left_over(options: argparse.Namespace, config: Config, found: Iterable[KernelOutcome]) -> Iterable[KernelOutcome]:
     """Goldens of kernels that are no more; not looked for where only some kernels were asked for."""
-    known = [target.path for target in found]
+    known = [Path(kernel.path) for kernel in found]
     return () if config.kernels else left_over(_folder(options, config), known, config.devices[0])
 
 
@@ -214,4 +196,8 @@ def _report(options: argparse.Namespace, config: Config, outcomes: Sequence[Kern
 
 
 def _confirmed(pending: Sequence[Proposal]) -> bool:
-    return input(f"Write or remove {len(pending)} goldens? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        answer = input(f"Write or remove {len(pending)} goldens? [y/N] ")
+    except EOFError:  # Ctrl-D
+        return False
+    return answer.strip().lower() in ("y", "yes")

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from harness.case import Case, parse_case
-from harness.commands.options import Subparsers, add_device, add_folders, config_of
+from harness.commands.options import Subparsers, add_device, add_folders, add_timeout, config_of
 from harness.commands.running import worst_code
-from harness.config import Config
-from harness.verify.check import Subject
-from harness.verify.identify import identify
-from harness.verify.inprocess import draw, plan_for, prepare
-from harness.verify.project import Project, open_project
+from harness.outcomes.identification import Identification
+from harness.verify.identify import identify_kernel
+from harness.verify.inprocess import planned
+from harness.verify.plan import Planned
+from harness.verify.worker import Worker, WorkerEnded
 from reports.identification import print_identification, print_overview
-from reports.paper import make_console
+from reports.paper import line, make_console
 
 
 def add_to(commands: Subparsers) -> None:
@@ -36,6 +33,7 @@ def add_to(commands: Subparsers) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
     parser.add_argument("--combinations", type=int, default=5000, help="most combinations to try (default: 5000)")
     parser.add_argument("--all", action="store_true", help="show every contract, not only the nearest")
+    add_timeout(parser)
     add_device(parser)
     add_folders(parser)
 
@@ -48,26 +46,22 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         seed=options.seed,
         cases=options.cases_per_group,
     )
-    prepare(torch.device(config.devices[0]))
-    project = open_project(config)
     console = make_console()
     found = []
-    subjects = {item.subject.kernel.name: item.subject for item in plan_for(config).items}
-    if not subjects:
-        console.print("no kernel of these ops is here; --kernels says where kernels are")
-    for subject in subjects.values():
-        found.append(identify(subject, _cases(subject, project, config), project, most=options.combinations))
-        print_identification(found[-1], console, every=options.all)
+    with Worker(config) as worker:
+        for item in {item.kernel: item for item in worker.do(planned)}.values():
+            found.append(_identified(worker, item, options.combinations))
+            print_identification(found[-1], console, every=options.all)
+    if not found:
+        line(console, "no kernel of these ops is here; --kernels says where kernels are")
     if len(found) > 1:
         print_overview(found, console)
     return worst_code(one.exit_code for one in found)
 
 
-def _cases(subject: Subject, project: Project, config: Config) -> Iterator[Case]:
-    """The lines of the configuration, or generated cases: as large as for a CPU on every device."""
-    kernel = subject.kernel
-    if config.lines:
-        yield from (case for line in config.lines if (case := parse_case(line)).op == kernel.op)
-        return
-    for group in project.groups(kernel.op, kernel.accepts, small=True):
-        yield from draw(group, config.cases_per_group, config.seed)
+def _identified(worker: Worker, item: Planned, most: int) -> Identification:
+    """What was found out, which is no more than an error if the kernel ends its process."""
+    try:
+        return worker.do(identify_kernel, item.kernel, most=most)
+    except WorkerEnded as ended:
+        return Identification(item.kernel, item.op, item.device, item.contract, errors=(str(ended),))

@@ -38,9 +38,15 @@ def add_folders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--project", action="append", default=[], metavar="DIR", help="references/, cases/, kernels/")
 
 
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add --timeout."""
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take (default: 120)")
+
+
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
     """Add what a run of worker processes needs: as many of them as there are cores, unless `workers` says otherwise."""
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take")
+    add_timeout(parser)
+    parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
     parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
     parser.add_argument(
         "-n",
@@ -71,6 +77,7 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
         settings["lines"] = tuple(map(str, read_cases(options.cases)))
     if "timeout" in given:
         settings["timeout"] = options.timeout
+    settings["strict"] = given.get("strict", False)
     if "run_folder" in given:
         settings["folder"] = str(_run_folder(options.run_folder))
     return Config(**{"folder": "", **settings, **changes})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.config import Config
 from harness.result import CaseResult, Run
 from harness.verify import run as runs
+from harness.verify.collect import collect
 from reports import records
 from reports.terminal import RunProgress
 
@@ -47,15 +49,24 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
         def tick() -> None:
             new = results.new()
             if not quiet:
-                _show(progress, runs.planned(config, children), new)
+                _show(progress, runs.planned(children), new)
 
         interrupted = runs.wait(children, tick)
-    if interrupted and runs.planned(config, children) is None:
+    if interrupted and runs.planned(children) is None:
         raise Interrupted(None)
-    run = runs.collect(config, children, results.all)
-    records.write(run, Path(config.folder))
+    run = _kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if interrupted:
         raise Interrupted(run)
+    return run
+
+
+def _kept(run: Run, folder: Path) -> Run:
+    """The run with its records in `folder`, or broken because they cannot be written."""
+    try:
+        records.write(run, folder)
+    except OSError as error:
+        reason = f"the records cannot be written to {folder}: {error.strerror or error}"
+        return replace(run, broken="; ".join(filter(None, (run.broken, reason))))
     return run
 
 

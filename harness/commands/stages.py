@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import torch
-
 from harness.case import parse_case
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, config_of
-from harness.commands.running import NOTHING_RUN, worst_code
-from harness.verify.handover import search_stages
-from harness.verify.inprocess import plan_for, prepare
-from reports.paper import make_console
+from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_timeout, config_of
+from harness.commands.running import worst_code
+from harness.outcomes.stages import StageSearch
+from harness.result import Verdict
+from harness.verify.handover import search_kernel
+from harness.verify.inprocess import planned
+from harness.verify.plan import Planned
+from harness.verify.worker import Worker, WorkerEnded
+from reports.paper import line, make_console
 from reports.stages import print_legend, print_stages
 
 
@@ -26,6 +28,7 @@ def add_to(commands: Subparsers) -> None:
     )
     parser.set_defaults(command=_stages)
     parser.add_argument("case", help="the line that a report printed, in quotes")
+    add_timeout(parser)
     add_device(parser)
     add_kernel_choice(parser)
 
@@ -33,15 +36,24 @@ def add_to(commands: Subparsers) -> None:
 def _stages(options: argparse.Namespace, rest: Sequence[str]) -> int:
     case = parse_case(options.case)
     config = config_of(options, lines=(str(case),))
-    prepare(torch.device(config.devices[0]))
     console = make_console()
     codes = set()
-    if not (items := plan_for(config).items):
-        console.print(f"no kernel of {case.op} is here; --kernels says where kernels are")
-        return NOTHING_RUN
-    for item in items:
-        found = search_stages(item.subject, case)
-        print_stages(found, console)
-        codes.add(found.exit_code)
-    print_legend(console)
+    with Worker(config) as worker:
+        for item in worker.do(planned):
+            found = _searched(worker, item, str(case))
+            print_stages(found, console)
+            codes.add(found.exit_code)
+    if codes:
+        print_legend(console)
+    else:
+        line(console, f"no kernel of {case.op} is here; --kernels says where kernels are")
     return worst_code(codes)
+
+
+def _searched(worker: Worker, item: Planned, line: str) -> StageSearch:
+    """What was found, which is nothing but the reason if the kernel ends its process."""
+    try:
+        return worker.do(search_kernel, item.kernel, line)
+    except WorkerEnded as ended:
+        names = item.kernel, item.op, item.contract, line, item.device
+        return StageSearch(*names, verdict=Verdict.ERRORED, reason=str(ended))

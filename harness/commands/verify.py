@@ -18,7 +18,7 @@ from harness.result import CaseResult, Run, Verdict
 from harness.verify.project import open_project
 from reports.changes import compare, names_of, with_base
 from reports.changes_terminal import print_changes
-from reports.paper import make_console
+from reports.paper import line, make_console
 from reports.terminal import print_run
 
 
@@ -75,7 +75,7 @@ def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
     console = make_console()
-    _print_plain(str(config.device_plan), console)
+    line(console, str(config.device_plan))
     interrupted = False
     try:
         run = execute(config, arguments)
@@ -104,8 +104,4 @@ def _print(run: Run, console: Console) -> int:
 
 def _print_inputs(results: Sequence[CaseResult], console: Console) -> None:
     for device, fingerprint in dict.fromkeys((r.device, r.fingerprint) for r in results if r.fingerprint):
-        _print_plain(f"input bits on {device}: {fingerprint}", console)
-
-
-def _print_plain(text: str, console: Console) -> None:
-    console.print(text, markup=False, highlight=False)
+        line(console, f"input bits on {device}: {fingerprint}")

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -20,9 +15,7 @@ from harness.history.golden_values import change, same, store
 from harness.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, examine, unsupported
-from harness.verify.inprocess import draw
-
-_HUNG = 2  # exit code of a process that had to be ended
+from harness.verify.inprocess import Tick, Watch, draw
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +31,12 @@ class Take:
     golden: Golden
 
 
-def take(subject: Subject, lines: Iterable[str], *, timeout: float, tick: Callable[[CaseResult], None]) -> Take:
-    """Run the kernel on case lines, telling `tick` each result; a case over `timeout` seconds ends the process."""
+def take(subject: Subject, lines: Iterable[str], *, watch: Watch, tick: Tick) -> Take:
+    """Run the kernel on case lines, telling `tick` each result."""
     results: dict[str, CaseResult] = {}
     cases = []
     for line in lines:
-        with _limit(timeout, f"{subject} on {line}"):
+        with watch(line):
             result, actual = _examined(subject, line)
         results[line] = result
         if actual:
@@ -142,7 +135,12 @@ def _outcome(
     return replace(outcome, status=Status.CHANGED if changes else Status.SAME)
 
 
-_STATUSES = {Verdict.FAILED: Status.BROKEN, Verdict.ERRORED: Status.ERRORED, Verdict.UNSUPPORTED: Status.GONE}
+_STATUSES = {
+    Verdict.FAILED: Status.BROKEN,
+    Verdict.ERRORED: Status.ERRORED,
+    Verdict.SKIPPED: Status.ERRORED,
+    Verdict.UNSUPPORTED: Status.GONE,
+}
 
 
 def _changes(before: RecordedCase, after: RecordedCase) -> Iterator[Change]:
@@ -154,21 +152,3 @@ def _changes(before: RecordedCase, after: RecordedCase) -> Iterator[Change]:
         found = change(name, old.values if old else None, new.values if new else None)
         figures = old.figures if old else None, new.figures if new else None
         yield replace(found, figures=figures, unordered=flags)
-
-
-@contextmanager
-def _limit(seconds: float, what: str) -> Iterator[None]:
-    """End the process if the body takes longer: nothing else stops a kernel that hangs."""
-    timer = threading.Timer(seconds, _give_up, [f"lastbit: {what}: no result after {seconds:g} s (--timeout)"])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _give_up(message: str) -> None:
-    faulthandler.dump_traceback(all_threads=True)
-    print(message, file=sys.stderr, flush=True)
-    os._exit(_HUNG)

@@ -103,9 +103,12 @@ def read(path: Path) -> Golden:
     document = _document(content, path)
     try:
         return _golden(document, safetensors.torch.load(content))
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (SafetensorError, *_MALFORMED) as error:
         raise LastbitError(f"golden {path} is malformed ({type(error).__name__}: {error}); {_REMEDY}") from error
 
+
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading a file raises that is not as `write` leaves it; the last one, JSON that is nested too deeply."""
 
 _REMEDY = "restore it from version control, or delete it and record it again; it was left as it is"
 
@@ -118,7 +121,7 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
         ends = (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
         size = end + max(ends, default=0)
         metadata = dict(header.get("__metadata__", {}))
-    except (ValueError, TypeError, LookupError) as error:
+    except _MALFORMED as error:
         raise LastbitError(f"{path} is a damaged golden, or no safetensors file ({error}); {_REMEDY}") from error
     if _KEY not in metadata:
         raise LastbitError(f"{path} is a safetensors file, but no golden: it lacks the metadata {_KEY!r}; {_REMEDY}")
@@ -126,10 +129,14 @@ def _document(content: bytes, path: Path) -> dict[str, Any]:
         raise LastbitError(f"golden {path} is damaged: it has {len(content):,} bytes, not {size:,}; {_REMEDY}")
     if (found := _CHECKSUM.search(content)) is None or found[1].decode() != _sum_of(content):
         raise LastbitError(f"golden {path} is damaged: its content does not fit its checksum; {_REMEDY}")
-    document = dict(json.loads(metadata[_KEY]))
-    if document["format"] != FORMAT:
+    try:
+        document = dict(json.loads(metadata[_KEY]))
+        version = document["format"]
+    except _MALFORMED as error:
+        raise LastbitError(f"golden {path} is malformed ({type(error).__name__}: {error}); {_REMEDY}") from error
+    if version != FORMAT:
         raise LastbitError(
-            f"golden {path} has format {document['format']}, and this lastbit reads format {FORMAT}; use the lastbit "
+            f"golden {path} has format {version}, and this lastbit reads format {FORMAT}; use the lastbit "
             "that recorded it, or delete it and record it again; it was left as it is"
         )
     return document

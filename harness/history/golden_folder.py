@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.case import Group
 from harness.errors import LastbitError, UsageError
-from harness.history.golden_check import compare, take, taken
+from harness.history.golden_check import compare, lines_for, take, taken
 from harness.history.golden_file import SUFFIX, Golden, path_of, read, write
+from harness.history.golden_provenance import kind_of
 from harness.outcomes.golden import REFUSED, KernelOutcome, Status
-from harness.result import CaseResult
 from harness.verify.check import Subject
+from harness.verify.inprocess import Tick, Watch, Workplace
 from harness.verify.plan import Item
 
 
@@ -49,17 +50,17 @@ def targets(items: Iterable[Item], folder: Path) -> list[Target]:
     return [Target(subject, tuple(groups[name]), path_of(name, folder)) for name, subject in subjects.items()]
 
 
-def load(target: Target, kind: str) -> Golden:
+def load(path: Path, kernel: str, kind: str) -> Golden:
     """The golden of a kernel on a kind of device.
 
     Raises:
         LastbitError: the file cannot be read, or holds what belongs elsewhere.
     """
-    golden, kernel = read(target.path), target.subject.kernel.name
+    golden = read(path)
     if (golden.kernel, golden.kind) != (kernel, kind):
         raise LastbitError(
-            f"golden {target.path} is of {golden.kernel!r} on {golden.kind}, and its place is that of {kernel!r} on "
-            f"{kind}; move it to where it belongs"
+            f"golden {path} is of {golden.kernel!r} on {golden.kind}, and its place is that of {kernel!r} on {kind}; "
+            "move it to where it belongs"
         )
     return golden
 
@@ -70,16 +71,38 @@ def lines_elsewhere(target: Target) -> list[str]:
     return list(dict.fromkeys(case.line for path in others for case in read(path).cases))
 
 
-def held(target: Target, golden: Golden, *, timeout: float, tick: Callable[[CaseResult], None]) -> Proposal:
+def held(target: Target, golden: Golden, *, watch: Watch, tick: Tick) -> Proposal:
     """Run the cases of a golden again and say what became of them."""
-    today = take(target.subject, [case.line for case in golden.cases], timeout=timeout, tick=tick)
+    today = take(target.subject, [case.line for case in golden.cases], watch=watch, tick=tick)
     return Proposal(compare(golden, today.golden, today.results, str(target.path)), today.golden)
 
 
-def fresh(target: Target, lines: Iterable[str], *, timeout: float, tick: Callable[[CaseResult], None]) -> Proposal:
+def fresh(target: Target, lines: Iterable[str], *, watch: Watch, tick: Tick) -> Proposal:
     """Run cases of a kernel that has no golden."""
-    today = take(target.subject, lines, timeout=timeout, tick=tick)
+    today = take(target.subject, lines, watch=watch, tick=tick)
     return Proposal(taken(today, str(target.path)), today.golden)
+
+
+def propose_held(place: Workplace, kernel: str, folder: Path) -> Proposal:
+    """`held` for a kernel whose golden is in `folder`."""
+    target = _target(place, kernel, folder)
+    golden = load(target.path, kernel, kind_of(target.subject.device))
+    return held(target, golden, watch=place.watch, tick=place.tick)
+
+
+def propose_fresh(place: Workplace, kernel: str, folder: Path, *, drawn: int, most: int) -> Proposal:
+    """`fresh` on the lines of the configuration, those of a golden elsewhere, or on generated cases."""
+    target, config = _target(place, kernel, folder), place.config
+    if config.lines:
+        lines = [str(case) for group in target.groups for case in group.examples]
+    else:
+        chosen = lines_elsewhere(target)
+        lines = chosen or lines_for(target.subject, target.groups, drawn=drawn, seed=config.seed, most=most)
+    return fresh(target, lines, watch=place.watch, tick=place.tick)
+
+
+def _target(place: Workplace, kernel: str, folder: Path) -> Target:
+    return next(t for t in targets(place.plan.items, folder) if t.subject.kernel.name == kernel)
 
 
 def settle(proposal: Proposal) -> None:

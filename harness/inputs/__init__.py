@@ -6,7 +6,7 @@ with guarded_allocations(0) as allocations:
 problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violations({"result": result})]
 """
 
-from harness.inputs.allocations import Allocations, guarded_allocations, poison_mask, unwritten
+from harness.inputs.allocations import Allocations, Poisoned, guarded_allocations, poison_mask, unwritten
 from harness.inputs.blocks import row_blocks
 from harness.inputs.fingerprint import fingerprint
 from harness.inputs.guards import Violation
@@ -22,6 +22,7 @@ __all__ = [
     "Allocations",
     "Inputs",
     "Layout",
+    "Poisoned",
     "Rebound",
     "Violation",
     "applicable_layouts",

@@ -4,14 +4,20 @@ While `guarded_allocations` is active, torch's functions that return uninitialis
 filled with a poison. Run a kernel twice, once with each of the two poisons: an element that holds the poison both times
 was not written. One run alone cannot tell, because a kernel may write the poison's bits; and for bool, whose only
 patterns are False (poison 0) and True (poison 1), it tells nothing at all.
+
+Each allocation has a poison with a payload of its own, where its dtype has NaNs with payloads: loads, stores and most
+arithmetic keep it. An element of a result that holds the poison of another allocation was written, with a value that
+was computed from memory that was not.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,11 +25,21 @@ from torch import Tensor
 
 from harness.errors import UsageError
 from harness.inputs.bits import bits_of
-from harness.inputs.guards import Guarded, Violation, canary, canary_changes, guard, integer_of, is_whole
+from harness.inputs.guards import (
+    MANTISSA_BITS,
+    Guarded,
+    Violation,
+    canary,
+    canary_changes,
+    guard,
+    integer_of,
+    is_whole,
+)
 
 Allocate = Callable[..., Any]
 
 _POISONS = (0, 1)
+_PAYLOADS = 32
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (torch, "empty"),
     (torch, "empty_like"),
@@ -59,10 +75,12 @@ class Allocations:
         """
         known = {tensor.untyped_storage().data_ptr(): name for name, tensor in (names or {}).items()}
         found: list[Violation] = []
-        for guarded in filter(is_whole, self._guarded):
+        for index, guarded in enumerate(self._guarded):
+            if not is_whole(guarded):
+                continue
             name = known.get(guarded.words.untyped_storage().data_ptr(), guarded.name)
             named = Guarded(name, guarded.tensor, guarded.words, guarded.start)
-            found += canary_changes(named, self.poison)
+            found += canary_changes(named, self._number(index))
         return found
 
     def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +107,7 @@ class Allocations:
             offset=0,
             dtype=plan.dtype,
             device=device,
-            number=self.poison,
+            number=self._number(len(self._guarded)),
             pin_memory=pin_memory,
         )
         if plan.dtype is torch.bool:
@@ -97,6 +115,36 @@ class Allocations:
         # A detached alias, so that what the kernel does to its tensor (set_, resize_) leaves the record as it is.
         self._guarded.append(Guarded(name, guarded.tensor.detach(), guarded.words, guarded.start))
         return guarded.tensor.requires_grad_(plan.requires_grad)
+
+    def poisoned(self, result: Tensor) -> Poisoned:
+        """Which elements of a result hold what its own memory, or another allocation, was filled with."""
+        memory = result.untyped_storage().data_ptr()
+        numbers = {g.words.untyped_storage().data_ptr(): self._number(i) for i, g in enumerate(self._guarded)}
+        own = numbers.get(memory)
+        alike = {self._number(i) for i, g in enumerate(self._guarded) if g.tensor.dtype is result.dtype} - {own}
+        nowhere = torch.zeros_like(result, dtype=torch.bool)
+        other = [_mask(result, number) for number in alike] if result.dtype in MANTISSA_BITS else []
+        return Poisoned(
+            own=nowhere if own is None else _mask(result, own),
+            other=functools.reduce(operator.or_, other, nowhere),
+        )
+
+    def _number(self, index: int) -> int:
+        """The canary of an allocation: of the parity of the poison, and the same in a run with the other poison."""
+        return 2 * (index % _PAYLOADS) + self.poison
+
+
+@dataclass(frozen=True, eq=False)
+class Poisoned:
+    """Which elements of a result hold poison, as bool of its shape.
+
+    Attributes:
+        own: that of its own memory.
+        other: that of another allocation.
+    """
+
+    own: Tensor
+    other: Tensor
 
 
 @contextmanager
@@ -130,22 +178,29 @@ def guarded_allocations(poison: int, *, device: torch.device | str | None = None
 
 
 def poison_mask(tensor: Tensor, poison: int) -> Tensor:
-    """Which elements of `tensor` hold the bits of `poison` (0 or 1), as bool of the same shape."""
+    """Which elements of `tensor` hold the bits that a first allocation gets with `poison` (0 or 1), as bool."""
     if poison not in _POISONS:
         raise UsageError(f"poison={poison!r} must be 0 or 1")
+    return _mask(tensor, poison)
+
+
+def _mask(tensor: Tensor, number: int) -> Tensor:
+    """Which elements hold the bits of canary `number`, as bool of the same shape."""
     if tensor.dtype is torch.bool:
-        return tensor == bool(poison)
+        return tensor == bool(number % 2)
     bits = bits_of(torch.view_as_real(tensor)) if tensor.is_complex() else bits_of(tensor)
-    pattern = integer_of(canary(tensor.dtype, poison) % 2 ** (8 * bits.element_size()), bits.element_size())
+    pattern = integer_of(canary(tensor.dtype, number) % 2 ** (8 * bits.element_size()), bits.element_size())
     return (bits == pattern).all(dim=-1) if tensor.is_complex() else bits == pattern
 
 
-def unwritten(first: Tensor, second: Tensor) -> Tensor:
-    """Which elements a kernel left unwritten, from its results under poison 0 (`first`) and poison 1 (`second`).
+def unwritten(first: Poisoned, second: Poisoned) -> Poisoned:
+    """Which elements a kernel left unwritten, or computed from memory that it had not written.
 
-    Exact for every dtype if the kernel writes the same elements both times and the same values to them.
+    `first` is of its result under poison 0, `second` under poison 1. Elements that were not written are exact for every
+    dtype if the kernel writes the same elements both times and the same values to them.
     """
-    return poison_mask(first, 0) & poison_mask(second, 1)
+    own = first.own & second.own
+    return Poisoned(own, (first.own | first.other) & (second.own | second.other) & ~own)
 
 
 def _intercepted(original: Allocate, allocations: Allocations) -> Allocate:

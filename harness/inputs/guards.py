@@ -23,13 +23,14 @@ _LEAST_MARGIN, _MOST_MARGIN = 64 << 10, 4 << 20
 _PIECE = 1 << 22
 _NAN_OF_BYTE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D}
 _FIRST_PAYLOAD = 43
-_MANTISSA_BITS = {
+MANTISSA_BITS = {
     torch.float64: 52,
     torch.float32: 23,
     torch.float16: 10,
     torch.bfloat16: 7,
     torch.complex64: 23,
 }
+"""Dtypes whose canaries are NaNs of a payload that depends on the number."""
 
 Region = Literal["before", "gap", "element", "after"]
 _REGIONS: tuple[Region, ...] = get_args(Region)
@@ -93,10 +94,10 @@ def canary(dtype: torch.dtype, number: int) -> int:
     """
     if dtype in _NAN_OF_BYTE:
         return _NAN_OF_BYTE[dtype] | (0x80 if number % 2 else 0)
-    if dtype not in _MANTISSA_BITS:
+    if dtype not in MANTISSA_BITS:
         byte = (0xA5 if number % 2 else 0x5A) ^ (number // 2 % 16)
         return int.from_bytes(bytes([byte] * dtype.itemsize), "little")
-    mantissa = _MANTISSA_BITS[dtype]
+    mantissa = MANTISSA_BITS[dtype]
     width = 32 if dtype is torch.complex64 else 8 * dtype.itemsize
     quiet = 1 << (mantissa - 1)
     exponent = (1 << (width - 1)) - (1 << mantissa)

@@ -13,8 +13,11 @@ Figure = Callable[[Comparison], float]
 
 
 def _unless_special(figure: Figure) -> Figure:
-    """Infinite where an element is NaN or infinite and must not be, or the reverse: sums leave such elements out."""
-    return lambda seen: math.inf if seen.special else figure(seen)
+    """Infinite where an element is NaN or infinite and must not be, or the reverse: sums leave such elements out.
+
+    Infinite, too, where elements are too far away for the figure to mean anything.
+    """
+    return lambda seen: math.inf if seen.special or (seen.numel and math.isnan(figure(seen))) else figure(seen)
 
 
 METRICS: Mapping[str, Figure] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.result import Comparison, RowCheck, Verdict
+from harness.result import Comparison, Verdict
+from harness.row_check import RowCheck
 
 
 class Kind(StrEnum):
@@ -75,6 +76,7 @@ class StageSearch:
         suspects: what would explain them, where the kernel shows no stage in between: those that explain most.
         rows: rows that one latent value explains.
         beside: what else is wrong with the kernel on this case, which no stage shows.
+        notices: what is unusual about it and no fault.
         verdict: of the case as `lastbit verify` judges it.
         reason: why the kernel gave nothing that can be judged; empty if it did.
     """
@@ -94,6 +96,7 @@ class StageSearch:
     suspects: tuple[Suspect, ...] = ()
     rows: RowCheck | None = None
     beside: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def named(self) -> str:
@@ -105,5 +108,5 @@ class StageSearch:
     def exit_code(self) -> int:
         """0 nothing goes wrong, 1 something does, 2 the kernel raised, 3 it does not take the case."""
         if not self.handovers:
-            return 3 if self.verdict is Verdict.UNSUPPORTED else 2
+            return 3 if self.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED) else 2
         return int(self.kind is not Kind.CLEAN or bool(self.beside))

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from harness.numerics import Sum
 from harness.op import Op
-from harness.result import Comparison, RowCheck
+from harness.result import Comparison
+from harness.row_check import RowCheck
 from harness.verify.evaluate import Tensors
 
 _Addend = TypeVar("_Addend", Comparison, Sum, int)
@@ -95,7 +96,7 @@ class Tally:
     def failed(self) -> bool:
         """Whether an element lies outside, or a row is not explained."""
         outside = any(c.outside for c in (*self.cumulative.values(), *self.isolated.values()))
-        return outside or (self.rows is not None and self.rows.explained < self.rows.rows)
+        return outside or (self.rows is not None and self.rows.unexplained > 0)
 
     def __add__(self, other: Tally) -> Tally:
         rows = [r for r in (self.rows, other.rows) if r is not None]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.errors import KernelError
-from harness.inputs import Allocations, Inputs, Rebound, Violation, guarded_allocations, overlaps
+from harness.inputs import Allocations, Inputs, Poisoned, Rebound, Violation, guarded_allocations, overlaps
 from harness.inputs.guards import extent
 from harness.interpret import descending
 from harness.kernel import Kernel
@@ -25,8 +26,9 @@ class Call:
     Attributes:
         results: names of the results.
         actual: copies of the tensors that it returned, by stage, which no later call can change.
-        own: its results themselves, without those that lie in the memory of an input.
+        own: its results themselves, unless those of an earlier call are held; without those in memory of an input.
         findings: what it did that it must not do.
+        poisoned: result → elements with the bits that its memory, or other memory of the kernel's, was filled with.
         descended: several programs of a launch ran in descending order.
     """
 
@@ -34,6 +36,7 @@ class Call:
     actual: dict[str, Tensor]
     own: dict[str, Tensor]
     findings: tuple[Finding, ...]
+    poisoned: Mapping[str, Poisoned] = field(default_factory=dict)
     descended: bool = False
 
 
@@ -48,14 +51,18 @@ class _Returned:
 
 @dataclass(frozen=True)
 class Caller:
-    """Calls a kernel on a device, for results of these names.
+    """Calls a kernel, and raises what it raises, or a `KernelError` where what it returned cannot be judged.
 
-    Every call raises what the kernel raises, and a `KernelError` where what it returned cannot be judged.
+    Attributes:
+        kernel, device: what is called, and where it runs.
+        results: names of the results.
+        held: results of an earlier call, whose memory is not the kernel's any more.
     """
 
     kernel: Kernel
     device: torch.device
     results: tuple[str, ...]
+    held: Mapping[str, Tensor] = field(default_factory=dict)
 
     def guarded(self, inputs: Inputs) -> Call:
         """A call under the first poison."""
@@ -93,17 +100,19 @@ class Caller:
         named = _named(returned.value, self.results)
         mutates = [name for name in self.kernel.mutates if name in returned.handed]
         seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *inputs.violations(mutates)]
-        seen += allocations.violations(named) if allocations is not None else []
         results = {name: named[name] for name in self.results}
+        seen += allocations.violations(named) if allocations is not None else []
+        poisoned = {} if allocations is None else {name: allocations.poisoned(t) for name, t in results.items()}
         shared = _shared(results, inputs)
         copies = {name: tensor.clone() for name, tensor in named.items()}
         if seen or mutates:
             inputs.restore()
         findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.changed
-        findings += [_overlap(a, b) for a, b in shared if b.removeprefix(_INPUT) not in mutates]
+        findings += [_overlap(a, b) for a, b in shared if b not in {f"{_INPUT}{name}" for name in mutates}]
         borrowed = {a for a, b in shared if b.startswith(_INPUT)}
         own = {name: tensor for name, tensor in results.items() if name not in borrowed}
-        return Call(self.results, copies, own, tuple(findings))
+        findings += _reused(self.held, own)
+        return Call(self.results, copies, {} if self.held else own, tuple(findings), poisoned)
 
 
 _INPUT = "input "
@@ -117,6 +126,16 @@ def _shared(results: Mapping[str, Tensor], inputs: Inputs) -> list[tuple[str, st
 
 def _overlap(a: str, b: str) -> Finding:
     return Finding("overlap", a, f"result {a} shares memory with {b}; writing to one changes the other.")
+
+
+def _reused(held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Finding]:
+    for (name, tensor), (old, kept) in product(own.items(), held.items()):
+        if overlaps({"held": kept, "own": tensor}):
+            sentence = (
+                f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a result "
+                "sees it change."
+            )
+            yield Finding("reused_memory", name, sentence)
 
 
 def _named(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:

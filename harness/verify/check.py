@@ -23,6 +23,7 @@ from harness.result import CaseResult, Finding, Verdict
 from harness.verify.calls import Call, Caller
 from harness.verify.evaluate import check_arguments, evaluate
 from harness.verify.judge import Judgement, judge
+from harness.verify.memory import out_of_memory
 from harness.verify.placed import placement_findings
 from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
 
@@ -31,12 +32,17 @@ _LARGE = 1 << 26  # elements of a case after which memory goes back to the devic
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel on a device, with the op and contract that it is held to and the premises of the device."""
+    """A kernel on a device, with the op and contract that it is held to and the premises of the device.
+
+    Attributes:
+        strict: notices fail a case.
+    """
 
     kernel: Kernel
     op: Op
     device: torch.device
     premises: Premises = field(default_factory=Premises)
+    strict: bool = False
 
     @property
     def contract(self) -> Contract:
@@ -116,7 +122,9 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         raised = traceback.format_exc()
-        outcome = replace(outcome, verdict=Verdict.ERRORED, reason=_reason(error))
+        lacking = out_of_memory(error, kernel, subject.device)
+        verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
+        outcome = replace(outcome, verdict=verdict, reason=reason)
     return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
 
 
@@ -151,7 +159,7 @@ def _judged(
         reason=judgement.reason,
         fingerprint=inputs.fingerprint,
     )
-    return judged_outcome, actual
+    return judged_outcome.strict if subject.strict else judged_outcome, actual
 
 
 def _judgement(
@@ -173,13 +181,13 @@ def _judge(subject: Subject, inputs: Inputs, actual: Mapping[str, Tensor], **oth
 
 
 def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Finding]:
-    """What the reference says of the call with other values, of which nothing else is recorded."""
+    """What the reference says against the call with other values, of which nothing else is recorded."""
     try:
         judgement = _judge(subject, inputs, call.actual, alternatives=False)
     except KernelError as error:
         yield Finding("other_values", "", f"{elsewhere(inputs)}: {error}")
         return
-    for finding in judgement.findings:
+    for finding in (f for f in judgement.findings if not f.notice):
         yield Finding("other_values", finding.stage, f"{elsewhere(inputs)}: {finding.sentence}")
 
 

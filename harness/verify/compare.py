@@ -7,7 +7,7 @@ from torch import Tensor
 
 from harness.numerics import Enclosure, Format, round_to
 from harness.numerics.formats import ordinals
-from harness.result import ULP_BINS, Comparison, Worst
+from harness.result import NEAR, ULP_BINS, Comparison, Worst
 
 _FARTHEST = 2.0**40  # more than any distance in ulp of a format of 32 bits; an infinite distance counts as this
 
@@ -30,6 +30,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     error = torch.where(finite, a - exact, 0.0)
     reference = torch.where(finite, exact, 0.0)
     inward = torch.where(finite, (a.abs() - exact.abs()) / _spacing(reference, fmt), 0.0)
+    near = finite & (inward.abs() <= NEAR)
     distance = _ulp_distance(a, value, fmt)
     radius = (hi - lo) / 2
     free = torch.isfinite(radius) & (radius > 0) & finite
@@ -38,7 +39,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     severity = (distance.clamp(max=_FARTHEST) + outside * 2 * _FARTHEST).reshape(-1)
     at = severity.argmax()
 
-    sums = [decided, mismatched, outside, special, error.square(), reference.square(), inward, finite]
+    sums = [decided, mismatched, outside, special, error.square(), reference.square(), inward * near, near]
     tops = [error.abs(), distance, ratio]
     numbers = torch.stack(
         [s.sum(dtype=torch.float64) for s in sums]

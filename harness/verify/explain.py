@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from harness.op import Contract
-from harness.result import Comparison, Finding, RowCheck, StageResult
+from harness.result import Comparison, Finding, StageResult
+from harness.row_check import Need, Needs, RowCheck
+from harness.verify.lanes import MOST_COLUMNS
 
 
 def describe_stage(stage: StageResult, contract: Contract) -> Finding:
@@ -22,18 +26,60 @@ _VIEWS = {
 
 
 def describe_rows(rows: RowCheck, contract: Contract) -> Finding:
-    """The finding for rows that no single latent value explains."""
-    missing = rows.rows - rows.explained
+    """The finding for rows that no latent value within the enclosure explains."""
+    needs = rows.needs
+    said = f"{rows.unexplained:,} of {rows.rows:,} rows cannot come from one fp32 {rows.stage} under {contract}: "
+    searched = "" if needs.rows == rows.unexplained else f" of {needs.rows:,} that were searched"
+    if needs.found:
+        some = f"{needs.found:,}" if needs.found < needs.rows else "each"
+        said += f"{some}{searched} would come from another one, {_needed(needs)}"
+    if needs.found < needs.rows:
+        said += "; in the others, s" if needs.found else "s"
+        said += "ome elements of a row need a larger one, others a smaller"
+    return Finding("rows", rows.stage, f"{said}.")
+
+
+_ALIKE = 1.25  # what differs by less than this factor is alike: a row in bf16 leaves its latent value some room
+
+
+def _needed(needs: Needs) -> str:
+    """What rows need beside what the contract gives, and what the ratio of the two hints at."""
+    least, most = needs.least, needs.most
+    assert least is not None and most is not None
+    if needs.found == 1:
+        return _beside(most)
+    nearer, farther = sorted((least, most), key=_deviation)
+    growth = abs(farther.expected / nearer.expected) if nearer.expected else math.inf
+    if _deviation(farther) <= _ALIKE * _deviation(nearer) and (least.ratio > 1) == (most.ratio > 1):
+        eps = ", or a wrong eps, as these rows are alike" if 1 / _ALIKE < growth < _ALIKE else ""
+        return f"in every row about {_beside(most)}, which hints at a wrong count of elements{eps}"
+    cause = "eps" if least.ratio > 1 or most.ratio < 1 else "cancellation, as in a variance in one pass"
+    hint = f"; the larger the contract's value, the farther is the ratio from 1, which hints at {cause}"
+    return f"from {_beside(least)} to {_beside(most)}{hint if growth > _ALIKE else ''}"
+
+
+def _deviation(need: Need) -> float:
+    """How far the ratio is from 1, on whichever side."""
+    return abs(math.log(need.ratio)) if 0 < need.ratio < math.inf else math.inf
+
+
+def _beside(need: Need) -> str:
+    return f"{need.ratio:.6g} times the contract's ({need.value:.9g} where that is {need.expected:.9g})"
+
+
+def describe_split(rows: RowCheck, contract: Contract) -> Finding:
+    """The notice for rows that come from two latent values, one in each half of the columns."""
     sentence = (
-        f"{missing:,} of {rows.rows:,} rows cannot come from one fp32 {rows.stage} under {contract}: "
-        "some elements of a row need a larger one, others a smaller."
+        f"{rows.split:,} of {rows.rows:,} rows come from two values of fp32 {rows.stage}, one in each half of the "
+        f"columns, both possible under {contract}: lanes of a warp add in two ways, as Triton's default fusing makes "
+        f"them in rows of at most {MOST_COLUMNS} columns; a statistic that is saved is that of one half."
     )
-    return Finding("rows", rows.stage, sentence)
+    return Finding("lanes", rows.stage, sentence, notice=True)
 
 
 def _share(comparison: Comparison) -> str:
-    share = comparison.outside / comparison.numel
-    return f"{comparison.outside:,} of {comparison.numel:,} elements ({share:.3g} of all)"
+    percent = 100 * comparison.outside / comparison.numel
+    return f"{comparison.outside:,} of {comparison.numel:,} elements ({percent:.3g} %)"
 
 
 def _cannot(comparison: Comparison) -> str:

@@ -17,6 +17,7 @@ from harness.inputs.bits import key_of
 from harness.result import BAD, CaseResult, Verdict
 from harness.verify.check import verify_case
 from harness.verify.plan import Item
+from harness.verify.sharing import Verify, directly
 
 Record = Callable[[CaseResult], None]
 Started = Callable[[Item, Case], None]
@@ -36,13 +37,15 @@ class CaseErrored(CaseFailed):
     """A kernel raised, or returned something that cannot be judged."""
 
 
-def run_item(item: Item, *, cases: int, seed_: int, record: Record, started: Started) -> None:
+def run_item(
+    item: Item, *, cases: int, seed_: int, record: Record, started: Started, verify: Verify = directly
+) -> None:
     """Run the item's examples and `cases` generated cases, recording each result.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
     """
-    explorer = _Explorer(item, record, started)
+    explorer = _Explorer(item, record, started, verify)
     failures = [r for case in item.group.examples if (r := explorer.run(case)).verdict in BAD]
     if failures:
         raise _failure(failures[0])
@@ -100,8 +103,8 @@ class _Explorer:
     A contract that one case of the item has ruled out for some dtypes is not tried on others of these dtypes.
     """
 
-    def __init__(self, item: Item, record: Record, started: Started) -> None:
-        self.item, self.record, self.started = item, record, started
+    def __init__(self, item: Item, record: Record, started: Started, verify: Verify) -> None:
+        self.item, self.record, self.started, self.verify = item, record, started, verify
         self.known: dict[str, CaseResult] = {}
         self.failures: list[CaseResult] = []
         self.shrinks = 0
@@ -112,9 +115,13 @@ class _Explorer:
         line = str(case)
         if line in self.known:
             return self.known[line]
-        self.started(self.item, case)
         settled = self.settled.setdefault(case.dtypes, set())
-        result = verify_case(self.item.subject, case, repeat=self._repeats(case), settled=settled)
+
+        def attempt() -> CaseResult:
+            self.started(self.item, case)
+            return verify_case(self.item.subject, case, repeat=self._repeats(case), settled=settled)
+
+        result = self.verify(attempt)
         settled |= {contract for contract, elements in result.ruled_out.items() if elements}
         result = replace(result, group=self.item.group.name, counted=not self.failures)
         self.record(result)

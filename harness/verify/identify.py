@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.case import Case
+from harness.case import Case, parse_case
 from harness.inputs import build
 from harness.numerics import using
 from harness.op import Contract, Op, joined
@@ -14,21 +14,41 @@ from harness.outcomes.identification import Answer, Candidate, Identification, S
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, examine
 from harness.verify.handover import OF_STAGES
+from harness.verify.inprocess import Watch, Workplace, draw, unwatched
 from harness.verify.power import power_of
 from harness.verify.project import Project
 from harness.verify.roundings import Variant
 from harness.verify.trials import Observation, Trial, search, try_all
 
 
-def identify(subject: Subject, cases: Iterable[Case], project: Project, *, most: int) -> Identification:
+def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:
+    """`identify` a kernel on the lines of the configuration, or on generated cases."""
+    subject = place.subjects[name]
+    return identify(subject, _cases(place, subject), place.project, most=most, watch=place.watch)
+
+
+def _cases(place: Workplace, subject: Subject) -> Iterator[Case]:
+    """Generated cases are as large as for a CPU on every device."""
+    kernel, config = subject.kernel, place.config
+    if config.lines:
+        yield from (case for line in config.lines if (case := parse_case(line)).op == kernel.op)
+        return
+    for group in place.project.groups(kernel.op, kernel.accepts, small=True):
+        yield from draw(group, config.cases_per_group, config.seed)
+
+
+def identify(
+    subject: Subject, cases: Iterable[Case], project: Project, *, most: int, watch: Watch = unwatched
+) -> Identification:
     """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
     op, seen = subject.op, list[Observation]()
     unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
     for case in cases:
-        result, actual = examine(subject, case)
+        with watch(case):
+            result, actual = examine(subject, case)
         if result.verdict is Verdict.ERRORED:
             errors.append(f"{result.reason} in {case}")
-        elif result.verdict is Verdict.UNSUPPORTED:
+        elif result.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
             unsupported[result.reason] += 1
         beside |= {f.kind: f"{f.sentence} In {case}" for f in result.findings if f.kind not in OF_STAGES}
         if any(tensor.numel() for tensor in actual.values()):

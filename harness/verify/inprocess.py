@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -13,7 +16,53 @@ from harness.config import Config
 from harness.errors import LastbitError, UsageError
 from harness.inputs.bits import key_of
 from harness.interpret import install
-from harness.verify.plan import Plan, make_plan
+from harness.result import CaseResult
+from harness.verify.check import Subject
+from harness.verify.plan import Plan, Planned, make_plan
+from harness.verify.project import Project, open_project
+
+Watch = Callable[[object], AbstractContextManager[object]]
+"""Makes the context in which a case runs, so that something may be done about one that hangs or ends its process."""
+
+Tick = Callable[[CaseResult], None]
+"""Takes note of a result, for a display of progress."""
+
+
+def unwatched(case: object) -> AbstractContextManager[object]:
+    """No protection: a case that hangs or ends its process does that."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What work on kernels has at hand in the process in which they run."""
+
+    config: Config
+    project: Project
+    plan: Plan
+    watch: Watch = unwatched
+    tick: Tick = lambda result: None
+
+    @property
+    def subjects(self) -> dict[str, Subject]:
+        """The kernels of the plan by name, in order."""
+        return {item.subject.kernel.name: item.subject for item in self.plan.items}
+
+
+def open_workplace(config: Config, watch: Watch, tick: Tick) -> Workplace:
+    """Make this process one that runs the kernels of a configuration with one device, and load them.
+
+    Raises:
+        UsageError: there are several devices, or a name or case line means nothing.
+        LastbitError: Triton was imported before, and decided otherwise.
+    """
+    prepare(torch.device(one_device(config)))
+    return Workplace(config, open_project(config), plan_for(config), watch, tick)
+
+
+def planned(place: Workplace) -> tuple[Planned, ...]:
+    """The items of the plan as data."""
+    return place.plan.planned
 
 
 def prepare(device: torch.device) -> None:
@@ -39,9 +88,18 @@ def plan_for(config: Config) -> Plan:
     Raises:
         UsageError: there are several devices, or a name or case line means nothing.
     """
+    return make_plan(config, torch.device(one_device(config)).type)
+
+
+def one_device(config: Config) -> str:
+    """The name of the device of a configuration that must have one.
+
+    Raises:
+        UsageError: there are several.
+    """
     if len(config.devices) != 1:
         raise UsageError(f"--device {','.join(config.devices)}: this command takes one device; run it once for each")
-    return make_plan(config, torch.device(config.devices[0]).type)
+    return config.devices[0]
 
 
 def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ from harness.inputs import fingerprint, row_blocks
 from harness.numerics import Format, Premises, using
 from harness.numerics.formats import Integers
 from harness.op import Contract, Op
-from harness.result import Comparison, Finding, RowCheck, StageResult, Verdict
+from harness.result import Comparison, Finding, StageResult, Verdict
+from harness.row_check import RowCheck
 from harness.verify.block import Block, Tally
 from harness.verify.compare import compare, compare_integers, outside_mask
 from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
-from harness.verify.explain import describe_rows, describe_stage
-from harness.verify.latent import check_rows, has_latent
+from harness.verify.explain import describe_rows, describe_split, describe_stage
+from harness.verify.lanes import forgiven
+from harness.verify.latent import ExplainedRows, check_rows, explain_rows, has_latent
 from harness.verify.roundings import expectations
 from harness.verify.wide import explained_by_more_range, more_range
 
@@ -135,12 +137,24 @@ class _Measured:
 
     def _tallied(self, block: Block, trace: Trace) -> Tally:
         """What there is to count in a block."""
-        rows = self._explain_rows(trace, block)
-        tally = Tally(self._compare(trace, block), sums=trace.sums, rows=rows, in_rows=self._in_rows(rows, block))
-        if len(block.actual) == 1:
-            return tally
-        local = evaluate(self.op, self.contract, block.tensors, self.params, block.actual)
-        return replace(tally, isolated=self._compare(local, block), isolated_sums=local.sums)
+        local = None
+        if len(block.actual) > 1:
+            local = evaluate(self.op, self.contract, block.tensors, self.params, block.actual)
+        isolated = {} if local is None else self._compare(local, block)
+        latent = self.op.latent
+        stray = latent is not None and any(isolated[s].outside for s in latent.through if s in isolated)
+        rows = self._explain_rows(trace, block, local if stray else None)
+        if latent and local and stray and rows is not None and rows.check.split:
+            isolated = self._compare(forgiven(local, trace, latent, rows.split), block)
+        check = None if rows is None else rows.check
+        return Tally(
+            cumulative=self._compare(trace, block),
+            isolated=isolated,
+            sums=trace.sums,
+            isolated_sums={} if local is None else local.sums,
+            rows=check,
+            in_rows=self._in_rows(check, block),
+        )
 
     def _in_rows(self, rows: RowCheck | None, block: Block) -> dict[str, int]:
         """Elements of the rows that one latent value had to explain, per stage."""
@@ -179,10 +193,11 @@ class _Measured:
             if name in block.actual
         }
 
-    def _explain_rows(self, trace: Trace, block: Block) -> RowCheck | None:
-        if self.seen > _ROW_CHECK or not has_latent(self.op, block.actual):
+    def _explain_rows(self, trace: Trace, block: Block, own: Trace | None) -> ExplainedRows | None:
+        """The row check of a block; after enough elements only where some do not follow from the kernel's `own`."""
+        if not has_latent(self.op, block.actual) or (self.seen > _ROW_CHECK and own is None):
             return None
-        return check_rows(self.op, self.contract, block.tensors, self.params, block.actual, trace)
+        return explain_rows(self.op, self.contract, block.tensors, self.params, block.actual, trace, own)
 
     def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
         for other in self.op.alternatives(self.contract):
@@ -225,8 +240,7 @@ class _Measured:
             return False
         if not has_latent(self.op, results):
             return True
-        rows = check_rows(self.op, contract, tensors, self.params, results, other)
-        return rows.explained == rows.rows
+        return not check_rows(self.op, contract, tensors, self.params, results, other).unexplained
 
     def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:
         """Raise `KernelError` unless `whole` holds all results, and nothing but stages of the right shape."""
@@ -258,15 +272,17 @@ class _Measured:
             if name in self.tally.cumulative
         )
         findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-        if self.tally.rows is not None and self.tally.rows.explained < self.tally.rows.rows:
-            findings.append(describe_rows(self.tally.rows, self.contract))
+        rows = self.tally.rows
+        if rows is not None and rows.unexplained:
+            findings.append(describe_rows(rows, self.contract))
+        notices = (describe_split(rows, self.contract),) if rows is not None and rows.split else ()
         if findings:
             explained = tuple(map(str, self.of_stages or self.candidates or ()))
-            return Judgement(Verdict.FAILED, stages, tuple(findings), self.tally.rows, self.ruled_out, explained)
+            return Judgement(Verdict.FAILED, stages, (*findings, *notices), rows, self.ruled_out, explained)
         if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
-            return Judgement(Verdict.PASSED, stages, (), self.tally.rows, self.ruled_out)
+            return Judgement(Verdict.PASSED, stages, notices, rows, self.ruled_out)
         reason = "no element has a single legal value and no row could be checked"
-        return Judgement(Verdict.INCONCLUSIVE, stages, (), self.tally.rows, self.ruled_out, reason=reason)
+        return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, self.ruled_out, reason=reason)
 
 
 def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:

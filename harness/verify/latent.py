@@ -1,27 +1,38 @@
 """The row check: one value of the latent stage must explain a whole row, bit for bit; in groups, each for itself.
 
-For each row, candidates for the latent value are tried within its enclosure. An element above what a candidate allows
-asks for a larger value, one below for a smaller (or the reverse, by its own sign). If one candidate is asked both ways,
-or every candidate is asked away, no value explains the row. This is the strong check for fp32 results, whose enclosures
-never close to a single number.
+For each row, candidates for the latent value are tried within its enclosure. This is the strong check for fp32 results,
+whose enclosures never close to a single number. What is tried of a row that no value explains: whether its lanes
+disagree (`harness/verify/lanes.py`), and whether some other value explains it, beyond the enclosure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import functools
+import operator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.op import Contract, Op
-from harness.result import RowCheck
-from harness.verify.evaluate import Params, Tensors, Trace, evaluate
+from harness.row_check import Need, Needs, RowCheck
+from harness.verify.candidates import Rows, search
+from harness.verify.compare import outside_mask
+from harness.verify.evaluate import Params, Tensors, Trace
+from harness.verify.lanes import Shown, split_rows
 
-_AT_ONCE = {"cpu": 1 << 15}  # elements: below, the cost is in the number of operations, above, in their size
-_AT_ONCE_ELSEWHERE = 1 << 22
-_MOST_CANDIDATES = 31
+_MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
+_LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainedRows:
+    """The row check, and which rows of the block are split, [rows]."""
+
+    check: RowCheck
+    split: Tensor
 
 
 def has_latent(op: Op, actual: Tensors) -> bool:
@@ -31,110 +42,116 @@ def has_latent(op: Op, actual: Tensors) -> bool:
 
 def check_rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> RowCheck:
     """How many rows of `actual` one value of the op's latent stage explains; one per group where a row has several."""
+    return explain_rows(op, contract, tensors, params, actual, trace, None).check
+
+
+def explain_rows(
+    op: Op,
+    contract: Contract,
+    tensors: Tensors,
+    params: Params,
+    actual: Tensors,
+    trace: Trace,
+    own: Trace | None = None,
+) -> ExplainedRows:
+    """The row check of `actual`, whose enclosures are in `trace`.
+
+    `own` is the reference that goes on from the kernel's own stages, where elements do not follow from these: the lanes
+    of such rows may disagree although one value explains the row, because other statistics differ.
+    """
+    every = _rows(op, contract, tensors, params, actual, trace)
+    shown = _shown(every, actual, trace, own)
+    at = every.tried.any(-1).nonzero().reshape(-1)
+    whole = search(every.only(at))[0].all(-1)
+    doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
+    split = torch.zeros_like(every.tried[:, 0])
+    if len(doubtful):
+        given = {} if shown is None else {n: _as_rows(actual[n]) for n in _earlier(actual, trace, every.stage)}
+        part = None if shown is None else shown.only(doubtful)
+        split[doubtful] = split_rows(replace(every, given=given).only(doubtful), part)
+    unexplained = at[~whole & ~split[at]]
+    needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value)) if len(unexplained) else Needs()
+    counts = len(at), int((whole & ~split[at]).sum()), int(split.sum())
+    return ExplainedRows(RowCheck(every.stage, *counts, needs), split)
+
+
+def any_value_explains(
+    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace
+) -> bool:
+    """Whether each row of `actual` comes from some value of the latent stage, within its enclosure or not."""
+    every = _rows(op, contract, tensors, params, actual, trace)
+    tried = torch.full_like(every.tried, _several(every.seen))
+    return bool(tried.any() and search(_without_bounds(replace(every, tried=tried)))[0].all())
+
+
+def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
+    """What the rows `wrong` need: another value than `expected`, beyond the enclosure; some of them are searched."""
+    at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]
+    rows = every.only(at)
+    explained, found = search(_without_bounds(rows))
+    beyond = rows.tried & ((found < rows.low) | (found > rows.high))
+    other = beyond & explained.all(-1, keepdim=True)
+    pairs = torch.stack([from_ordinals(found, FP32), expected[at]], -1)[other].tolist()
+    needed = [Needs(0, 0, need, need) for need in (Need(*pair) for pair in pairs)]
+    return functools.reduce(operator.add, needed, Needs(len(at), int(other.any(-1).sum())))
+
+
+def _without_bounds(rows: Rows) -> Rows:
+    """The same rows, with every finite number as a candidate, or every one of the sign that both ends have."""
+    return replace(
+        rows,
+        low=torch.where(rows.low > 0, 1, -_LARGEST),
+        high=torch.where(rows.high < 0, -1, _LARGEST),
+    )
+
+
+def _rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> Rows:
+    """All rows of a block, with the values of the latent stage within its enclosure as candidates."""
     assert op.latent is not None
     stage = op.latent.under(contract)
     latent = trace.enclosure(stage)
     lo, hi = _as_rows(latent.lo), _as_rows(latent.hi)
-    groups = lo.shape[-1]
-    seen = {
-        s: _as_rows(actual[s]).to(torch.float64).unflatten(-1, (groups, -1)) for s in op.latent.through if s in actual
-    }
-    several = min(t.shape[-1] for t in seen.values()) > 1
-    tried = torch.isfinite(lo) & torch.isfinite(hi) & several
-    rows = tried.any(-1).nonzero().reshape(-1)
-    problem = _Rows(op, contract, {n: _as_rows(t) if n in op.rows else t for n, t in tensors.items()}, params, seen)
-    low, high = (ordinals(torch.where(tried, end, 1.0)[rows], FP32) for end in (lo, hi))
-    unexplained = _search(problem.only(rows), low, high, tried[rows]) if len(rows) else 0
-    return RowCheck(stage, len(rows), len(rows) - unexplained)
+    through = [name for name in op.latent.through if name in actual]
+    seen = {s: _as_rows(actual[s]).to(torch.float64).unflatten(-1, (lo.shape[-1], -1)) for s in through}
+    own = {name: _as_rows(t) if name in op.rows else t for name, t in tensors.items()}
+    tried = torch.isfinite(lo) & torch.isfinite(hi) & _several(seen)
+    low, high = (ordinals(torch.where(tried, end, 1.0), FP32) for end in (lo, hi))
+    return Rows(op, contract, own, params, seen, stage, low, high, tried)
 
 
-def _search(problem: _Rows, low: Tensor, high: Tensor, tried: Tensor) -> int:
-    """Number of rows with a group, of those `tried`, that no candidate from `low` to `high` explains.
-
-    Candidates are positions of fp32 numbers, [rows, groups].
-    """
-    slopes = problem.slopes(low, high)
-    unexplained = 0
-    while len(low):
-        count = max(1, min(_MOST_CANDIDATES, problem.at_once // problem.elements))
-        at = _spread(low, high, count)
-        up, down = problem.asked(at, slopes)
-        fits = ~up & ~down
-        explained = fits.any(0) | ~tried
-        low = torch.maximum(low, torch.where(up, at + 1, low).amax(0))
-        high = torch.minimum(high, torch.where(down, at - 1, high).amin(0))
-        impossible = (~explained & ((up & down).any(0) | (low > high))).any(-1)
-        unexplained += int(impossible.sum())
-        rest = (~impossible & ~explained.all(-1)).nonzero().reshape(-1)
-        found = at.gather(0, fits.to(torch.uint8).argmax(0, keepdim=True))[0]  # stays the candidate of its group
-        low, high = (torch.where(explained, found, end)[rest] for end in (low, high))
-        problem, tried = problem.only(rest), tried[rest]
-        slopes = {name: (below[rest], above[rest]) for name, (below, above) in slopes.items()}
-    return unexplained
+def _several(seen: Tensors) -> bool:
+    """Whether groups have more than one element: one element tells nothing."""
+    return min(t.shape[-1] for t in seen.values()) > 1
 
 
-def _spread(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """`count` positions from low to high, stacked in front."""
-    steps = torch.arange(1, count + 1, device=low.device).reshape(-1, 1, 1)
-    return low + ((high - low) * steps) // (count + 1)
+def _earlier(actual: Tensors, trace: Trace, stage: str) -> list[str]:
+    """The stages of numbers before `stage` that the kernel gave."""
+    names = list(trace.expected)
+    return [n for n in names[: names.index(stage)] if n in actual and isinstance(trace.expected[n], Enclosure)]
 
 
-def _slope(ends: Tensor) -> Tensor:
-    """1 where the last of two stacked tensors is the larger, -1 where the first is, else 0."""
-    return (ends[1] > ends[0]).to(torch.int8) - (ends[1] < ends[0]).to(torch.int8)
+def _shown(every: Rows, actual: Tensors, trace: Trace, own: Trace | None) -> Shown | None:
+    """What the kernel shows of each row's statistics, unless every element follows from it."""
+    if own is None:
+        return None
+    strays = [outside_mask(actual[n], own.enclosure(n)).reshape(t.shape) for n, t in every.seen.items()]
+    stray = torch.stack(strays).any(0)
+    if not stray.any():
+        return None
+    like = trace.enclosure(every.stage)
+    statistics = [n for n in _earlier(actual, trace, every.stage) if trace.expected[n].shape == like.shape]
+    ends = {n: (trace.enclosure(n).lo, trace.enclosure(n).hi) for n in statistics}
+    return Shown(
+        latent=_position(actual[every.stage], every.low) if every.stage in actual else None,
+        others={n: (_position(lo, every.low), _position(hi, every.low)) for n, (lo, hi) in ends.items()},
+        stray=stray,
+    )
+
+
+def _position(values: Tensor, like: Tensor) -> Tensor:
+    """Positions of fp32 numbers; of the largest ones where they are infinite, and 0 for NaN."""
+    return ordinals(values.to(torch.float64).nan_to_num(0.0, FP32.max, -FP32.max), FP32).reshape(like.shape)
 
 
 def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Some rows of a problem: the reference after the latent stage, as a function of candidates for it."""
-
-    op: Op
-    contract: Contract
-    tensors: Tensors
-    params: Params
-    seen: Tensors
-
-    @property
-    def elements(self) -> int:
-        return max(1, *(t.numel() for t in self.seen.values()))
-
-    @property
-    def at_once(self) -> int:
-        device = next(iter(self.seen.values())).device.type
-        return _AT_ONCE.get(device, _AT_ONCE_ELSEWHERE)
-
-    def only(self, rows: Tensor) -> _Rows:
-        tensors = {n: t[rows] if n in self.op.rows else t for n, t in self.tensors.items()}
-        return _Rows(self.op, self.contract, tensors, self.params, {n: t[rows] for n, t in self.seen.items()})
-
-    def forward(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Lowest and highest legal elements for each candidate: [candidates, rows, groups] → [..., group size]."""
-        assert self.op.latent is not None
-        tensors = {n: t.unsqueeze(0) if n in self.op.rows else t for n, t in self.tensors.items()}
-        given = {self.op.latent.under(self.contract): from_ordinals(positions, FP32)}
-        trace = evaluate(self.op, self.contract, tensors, self.params, given)
-        groups = (positions.shape[-1], -1)
-        ends = {name: trace.enclosure(name) for name in self.seen}
-        return {name: (e.lo.unflatten(-1, groups), e.hi.unflatten(-1, groups)) for name, e in ends.items()}
-
-    def slopes(self, low: Tensor, high: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Sign of the change of both ends of each element as the latent value grows; 0 if nothing changes."""
-        ends = self.forward(torch.stack([low, high]))
-        return {name: (_slope(below), _slope(above)) for name, (below, above) in ends.items()}
-
-    def asked(self, positions: Tensor, slopes: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Per candidate and group: whether some element asks for a larger, and for a smaller latent value."""
-        up = torch.zeros_like(positions, dtype=torch.bool)
-        down = torch.zeros_like(up)
-        for name, (lo, hi) in self.forward(positions).items():
-            y = self.seen[name]
-            lo_slope, hi_slope = slopes[name]
-            # Where the end does not move, no candidate changes it: no group with such an element is explained.
-            too_low, too_high = y < lo, y > hi
-            up |= ((too_high & (hi_slope >= 0)) | (too_low & (lo_slope <= 0))).any(-1)
-            down |= ((too_high & (hi_slope <= 0)) | (too_low & (lo_slope >= 0))).any(-1)
-        return up, down

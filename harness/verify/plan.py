@@ -27,6 +27,24 @@ _MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
+class Planned:
+    """An item as data, for a process that has not loaded its kernel.
+
+    Attributes:
+        cases: how many it runs unless it fails early.
+    """
+
+    id: str
+    kernel: str
+    op: str
+    contract: str
+    device: str
+    group: str
+    source: str
+    cases: int
+
+
+@dataclass(frozen=True)
 class Item:
     """One kernel on one device with one group of cases; `asked` where a reader gave the lines of the cases."""
 
@@ -38,6 +56,20 @@ class Item:
     def id(self) -> str:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
+    def planned(self, generated: int) -> Planned:
+        """The item as data, where groups that generate cases generate that many."""
+        kernel, group = self.subject.kernel, self.group
+        return Planned(
+            id=self.id,
+            kernel=kernel.name,
+            op=kernel.op,
+            contract=str(self.subject.contract),
+            device=str(self.subject.device),
+            group=group.name,
+            source=kernel.source,
+            cases=len(group.examples) + generated * (group.strategy is not None),
+        )
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,9 +80,14 @@ class Plan:
     cases_per_group: int
 
     @property
+    def planned(self) -> tuple[Planned, ...]:
+        """The items as data."""
+        return tuple(item.planned(self.cases_per_group) for item in self.items)
+
+    @property
     def cases(self) -> int:
         """Number of cases that the items will run unless they fail early."""
-        return sum(len(i.group.examples) + self.cases_per_group * (i.group.strategy is not None) for i in self.items)
+        return sum(planned.cases for planned in self.planned)
 
 
 def make_plan(config: Config, device_type: str) -> Plan:
@@ -70,7 +107,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
-            subject = Subject(kernel, project.op(kernel.op), device, load_premises(device))
+            subject = Subject(kernel, project.op(kernel.op), device, load_premises(device), config.strict)
             items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config)]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
@@ -98,14 +135,20 @@ def _shared(project: Project) -> Iterator[NotRun]:
     if not project.revisions or root is None:
         return
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    beside = sorted(name for name, file in files if file and _belongs(Path(file).resolve(), root, project))
+    beside = sorted(name for name, file in files if file and _belongs(Path(file), root, project))
     if beside:
         reason = f"they import {', '.join(beside[:_MOST_NAMES])} of this working tree, which is no part of that folder"
         yield NotRun(f"the code beside the kernels of {', '.join(project.revisions)}", reason)
 
 
 def _belongs(file: Path, root: Path, project: Project) -> bool:
-    """Whether a file is of the repository, and neither of its kernels, nor installed in it, nor of lastbit."""
+    """Whether a file is of the repository, and neither of its kernels, nor installed in it, nor of lastbit.
+
+    What import loads has an absolute path; `torch.classes` calls itself `_classes.py`, and is no file.
+    """
+    if not file.is_absolute():
+        return False
+    file = file.resolve()
     kernels = [folder.resolve() for folder in (*project.kernel_folders, *project.revisions.values())]
     inside = file.is_relative_to(root) and not any(file.is_relative_to(folder) for folder in kernels)
     return inside and "site-packages" not in file.parts and not any(f in file.parents for f in project.own)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -13,12 +13,18 @@ import torch
 
 from harness.case import Case
 from harness.config import Config
-from harness.files import replace_file
+from harness.errors import LastbitError
 from harness.result import CaseResult, Verdict
+from harness.verify.notes import write_json
 from harness.verify.plan import Item
+from harness.verify.sharing import SharedDevice, Verify, directly
 
 _FATAL = 17
 """Exit status of a worker whose accelerator can no longer be used."""
+
+
+class Unrecorded(LastbitError):
+    """A result that could not be written down."""
 
 
 class Recorder:
@@ -30,13 +36,27 @@ class Recorder:
 
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
         self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
-        stem = Path(config.folder) / f"{worker}-{os.getpid()}"
-        self._results: TextIO = stem.with_suffix(".jsonl").open("a")
+        self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
+        stem = self._folder / f"{worker}-{os.getpid()}"
         self._under_way = stem.with_suffix(".started")
-        self._trace: TextIO = stem.with_suffix(".trace").open("w")
+        with _written(stem):
+            self._results: TextIO = stem.with_suffix(".jsonl").open("a")
+            self._trace: TextIO = stem.with_suffix(".trace").open("w")
+
+    def verify_on(self, device: torch.device) -> Verify:
+        """How a case is verified there: an accelerator is shared with other workers."""
+        if device.type == "cpu":
+            return directly
+        if device not in self._shared:
+            self._shared[device] = SharedDevice(self._folder, device)
+        return self._shared[device].verify
 
     def started(self, item: Item, case: Case) -> None:
-        """Note the case that is about to run, and start its clock."""
+        """Note the case that is about to run, and start its clock.
+
+        Raises:
+            Unrecorded: the note cannot be written.
+        """
         subject = item.subject
         under_way = {
             "case": str(case),
@@ -47,22 +67,33 @@ class Recorder:
             "source": subject.kernel.source,
             "limit": self._timeout,
         }
-        write_json(self._under_way, under_way)
+        with _written(self._under_way):
+            write_json(self._under_way, under_way)
         faulthandler.dump_traceback_later(self._timeout, exit=True, file=self._trace)
 
     def record(self, result: CaseResult) -> None:
-        """Keep a result; end the process if the kernel has left the accelerator unusable."""
+        """Keep a result; end the process if the kernel has left the accelerator unusable.
+
+        Raises:
+            Unrecorded: the result cannot be written.
+        """
         faulthandler.cancel_dump_traceback_later()
-        self._results.write(self._dump(result) + "\n")
-        self._results.flush()
-        self._under_way.unlink(missing_ok=True)
+        try:
+            with _written(Path(self._results.name)):
+                self._results.write(self._dump(result) + "\n")
+                self._results.flush()
+        finally:
+            self._under_way.unlink(missing_ok=True)
         if result.verdict is Verdict.ERRORED and _is_lost(torch.device(result.device)):
             os._exit(_FATAL)
 
 
-def write_json(path: Path, content: object) -> None:
-    """Write a file that other processes read, so that they never see half of it."""
-    replace_file(path, lambda beside: beside.write_text(json.dumps(content)))
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unrecorded(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _is_lost(device: torch.device) -> bool:

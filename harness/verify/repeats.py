@@ -1,4 +1,4 @@
-"""The calls of a case, and what they say about each other: results that differ, and memory that is used twice."""
+"""The calls of a kernel in a case, and the results in which they differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UnsupportedCase
-from harness.inputs import Inputs, build, overlaps, unwritten
+from harness.inputs import Inputs, build, unwritten
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.verify.calls import Call, Caller
@@ -25,42 +25,40 @@ class Calls:
         kernel: the kernel.
         first, last: on the inputs of the case; the last one under another poison, with stages, in descending order.
         other: inputs of the same shapes with other values, and the call on them, between these two.
-        plain: on the inputs of the case after that, without guards on allocations.
+        unguarded: on the inputs of the case after that, without guards on allocations.
     """
 
     kernel: Kernel
     first: Call
     last: Call
     other: tuple[Inputs, Call] | None = None
-    plain: Call | None = None
+    unguarded: Call | None = None
 
     def findings(self) -> Iterator[Finding]:
-        """What the kernel did wrong in a call, and what its calls have and must not have in common, or must have."""
-        same = [call for call in (self.first, self.plain, self.last) if call is not None]
+        """What the kernel did wrong in a call, and where its calls contradict each other."""
+        same = [call for call in (self.first, self.unguarded, self.last) if call is not None]
         known = dict.fromkeys(finding for call in same for finding in call.findings)
         yield from known
         if self.other is not None:
             inputs, other = self.other
             new = (finding for finding in other.findings if finding not in known)
             yield from (replace(f, sentence=f"{elsewhere(inputs)}: {f.sentence}") for f in new)
-            yield from reused_memory(self.first, other)
-        for later in same[1:]:
-            yield from reused_memory(self.first, later)
         unsteady = list(unstable(self.kernel, self.first, self.last))
         yield from unsteady
-        if self.plain is not None:
-            apart = guard_dependent(self.kernel, self.first, self.plain)
+        if self.unguarded is not None:
+            apart = guard_dependent(self.kernel, self.first, self.unguarded)
             yield from (finding for finding in apart if finding.stage not in {f.stage for f in unsteady})
 
 
 def make_calls(caller: Caller, inputs: Inputs, *, repeat: bool) -> Calls:
     """Call the kernel on `inputs`: twice, or with `repeat` four times; one that writes outside keeps its guards."""
     first = caller.guarded(inputs)
+    caller = replace(caller, held=first.own)
     other = _other(caller, inputs) if repeat else None
     seen = [*first.findings, *(other[1].findings if other else ())]
     harmless = all(finding.kind != "wrote_outside" for finding in seen)
-    plain = caller.unguarded(inputs) if repeat and harmless else None
-    return Calls(caller.kernel, first, caller.last(inputs), other, plain)
+    unguarded = caller.unguarded(inputs) if repeat and harmless else None
+    return Calls(caller.kernel, first, caller.last(inputs), other, unguarded)
 
 
 def _other(caller: Caller, inputs: Inputs) -> tuple[Inputs, Call] | None:
@@ -91,10 +89,14 @@ def unstable(kernel: Kernel, first: Call, last: Call) -> Iterator[Finding]:
         if _another_kind(a, b):
             yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
             continue
-        blank = int(unwritten(a, b).sum())
+        poison = unwritten(first.poisoned[name], last.poisoned[name])
+        blank, stale = int(poison.own.sum()), int(poison.other.sum())
+        share = f"of {a.numel():,} elements of {name} were"
         if blank:
-            yield Finding("unwritten", name, f"{blank:,} of {a.numel():,} elements of {name} were never written.")
-        changed = 0 if name in kernel.unordered else _changed(a, b) - blank
+            yield Finding("unwritten", name, f"{blank:,} {share} never written.")
+        if stale:
+            yield Finding("uninitialised", name, f"{stale:,} {share} computed from memory that was never written.")
+        changed = 0 if name in kernel.unordered else _changed(a, b) - blank - stale
         if changed > 0:
             sentence = (
                 f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
@@ -114,26 +116,14 @@ def _otherwise(kernel: Kernel, last: Call) -> str:
 _UNGUARDED = "when torch's allocations are not guarded"
 
 
-def guard_dependent(kernel: Kernel, guarded: Call, plain: Call) -> Iterator[Finding]:
+def guard_dependent(kernel: Kernel, guarded: Call, unguarded: Call) -> Iterator[Finding]:
     """Findings for results that differ when torch's allocations are not guarded, in bits unless `unordered`."""
     for name in guarded.results:
-        a, b = guarded.actual[name], plain.actual[name]
+        a, b = guarded.actual[name], unguarded.actual[name]
         if _another_kind(a, b):
             yield Finding("guards", name, f"{name} has another shape or dtype {_UNGUARDED}.")
         elif name not in kernel.unordered and (changed := _changed(a, b)):
             yield Finding("guards", name, f"{changed:,} of {a.numel():,} elements of {name} differ {_UNGUARDED}.")
-
-
-def reused_memory(first: Call, later: Call) -> Iterator[Finding]:
-    """Findings for results of a later call that lie in the memory of those of the first, which are still held."""
-    for name, tensor in later.own.items():
-        for old, held in first.own.items():
-            if overlaps({"first": held, "later": tensor}):
-                sentence = (
-                    f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a "
-                    "result sees it change."
-                )
-                yield Finding("reused_memory", name, sentence)
 
 
 def differ(first: Call, second: Call, names: tuple[str, ...]) -> bool:

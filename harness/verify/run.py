@@ -6,32 +6,29 @@ processes of their own.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from harness.calibrate import load_premises
-from harness.case import parse_case
 from harness.config import Config
-from harness.errors import LastbitError
-from harness.result import BAD, CaseResult, NotRun, Run, Verdict
+from harness.result import CaseResult
 from harness.verify import suite
-from harness.verify.power import agreement_of, power_of
-from harness.verify.project import BUILT_IN, open_project
+from harness.verify.notes import Notes
+from harness.verify.project import BUILT_IN
 
-PLAN_FILE, DONE_FILE = "{device}.plan.json", "{device}.done.json"
-_RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
+_OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+"""Variables by which a test run beside lastbit is set up: they must not choose what is verified."""
+
 _PACKAGES = ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")
 Parse = Callable[[bytes, str], CaseResult]
 
@@ -43,6 +40,10 @@ class Child:
     device_type: str
     process: subprocess.Popen[bytes]
     log: Path
+
+    @property
+    def notes(self) -> Notes:
+        return Notes(self.log.parent, self.device_type)
 
 
 def start(config: Config, arguments: Sequence[str]) -> list[Child]:
@@ -64,6 +65,7 @@ def environment_for(device_type: str, site: Sequence[str] = ()) -> dict[str, str
 
 def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str]) -> Child:
     environment = dict(environment_for(device_type, config.site), LASTBIT_CONFIG=str(path), LASTBIT_DEVICE=device_type)
+    environment = {name: value for name, value in environment.items() if name not in _OF_PYTEST}
     log = Path(config.folder) / f"{device_type}.log"
     file = Path(suite.__file__)
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(file.parent), str(file)]
@@ -95,10 +97,10 @@ class Results:
         return found
 
 
-def planned(config: Config, children: Sequence[Child]) -> int | None:
+def planned(children: Sequence[Child]) -> int | None:
     """Number of cases that the processes will run, once all of them know."""
-    plans = [_plan_of(config, c) for c in children]
-    return sum(int(p["cases"]) for p in plans) if all(plans) else None
+    plans = [child.notes.read("plan") for child in children]
+    return sum(int(item["cases"]) for plan in plans for item in plan["items"]) if all(plans) else None
 
 
 def wait(children: Sequence[Child], tick: Callable[[], None], pause: float = 1.0) -> bool:
@@ -115,80 +117,6 @@ def wait(children: Sequence[Child], tick: Callable[[], None], pause: float = 1.0
             child.process.wait()
         tick()
     return False
-
-
-def collect(config: Config, children: Sequence[Child], recorded: Sequence[CaseResult]) -> Run:
-    """The finished run.
-
-    Raises:
-        LastbitError: a process could not make its plan; the message is its own.
-    """
-    for child in children:
-        if not _plan_of(config, child):
-            raise LastbitError(_last_words(child.log))
-    results = [*recorded, *_died(config)]
-    not_run = [NotRun(**n) for c in children for n in _plan_of(config, c)["not_run"]]
-    if not torch.accelerator.is_available():
-        not_run.append(NotRun("every kernel on an accelerator", "torch finds none; the CPU runs Triton interpreted"))
-    statuses = {c: _status(config, c) for c in children}
-    stopped = any(r.verdict in BAD for r in results)
-    if stopped and _STOPPED in statuses.values():
-        not_run.append(NotRun("what came after the first failure", "-x or --maxfail stopped pytest"))
-    ended = (*_RAN, _STOPPED) if stopped else _RAN
-    broken = [f"pytest for {c.device_type} ended early; see {c.log}" for c, s in statuses.items() if s not in ended]
-    return Run(
-        results=tuple(results),
-        broken="; ".join(broken),
-        power=power_of(results, open_project(config)),
-        not_run=tuple(not_run),
-        agreement=agreement_of(results),
-        environment=environment_of(config),
-    )
-
-
-def _plan_of(config: Config, child: Child) -> dict[str, Any]:
-    """The plan that the process wrote down, empty if it could not make one."""
-    path = Path(config.folder) / PLAN_FILE.format(device=child.device_type)
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
-
-
-def _status(config: Config, child: Child) -> int | None:
-    """The status with which pytest said that it ended, None if it did not come to say so."""
-    path = Path(config.folder) / DONE_FILE.format(device=child.device_type)
-    return int(json.loads(path.read_text())["status"]) if path.is_file() else None
-
-
-def _last_words(log: Path) -> str:
-    """The error that ended a process: from the first line that says so, or else the last lines."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
-    return "\n".join(lines[max(first, 0) :]).removeprefix("ERROR: ")
-
-
-def _died(config: Config) -> Iterator[CaseResult]:
-    """A result for every case in the middle of which a worker process ended."""
-    for path in sorted(Path(config.folder).glob("*.started")):
-        under_way = json.loads(path.read_text())
-        trace = path.with_suffix(".trace")
-        hung = trace.is_file() and "Timeout" in trace.read_text()
-        reason = (
-            f"no result after {under_way['limit']:g} s (--timeout), so its process was stopped; see {trace}"
-            if hung
-            else "the process died in this case without an exception; the other cases of its group did not run"
-        )
-        case = parse_case(under_way["case"])
-        yield CaseResult(
-            case=under_way["case"],
-            op=case.op,
-            kernel=under_way["kernel"],
-            contract=under_way["contract"],
-            device=under_way["device"],
-            dtypes=case.dtypes,
-            verdict=Verdict.ERRORED,
-            reason=reason,
-            group=under_way["group"],
-            source=under_way["source"],
-        )
 
 
 def environment_of(config: Config) -> dict[str, str]:
@@ -215,7 +143,7 @@ def environment_of(config: Config) -> dict[str, str]:
 def options_of(config: Config) -> str:
     """The options that say where kernels and ops are, for a command that runs a case of this run again."""
     folders = [("--kernels", f) for f in config.kernel_folders] + [("--project", f) for f in config.projects]
-    return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)
+    return " ".join([*(f"{option} {shlex.quote(folder)}" for option, folder in folders), *["--strict"] * config.strict])
 
 
 def _version(package: str, site: Sequence[str]) -> str:

@@ -6,18 +6,31 @@ import pytest
 
 from harness.verify.check import first_line
 from harness.verify.fuzz import CaseFailed, run_item, unfinished
+from harness.verify.memory import give_back
 from harness.verify.plan import Item
-from harness.verify.recorder import Recorder
+from harness.verify.recorder import Recorder, Unrecorded
 
 
 def test_kernel(item: Item, recorder: Recorder) -> None:
     """The kernel keeps its contract on every case of the group."""
+    device = item.subject.device
     try:
-        run_item(item, cases=recorder.cases, seed_=recorder.seed, record=recorder.record, started=recorder.started)
+        run_item(
+            item,
+            cases=recorder.cases,
+            seed_=recorder.seed,
+            record=recorder.record,
+            started=recorder.started,
+            verify=recorder.verify_on(device),
+        )
     except CaseFailed as failure:
         result = failure.result
-        sentences = [result.reason] if result.reason else [f.sentence for f in result.findings]
+        sentences = [result.reason] if result.reason else [f.sentence for f in result.faults]
         pytest.fail("\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case]), pytrace=False)
+    except Unrecorded:
+        raise
     except Exception as error:
         recorder.record(unfinished(item, first_line(error)))
         raise
+    finally:
+        give_back(device)  # this worker may have to wait for its next item while another one needs the memory

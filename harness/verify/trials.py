@@ -113,8 +113,9 @@ def _tally(op: Op, contract: Contract, seen: Observation, trace: Trace) -> Tally
     if wrong or op.latent is None or not any(results[s].numel() for s in op.latent.through if s in results):
         return Tally(cases=1, against=int(wrong > 0), elements=elements, forbidden=wrong)
     rows = check_rows(op, as_stored(contract, trace, results), seen.tensors, seen.params, results, trace)
-    unexplained = rows.rows - rows.explained
-    return Tally(cases=1, against=int(unexplained > 0), elements=elements, rows=rows.rows, unexplained=unexplained)
+    return Tally(
+        cases=1, against=int(rows.unexplained > 0), elements=elements, rows=rows.rows, unexplained=rows.unexplained
+    )
 
 
 def search(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], most: int) -> tuple[list[Variant], Search]:

@@ -97,8 +97,8 @@ INPUT = (
         "statistics of the next group",
         "reads rstd as number row · groups + group",
         (_edit("tl.load(rstd_ptr + statistic,", "tl.load(rstd_ptr + row * groups + group,"),),
-        "dgated_input",
-        "dz",
+        "dgated_input or normalized",
+        "dz or dw",
         options="before",
     ),
     _fault(

@@ -40,7 +40,7 @@ DOWN = (
             gradients("result = grad_output.new_empty(", "result = grad_output.float().new_empty("),
             linear(DOT, FP32_DOT), gradients(_OUTER, _FP32_OUTER),
         ),
-        "grad_expert_output", "grad_down_lora_a",
+        "grad_expert_output", "grad_down_lora_a or grad_gate_lora_b",
     ),
     fault(
         "grad_expert_output truncated", "rounds routing weight · grad_output toward zero",

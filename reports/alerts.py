@@ -1,4 +1,4 @@
-"""What a run says about places in source files: one notice per problem, with the line of the kernel that has it."""
+"""What a run says about places in source files: one alert per problem, with the line of the kernel that has it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 from harness.result import CaseResult, Run, Verdict
 from reports import wording
+from reports.noticed import noticed
 from reports.summary import Problem, problems, repro_line
 
 ERRORED, INCONCLUSIVE = "errored", "inconclusive"
-"""Kinds of notices besides those of findings."""
+"""Kinds of alerts besides those of findings."""
 
 
 @dataclass(frozen=True)
@@ -28,32 +29,31 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Notice:
-    """One thing that is wrong with a kernel.
+class Alert:
+    """One thing about a kernel.
 
     Attributes:
         kind: of the first finding, or `errored` or `inconclusive`.
-        fault: the kernel has to answer for it; otherwise it was not decided.
+        level: `error` if the kernel has to answer for it, `warning` if it was not decided, `note` for a notice.
         key: op, kernel, kind and stage: the same for the same problem in every run.
         title: for a headline.
         text: everything there is to say; the last line runs the smallest case again, if there is one.
     """
 
     kind: str
-    fault: bool
+    level: str
     key: tuple[str, str, str, str]
     title: str
     text: str
     place: Place
 
 
-def notices(run: Run) -> list[Notice]:
-    """One notice per problem, worst first, and one per kernel that the run left inconclusive."""
+def alerts(run: Run) -> list[Alert]:
+    """One per problem, in their order, one per kernel that the run left inconclusive, and what it noticed."""
     root = _repository_root()
-    severity = list(Verdict)
-    found = sorted(problems(run), key=lambda problem: -severity.index(problem.smallest.verdict))
     options = run.environment.get("options", "")
-    return [*(_of_problem(problem, options, root) for problem in found), *_undecided(run, root)]
+    found = (_of_problem(problem, options, root) for problem in problems(run))
+    return [*found, *_undecided(run, root), *_noticed(run, root)]
 
 
 def doubts(run: Run, kernel: str, device: str) -> list[str]:
@@ -67,14 +67,14 @@ def doubts(run: Run, kernel: str, device: str) -> list[str]:
     return [*missing, *wording.undecided(own), *([wording.ADVICE] if missing else [])]
 
 
-def _of_problem(problem: Problem, options: str, root: Path) -> Notice:
+def _of_problem(problem: Problem, options: str, root: Path) -> Alert:
     result = problem.smallest
-    errored = result.verdict is Verdict.ERRORED or not result.findings
-    kind, stage = (ERRORED, "") if errored else (result.findings[0].kind, result.findings[0].stage)
+    errored = result.verdict is Verdict.ERRORED or not result.faults
+    kind, stage = (ERRORED, "") if errored else (result.faults[0].kind, result.faults[0].stage)
     fields = [f"{label}: {text}" if label else text for label, text in wording.problem_fields(problem)]
-    return Notice(
+    return Alert(
         kind=kind,
-        fault=True,
+        level="error",
         key=(result.op, result.kernel, kind, stage),
         title=f"{result.verdict.value} {result.kernel}" + (f": {stage}" if stage else ""),
         text="\n".join([*fields, repro_line(result, options)]),
@@ -82,17 +82,30 @@ def _of_problem(problem: Problem, options: str, root: Path) -> Notice:
     )
 
 
-def _undecided(run: Run, root: Path) -> Iterator[Notice]:
+def _undecided(run: Run, root: Path) -> Iterator[Alert]:
     for kernel, device in run.subjects():
         if run.verdict(kernel, device) is not Verdict.INCONCLUSIVE:
             continue
         result = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
-        yield Notice(
+        yield Alert(
             kind=INCONCLUSIVE,
-            fault=False,
+            level="warning",
             key=(result.op, kernel, INCONCLUSIVE, device),
             title=f"{Verdict.INCONCLUSIVE.value} {kernel} on {device}",
             text="\n".join(doubts(run, kernel, device)),
+            place=_place(result, root),
+        )
+
+
+def _noticed(run: Run, root: Path) -> Iterator[Alert]:
+    for entry in noticed(run):
+        result = entry.smallest
+        yield Alert(
+            kind=entry.kind,
+            level="note",
+            key=(result.op, result.kernel, entry.kind, result.device),
+            title=f"Notice: {result.kernel} on {result.device}",
+            text=f"{entry.sentence}\n{entry.repro(run.environment.get('options', ''))}",
             place=_place(result, root),
         )
 

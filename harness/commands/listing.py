@@ -1,0 +1,120 @@
+"""`lastbit list`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+import torch
+
+from harness.commands.options import Subparsers, add_folders
+from harness.commands.report import STANDARD_OUTPUT, write_text
+from harness.config import Config
+from harness.errors import unknown
+from harness.inputs import LAYOUTS, regimes
+from harness.kernel import Kernel
+from harness.op import REQUIRED, Op
+from harness.outcomes.listing import Entry
+from harness.verify.inprocess import prepare
+from harness.verify.project import Project, open_project
+from reports.listing import print_listing
+from reports.paper import make_console
+
+
+def add_to(commands: Subparsers) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "list",
+        help="list ops and their contracts, kernels, regimes and layouts",
+        description="List what a command line, a case line or a declaration can name.",
+    )
+    parser.set_defaults(command=_list)
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"only these: {', '.join(SECTIONS)} (default: all of them)"
+    )
+    parser.add_argument("--op", action="append", default=[], help="only this op and its kernels (repeatable)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+    add_folders(parser)
+
+
+def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    for section in options.sections:
+        if section not in SECTIONS:
+            raise unknown("section", section, SECTIONS)
+    config = Config(
+        folder="", ops=tuple(options.op), projects=tuple(options.project), kernel_folders=tuple(options.kernels)
+    )
+    project = open_project(config)
+    chosen = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
+    listing = {section: tuple(SECTIONS[section](project, config)) for section in chosen}
+    if options.json:
+        write_text(
+            STANDARD_OUTPUT, json.dumps({s: [asdict(e) for e in entries] for s, entries in listing.items()}) + "\n"
+        )
+    else:
+        print_listing(listing, make_console())
+    return 0
+
+
+def _ops(project: Project, config: Config) -> Iterator[Entry]:
+    for op in map(project.op, config.ops or sorted(project.ops)):
+        yield Entry(op.name, _first_line(sys.modules[op.reference.__module__].__doc__), _facts_of(op))
+
+
+def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
+    inputs = (f"{name} (optional)" if name in op.optional else name for name in op.inputs)
+    params = (name if default is REQUIRED else f"{name}={default}" for name, default in op.params.items())
+    axes = {f"axis {axis}": tuple(_options(choices)) for axis, choices in op.axes.items()}
+    presets = {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
+    return {"inputs": tuple(inputs), "parameters": tuple(params), **axes, **presets}
+
+
+def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:
+    """Names of the options of an axis; one without a name stands for nothing that differs, and is left out."""
+    for number, option in enumerate(choices):
+        if option:
+            yield option if number else f"{option} (default)"
+
+
+def _kernels(project: Project, config: Config) -> Iterator[Entry]:
+    prepare(torch.device("cpu"))  # before a kernel's file imports Triton
+    for name in config.ops:
+        project.op(name)
+    for kernel in project.kernels():
+        if not config.ops or kernel.op in config.ops:
+            yield Entry(kernel.name, facts=_facts_of_kernel(kernel, project.op(kernel.op)))
+
+
+def _facts_of_kernel(kernel: Kernel, op: Op) -> Mapping[str, tuple[str, ...]]:
+    facts = {
+        "op": (kernel.op,),
+        "contract": (str(op.contract(kernel.contract)),),
+        "devices": kernel.devices or ("any",),
+        "stages": kernel.stages,
+        "source": (kernel.source,),
+    }
+    return {label: values for label, values in facts.items() if values}
+
+
+def _regimes(project: Project, config: Config) -> Iterator[Entry]:
+    yield from (Entry(name, about) for name, about in regimes().items())
+
+
+def _layouts(project: Project, config: Config) -> Iterator[Entry]:
+    yield from (Entry(name, _first_line(rule.__doc__)) for name, rule in LAYOUTS.items())
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
+SECTIONS: Mapping[str, Callable[[Project, Config], Iterator[Entry]]] = {
+    "ops": _ops,
+    "kernels": _kernels,
+    "regimes": _regimes,
+    "layouts": _layouts,
+}
+"""Section → its entries."""

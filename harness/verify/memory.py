@@ -1,0 +1,62 @@
+"""Whose memory it was: a case that ran out of it is the kernel's error only if the kernel asked for too much."""
+
+from __future__ import annotations
+
+import gc
+import re
+import traceback
+
+import torch
+
+from harness.kernel import Kernel
+from harness.result import CaseResult, Verdict
+
+_OUT = "out of memory on "
+_PHRASES = ("out of memory", "can't allocate memory")  # of CUDA and Triton, of torch on the CPU
+_ASKED = re.compile(r"[Tt]ried to allocate (\d[\d.]* \w+)")
+_FREE = re.compile(r"total capacity of (\d[\d.]* \w+) of which (\d[\d.]* \w+) is free")
+
+
+def ran_out(result: CaseResult) -> bool:
+    """Whether a case has no result because memory ran out."""
+    return result.reason.startswith(_OUT)
+
+
+def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) -> tuple[Verdict, str] | None:
+    """Verdict and reason for a case that ran out of memory: ERRORED in the kernel's call, otherwise SKIPPED.
+
+    None if `error` is another one.
+    """
+    if not _is_out(error):
+        return None
+    if _raised_in(kernel, error):
+        return Verdict.ERRORED, f"{_OUT}{device}: the kernel {_asked(error)}"
+    need = f"the inputs and the reference of lastbit need more than there is ({_asked(error)})"
+    return Verdict.SKIPPED, f"{_OUT}{device}: {need}; verify the case on another device, or one with fewer rows"
+
+
+def give_back(device: torch.device) -> None:
+    """Return to the device what this process does not use."""
+    gc.collect()
+    if device.type != "cpu":
+        torch.accelerator.empty_cache()
+
+
+def _is_out(error: BaseException) -> bool:
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or (isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PHRASES))
+
+
+def _raised_in(kernel: Kernel, error: BaseException) -> bool:
+    """Whether the error passed through the kernel's function, or its file."""
+    code, file = getattr(kernel.call, "__code__", None), kernel.source.rpartition(":")[0]
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_code is code or frame.f_code.co_filename == file for frame in frames)
+
+
+def _asked(error: BaseException) -> str:
+    """`asked for 2.00 GiB with 1.19 GiB of 79.25 GiB free`, as far as the error says."""
+    asked, free = _ASKED.search(str(error)), _FREE.search(str(error))
+    if asked and free:
+        return f"asked for {asked[1]} with {free[2]} of {free[1]} free"
+    return f"asked for {asked[1]}" if asked else f"raised {type(error).__name__}: {str(error)[:200]}".rstrip(": ")

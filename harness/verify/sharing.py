@@ -1,0 +1,77 @@
+"""A device that the workers of a run share: cases run side by side, and one that ran out of memory runs again alone.
+
+Two locked files of the run's folder keep the order. Whoever holds `.cases` alone is alone on the device. Whoever wants
+that holds `.gate` before, so that no other case begins meanwhile.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
+from pathlib import Path
+
+import torch
+
+from harness.result import CaseResult
+from harness.verify.memory import give_back, ran_out
+
+Attempt = Callable[[], CaseResult]
+"""Says that a case has started, and verifies it."""
+
+Verify = Callable[[Attempt], CaseResult]
+"""Makes the attempt when it may be made, and again where that can help."""
+
+
+def directly(attempt: Attempt) -> CaseResult:
+    """Verify a case on a device whose memory need not be shared."""
+    return attempt()
+
+
+class SharedDevice:
+    """A device with memory of its own, and the files in `folder` by which workers take turns."""
+
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        name = str(device).replace(":", "-")
+        self._device = device
+        self._gate, self._cases = ((folder / f"{name}.{part}").open("w") for part in ("gate", "cases"))
+
+    def verify(self, attempt: Attempt) -> CaseResult:
+        """Verify a case beside those of other workers, and once more alone if memory runs out."""
+        with self.beside_others():
+            result = attempt()
+        if not ran_out(result):
+            return result
+        faulthandler.cancel_dump_traceback_later()  # the others may take as long as they are allowed to
+        with self.alone():
+            result = attempt()
+        return replace(result, reason=f"{result.reason}; no other case was running") if ran_out(result) else result
+
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        """Wait while a worker is alone or about to be, and give it what memory this one holds."""
+        try:
+            flock(self._gate, LOCK_SH | LOCK_NB)
+        except BlockingIOError:
+            give_back(self._device)
+            flock(self._gate, LOCK_SH)
+        flock(self._cases, LOCK_SH)
+        flock(self._gate, LOCK_UN)
+        try:
+            yield
+        finally:
+            flock(self._cases, LOCK_UN)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until every other case has ended; none begins before this one has."""
+        give_back(self._device)
+        flock(self._gate, LOCK_EX)
+        flock(self._cases, LOCK_EX)
+        try:
+            yield
+        finally:
+            flock(self._cases, LOCK_UN)
+            flock(self._gate, LOCK_UN)

@@ -1,0 +1,200 @@
+"""Work on kernels in a process of its own, for commands that look at results and not only at records.
+
+A kernel may end its process, or hang where only the end of the process stops it. The process that asks for the work
+goes on: it learns which case was under way, and starts another process for the next work. The two send each other
+pickled objects through a pipe: work and its arguments one way, what comes of it the other.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import pickle
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from harness.config import Config
+from harness.errors import LastbitError
+from harness.verify.check import first_line
+from harness.verify.inprocess import Tick, Watch, Workplace, one_device, open_workplace
+from harness.verify.run import environment_for
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PROGRAM = "import sys; from harness.verify.worker import serve; serve(int(sys.argv[1]))"
+_PAUSE = 0.5  # seconds between two looks at a process that says nothing
+_GRACE = 5.0  # seconds that a process has to end itself
+
+
+class WorkerEnded(LastbitError):
+    """The process ended in the middle of its work.
+
+    Attributes:
+        case: the case that was under way; empty if none was.
+    """
+
+    def __init__(self, reason: str, case: str = "") -> None:
+        super().__init__(f"{reason}, in {case}" if case else reason)
+        self.case = case
+
+
+class Worker:
+    """A process that runs the kernels of a configuration with one device, as a context manager.
+
+    It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
+    """
+
+    def __init__(self, config: Config, tick: Tick = lambda result: None) -> None:
+        self._config, self._tick = config, tick
+        self._device_type = one_device(config).partition(":")[0]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._case, self._began = "", 0.0
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(0.0 if error else _GRACE)
+
+    def do(self, work: Callable[Concatenate[Workplace, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns, a function of a module that the process can import.
+
+        Raises:
+            WorkerEnded: the process ended, or had to be ended because a case took too long.
+            LastbitError: what the work raised.
+        """
+        if self._process is None:
+            self._start()
+        self._send((work, args, kwargs))
+        result: T = self._outcome()
+        return result
+
+    def _start(self) -> None:
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+                env=environment_for(self._device_type, self._config.site),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._send(self._config)
+        self._outcome()
+
+    def _send(self, content: object) -> None:
+        assert self._pipe is not None
+        try:
+            self._pipe.send_bytes(pickle.dumps(content))
+        except OSError:  # it ended while it had nothing to do
+            raise self._ended() from None
+
+    def _outcome(self) -> Any:
+        """What the process returns, after it has told of its cases and their results."""
+        while True:
+            kind, content = self._received()
+            match kind:
+                case "begins":
+                    self._case, self._began = content, time.monotonic()
+                case "over":
+                    self._case = ""
+                case "tick":
+                    self._tick(content)
+                case "raised":
+                    raise content
+                case _:
+                    return content
+
+    def _received(self) -> tuple[str, Any]:
+        assert self._process is not None and self._pipe is not None
+        while not self._pipe.poll(_PAUSE):
+            if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
+                self._process.kill()  # a kernel may have stopped the clock
+            if self._process.poll() is not None and not self._pipe.poll():  # its children may keep the pipe open
+                raise self._ended()
+        try:
+            kind, content = pickle.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise self._ended() from None
+        return kind, content
+
+    def _ended(self) -> WorkerEnded:
+        case, took = self._case, time.monotonic() - self._began
+        code = self._end(_GRACE)
+        if not case:
+            return WorkerEnded(f"the process that ran kernels ended outside of a case, with exit code {code}")
+        if took >= self._config.timeout:
+            limit = f"{self._config.timeout:g}"
+            return WorkerEnded(f"no result after {limit} s (--timeout), so its process was stopped", case)
+        return WorkerEnded("the process died without an exception", case)
+
+    def _end(self, patience: float) -> int | None:
+        """Let the process end, and end it if it does not; its exit code."""
+        process, pipe = self._process, self._pipe
+        self._process, self._pipe, self._case = None, None, ""
+        if process is None or pipe is None:
+            return None
+        pipe.close()
+        try:
+            return process.wait(patience)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """Do the work that comes through the pipe until whoever sends it closes the pipe, or is interrupted like this."""
+    pipe = Connection(descriptor)
+
+    def say(kind: str, content: object = None) -> None:
+        pipe.send_bytes(pickle.dumps((kind, content)))
+
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        config: Config = pickle.loads(pipe.recv_bytes())
+        kind, place = _tried(open_workplace, config, _watch(config.timeout, say), partial(say, "tick"))
+        say(kind, None if isinstance(place, Workplace) else place)
+        while isinstance(place, Workplace):
+            work, args, kwargs = pickle.loads(pipe.recv_bytes())
+            say(*_tried(work, place, *args, **kwargs))
+            sys.stdout.flush()
+
+
+def _watch(limit: float, say: Callable[[str, object], None]) -> Watch:
+    """Contexts that say which case is under way, and end the process if it takes too long.
+
+    Nothing else stops a kernel that hangs in native code: faulthandler needs neither its thread nor the interpreter.
+    """
+
+    @contextmanager
+    def watch(case: object) -> Iterator[None]:
+        say("begins", str(case))
+        faulthandler.dump_traceback_later(limit, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            say("over", None)
+
+    return watch
+
+
+def _tried(work: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, Any]:
+    """What becomes of work: what it returns, or raises."""
+    try:
+        return "returned", work(*args, **kwargs)
+    except LastbitError as error:
+        return "raised", error
+    except Exception as error:
+        traceback.print_exc()
+        return "raised", LastbitError(first_line(error))

@@ -1,0 +1,42 @@
+"""What `lastbit list` shows, on a console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.listing import Entry, Listing
+from reports.paper import line, paragraph
+from reports.summary import shown_path
+
+
+def print_listing(listing: Listing, console: Console) -> None:
+    """Each section under a heading: entries with facts as blocks, and others a line each."""
+    for section, entries in listing.items():
+        line(console, f"{section.capitalize()}: {len(entries)}", "bold")
+        width = max((len(entry.name) for entry in entries if not entry.facts), default=0)
+        for entry in entries:
+            _print_block(entry, console) if entry.facts else _print_short(entry, width, console)
+        line(console)
+
+
+def _print_short(entry: Entry, width: int, console: Console) -> None:
+    paragraph(console, Text(entry.about), label=f"  {entry.name:<{width}}  ", label_style="bold")
+
+
+def _print_block(entry: Entry, console: Console) -> None:
+    line(console, Text.assemble("  ", (entry.name, "bold")))
+    if entry.about:
+        paragraph(console, Text(entry.about), label="    ")
+    width = max(map(len, entry.facts))
+    for label, values in entry.facts.items():
+        _print_fact(f"    {label:<{width}}  ", label, values, console)
+
+
+def _print_fact(head: str, label: str, values: Sequence[str], console: Console) -> None:
+    if label == "source":
+        line(console, Text.assemble((head, "dim"), *map(shown_path, values)))
+    else:
+        paragraph(console, Text(", ".join(values) or "none"), label=head, label_style="dim")

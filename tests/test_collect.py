@@ -1,0 +1,243 @@
+"""Runs put together from what their processes left behind: everything planned is there, with a result or a reason."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from harness.commands.running import _kept
+from harness.config import Config
+from harness.errors import LastbitError
+from harness.result import CaseResult, Run, Verdict
+from harness.verify.collect import collect
+from harness.verify.notes import write_json
+from harness.verify.plan import Planned
+from harness.verify.recorder import Recorder, Unrecorded
+from harness.verify.run import Child
+from reports import markdown
+from reports.records import dump
+
+LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
+CONTRACT = "native_multiply+rounded_sum"
+DONE = {"status": 0, "unrecorded": ""}
+FAILED = {"status": 1, "unrecorded": ""}
+STOPPED = {"status": 2, "unrecorded": ""}
+
+
+def planned(kernel: str, group: str = "g", cases: int = 1) -> Planned:
+    return Planned(f"rms_norm-{kernel}-cpu-{group}", kernel, "rms_norm", CONTRACT, "cpu", group, "k.py:1", cases)
+
+
+def result(kernel: str, group: str = "g", verdict: Verdict = Verdict.PASSED, reason: str = "") -> CaseResult:
+    other = {"fp32_multiply+rounded_sum": 3}
+    names = LINE, "rms_norm", kernel, CONTRACT, "cpu", "bf16"
+    return CaseResult(*names, verdict, ruled_out=other, group=group, reason=reason)
+
+
+class Left:
+    """The folder of a run whose pytest process has ended, and what it left there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.child = Child("cpu", subprocess.Popen([sys.executable, "-S", "-c", ""]), folder / "cpu.log")
+        self.child.process.wait()
+
+    def plan(self, *items: Planned) -> None:
+        self.child.notes.write("plan", {"items": [asdict(i) for i in items], "not_run": []})
+        self.child.notes.write("selected", [item.id for item in items])
+
+    def started(self, kernel: str, worker: str = "gw0", trace: str = "") -> None:
+        note = {"case": LINE, "kernel": kernel, "contract": CONTRACT, "device": "cpu", "group": "g", "source": ""}
+        write_json(self.folder / f"cpu-{worker}-17.started", {**note, "limit": 3.0})
+        (self.folder / f"cpu-{worker}-17.trace").write_text(trace)
+
+    def run(self, done: object, *results: CaseResult, interrupted: bool = False) -> Run:
+        if done is not None:
+            self.child.notes.write("done", done)
+        return collect(Config(folder=str(self.folder)), [self.child], results, interrupted=interrupted)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Left:
+    return Left(tmp_path)
+
+
+def reasons(run: Run) -> dict[str, str]:
+    """What was planned and not run → reason."""
+    return {n.what: n.reason for n in run.not_run if n.kernel}
+
+
+@pytest.mark.parametrize(("done", "code"), [(DONE, 0), ({"status": 3, "unrecorded": ""}, 2), (None, 2)])
+def test_a_pytest_process_that_ends_early_breaks_the_run(left: Left, done: object, code: int) -> None:
+    left.plan(planned("k"))
+    run = left.run(done, result("k"))
+    assert run.exit_code == code
+    assert ("ended early" in run.broken) is (code == 2)
+
+
+# Kernels that vanish
+
+
+def test_a_kernel_that_pytest_left_out_is_no_success(left: Left) -> None:
+    left.plan(planned("here"), *(planned("gone", f"g{n}") for n in range(14)))
+    left.child.notes.write("selected", [planned("here").id])
+    run = left.run(DONE, result("here"))
+    assert (run.exit_code, run.overall, run.unverified) == (3, Verdict.SKIPPED, (("gone", "cpu"),))
+    assert reasons(run) == {"gone on cpu": "left out by -k, --deselect or another option or plugin of pytest"}
+    assert "1 kernel was not verified: gone on cpu. " in markdown.page(run)
+
+
+def test_a_group_that_pytest_left_out_is_listed(left: Left) -> None:
+    left.plan(planned("k", "a"), planned("k", "b"))
+    left.child.notes.write("selected", [planned("k", "a").id])
+    run = left.run(DONE, result("k", "a"))
+    assert run.exit_code == 0
+    assert list(reasons(run)) == ["k on cpu, group b"]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.SKIPPED])
+def test_a_kernel_that_took_no_case_is_no_success(left: Left, verdict: Verdict) -> None:
+    left.plan(planned("k"), planned("picky"))
+    run = left.run(DONE, result("k"), result("picky", verdict=verdict))
+    assert (run.exit_code, run.unverified) == (3, (("picky", "cpu"),))
+
+
+def test_worse_than_a_kernel_that_was_not_run_is_a_failure(left: Left) -> None:
+    left.plan(planned("wrong"), planned("gone"))
+    left.child.notes.write("selected", [planned("wrong").id])
+    assert left.run(FAILED, result("wrong", verdict=Verdict.FAILED)).exit_code == 1
+
+
+def test_groups_without_a_case_are_told(left: Left) -> None:
+    left.plan(planned("k", cases=0))
+    run = left.run(DONE)
+    assert run.exit_code == 3
+    assert "no case was to be generated" in reasons(run)["k on cpu"]
+
+
+def test_what_a_failure_stopped_is_listed(left: Left) -> None:
+    left.plan(planned("wrong"), planned("later"))
+    run = left.run(STOPPED, result("wrong", verdict=Verdict.FAILED))
+    assert (run.exit_code, run.broken) == (1, "")
+    assert reasons(run) == {"later on cpu": "-x or --maxfail stopped pytest"}
+
+
+def test_an_item_that_ran_and_left_no_result_breaks_the_run(left: Left) -> None:
+    left.plan(planned("k"), planned("silent"))
+    run = left.run(DONE, result("k"))
+    assert run.exit_code == 2
+    assert "no result of silent on cpu" in run.broken
+
+
+def test_results_that_cannot_be_written_break_the_run(left: Left) -> None:
+    left.plan(planned("k"))
+    run = left.run({"status": 1, "unrecorded": "cannot write r.jsonl: No space left on device"}, result("k"))
+    assert run.exit_code == 2
+    assert "No space left on device" in run.broken
+
+
+def test_a_case_under_way_when_pytest_ended_early_blames_no_kernel(left: Left) -> None:
+    left.plan(planned("k"))
+    left.started("k")
+    run = left.run(None)
+    assert (run.exit_code, run.results) == (2, ())
+    assert f"k on cpu from this case on: {LINE}" in reasons(run)
+
+
+def test_a_result_that_cannot_be_written_is_not_taken_for_a_case_that_ended_the_process(tmp_path: Path) -> None:
+    recorder = Recorder(Config(folder=str(tmp_path)), "cpu-gw0", dump)
+    recorder.started(_item(), None)  # type: ignore[arg-type]
+    recorder._results = Full()  # type: ignore[assignment]
+    with pytest.raises(Unrecorded, match=r"cannot write r\.jsonl: No space left on device"):
+        recorder.record(result("k"))
+    assert not list(tmp_path.glob("*.started"))
+
+
+def test_a_worker_says_which_result_it_could_not_write(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    recorder = Recorder(Config(folder=str(folder)), "cpu-gw0", dump)
+    shutil.rmtree(folder)
+    with pytest.raises(Unrecorded, match=r"cannot write .*started: No such file"):
+        recorder.started(_item(), None)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_gone_is_told(left: Left) -> None:
+    left.plan(planned("k"))
+    shutil.rmtree(left.folder)
+    with pytest.raises(LastbitError, match="was removed while the run went on"):
+        left.run(None, result("k"))
+
+
+def test_records_that_cannot_be_kept_break_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    run = _kept(Run((result("k"),)), tmp_path / "file" / "run")
+    assert run.exit_code == 2
+    assert "the records cannot be written" in run.broken
+
+
+# Cases that were under way
+
+
+def test_an_interrupt_blames_no_kernel(left: Left) -> None:
+    left.plan(planned("k"), planned("later"))
+    left.started("k")
+    run = left.run(None, result("k", "before"), interrupted=True)
+    assert not any(r.verdict is Verdict.ERRORED for r in run.results)
+    assert reasons(run) == dict.fromkeys(
+        [f"k on cpu from this case on: {LINE}", "k on cpu", "later on cpu"], "interrupted"
+    )
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_worker_that_died_by_itself_is_an_error_of_the_kernel(left: Left, interrupted: bool) -> None:
+    left.plan(planned("k"))
+    left.started("k")
+    left.child.notes.write("crashed", ["gw0"])
+    run = left.run(None if interrupted else FAILED, interrupted=interrupted)
+    assert [(r.kernel, r.verdict) for r in run.results] == [("k", Verdict.ERRORED)]
+
+
+def test_a_hang_is_an_error_of_the_kernel_even_in_an_interrupted_run(left: Left) -> None:
+    left.plan(planned("k"))
+    left.started("k", trace="Timeout (0:00:03)!")
+    [found] = left.run(None, interrupted=True).results
+    assert found.reason.startswith("no result after 3 s (--timeout)")
+
+
+def test_a_case_that_a_failure_elsewhere_stopped_blames_no_kernel(left: Left) -> None:
+    left.plan(planned("wrong"), planned("slow"))
+    left.started("slow", "gw1")
+    run = left.run(STOPPED, result("wrong", verdict=Verdict.FAILED))
+    assert (run.exit_code, len(run.results)) == (1, 1)
+    assert f"slow on cpu from this case on: {LINE}" in reasons(run)
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    name = "r.jsonl"
+
+    def write(self, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _item() -> object:
+    """As much of an item as the note of a case needs."""
+    from types import SimpleNamespace as Some
+
+    kernel = Some(name="k", source="")
+    return Some(subject=Some(kernel=kernel, contract=CONTRACT, device="cpu"), group=Some(name="g"))
+
+
+def test_the_notes_are_json_that_a_reader_of_the_folder_understands(left: Left) -> None:
+    left.plan(planned("k"))
+    [item] = json.loads((left.folder / "cpu.plan.json").read_text())["items"]
+    assert (item["kernel"], item["contract"], item["source"]) == ("k", CONTRACT, "k.py:1")

@@ -1,0 +1,123 @@
+"""`lastbit list`: what can be named, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.commands import listing
+from harness.inputs import LAYOUTS, regimes
+
+REFERENCE = '''\
+"""Three times x.
+
+More about it.
+"""
+
+from harness.op import op
+
+
+@op(
+    rows=("x",),
+    axes={"rounding": {"once": {}, "twice": {"product": "x"}}, "deviation": {"": {}, "drops_last": {}}},
+    presets={"plain": ("once", "")},
+    rounds={"y": "x"},
+)
+def thrice(x, scale=None, *, eps, mode="fast", contract, stage):
+    stage("y", x * 3.0, result=True)
+'''
+
+KERNELS = """\
+from harness.kernel import kernel
+
+
+@kernel("thrice", name="mine[1]", devices=("cuda",), stages=("product",))
+def mine(x, *, eps, stages=()):
+    return x
+
+
+@kernel("rms_norm", contract="fp32_multiply")
+def other(x, *, eps):
+    return x
+"""
+
+List = Callable[..., str]
+
+
+@pytest.fixture
+def list_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> List:
+    """The output of `lastbit list` with a project of one op and two kernels."""
+    for folder, source in (("references", REFERENCE), ("kernels", KERNELS)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "thrice.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(listing, "prepare", lambda _: None)  # no file here imports Triton
+
+    def call(*arguments: str) -> str:
+        capsys.readouterr()
+        assert cli.main(["list", *arguments, "--project", ".", "--kernels", "kernels"]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_an_op_with_its_contracts(list_: List) -> None:
+    assert list_("ops", "--op", "thrice") == (
+        "Ops: 1\n"
+        "  thrice\n"
+        "    Three times x.\n"
+        "    inputs          x, scale (optional)\n"
+        "    parameters      eps, mode=fast\n"
+        "    axis rounding   once (default), twice\n"
+        "    axis deviation  drops_last\n"
+        "    preset plain    once\n\n"
+    )
+
+
+def test_a_kernel_and_where_it_is(list_: List) -> None:
+    assert list_("kernels", "--op", "thrice") == (
+        "Kernels: 1\n"
+        "  mine[1]\n"
+        "    op        thrice\n"
+        "    contract  plain\n"
+        "    devices   cuda\n"
+        "    stages    product\n"
+        "    source    kernels/thrice.py:4\n\n"
+    )
+
+
+def test_everything_as_json(list_: List) -> None:
+    found: dict[str, list[dict[str, Any]]] = json.loads(list_("--json"))
+    assert list(found) == ["ops", "kernels", "regimes", "layouts"]
+    assert {op["name"] for op in found["ops"]} >= {"thrice", "rms_norm"}
+    assert [k["facts"]["contract"] for k in found["kernels"]] == [["plain"], ["fp32_multiply+rounded_sum"]]
+    assert [r["name"] for r in found["regimes"]] == list(regimes())
+    assert [layout["name"] for layout in found["layouts"]] == list(LAYOUTS)
+    assert all(entry["about"] for section in ("regimes", "layouts") for entry in found[section])
+
+
+def test_an_entry_without_facts_is_a_line(list_: List) -> None:
+    assert "  contiguous       Row-major.\n" in list_("layouts")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("opps",), "unknown section 'opps'; did you mean 'ops'?"),
+        (("ops", "--op", "rms_nrom"), "unknown op 'rms_nrom'; did you mean 'rms_norm'?"),
+        (("kernels", "--op", "rms_nrom"), "unknown op 'rms_nrom'"),
+        (("kernels", "--kernels", "nowhere"), "kernel folder 'nowhere' does not exist"),
+    ],
+)
+def test_what_does_not_exist(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "prepare", lambda _: None)
+    assert cli.main(["list", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Cases that run out of memory: alone they may fit, and otherwise it is said whose memory it was."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import parse_case
+from harness.config import Config
+from harness.kernel import Kernel
+from harness.result import CaseResult, Verdict
+from harness.verify import check
+from harness.verify.check import Subject, verify_case
+from harness.verify.project import open_project
+from harness.verify.recorder import Recorder
+from harness.verify.sharing import Attempt, SharedDevice, directly
+from reports.records import dump
+
+CPU = torch.device("cpu")  # the turns that workers take do not depend on the device
+CASE = parse_case("rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1")
+RMS_NORM = open_project(Config(folder="")).op("rms_norm")
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.19 GiB is free."
+)
+
+
+def subject(is_full: Callable[[], bool]) -> Subject:
+    """A right kernel, for which there is no memory where `is_full`."""
+
+    def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        if is_full():
+            raise torch.OutOfMemoryError(FULL)
+        xf = x.float()
+        return (xf * torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    return Subject(Kernel("hungry", "rms_norm", "fp32_multiply", kernel), RMS_NORM, CPU)
+
+
+def attempt(one: Subject, started: Callable[[], object]) -> Attempt:
+    def verified() -> CaseResult:
+        started()
+        return verify_case(one, CASE)
+
+    return verified
+
+
+def test_a_kernel_that_asks_for_too_much_is_errored() -> None:
+    result = verify_case(subject(lambda: True), CASE)
+    assert result.verdict is Verdict.ERRORED
+    assert result.reason == "out of memory on cpu: the kernel asked for 2.00 GiB with 1.19 GiB of 79.25 GiB free"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError(FULL), RuntimeError("Triton Error [CUDA]: out of memory"), MemoryError()],
+    ids=["torch", "triton", "python"],
+)
+def test_a_reference_that_needs_too_much_is_no_error_of_the_kernel(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(check, "judge", judge)
+    result = verify_case(subject(lambda: False), CASE)
+    assert result.verdict is Verdict.SKIPPED
+    assert result.reason.startswith("out of memory on cpu: the inputs and the reference of lastbit need more")
+    assert "another device, or one with fewer rows" in result.reason
+
+
+@pytest.mark.parametrize(("failures", "verdict"), [(0, Verdict.PASSED), (1, Verdict.PASSED), (2, Verdict.ERRORED)])
+def test_a_case_without_memory_runs_again_alone(tmp_path: Path, failures: int, verdict: Verdict) -> None:
+    started: list[int] = []
+    hungry = subject(lambda: len(started) <= failures)
+    result = SharedDevice(tmp_path, CPU).verify(attempt(hungry, lambda: started.append(1)))
+    assert result.verdict is verdict
+    assert len(started) == min(failures + 1, 2), "its time begins anew"
+    assert result.reason.endswith("free; no other case was running") is (verdict is Verdict.ERRORED)
+
+
+def test_alone_means_that_no_other_case_runs_or_begins(tmp_path: Path) -> None:
+    """One worker has a case under way, another one runs out of memory beside it, a third wants to begin."""
+    others = ExitStack()
+    others.enter_context(SharedDevice(tmp_path, CPU).beside_others())
+    running, order = [True], list[str]()
+    first = threading.Event()
+
+    def ended() -> None:
+        running[0] = False
+        order.append("other ended")
+        others.close()
+
+    def third() -> None:
+        first.wait(10)
+        while _shareable(tmp_path):  # until the gate is closed
+            pass
+        late = threading.Thread(target=lambda: SharedDevice(tmp_path, CPU).verify(attempt(right, began)))
+        late.start()
+        ended()
+        late.join(10)
+
+    right = subject(lambda: False)
+    began = lambda: order.append("third began")  # noqa: E731
+    hungry = subject(lambda: running[0])
+    thread = threading.Thread(target=third)
+    thread.start()
+
+    def started() -> None:
+        order.append("hungry")
+        first.set()
+
+    result = SharedDevice(tmp_path, CPU).verify(attempt(hungry, started))
+    order.append("hungry ended")
+    thread.join(10)
+    assert result.verdict is Verdict.PASSED
+    assert order.index("other ended") < order.index("hungry", 1), "the second time it is alone"
+    assert order.index("hungry", 1) < order.index("third began")
+
+
+def _shareable(folder: Path) -> bool:
+    """Whether a case may begin."""
+    import fcntl
+
+    with (folder / "cpu.gate").open("w") as gate:
+        try:
+            fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_workers_share_accelerators_only(tmp_path: Path) -> None:
+    recorder = Recorder(Config(folder=str(tmp_path)), "cuda-gw0", dump)
+    assert recorder.verify_on(CPU) is directly
+    cuda = torch.device("cuda:1")
+    assert recorder.verify_on(cuda) == recorder.verify_on(cuda)
+    assert (tmp_path / "cuda-1.gate").is_file()

@@ -1,0 +1,58 @@
+"""Work on kernels that end their process or hang: the others are not affected, and the case is known."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.errors import UsageError
+from harness.outcomes.stages import Kind
+from harness.verify.handover import search_kernel
+from harness.verify.identify import identify_kernel
+from harness.verify.inprocess import planned
+from harness.verify.worker import Worker, WorkerEnded
+from tests.faults import vanishing
+
+CASE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
+
+
+def config(folder: Path) -> Config:
+    (folder / "kernels").mkdir()
+    shutil.copy(vanishing.__file__, folder / "kernels")
+    return Config(folder="", kernel_folders=(str(folder / "kernels"),), lines=(CASE,), timeout=1.0)
+
+
+@pytest.mark.slow
+def test_kernels_that_vanish(tmp_path: Path) -> None:
+    """One process for the kernel that ends it, one for the one that has to be ended, one for the rest."""
+    reasons = {}
+    with Worker(config(tmp_path)) as worker:
+        kernels = [item.kernel for item in worker.do(planned)]
+        for kernel in kernels:
+            began = time.monotonic()
+            try:
+                found = worker.do(search_kernel, kernel, CASE)
+            except WorkerEnded as ended:
+                reasons[kernel] = str(ended)
+                assert ended.case == CASE and str(ended).endswith(f", in {CASE}")
+                assert time.monotonic() - began < 60
+            else:
+                assert found.kind is Kind.CLEAN
+                reasons[kernel] = ""
+        assert worker.do(identify_kernel, "stays", most=0).keeps_claim, "the same process, once more"
+        with pytest.raises(UsageError, match="unknown dtype 'bf61'"):
+            worker.do(search_kernel, "stays", "rms_norm x=bf61[4]")
+    assert reasons.keys() == vanishing.OUTCOMES.keys()
+    for kernel, start in vanishing.OUTCOMES.items():
+        assert reasons[kernel].startswith(start) and bool(reasons[kernel]) is bool(start)
+
+
+def test_one_device_at_a_time() -> None:
+    both = Config(folder="", device_plan=DevicePlan(("cpu", "cuda:0"), ("", "")))
+    with pytest.raises(UsageError, match="takes one device"):
+        Worker(both)
