@@ -100,7 +100,7 @@ def test_the_stage_of_a_fault(planted_fault: str, stage: str) -> None:
     ("planted_fault", "suspect"),
     [
         ("rms_norm: weight multiplied in fp32", ("normalized", "under fp32_multiply in place of native_multiply")),
-        ("rms_norm: inverse rms rounded", ("inv_rms", "rounded to bf16")),
+        ("rms_norm: inverse rms rounded", ("inv_rms", "under rounded_inverse")),
         ("rms_norm: store truncates", ("output", "cut off, not rounded")),
         ("rms_norm: eps baked in", ("inv_rms", "with another value in each row")),
         ("rms_norm: unbiased variance", ("inv_rms", "with another value in each row")),

@@ -112,9 +112,12 @@ class _Question:
         for other in self.situation.op.alternatives(contract):
             situation = replace(self.situation, contract=other)
             try:
-                left, trace = self.left(situation), situation.trace(self.given)
+                trace = situation.trace(self.given)
             except UsageError:  # it is not defined for these arguments
                 continue
+            if self.target not in trace.formats:  # another stage takes its place
+                continue
+            left = self.left(situation)
             differing = (
                 s for s in self.between if s in trace.expected and not _equal(self.own.expected[s], trace.expected[s])
             )

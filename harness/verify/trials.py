@@ -19,7 +19,7 @@ from harness.verify.evaluate import Params, Tensors, Trace, evaluate, same_compu
 from harness.verify.latent import check_rows
 from harness.verify.roundings import Variant, as_stored, changes_of, forbidden, subsets
 
-_FEW = 16  # contracts that are all tried on every case
+_FEW = 30  # contracts that are all tried on every case
 _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, after which it is left
 
 
@@ -119,7 +119,7 @@ def _tally(op: Op, contract: Contract, seen: Observation, trace: Trace) -> Tally
 
 
 def search(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], most: int) -> tuple[list[Variant], Search]:
-    """The variants with the fewest changed roundings that fit every case; `most` are tried.
+    """The variants with the fewest changed roundings, and then deviations, that fit every case; `most` are tried.
 
     The cases are those of one set of dtypes. The sharpest of them, which rule out the most contracts, come first.
     """
@@ -138,7 +138,8 @@ def search(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], most: i
         known |= ways.keys()
         done = Search(done.tried + len(new), size)
         if fitting := [v for v in new if all(_allows(op, v.contract, o) for o in sharpest)]:
-            return fitting, done
+            least = min(op.deviations(v.base) for v in fitting)
+            return [v for v in fitting if op.deviations(v.base) == least], done
 
 
 def _combinations(op: Op, trial: Trial, seen: Sequence[Observation], size: int) -> Iterator[Variant]:

@@ -37,6 +37,7 @@ def gemma(x, weight=None, *, eps, weight_offset=0.0):
 
 @kernel("rms_norm", contract="fp32_multiply", name="liger[none]")
 def none(x, weight=None, *, eps):
+    upstream("liger_kernel.ops.rms_norm", REQUIREMENT)
     if x.dtype is not torch.float32:
         raise UnsupportedCase(f"x is {x.dtype}: upstream rounds squares and sums to it, which no contract describes")
     return forward(x, weight, eps, 0.0, "none")
