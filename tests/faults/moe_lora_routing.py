@@ -88,7 +88,8 @@ MEMORY = (
     ),
     fault(
         "strides of experts ignored", "takes the base weights of experts to follow each other without a gap",
-        (linear(_WEIGHT, _WEIGHT.replace("weight_0_expert_stride", "(n_size * k_size)")),), "gate_base", "saved_gate",
+        (linear(_WEIGHT, _WEIGHT.replace("weight_0_expert_stride", "(n_size * k_size)")),),
+        "gate_base or up_base", "saved_gate or saved_up",
     ),
     fault(
         "first block of columns only", "writes the first block of columns of a product, here one of 16, alone (M45)",
