@@ -194,7 +194,7 @@ def test_a_preset_that_deviates_could_not_be_named_without() -> None:
 
 def test_an_option_with_a_latent_stage_of_its_own_must_exist() -> None:
     latent = Latent("y", through=("y",), instead={"turnd": "z"})
-    with pytest.raises(OpError, match="unknown name in instead of its Latent .*'turnd'; did you mean 'turned'"):
+    with pytest.raises(OpError, match=r"unknown name in instead of its Latent .*'turnd'; did you mean 'turned'"):
         op(rows=("x",), axes={"turn": {"": {}, "turned": {}}}, latent=latent)(furnished.reference)
 
 
