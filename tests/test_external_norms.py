@@ -69,6 +69,14 @@ def test_lanes_without_a_value_are_refused_on_the_cpu(name: str) -> None:
         kernel.call(**arguments(kernel, width=17))
 
 
+@pytest.mark.parametrize("name", [name for name in norms() if not name.startswith(("transformers", "liger[none]"))])
+def test_a_tensor_on_another_device_is_named(name: str) -> None:
+    kernel = norms()[name]
+    given = arguments(kernel)
+    with pytest.raises(ValueError, match="weight is on meta, but x is on cpu"):
+        kernel.call(**given | {"weight": given["weight"].to("meta")})
+
+
 def test_gemma_always_adds_one() -> None:
     kernel = norms()["conch[gemma_rms_norm]"]
     with pytest.raises(UnsupportedCase, match="upstream adds 1"):

@@ -6,7 +6,7 @@ copies here.
 
 from __future__ import annotations
 
-from norm_packages import as_rows, refuse_lanes_without_value, upstream
+from norm_packages import as_rows, refuse_elsewhere, refuse_lanes_without_value, upstream
 
 from harness.kernel import UnsupportedCase, kernel
 
@@ -19,12 +19,14 @@ def package(name):
 
 @kernel("rms_norm", contract="input_multiply", name="conch[rms_norm]")
 def rms_norm(x, weight, *, eps):
+    refuse_elsewhere(x, weight=weight)
     refuse_lanes_without_value(x.shape[-1], x.device)
     return package("rms_norm").rms_norm(as_rows(x), weight.contiguous(), eps).reshape(x.shape)
 
 
 @kernel("rms_norm", contract="input_multiply+rounded_sum", name="conch[fused_add_rms_norm]")
 def fused_add_rms_norm(x, weight, residual, *, eps):
+    refuse_elsewhere(x, weight=weight, residual=residual)
     refuse_lanes_without_value(x.shape[-1], x.device)
     own, total = as_rows(x).clone(), as_rows(residual).clone()
     output, total = package("rms_norm").fused_add_rms_norm(own, total, weight.contiguous(), eps)
@@ -33,6 +35,7 @@ def fused_add_rms_norm(x, weight, residual, *, eps):
 
 @kernel("rms_norm", contract="fp32_multiply", name="conch[gemma_rms_norm]")
 def gemma_rms_norm(x, weight, *, eps, weight_offset):
+    refuse_elsewhere(x, weight=weight)
     if weight_offset != 1.0:
         raise UnsupportedCase(f"weight_offset={weight_offset}: upstream adds 1 to the weight")
     refuse_lanes_without_value(x.shape[-1], x.device)

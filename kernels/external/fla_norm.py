@@ -5,7 +5,7 @@ One Triton kernel computes both; `layer_norm_fwd` is what its autograd function 
 
 from __future__ import annotations
 
-from norm_packages import as_rows, upstream
+from norm_packages import as_rows, refuse_elsewhere, upstream
 
 from harness.kernel import UnsupportedCase, kernel
 
@@ -14,6 +14,7 @@ FEATURE_BYTES = 65536
 
 def forward(x, weight, bias, residual, eps, *, is_rms_norm):
     """Output, mean, inverse deviation and x + residual; statistics are [M]."""
+    refuse_elsewhere(x, weight=weight, bias=bias, residual=residual)
     if x.shape[-1] * x.element_size() > FEATURE_BYTES:
         raise UnsupportedCase(f"rows of {x.shape[-1]} elements exceed 64 KiB; upstream raises RuntimeError")
     weight, bias = (None if t is None else t.contiguous() for t in (weight, bias))

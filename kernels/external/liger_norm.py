@@ -7,7 +7,7 @@ of x: squares, their sum and eps are rounded to it, for which the op has no cont
 from __future__ import annotations
 
 import torch
-from norm_packages import as_rows, upstream
+from norm_packages import as_rows, refuse_elsewhere, upstream
 
 from harness.kernel import UnsupportedCase, kernel
 
@@ -15,11 +15,13 @@ REQUIREMENT = "liger-kernel"
 
 
 def forward(x, weight, eps, offset, casting_mode):
+    refuse_elsewhere(x, weight=weight)
     function = upstream("liger_kernel.ops.rms_norm", REQUIREMENT).LigerRMSNormFunction
     return function.apply(as_rows(x), weight, eps, offset, casting_mode).reshape(x.shape)
 
 
 def fused_add(x, weight, residual, eps, offset, casting_mode):
+    refuse_elsewhere(x, weight=weight, residual=residual)
     function = upstream("liger_kernel.ops.fused_add_rms_norm", REQUIREMENT).LigerFusedAddRMSNormFunction
     output, total = function.apply(as_rows(x), as_rows(residual), weight, eps, offset, casting_mode)
     return {"output": output.reshape(x.shape), "residual_sum": total.reshape(x.shape)}

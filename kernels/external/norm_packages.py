@@ -36,6 +36,13 @@ def as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
+def refuse_elsewhere(x: Tensor, **tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor on another device than x: the packages do not look, and Triton names no device."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, but x is on {x.device}: move it there")
+
+
 def refuse_lanes_without_value(width: int, device: torch.device) -> None:
     """Raise UnsupportedCase where lanes that a kernel loads without a value, and adds up, would be NaN."""
     if device.type == "cpu" and width & (width - 1):
