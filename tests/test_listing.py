@@ -29,7 +29,7 @@ from harness.op import op
     rounds={"y": "x"},
 )
 def thrice(x, scale=None, *, eps, mode="fast", contract, stage):
-    stage("y", x * 3.0, result=True)
+    stage("y", stage("product", x * 3.0), result=True)
 '''
 
 KERNELS = """\

@@ -110,7 +110,8 @@ def test_a_kernel_that_turns_its_cases_down_is_worse(tmp_path: Path) -> None:
     folder = repository(tmp_path, RIGHT, RIGHT)
     more = KERNEL.replace("EXPRESSION", RIGHT).replace("triple", "other")
     (folder / "kernels/other.py").write_text(more)
-    narrower = KERNEL.replace("EXPRESSION", RIGHT).replace("(x):", "(x, factor):", 1)
+    narrower = KERNEL.replace("EXPRESSION", RIGHT).replace("y = x", "raise UnsupportedCase('no case')\n    y = x")
+    narrower = narrower.replace("import kernel", "import UnsupportedCase, kernel")
     (folder / "kernels/thrice.py").write_text(narrower)
     assert verify(folder, "--base", "HEAD").returncode == 1
 
