@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.result import CaseResult, Run, Verdict
+from harness.result import CaseResult, Verdict
+from harness.run import Run
 from reports import wording
 from reports.noticed import noticed
 from reports.summary import Problem, problems, repro_line

@@ -5,7 +5,7 @@ Escapes are those of actions/toolkit, packages/core/src/command.ts.
 
 from __future__ import annotations
 
-from harness.result import Run
+from harness.run import Run
 from reports.alerts import Alert, alerts
 from reports.characters import visible
 

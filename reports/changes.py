@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from harness.result import BAD, Agreement, CaseResult, Power, Run, Verdict
+from harness.result import BAD, CaseResult, Verdict
+from harness.run import Agreement, Power, Run
 from reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
 
 DRIFT = 1.3

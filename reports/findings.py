@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.result import Run
+from harness.run import Run
 from reports import wording
 from reports.noticed import noticed
 from reports.paper import line, paragraph, verdict_word

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import LastbitError
-from harness.result import BAD, CaseResult, Run, Verdict
+from harness.result import BAD, CaseResult, Verdict
+from harness.run import Run
 from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.noticed import noticed

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.result import Agreement, CaseResult, Power, Run, Verdict
+from harness.result import CaseResult, Verdict
+from harness.run import Agreement, Power, Run
 from reports import changes_text
 from reports.changes import KernelChange
 from reports.summary import StageSummary, beside_values, distance, error, share, shown_path, signed

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from harness.result import BAD, CaseResult, Run, Verdict
+from harness.result import BAD, CaseResult, Verdict
+from harness.run import Run
 from reports import wording
 from reports.alerts import doubts
 from reports.characters import visible

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.result import BAD, Run, Verdict
+from harness.result import BAD, Verdict
+from harness.run import Run
 from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table

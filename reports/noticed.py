@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.result import CaseResult, Run
+from harness.result import CaseResult
+from harness.run import Run
 from reports.summary import elements, plural, repro_line
 
 

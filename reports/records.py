@@ -50,7 +50,8 @@ import pandas as pd
 
 from harness.errors import LastbitError
 from harness.files import replace_file
-from harness.result import ULP_BINS, CaseResult, Comparison, Run, StageResult, Worst
+from harness.result import ULP_BINS, CaseResult, Comparison, StageResult, Worst
+from harness.run import Run
 
 
 def _ulp_columns() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from harness.result import Run
+from harness.run import Run
 from reports.alerts import ERRORED, INCONCLUSIVE, Alert, Place, alerts
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

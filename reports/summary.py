@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from harness.result import BAD, ULP_BINS, CaseResult, Comparison, Run, StageResult, Verdict, simplest
+from harness.result import BAD, ULP_BINS, CaseResult, Comparison, StageResult, Verdict, simplest
+from harness.run import Run
 
 
 @dataclass(frozen=True)

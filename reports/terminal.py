@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from harness.result import Run, Verdict
+from harness.result import Verdict
+from harness.run import Run
 from reports import wording
 from reports.findings import print_blind_spots, print_findings, print_not_run, print_notices
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from harness.result import LEAST_DECIDED, CaseResult, Run, StageResult, Verdict, simplest
+from harness.result import CaseResult, StageResult, Verdict, simplest
+from harness.run import LEAST_DECIDED, Run
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
 
 MOST_NAMES = 4

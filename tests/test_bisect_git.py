@@ -22,7 +22,7 @@ from harness.history.bisect import bisect
 from harness.history.criterion import Question
 from harness.history.revisions import kernels_at, open_revisions
 from harness.outcomes.bisection import Bisection, Mark
-from harness.result import Run
+from harness.run import Run
 
 FIRST_BAD = 11
 

@@ -18,7 +18,8 @@ from harness.history.criterion import Question
 from harness.history.packages import Versions
 from harness.history.revisions import open_revisions
 from harness.outcomes.bisection import Bisection, Criterion, Mark, Step
-from harness.result import CaseResult, Run, Verdict
+from harness.result import CaseResult, Verdict
+from harness.run import Run
 
 COMMITS = 40
 MOST = math.log2(COMMITS) + 2

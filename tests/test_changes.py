@@ -13,7 +13,8 @@ from rich.console import Console
 
 from harness.commands import diff
 from harness.errors import LastbitError
-from harness.result import CaseResult, Comparison, Finding, NotRun, Power, Run, StageResult, Verdict
+from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
+from harness.run import NotRun, Power, Run
 from reports import changes_text, records
 from reports.changes import Change, Changes, compare, names_of, revisions
 from reports.changes_json import as_json

@@ -15,7 +15,8 @@ import pytest
 from harness.commands.running import _kept
 from harness.config import Config
 from harness.errors import LastbitError
-from harness.result import CaseResult, Run, Verdict
+from harness.result import CaseResult, Verdict
+from harness.run import Run
 from harness.verify.collect import collect
 from harness.verify.notes import write_json
 from harness.verify.plan import Planned

@@ -11,17 +11,8 @@ from html.parser import HTMLParser
 import pytest
 
 from harness.errors import LastbitError
-from harness.result import (
-    Agreement,
-    CaseResult,
-    Comparison,
-    Finding,
-    NotRun,
-    Power,
-    Run,
-    StageResult,
-    Verdict,
-)
+from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
+from harness.run import Agreement, NotRun, Power, Run
 from reports import charts, html, summary
 
 NASTY = """k<b>&amp;"'</script><script>alert(1)</script>\u2028"""

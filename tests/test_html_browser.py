@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from test_html import NASTY, full_run, passed
 
-from harness.result import Run
+from harness.run import Run
 from reports import html, summary
 
 MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]

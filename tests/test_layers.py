@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("harness", "references", "cases", "reports", "kernels")
 
-NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result", "harness.row_check")
+NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result", "harness.run", "harness.row_check")
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", "harness.declared", *NOUNS),
     "harness.result": ("harness.errors", *NOUNS),
+    "harness.run": ("harness.result",),
     "harness.row_check": (),
     "harness.devices": ("harness.errors",),
     "harness.placement": ("harness.devices",),
@@ -62,12 +63,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.interpret",
     ),
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
-    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
+    "harness.outcomes": ("harness.errors", "harness.result", "harness.run", "harness.row_check"),
     "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
     **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
-    "reports": ("harness.errors", "harness.files", "harness.result", "harness.outcomes"),
+    "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),
     "kernels": ("harness.kernel", "harness.placement"),
 }
 

@@ -18,8 +18,9 @@ from harness.commands.options import config_of
 from harness.config import Config
 from harness.kernel import Kernel
 from harness.outcomes.stages import Kind
-from harness.result import CaseResult, Finding, Run, Verdict
+from harness.result import CaseResult, Finding, Verdict
 from harness.row_check import RowCheck
+from harness.run import Run
 from harness.verify.check import Subject, verify_case
 from harness.verify.handover import search_stages
 from harness.verify.run import options_of

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from harness.config import Config
-from harness.result import Agreement, CaseResult, Comparison, Run, StageResult, Verdict
+from harness.result import CaseResult, Comparison, StageResult, Verdict
+from harness.run import Agreement, Run
 from harness.verify.power import agreement_of, power_of
 from harness.verify.project import open_project
 from reports.wording import undecided

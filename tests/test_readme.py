@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.case import parse_case
 from harness.kernel import load_kernels
-from harness.result import Run
+from harness.run import Run
 from harness.verify.check import Subject, verify_case
 from references.rms_norm import rms_norm
 from reports.terminal import print_run

@@ -20,7 +20,8 @@ from test_reports import bare, failed, full_run, passed
 from harness.cli import make_parser
 from harness.commands import report
 from harness.errors import LastbitError, UsageError
-from harness.result import Finding, Power, Run, Verdict
+from harness.result import Finding, Verdict
+from harness.run import Power, Run
 from reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
 from reports.terminal import print_run
 

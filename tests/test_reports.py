@@ -12,20 +12,9 @@ import pytest
 from rich.console import Console
 
 from harness.errors import LastbitError
-from harness.result import (
-    ULP_BINS,
-    Agreement,
-    CaseResult,
-    Comparison,
-    Finding,
-    NotRun,
-    Power,
-    Run,
-    StageResult,
-    Verdict,
-    Worst,
-)
+from harness.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
 from harness.row_check import RowCheck
+from harness.run import Agreement, NotRun, Power, Run
 from reports import markdown, records, summary, wording
 from reports.terminal import RunProgress, print_run
 

@@ -109,7 +109,7 @@ def table(results: list[Any]) -> str:
 def left_inconclusive(results: list[Any]) -> list[str]:
     """Kernels of which some other contract was never ruled out by all of these results together."""
     from harness.config import Config
-    from harness.result import Run
+    from harness.run import Run
     from harness.verify.power import power_of
     from harness.verify.project import open_project
 

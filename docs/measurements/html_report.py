@@ -19,7 +19,8 @@ from pathlib import Path
 
 from selenium import webdriver
 
-from harness.result import CaseResult, Run, StageResult
+from harness.result import CaseResult, StageResult
+from harness.run import Run
 from reports import html, records
 
 SIZES = (1_000, 100_000)

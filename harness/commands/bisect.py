@@ -21,7 +21,7 @@ from harness.history.criterion import Question
 from harness.history.packages import Versions, open_versions
 from harness.history.revisions import Revisions, open_revisions
 from harness.outcomes.bisection import METRICS, Bisection
-from harness.result import Run
+from harness.run import Run
 from harness.verify.project import open_project
 from reports.bisection import print_bisection, print_extent, print_step
 from reports.paper import make_console

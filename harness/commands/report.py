@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.commands.options import RUNS, Subparsers
 from harness.errors import LastbitError, UsageError
 from harness.files import replace_file
-from harness.result import Run
+from harness.run import Run
 from reports import html, junit, markdown, records, sarif
 from reports.annotations import lines
 from reports.changes import compare, names_of, with_base

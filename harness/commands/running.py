@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.config import Config
-from harness.result import CaseResult, Run
+from harness.result import CaseResult
+from harness.run import Run
 from harness.verify import run as runs
 from harness.verify.collect import collect
 from reports import records

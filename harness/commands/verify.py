@@ -14,7 +14,8 @@ from harness.commands.options import Subparsers, add_device, add_kernel_choice, 
 from harness.commands.running import INTERRUPTED, Interrupted, execute
 from harness.config import PROFILES, Config
 from harness.history.revisions import kernels_at
-from harness.result import CaseResult, Run, Verdict
+from harness.result import CaseResult, Verdict
+from harness.run import Run
 from harness.verify.project import open_project
 from reports.changes import compare, names_of, with_base
 from reports.changes_terminal import print_changes

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from harness.errors import LastbitError, UsageError
 from harness.history.criterion import Question, criterion_of, objection
 from harness.outcomes.bisection import Bisection, Criterion, Mark, Point, Step
-from harness.result import CaseResult, Run
+from harness.result import CaseResult
+from harness.run import Run
 
 OTHER = "bad"
 """Label of the bad end's kernels in the run that both ends share."""

@@ -16,7 +16,8 @@ import torch
 from harness.case import parse_case
 from harness.config import Config
 from harness.errors import LastbitError
-from harness.result import BAD, CaseResult, NotRun, Run, Verdict
+from harness.result import BAD, CaseResult, Verdict
+from harness.run import NotRun, Run
 from harness.verify.notes import read_json
 from harness.verify.plan import Planned
 from harness.verify.power import agreement_of, power_of

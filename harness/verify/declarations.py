@@ -11,7 +11,7 @@ import torch
 from harness.errors import OpError, UsageError, nearest, unknown
 from harness.kernel import Kernel
 from harness.op import REQUIRED, Op
-from harness.result import NotRun
+from harness.run import NotRun
 from harness.verify.stage_names import StageNames, stage_names
 
 _DEVICE_TYPES = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xla", "xpu")  # to suggest; torch decides

@@ -19,7 +19,7 @@ from harness.config import Config
 from harness.devices import machine
 from harness.errors import unknown
 from harness.kernel import REVISION_MARK, Kernel
-from harness.result import NotRun
+from harness.run import NotRun
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.project import Project, open_project

@@ -12,7 +12,8 @@ from harness.case import Case, parse_case
 from harness.inputs import build
 from harness.numerics import Enclosure, Premises, using
 from harness.op import Contract, Op
-from harness.result import BAD, Agreement, CaseResult, Power
+from harness.result import BAD, CaseResult
+from harness.run import Agreement, Power
 from harness.verify.evaluate import Expected, evaluate
 from harness.verify.project import Project
 from harness.verify.roundings import expectations

@@ -15,7 +15,7 @@ from harness.config import Config
 from harness.errors import LastbitError, OpError, UsageError, unknown
 from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from harness.op import Op
-from harness.result import NotRun
+from harness.run import NotRun
 from harness.verify.declarations import check_kernel, check_op
 
 _PACKAGE = Path(__file__).resolve().parent.parent

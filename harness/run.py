@@ -1,0 +1,163 @@
+"""A run as data: its results, whether it could have seen something else, and what was not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.result import BAD, CaseResult, StageResult, Verdict
+
+_NOTHING_RUN = frozenset({Verdict.SKIPPED, Verdict.UNSUPPORTED})
+
+
+@dataclass(frozen=True)
+class Power:
+    """Whether a run could tell a kernel's contract from an alternative, for one set of dtypes.
+
+    Attributes:
+        cases: cases in which the alternative is a different computation and was asked about.
+        ruled_out: elements that the alternative forbids and the kernel gave, stages included.
+        separable: whether some input of these cases' shapes and dtypes can tell the two apart, if sums are exact.
+    """
+
+    kernel: str
+    device: str
+    dtypes: str
+    alternative: str
+    cases: int
+    ruled_out: int
+    separable: bool
+
+    @property
+    def missing(self) -> bool:
+        """The alternative could have been ruled out, and never was."""
+        return self.separable and self.ruled_out == 0
+
+
+LEAST_DECIDED = 0.01
+"""Share of the elements of a result that a run must have decided, or nobody can say that the kernel passed."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """How many elements of a result could not have been otherwise, in one format, over all cases of a run.
+
+    Attributes:
+        numel: elements compared.
+        decided: those with one legal value, seen from the inputs or from the kernel's own stages, or in a row that one
+            latent value had to explain.
+    """
+
+    kernel: str
+    device: str
+    stage: str
+    dtype: str
+    numel: int
+    decided: int
+
+    @property
+    def missing(self) -> bool:
+        """Fewer were decided than a run must decide."""
+        return self.decided < LEAST_DECIDED * self.numel
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Something that was asked for, or exists, and was not run, with the reason.
+
+    Attributes:
+        kernel, device: whose cases they are, where they were planned; empty for what no plan has.
+    """
+
+    what: str
+    reason: str
+    kernel: str = ""
+    device: str = ""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often two devices gave the same bits for the same input bits, per kernel and stage."""
+
+    kernel: str
+    stage: str
+    devices: tuple[str, str]
+    tensors: int
+    equal: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """All results of one run, and the environment that they were made in.
+
+    Attributes:
+        broken: why the run ended before everything had run; empty if it did not.
+    """
+
+    results: tuple[CaseResult, ...]
+    power: tuple[Power, ...] = ()
+    not_run: tuple[NotRun, ...] = ()
+    agreement: tuple[Agreement, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    broken: str = ""
+
+    def subjects(self) -> tuple[tuple[str, str], ...]:
+        """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""
+        found = dict.fromkeys((r.kernel, r.device) for r in self.results)
+        names = {kernel: kernel.partition("@") for kernel, _ in found}
+        order = list(dict.fromkeys(name for name, _, _ in names.values()))
+        return tuple(sorted(found, key=lambda subject: (order.index(names[subject[0]][0]), names[subject[0]][2])))
+
+    def of(self, kernel: str, device: str) -> tuple[CaseResult, ...]:
+        """The counted results of one kernel on one device."""
+        return tuple(r for r in self.results if (r.kernel, r.device) == (kernel, device) and r.counted)
+
+    def decided(self, kernel: str, device: str) -> tuple[Decided, ...]:
+        """What the run decided of each result of a kernel on a device, per format."""
+        found: dict[tuple[str, str], list[StageResult]] = {}
+        for result in self.of(kernel, device):
+            for stage in result.stages:
+                if stage.result:
+                    found.setdefault((stage.name, stage.dtype), []).append(stage)
+        return tuple(
+            Decided(kernel, device, name, dtype, sum(s.cumulative.numel for s in seen), sum(s.decided for s in seen))
+            for (name, dtype), seen in found.items()
+        )
+
+    def verdict(self, kernel: str, device: str) -> Verdict:
+        """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out or a result not decided."""
+        verdicts = {r.verdict for r in self.results if (r.kernel, r.device) == (kernel, device)}
+        if bad := verdicts & BAD:
+            return Verdict.worst(*bad)
+        if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):
+            return Verdict.INCONCLUSIVE
+        if any(d.missing for d in self.decided(kernel, device)):
+            return Verdict.INCONCLUSIVE
+        return Verdict.PASSED if Verdict.PASSED in verdicts else Verdict.worst(*verdicts)
+
+    @property
+    def unverified(self) -> tuple[tuple[str, str], ...]:
+        """The (kernel, device) pairs that were planned and of which no case was run, or none that the kernel takes."""
+        planned = dict.fromkeys([*self.subjects(), *((n.kernel, n.device) for n in self.not_run if n.kernel)])
+        ran = {(r.kernel, r.device) for r in self.results if r.verdict not in _NOTHING_RUN}
+        return tuple(subject for subject in planned if subject not in ran)
+
+    @property
+    def overall(self) -> Verdict | None:
+        """The verdict on the whole run: the worst of its kernels that decides; None if nothing was verified.
+
+        SKIPPED if all that was verified passed, but a kernel was not verified.
+        """
+        verdicts = {self.verdict(*subject) for subject in self.subjects()}
+        if self.broken:
+            return Verdict.ERRORED
+        decisive = (Verdict.ERRORED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+        decided = next((verdict for verdict in decisive if verdict in verdicts), None)
+        return Verdict.SKIPPED if decided is Verdict.PASSED and self.unverified else decided
+
+    @property
+    def exit_code(self) -> int:
+        """0 all passed, 1 findings or a kernel left inconclusive, 2 something broken, 3 a kernel was not verified."""
+        codes = {Verdict.PASSED: 0, Verdict.INCONCLUSIVE: 1, Verdict.FAILED: 1, Verdict.ERRORED: 2}
+        overall = self.overall
+        return codes.get(overall, 3) if overall else 3
