@@ -26,7 +26,7 @@ BROKEN = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing to run, 130 interrupted. Nothing
+    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing verified, 130 interrupted. Nothing
     that goes wrong ends with 1, which stands for findings: an error of the system and a bug of lastbit end with 2.
     """
     _write_what_cannot_be_encoded()

@@ -36,7 +36,7 @@ RULES: Mapping[str, str] = {
     "placement": "A tensor on another device treated otherwise than the kernel declares",
     "lanes": "Lanes of a warp that add in two ways, both possible",
     ERRORED: "A kernel that raised, hung, died, or returned what cannot be judged",
-    INCONCLUSIVE: "A contract that the run could not tell from another",
+    INCONCLUSIVE: "A kernel that the run could not tell from another contract, or of which it decided too little",
 }
 """Kind → what it means, in a few words."""
 

@@ -456,6 +456,21 @@ def test_a_wrong_result_in_a_declared_input_fails() -> None:
     assert "residual_sum" in [f.stage for f in result.findings]
 
 
+@pytest.mark.parametrize("declining", [3, 4])
+def test_a_case_that_was_taken_cannot_be_declined_later(declining: int) -> None:
+    calls = [0]
+
+    def moody(x: Tensor, *, eps: float) -> Tensor:
+        calls[0] += 1
+        if calls[0] == declining:
+            raise UnsupportedCase("not again")
+        return norm(x, eps=eps)
+
+    result = verified(moody, "rms_norm x=bf16[3,8] eps=1e-06")
+    assert result.verdict is Verdict.ERRORED
+    assert "took the case and declined it in a later call: not again" in result.reason
+
+
 # Another op
 
 

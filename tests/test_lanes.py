@@ -100,6 +100,14 @@ def test_lanes_that_disagree_pass_with_a_notice(width: int, bit: int, shown: tup
     assert shown == ALONE or width not in (24, 32) or centered.rows.split > normed.rows.split, "means differ, too"
 
 
+def test_lanes_that_disagree_rule_out_no_contract() -> None:
+    """What does not follow from a statistic of the other half is no evidence against another contract."""
+    x, weight, z = inputs(16)
+    judgement = judged_gated(x, weight, z, gated(x, weight, z, 2))
+    assert judgement.rows is not None and judgement.rows.split
+    assert judgement.ruled_out["single_rounding+welford"] == 0
+
+
 def test_lanes_that_disagree_in_bf16() -> None:
     x, weight, z = inputs(32, torch.bfloat16)
     assert judged_rms(x, weight, rms(x, weight, 4)).verdict is Verdict.PASSED

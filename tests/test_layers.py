@@ -63,7 +63,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.interpret",
     ),
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
-    "harness.outcomes": ("harness.errors", "harness.result", "harness.run", "harness.row_check"),
+    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
     **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),

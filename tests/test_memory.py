@@ -74,6 +74,17 @@ def test_a_reference_that_needs_too_much_is_no_error_of_the_kernel(
     assert "another device, or one with fewer rows" in result.reason
 
 
+def test_memory_that_lacks_in_a_later_call_is_not_the_kernels() -> None:
+    """By then lastbit holds the results of the calls before."""
+    calls = [0]
+
+    def is_full() -> bool:
+        calls[0] += 1
+        return calls[0] > 1
+
+    assert verify_case(subject(is_full), CASE).verdict is Verdict.SKIPPED
+
+
 @pytest.mark.parametrize(("failures", "verdict"), [(0, Verdict.PASSED), (1, Verdict.PASSED), (2, Verdict.ERRORED)])
 def test_a_case_without_memory_runs_again_alone(tmp_path: Path, failures: int, verdict: Verdict) -> None:
     started: list[int] = []

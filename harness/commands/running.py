@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 NOTHING_RUN = 3
-"""Exit code of a command that found nothing to run."""
+"""Exit code of a command of which a kernel was not verified, or that found nothing to run."""
 
 
 def worst_code(codes: Iterable[int]) -> int:

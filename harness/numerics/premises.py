@@ -41,7 +41,7 @@ class Premises:
     """Error bounds on one device.
 
     Attributes:
-        device: which device they are for, and where the figures are from; `unknown` holds on all NVIDIA GPUs.
+        device: which device they are for, and where the figures are from; `unknown` holds on all known NVIDIA GPUs.
         bounds: primitive → relative error; a primitive that is missing has its documented bound.
         tensor_cores: what may compute dots besides rounded additions; None if nothing does.
         depth: number of terms → height of the summation tree, or None for any order.

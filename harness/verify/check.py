@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.case import Case
 from harness.devices import current, machine
-from harness.errors import KernelError, UnsupportedCase
+from harness.errors import KernelError, UnsupportedCase, UsageError
 from harness.inputs import Inputs, build
 from harness.kernel import Kernel
 from harness.numerics import Premises
@@ -184,6 +184,8 @@ def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Find
     """What the reference says against the call with other values, of which nothing else is recorded."""
     try:
         judgement = _judge(subject, inputs, call.actual, alternatives=False)
+    except UsageError:  # the op is not defined for values that nobody chose
+        return
     except KernelError as error:
         yield Finding("other_values", "", f"{elsewhere(inputs)}: {error}")
         return

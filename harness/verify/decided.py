@@ -28,7 +28,7 @@ def shares(
     order leaves open.
     """
     rows = judgement.rows
-    explained = rows is not None and 0 < rows.rows == rows.explained
+    explained = rows is not None and rows.rows > 0 and not rows.unexplained
     known = _known(op, contract, tensors, params, premises) if explained else 0.0
     through = op.latent.through if op.latent is not None else ()
     return {s.name: _share(s, known if s.name in through else 0.0) for s in judgement.stages if s.result}

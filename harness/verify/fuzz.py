@@ -126,7 +126,7 @@ class _Explorer:
         result = replace(result, group=self.item.group.name, counted=not self.failures)
         self.record(result)
         self.known[line] = result
-        if result.verdict is not Verdict.UNSUPPORTED:
+        if result.verdict not in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
             self.repeated.add(_kind(case))
         return result
 

@@ -8,7 +8,6 @@ explains no row is inconclusive.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -22,12 +21,12 @@ from harness.op import Contract, Op
 from harness.result import Comparison, Finding, StageResult, Verdict
 from harness.row_check import RowCheck
 from harness.verify.block import Block, Tally
-from harness.verify.compare import compare, compare_integers, outside_mask
-from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished, same_computation
+from harness.verify.compare import compare, compare_integers
+from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished
 from harness.verify.explain import describe_rows, describe_split, describe_stage
 from harness.verify.lanes import forgiven
-from harness.verify.latent import ExplainedRows, check_rows, explain_rows, has_latent
-from harness.verify.roundings import expectations
+from harness.verify.latent import ExplainedRows, explain_rows, has_latent
+from harness.verify.other_contracts import OtherContracts
 from harness.verify.wide import explained_by_more_range, more_range
 
 _BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
@@ -116,13 +115,10 @@ class _Measured:
         settled: Collection[str],
     ) -> None:
         self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
-        self.alternatives, self.settled = alternatives, settled
+        self.others = OtherContracts(op, contract, params, settled) if alternatives else None
         self.formats: dict[str, Format | Integers] = {}
         self.results: list[str] = []
         self.tally = Tally()
-        self.ruled_out: dict[str, int] = {}
-        self.candidates: list[Contract] | None = None
-        self.of_stages: list[Contract] | None = None
         self.seen = 0
 
     def add(self, tensors: Tensors, whole: Tensors, index: tuple[slice, ...]) -> None:
@@ -139,10 +135,10 @@ class _Measured:
         if tally.failed:
             block, tally = self._with_more_range(block, tally)
         self.tally += tally
-        if first and block.count and self.alternatives:
-            self._rule_out(trace, block.actual, block.tensors)
-        if tally.failed and self.alternatives:
-            self._identify(trace, block.actual, block.tensors)
+        if self.others is not None and first and block.count:
+            self.others.rule_out(trace, block, whole=self.whole)
+        if self.others is not None and tally.failed:
+            self.others.identify(trace, block, whole=self.whole)
         self.seen += tensors[self.op.inputs[0]].numel()
 
     def _tallied(self, block: Block, trace: Trace) -> Tally:
@@ -193,8 +189,8 @@ class _Measured:
                 fmt = self.formats[name]
                 assert isinstance(fmt, Format)
                 into[name] = compare(actual[name], finished(name, total, self.contract, fmt), fmt)
-                if into[name].outside and not self.whole:
-                    self.candidates = []  # the blocks alone say nothing about it
+                if self.others is not None and into[name].outside and not self.whole:
+                    self.others.explain_nothing()  # the blocks alone say nothing about it
 
     def _compare(self, trace: Trace, block: Block) -> dict[str, Comparison]:
         return {
@@ -208,49 +204,6 @@ class _Measured:
         if not has_latent(self.op, block.actual) or (self.seen > _ROW_CHECK and own is None):
             return None
         return explain_rows(self.op, self.contract, block.tensors, self.params, block.actual, trace, own)
-
-    def _rule_out(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
-        for other in self.op.alternatives(self.contract):
-            if str(other) in self.settled or same_computation(trace, self.op, self.contract, other, tensors):
-                continue
-            with suppress(UsageError):  # the alternative is not defined for these arguments
-                self.ruled_out[str(other)] = self._forbidden(other, actual, tensors)
-
-    def _forbidden(self, contract: Contract, actual: Tensors, tensors: Tensors) -> int:
-        """Elements that `contract` forbids: of the results, or of any stage given the kernel's own earlier ones."""
-        from_inputs = self._outside(contract, tensors, self._results(actual), {})
-        return max(from_inputs, self._outside(contract, tensors, actual, actual) if len(actual) > 1 else 0)
-
-    def _outside(self, contract: Contract, tensors: Tensors, actual: Tensors, given: Tensors) -> int:
-        """Elements of `actual` that `contract` forbids, if the reference goes on from the `given` stages."""
-        trace = evaluate(self.op, contract, tensors, self.params, given)
-        expected = expectations(trace, contract) if self.whole else trace.expected
-        return sum(int(outside_mask(actual[n], e).sum()) for n, e in expected.items() if n in actual)
-
-    def _results(self, actual: Tensors) -> Tensors:
-        return {name: actual[name] for name in self.results}
-
-    def _identify(self, trace: Trace, actual: Tensors, tensors: Tensors) -> None:
-        """Keep the contracts that allow every bit of the results of every block that failed, or of its stages too."""
-        pool = self.op.candidates(self.contract) if self.candidates is None else self.candidates
-        self.candidates = [c for c in pool if self._explains(c, trace, actual, tensors)]
-        pool = self.candidates if self.of_stages is None else [c for c in self.of_stages if c in self.candidates]
-        self.of_stages = [c for c in pool if not self._outside(c, tensors, actual, actual)]
-
-    def _explains(self, contract: Contract, trace: Trace, actual: Tensors, tensors: Tensors) -> bool:
-        """Whether `contract` is another computation than that of `trace`, has all stages, and allows all results."""
-        results = self._results(actual)
-        if same_computation(trace, self.op, self.contract, contract, tensors):
-            return False
-        try:
-            other = evaluate(self.op, contract, tensors, self.params)
-        except UsageError:
-            return False
-        if not actual.keys() <= other.formats.keys() or self._outside(contract, tensors, results, {}):
-            return False
-        if not has_latent(self.op, results):
-            return True
-        return not check_rows(self.op, contract, tensors, self.params, results, other).unexplained
 
     def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:
         """Raise `KernelError` unless `whole` holds all results, and nothing but stages of the right shape."""
@@ -282,17 +235,17 @@ class _Measured:
             if name in self.tally.cumulative
         )
         findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-        rows = self.tally.rows
+        rows, others = self.tally.rows, self.others
+        ruled_out, explained = (others.ruled_out, others.explained) if others is not None else ({}, ())
         if rows is not None and rows.unexplained:
             findings.append(describe_rows(rows, self.contract))
         notices = (describe_split(rows, self.contract),) if rows is not None and rows.split else ()
         if findings:
-            explained = tuple(map(str, self.of_stages or self.candidates or ()))
-            return Judgement(Verdict.FAILED, stages, (*findings, *notices), rows, self.ruled_out, explained)
+            return Judgement(Verdict.FAILED, stages, (*findings, *notices), rows, ruled_out, explained)
         if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
-            return Judgement(Verdict.PASSED, stages, notices, rows, self.ruled_out)
+            return Judgement(Verdict.PASSED, stages, notices, rows, ruled_out)
         reason = "no element has a single legal value and no row could be checked"
-        return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, self.ruled_out, reason=reason)
+        return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, ruled_out, reason=reason)
 
 
 def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:

@@ -12,6 +12,9 @@ from harness.kernel import Kernel
 from harness.result import CaseResult, Verdict
 
 _OUT = "out of memory on "
+LATER = "in a later call of the same case"
+"""Note of an error that a kernel raised in another call than its first."""
+
 _PHRASES = ("out of memory", "can't allocate memory")  # of CUDA and Triton, of torch on the CPU
 _ASKED = re.compile(r"[Tt]ried to allocate (\d[\d.]* \w+)")
 _FREE = re.compile(r"total capacity of (\d[\d.]* \w+) of which (\d[\d.]* \w+) is free")
@@ -23,13 +26,13 @@ def ran_out(result: CaseResult) -> bool:
 
 
 def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) -> tuple[Verdict, str] | None:
-    """Verdict and reason for a case that ran out of memory: ERRORED in the kernel's call, otherwise SKIPPED.
+    """Verdict and reason for a case that ran out of memory: ERRORED in the kernel's first call, otherwise SKIPPED.
 
-    None if `error` is another one.
+    In later calls lastbit holds inputs and results of the earlier ones. None if `error` is another one.
     """
     if not _is_out(error):
         return None
-    if _raised_in(kernel, error):
+    if _raised_in(kernel, error) and LATER not in getattr(error, "__notes__", ()):
         return Verdict.ERRORED, f"{_OUT}{device}: the kernel {_asked(error)}"
     need = f"the inputs and the reference of lastbit need more than there is ({_asked(error)})"
     return Verdict.SKIPPED, f"{_OUT}{device}: {need}; verify the case on another device, or one with fewer rows"

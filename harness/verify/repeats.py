@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from harness.errors import UnsupportedCase
+from harness.errors import KernelError, UnsupportedCase
 from harness.inputs import Inputs, build, unwritten
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.verify.calls import Call, Caller
+from harness.verify.memory import LATER
 
 ELSEWHERE = "with other values of the same shapes"
 
@@ -54,11 +56,24 @@ def make_calls(caller: Caller, inputs: Inputs, *, repeat: bool) -> Calls:
     """Call the kernel on `inputs`: twice, or with `repeat` four times; one that writes outside keeps its guards."""
     first = caller.guarded(inputs)
     caller = replace(caller, held=first.own)
-    other = _other(caller, inputs) if repeat else None
-    seen = [*first.findings, *(other[1].findings if other else ())]
-    harmless = all(finding.kind != "wrote_outside" for finding in seen)
-    unguarded = caller.unguarded(inputs) if repeat and harmless else None
-    return Calls(caller.kernel, first, caller.last(inputs), other, unguarded)
+    with _later():
+        other = _other(caller, inputs) if repeat else None
+        seen = [*first.findings, *(other[1].findings if other else ())]
+        harmless = all(finding.kind != "wrote_outside" for finding in seen)
+        unguarded = caller.unguarded(inputs) if repeat and harmless else None
+        return Calls(caller.kernel, first, caller.last(inputs), other, unguarded)
+
+
+@contextmanager
+def _later() -> Iterator[None]:
+    """Calls after the first: a kernel must not decline what it took, and lastbit holds results of the others."""
+    try:
+        yield
+    except UnsupportedCase as error:
+        raise KernelError(f"the kernel took the case and declined it in a later call: {error}") from error
+    except Exception as error:
+        error.add_note(LATER)
+        raise
 
 
 def _other(caller: Caller, inputs: Inputs) -> tuple[Inputs, Call] | None:
