@@ -28,6 +28,9 @@ class Verdict(StrEnum):
 BAD = frozenset({Verdict.FAILED, Verdict.ERRORED})
 """Verdicts that a kernel has to answer for."""
 
+TURNED_DOWN = frozenset({Verdict.SKIPPED, Verdict.UNSUPPORTED})
+"""Verdicts on cases that were not run."""
+
 
 @dataclass(frozen=True)
 class Worst:

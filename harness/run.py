@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.result import BAD, CaseResult, StageResult, Verdict
-
-_NOTHING_RUN = frozenset({Verdict.SKIPPED, Verdict.UNSUPPORTED})
+from harness.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ class Run:
     def unverified(self) -> tuple[tuple[str, str], ...]:
         """The (kernel, device) pairs that were planned and of which no case was run, or none that the kernel takes."""
         planned = dict.fromkeys([*self.subjects(), *((n.kernel, n.device) for n in self.not_run if n.kernel)])
-        ran = {(r.kernel, r.device) for r in self.results if r.verdict not in _NOTHING_RUN}
+        ran = {(r.kernel, r.device) for r in self.results if r.verdict not in TURNED_DOWN}
         return tuple(subject for subject in planned if subject not in ran)
 
     @property

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from harness.result import BAD, CaseResult, Verdict
+from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from harness.run import Run
 from reports import wording
 from reports.alerts import doubts
 from reports.characters import visible
 from reports.noticed import noticed
 from reports.summary import Problem, StageSummary, repro_line, stage_order, stage_summaries
-
-_TURNED_DOWN = frozenset({Verdict.UNSUPPORTED, Verdict.SKIPPED})
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _cases(run: Run, op: str, device: str) -> Iterator[_TestCase]:
             name = f"{kernel}: {group or 'cases'}"
             seconds, output = sum(result.seconds for result in results), _output(results, run)
             yield replace(_group(results, run), name=name, seconds=seconds, output=output)
-        if run.verdict(kernel, device) not in BAD | _TURNED_DOWN:
+        if run.verdict(kernel, device) not in BAD | TURNED_DOWN:
             yield _told_apart(run, kernel, device)
 
 

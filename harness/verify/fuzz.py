@@ -14,7 +14,7 @@ from hypothesis.errors import Flaky
 
 from harness.case import Case
 from harness.inputs.bits import key_of
-from harness.result import BAD, CaseResult, Verdict
+from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from harness.verify.check import verify_case
 from harness.verify.plan import Item
 from harness.verify.sharing import Verify, directly
@@ -126,7 +126,7 @@ class _Explorer:
         result = replace(result, group=self.item.group.name, counted=not self.failures)
         self.record(result)
         self.known[line] = result
-        if result.verdict not in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
+        if result.verdict not in TURNED_DOWN:
             self.repeated.add(_kind(case))
         return result
 

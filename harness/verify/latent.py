@@ -52,7 +52,7 @@ def explain_rows(
     params: Params,
     actual: Tensors,
     trace: Trace,
-    own: Trace | None = None,
+    own: Trace | None,
 ) -> ExplainedRows:
     """The row check of `actual`, whose enclosures are in `trace`.
 
