@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from harness.row_check import RowCheck
@@ -165,25 +165,15 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class CaseResult:
-    """One kernel on one case.
+class Judgement:
+    """A verdict and everything it rests on.
 
     Attributes:
-        ruled_out: alternative contract → elements of the actual result that it forbids.
+        ruled_out: alternative contract → elements of the actual result that lie outside it.
         explained_by: contracts of the op that allow every bit of a result which failed.
         reason: why a case was skipped, unsupported, inconclusive or errored.
-        group: the group of cases that it was drawn from.
-        fingerprint: hash of the input bits, the same on every device.
-        counted: generated rather than tried while a failure was shrunk.
-        source: file and line of the kernel.
     """
 
-    case: str
-    op: str
-    kernel: str
-    contract: str
-    device: str
-    dtypes: str
     verdict: Verdict
     stages: tuple[StageResult, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -191,11 +181,6 @@ class CaseResult:
     ruled_out: Mapping[str, int] = field(default_factory=dict)
     explained_by: tuple[str, ...] = ()
     reason: str = ""
-    group: str = ""
-    fingerprint: str = ""
-    seconds: float = 0.0
-    counted: bool = True
-    source: str = ""
 
     @property
     def faults(self) -> tuple[Finding, ...]:
@@ -208,17 +193,50 @@ class CaseResult:
         return tuple(finding for finding in self.findings if finding.notice)
 
     @property
-    def strict(self) -> CaseResult:
-        """The same with every notice as a fault."""
-        findings = tuple(replace(finding, notice=False) for finding in self.findings)
-        failed = [Verdict.FAILED for _ in self.notices]
-        return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
+    def not_ruled_out(self) -> tuple[str, ...]:
+        """The alternative contracts that are another computation here, and allow every element all the same."""
+        return tuple(contract for contract, outside in self.ruled_out.items() if not outside)
 
     @property
     def failing_stage(self) -> StageResult | None:
         """The first stage that goes wrong from the kernel's own earlier values, or else from the inputs."""
         local = (s for s in self.stages if s.isolated.outside)
         return next(local, next((s for s in self.stages if s.cumulative.outside), None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult(Judgement):
+    """The judgement on one kernel on one case.
+
+    Attributes:
+        group: the group of cases that it was drawn from.
+        fingerprint: hash of the input bits, the same on every device.
+        counted: generated rather than tried while a failure was shrunk.
+        source: file and line of the kernel.
+    """
+
+    case: str
+    op: str
+    kernel: str
+    contract: str
+    device: str
+    dtypes: str
+    group: str = ""
+    fingerprint: str = ""
+    seconds: float = 0.0
+    counted: bool = True
+    source: str = ""
+
+    def judged(self, judgement: Judgement) -> CaseResult:
+        """The same case with another judgement."""
+        return replace(self, **{f.name: getattr(judgement, f.name) for f in fields(Judgement)})
+
+    @property
+    def strict(self) -> CaseResult:
+        """The same with every notice as a fault."""
+        findings = tuple(replace(finding, notice=False) for finding in self.findings)
+        failed = [Verdict.FAILED for _ in self.notices]
+        return replace(self, verdict=Verdict.worst(self.verdict, *failed), findings=findings)
 
 
 def simplest(contracts: Sequence[str], claimed: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def print_identification(found: Identification, console: Console, *, every: bool
     line(console)
 
 
-_HEADERS = ("contract", "elements forbidden", "cases against", "rows unexplained")
+_HEADERS = ("contract", "elements outside", "cases against", "rows unexplained")
 
 
 def _row(candidate: Candidate) -> Row:
@@ -58,7 +58,7 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
         other = next_best(one)
         cells = one.kernel, kept(one), _as_claimed(one)
         rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
-    headers = ("kernel", "keeps", "as claimed", "next best", "elements that it forbids")
+    headers = ("kernel", "keeps", "as claimed", "next best", "elements outside it")
     print_columns([Text(header, "dim") for header in headers], rows, console)
 
 
@@ -95,9 +95,9 @@ def name(candidate: Candidate) -> str:
 
 def elements(total: Tally) -> str:
     """`75,077 of 290,000`; `at least` where cases were left out, and cases in which the contract has no meaning."""
-    least = "at least " if total.untried and total.forbidden else ""
+    least = "at least " if total.untried and total.outside else ""
     undefined = f"no meaning in {plural(total.undefined, 'case')}" if total.undefined else ""
-    counts = f"{least}{total.forbidden:,} of {total.elements:,}" if total.elements else ""
+    counts = f"{least}{total.outside:,} of {total.elements:,}" if total.elements else ""
     return ", ".join(filter(None, (counts, undefined)))
 
 
@@ -137,12 +137,12 @@ def answer(found: Identification) -> str:
     elif any(one.fits for one in found.answers):
         said = f"keeps no contract throughout: {kept(found)}."
     else:
-        nearest = f"; nearest is {name(other)}, which forbids {elements(other.total)} elements" if other else ""
+        nearest = f"; nearest is {name(other)}, outside of which {elements(other.total)} elements lie" if other else ""
         said = f"keeps none of the {plural(found.contracts, 'contract')} of {found.op}{nearest}."
     if found.keeps_claim or found.claimed is None:
         return said
     wrong = found.claimed.total
-    parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.forbidden or wrong.undefined else []
+    parts = [f"{elements(wrong)} elements are not possible under it"] if wrong.outside or wrong.undefined else []
     parts += [f"{wrong.unexplained:,} of {plural(wrong.rows, 'row')} cannot be explained"] if wrong.unexplained else []
     return f"{said} The claim {found.claim} is wrong: {', and '.join(parts)}."
 

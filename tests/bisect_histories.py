@@ -22,7 +22,9 @@ def result(*, failed: bool, kernel: str = "norm", **figures: float) -> CaseResul
     seen = Comparison(**{"numel": 1000, "squared_exact": 1.0, **figures})  # type: ignore[arg-type]
     stage = StageResult("output", "bf16", True, seen, seen)
     verdict = Verdict.FAILED if failed else Verdict.PASSED
-    return CaseResult("case", "op", kernel, "contract", "cpu", "bf16", verdict, (stage,))
+    return CaseResult(
+        verdict, (stage,), case="case", op="op", kernel=kernel, contract="contract", device="cpu", dtypes="bf16"
+    )
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ def planned(kernel: str, group: str = "g", cases: int = 1) -> Planned:
 
 def result(kernel: str, group: str = "g", verdict: Verdict = Verdict.PASSED, reason: str = "") -> CaseResult:
     other = {"fp32_multiply+rounded_sum": 3}
-    names = LINE, "rms_norm", kernel, CONTRACT, "cpu", "bf16"
-    return CaseResult(*names, verdict, ruled_out=other, group=group, reason=reason)
+    names = {"case": LINE, "op": "rms_norm", "kernel": kernel, "contract": CONTRACT, "device": "cpu", "dtypes": "bf16"}
+    return CaseResult(verdict, ruled_out=other, group=group, reason=reason, **names)
 
 
 class Left:

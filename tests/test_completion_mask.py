@@ -19,7 +19,7 @@ from harness.kernel import Kernel, load_file, load_kernels
 from harness.placement import PlacementWarning
 from harness.result import Verdict
 from harness.verify.check import Subject, verify_case
-from harness.verify.evaluate import evaluate
+from harness.verify.problem import Problem
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 
 pytestmark = needs_device
@@ -207,7 +207,7 @@ def test_an_unknown_stage_is_refused() -> None:
 
 
 def reference(tensors: dict[str, Tensor], params: dict[str, Any], given: dict[str, Tensor] | None = None) -> Any:
-    return evaluate(OP, OP.contract(), tensors, params, given)
+    return Problem(OP, OP.contract(), tensors, params).evaluate(given)
 
 
 @settings(max_examples=60)
@@ -217,8 +217,8 @@ def test_reference(case: Case) -> None:
     trace = reference(tensors, dict(case.params))
     assert trace.results == ["mask"]
     for name, wanted in expected(**tensors, **case.params).items():
-        assert trace.expected[name].dtype == wanted.dtype
-        assert torch.equal(trace.expected[name], wanted), name
+        assert trace.stages[name].value.dtype == wanted.dtype
+        assert torch.equal(trace.stages[name].value, wanted), name
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool], ids=str)
@@ -226,14 +226,14 @@ def test_reference_goes_on_from_the_stages_of_a_kernel(dtype: torch.dtype) -> No
     tensors = {"ids": torch.zeros(3, 6, dtype=torch.int64), "eos_ids": torch.tensor([1])}
     found = torch.tensor([[0, 1, 0, 1, 0, 0], [0] * 6, [1] * 6]).to(dtype)
     trace = reference(tensors, {"mask_truncated": True}, {"is_eos": found})
-    assert trace.expected["eos_index"].tolist() == [[1], [6], [0]]
+    assert trace.stages["eos_index"].value.tolist() == [[1], [6], [0]]
     trace = reference(tensors, {"mask_truncated": True}, {"is_eos": found, "eos_index": torch.tensor([[2], [0], [6]])})
-    assert trace.expected["mask"].tolist() == [[1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0] * 6]
+    assert trace.stages["mask"].value.tolist() == [[1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0] * 6]
 
 
 def test_reference_matches_no_end_beyond_32_bits() -> None:
     tensors = {"ids": torch.tensor([[5, 6]], dtype=torch.int32), "eos_ids": torch.tensor([2**32 + 5])}
-    assert reference(tensors, {}).expected["is_eos"].tolist() == [[False, False]]
+    assert reference(tensors, {}).stages["is_eos"].value.tolist() == [[False, False]]
 
 
 def test_reference_refuses_no_end_ids() -> None:

@@ -20,9 +20,9 @@ from harness.kernel import Kernel
 from harness.numerics import Enclosure
 from harness.op import Contract, Latent, StageRecorder, op
 from harness.verify.declarations import check_kernel, check_op, likely_slips
-from harness.verify.evaluate import evaluate
 from harness.verify.inprocess import draw
 from harness.verify.plan import make_plan
+from harness.verify.problem import Problem
 from harness.verify.project import Project, open_project
 from harness.verify.stage_names import StageNames, stage_names
 from references.rms_norm import rms_norm
@@ -164,7 +164,7 @@ def test_an_op_that_is_not_called_as_its_file(tmp_path: Path) -> None:
 
 def evaluated(reference: Callable[..., None], **declared: Any) -> None:
     declared_op = op(rows=("x",), **declared)(reference)
-    evaluate(declared_op, declared_op.contract(), {"x": torch.ones(2, 3)}, {})
+    Problem(declared_op, declared_op.contract(), {"x": torch.ones(2, 3)}, {}).evaluate()
 
 
 def asks_for_another_option(x: Any, *, contract: Any, stage: Any) -> None:
@@ -312,7 +312,7 @@ def test_every_stage_that_an_op_records_is_known(name: str) -> None:
         tensors = build(case, torch.device("cpu")).tensors
         for contract in contracts:
             with suppress(UsageError):  # the contract is not defined for these parameters
-                found = evaluate(made, contract, tensors, dict(case.params)).formats
+                found = Problem(made, contract, tensors, dict(case.params)).evaluate().formats
                 assert [stage for stage in found if stage not in known] == []
 
 

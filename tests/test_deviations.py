@@ -13,6 +13,7 @@ from harness.errors import UsageError
 from harness.op import Op
 from harness.result import Verdict
 from harness.verify.judge import judge
+from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 from references.rms_norm import rms_norm
@@ -26,7 +27,7 @@ def normals(*shape: int, dtype: torch.dtype = FLOAT, seed: int = 0) -> Tensor:
 
 
 def verdict(op: Op, contract: str, tensors: dict[str, Tensor], actual: dict[str, Tensor], **params: object) -> Verdict:
-    return judge(op, op.contract(contract), tensors, params, actual).verdict
+    return judge(Problem(op, op.contract(contract), tensors, params), actual).verdict
 
 
 # RMSNorm
@@ -108,7 +109,7 @@ def test_a_product_with_the_weight_before_the_division_is_not_native() -> None:
 def test_the_root_is_the_latent_value_of_a_division() -> None:
     x = normals(8, 64)
     tensors = {"x": x}
-    rows = judge(rms_norm, rms_norm.contract("divided"), tensors, {"eps": EPS}, {"output": x / rms(x)}).rows
+    rows = judge(Problem(rms_norm, rms_norm.contract("divided"), tensors, {"eps": EPS}), {"output": x / rms(x)}).rows
     assert rows is not None and (rows.stage, rows.rows, rows.explained) == ("rms", 8, 8)
     halves = torch.where(torch.arange(64) < 32, rms(x) * (1 + 2e-6), rms(x) * (1 - 2e-6))
     assert verdict(rms_norm, "divided", tensors, {"output": x / halves}, eps=EPS) is Verdict.FAILED

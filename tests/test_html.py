@@ -31,7 +31,17 @@ def stage(name: str = "output", dtype: str = "bf16", outside: int = 0, *, result
 
 def passed(**changes: object) -> CaseResult:
     stages = (stage("inv_rms", "fp32", result=False), stage())
-    base = CaseResult(CASE, "rms_norm", "good", "native_multiply", "cpu", "bf16", Verdict.PASSED, stages, seconds=0.5)
+    base = CaseResult(
+        Verdict.PASSED,
+        stages,
+        case=CASE,
+        op="rms_norm",
+        kernel="good",
+        contract="native_multiply",
+        device="cpu",
+        dtypes="bf16",
+        seconds=0.5,
+    )
     return replace(base, **{"group": "plain", "source": "kernels/norms.py:7", **changes})  # type: ignore[arg-type]
 
 

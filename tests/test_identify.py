@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def subject(call: Callable[..., Any], contract: str = "") -> Subject:
 
 
 def identified(call: Callable[..., Any], *lines: str, contract: str = "", most: int = 1000) -> Identification:
-    return identify(subject(call, contract), map(parse_case, lines), project(), most=most)
+    return identify(subject(call, contract), map(parse_case, lines), most=most)
 
 
 def own(name_: str) -> Kernel:
@@ -103,7 +102,7 @@ def test_the_contract_that_a_kernel_keeps(contract: str) -> None:
     assert contract in found.kept[0].contracts
     assert {base(candidate) for candidate in found.kept} == {base_of(contract)}
     others = [candidate.total for candidate in found.candidates if base(candidate) != base_of(contract)]
-    assert len(others) == 3 * 5 and all(other.forbidden > 0 and other.against > 0 for other in others)
+    assert len(others) == 3 * 5 and all(other.outside > 0 and other.against > 0 for other in others)
     assert not found.keeps_claim and found.exit_code == 1
     assert "is wrong" in answer(found)
 
@@ -190,7 +189,7 @@ def test_rows_decide_where_elements_do_not() -> None:
     found = identified(torn, FP32)
     assert plain(found.kept) == []
     torn_apart = [c.total for c in found.candidates if "divided" not in name(c)]
-    assert {(total.forbidden, total.unexplained > 0) for total in torn_apart} == {(0, True)}
+    assert {(total.outside, total.unexplained > 0) for total in torn_apart} == {(0, True)}
 
 
 @op(
@@ -213,8 +212,7 @@ def test_many_contracts_are_left_once_they_are_ruled_out() -> None:
 
     lines = (f"chain x=bf16[16,64] seed={n}" for n in range(5))
     mine = Subject(Kernel("mine", "chain", "plain0+rounded1", call), chain, torch.device("cpu"))
-    own_project = replace(project(), ops={**project().ops, "chain": chain})
-    found = identify(mine, map(parse_case, lines), own_project, most=0)
+    found = identify(mine, map(parse_case, lines), most=0)
     assert found.keeps_claim and found.contracts == 32
     assert "plain0+rounded1+plain2+plain3+plain4" in found.kept[0].contracts
     ruled_out = [c.total for c in found.candidates if c.total.against]

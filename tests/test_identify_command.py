@@ -34,7 +34,7 @@ def printed(show: Callable[[Console], None]) -> str:
 
 def test_the_table() -> None:
     kept = Candidate(("a+b", "a+c"), "a", ("second",), {"bf16": Tally(2, elements=9_000, rows=12)})
-    other = Candidate(("d+b",), "d+b", (), {"bf16": Tally(2, 1, elements=9_000, forbidden=1_234)})
+    other = Candidate(("d+b",), "d+b", (), {"bf16": Tally(2, 1, elements=9_000, outside=1_234)})
     answers = (Answer("bf16", 2, (kept,)),)
     found = Identification("mine", "op", "cpu", "d+b", (kept, other), answers, cases=2, contracts=3)
     lines = printed(lambda console: print_identification(found, console)).splitlines()
@@ -47,7 +47,7 @@ def test_the_table() -> None:
 
 def test_rows_beyond_the_first_are_counted() -> None:
     candidates = tuple(
-        Candidate((f"c{n}",), f"c{n}", (), {"bf16": Tally(1, 1, elements=9, forbidden=n)}) for n in range(12)
+        Candidate((f"c{n}",), f"c{n}", (), {"bf16": Tally(1, 1, elements=9, outside=n)}) for n in range(12)
     )
     found = Identification("mine[a]", "op", "cpu", "c3", candidates, cases=1, contracts=12)
     assert "and 4 more rows; --all" in printed(lambda console: print_identification(found, console))
@@ -56,7 +56,7 @@ def test_rows_beyond_the_first_are_counted() -> None:
 
 
 def test_figures_of_contracts_that_were_left_are_lower_bounds() -> None:
-    assert elements(Tally(3, 3, elements=90, forbidden=5, untried=2)) == "at least 5 of 90"
+    assert elements(Tally(3, 3, elements=90, outside=5, untried=2)) == "at least 5 of 90"
 
 
 # The command

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from harness.errors import KernelError, UsageError
 from harness.op import op
-from harness.result import Verdict
+from harness.result import Judgement, Verdict
 from harness.verify.compare import compare_integers, outside_mask
-from harness.verify.evaluate import evaluate
-from harness.verify.judge import Judgement, judge
+from harness.verify.judge import judge
+from harness.verify.problem import Problem
 
 BIG = 2**62
 
@@ -26,7 +26,7 @@ def routing(ids, scale=None, *, contract, stage) -> None:
 
 
 def judged(ids: Tensor, chosen: Tensor, **stages: Tensor) -> Judgement:
-    return judge(routing, routing.contract(), {"ids": ids}, {}, {"chosen": chosen, **stages})
+    return judge(Problem(routing, routing.contract(), {"ids": ids}, {}), {"chosen": chosen, **stages})
 
 
 def ids(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -71,13 +71,13 @@ def test_without_elements_shape_and_dtype_are_all_there_is(shape: tuple[int, int
 
 def test_integers_and_numbers_in_one_op() -> None:
     tensors = {"ids": ids(1, 4), "scale": torch.tensor([[1.5]])}
-    trace = evaluate(routing, routing.contract(), tensors, {})
+    trace = Problem(routing, routing.contract(), tensors, {}).evaluate()
     assert trace.results == ["chosen", "scaled"]
     assert [fmt.name for fmt in trace.formats.values()] == ["int64", "bool", "fp32"]
     right = {"chosen": ids(3, 4), "scaled": torch.tensor([[3.0]])}
-    assert judge(routing, routing.contract(), tensors, {}, right).verdict is Verdict.PASSED
+    assert judge(Problem(routing, routing.contract(), tensors, {}), right).verdict is Verdict.PASSED
     wrong = {**right, "scaled": torch.tensor([[3.5]])}
-    assert judge(routing, routing.contract(), tensors, {}, wrong).verdict is Verdict.FAILED
+    assert judge(Problem(routing, routing.contract(), tensors, {}), wrong).verdict is Verdict.FAILED
 
 
 def test_an_input_of_integers_takes_no_numbers() -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from harness.errors import KernelError
 from harness.numerics import Enclosure, total
 from harness.op import op
-from harness.result import Verdict, simplest
-from harness.verify.judge import Judgement, judge
+from harness.result import Judgement, Verdict, simplest
+from harness.verify.judge import judge
+from harness.verify.problem import Problem
 from references.rms_norm import rms_norm
 
 EPS = 1e-6
@@ -72,7 +73,7 @@ def results(stages: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def judged(actual: dict[str, Tensor], tensors: dict[str, Tensor], contract: str = BASE, **params: object) -> Judgement:
-    return judge(rms_norm, rms_norm.contract(contract), tensors, {"eps": EPS, **params}, actual)
+    return judge(Problem(rms_norm, rms_norm.contract(contract), tensors, {"eps": EPS, **params}), actual)
 
 
 # Contracts against each other
@@ -132,7 +133,7 @@ def test_alternatives_that_a_correct_result_rules_out() -> None:
     assert all((count > 0) == (name != f"{BASE}+divided") for name, count in judgement.ruled_out.items())
     settled = {"fp32_multiply+rounded_sum", "native_multiply+unrounded_sum"}
     actual = results(eager(BASE, **tensors))
-    again = judge(rms_norm, rms_norm.contract(BASE), tensors, {"eps": EPS}, actual, settled=settled)
+    again = judge(Problem(rms_norm, rms_norm.contract(BASE), tensors, {"eps": EPS}), actual, settled=settled)
     assert set(again.ruled_out) == set(judgement.ruled_out) - settled
 
 
@@ -471,7 +472,7 @@ def column_sum(x: Enclosure, *, contract, stage) -> None:
 def test_an_op_without_independent_rows_is_judged_in_one_piece(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randint(-9, 9, (40, 16), generator=torch.Generator().manual_seed(0)).float()
     monkeypatch.setattr("harness.verify.judge._BLOCK", block)
-    judgement = judge(column_sum, column_sum.contract(), {"x": x}, {}, {"sums": x.sum(0)})
+    judgement = judge(Problem(column_sum, column_sum.contract(), {"x": x}, {}), {"sums": x.sum(0)})
     assert judgement.verdict is Verdict.PASSED
 
 

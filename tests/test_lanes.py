@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.result import Verdict
-from harness.verify.judge import Judgement, judge
+from harness.result import Judgement, Verdict
+from harness.verify.judge import judge
+from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 
@@ -58,12 +59,16 @@ def gated(x: Tensor, weight: Tensor, z: Tensor, bit: int) -> Stages:
 
 
 def judged_rms(x: Tensor, weight: Tensor, actual: Stages) -> Judgement:
-    return judge(rms_norm, rms_norm.contract("fp32_multiply"), {"x": x, "weight": weight}, {"eps": EPS}, actual)
+    return judge(
+        Problem(rms_norm, rms_norm.contract("fp32_multiply"), {"x": x, "weight": weight}, {"eps": EPS}), actual
+    )
 
 
 def judged_gated(x: Tensor, weight: Tensor, z: Tensor, actual: Stages) -> Judgement:
     params = {"eps": EPS, "norm_before_gate": False}
-    return judge(layer_norm_gated, layer_norm_gated.contract(), {"x": x, "weight": weight, "z": z}, params, actual)
+    return judge(
+        Problem(layer_norm_gated, layer_norm_gated.contract(), {"x": x, "weight": weight, "z": z}, params), actual
+    )
 
 
 # Right kernels
@@ -128,7 +133,7 @@ def test_all_groups_of_a_row_are_whole_or_split_by_one_bit() -> None:
 
     def judged(output: Tensor) -> Judgement:
         tensors = {"x": x, "weight": weight}
-        return judge(layer_norm_gated, layer_norm_gated.contract(), tensors, params, {"output": output})
+        return judge(Problem(layer_norm_gated, layer_norm_gated.contract(), tensors, params), {"output": output})
 
     alike, mixed = judged(in_groups(4, 4, 4)), judged(in_groups(4, 3, 0))
     assert alike.verdict is Verdict.PASSED and alike.rows is not None and alike.rows.split > 5

@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.result import Verdict
 from harness.verify.judge import judge
+from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 
@@ -50,7 +51,9 @@ def test_forward_may_fuse_the_gate_into_the_difference(difference: Difference, w
     actual = {"gate": z, "gated_input": x * z, "mean": mean, "variance": variance, "rstd": rstd}
     actual |= {"normalized": centered * rstd, "affine": centered * rstd, "output": centered * rstd}
     params = {"eps": EPS, "norm_before_gate": False}
-    assert judge(layer_norm_gated, layer_norm_gated.contract(), tensors, params, actual).verdict is Verdict.PASSED
+    assert (
+        judge(Problem(layer_norm_gated, layer_norm_gated.contract(), tensors, params), actual).verdict is Verdict.PASSED
+    )
 
 
 def gradients(tensors: dict[str, Tensor], difference: Difference) -> dict[str, Tensor]:
@@ -73,7 +76,7 @@ def test_backward_may_fuse_the_gate_into_the_difference(difference: Difference, 
     tensors["mean"], tensors["rstd"] = torch.full((rows, 1), 60.1), torch.full((rows, 1), 0.07)
     params = {"norm_before_gate": False}
     op = layer_norm_gated_backward
-    assert judge(op, op.contract(), tensors, params, gradients(tensors, difference)).verdict is verdict
+    assert judge(Problem(op, op.contract(), tensors, params), gradients(tensors, difference)).verdict is verdict
 
 
 @pytest.mark.parametrize("order", ["dy * gate", "(dy * z) * s"])
@@ -89,9 +92,9 @@ def test_db_takes_the_gate_in_any_order(order: str) -> None:
     actual = {"gate": gate, "dx": dx, "dz": dz, "dw": (terms * normalized).sum(0), "db": terms.sum(0)}
     tensors = {"x": x, "dy": dy, "weight": weight, "z": z, "bias": torch.zeros(64), "rstd": torch.full((1, 1), 0.5)}
     op = layer_norm_gated_backward
-    assert judge(op, op.contract(), tensors, {}, actual).verdict is not Verdict.FAILED
+    assert judge(Problem(op, op.contract(), tensors, {}), actual).verdict is not Verdict.FAILED
     actual["db"] = actual["db"] * (1 + 2.0**-19)
-    assert judge(op, op.contract(), tensors, {}, actual).verdict is Verdict.FAILED
+    assert judge(Problem(op, op.contract(), tensors, {}), actual).verdict is Verdict.FAILED
 
 
 def test_a_gate_of_minus_infinity_gives_nan() -> None:
@@ -100,8 +103,8 @@ def test_a_gate_of_minus_infinity_gives_nan() -> None:
     right = torch.nn.functional.silu(z)
     assert right[0, 3].isnan()
     op = layer_norm_gated
-    assert judge(op, op.contract(), tensors, params, {"output": right}).verdict is not Verdict.FAILED
-    judgement = judge(op, op.contract(), tensors, params, {"output": right.nan_to_num(12345.0)})
+    assert judge(Problem(op, op.contract(), tensors, params), {"output": right}).verdict is not Verdict.FAILED
+    judgement = judge(Problem(op, op.contract(), tensors, params), {"output": right.nan_to_num(12345.0)})
     assert judgement.verdict is Verdict.FAILED
 
 
@@ -117,4 +120,6 @@ def test_a_gate_of_minus_infinity_gives_nan() -> None:
 def test_shapes_that_do_not_fit_are_named(change: dict[str, Tensor], message: str) -> None:
     tensors = {"x": torch.ones(2, 8), "weight": torch.ones(8), **change}
     with pytest.raises(UsageError, match=message):
-        judge(layer_norm_gated, layer_norm_gated.contract(), tensors, {"eps": EPS}, {"output": torch.ones(2, 8)})
+        judge(
+            Problem(layer_norm_gated, layer_norm_gated.contract(), tensors, {"eps": EPS}), {"output": torch.ones(2, 8)}
+        )

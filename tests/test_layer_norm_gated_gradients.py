@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.verify.evaluate import Trace, evaluate
+from harness.verify.expected import RowSum
+from harness.verify.problem import Problem, Trace
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 
@@ -26,11 +27,11 @@ def names(option: tuple[bool, bool, str, str, int]) -> str:
 
 
 @pytest.fixture(params=OPTIONS, ids=names)
-def problem(request: pytest.FixtureRequest) -> Problem:
-    return Problem(*request.param)
+def problem(request: pytest.FixtureRequest) -> Differentiated:
+    return Differentiated(*request.param)
 
 
-class Problem:
+class Differentiated:
     """One combination of options on random fp64 data, differentiated by torch."""
 
     def __init__(self, rms: bool, bias: bool, gate: str, activation: str, groups: int) -> None:
@@ -63,21 +64,22 @@ class Problem:
     def backward(self) -> Trace:
         tensors = {n: t.detach() for n, t in self.inputs.items()} | {"dy": self.dy} | self.statistics
         params = {**self.gating, "recompute_output": True}
-        return evaluate(layer_norm_gated_backward, layer_norm_gated_backward.contract(), tensors, params)
+        return Problem(layer_norm_gated_backward, layer_norm_gated_backward.contract(), tensors, params).evaluate()
 
 
 def exact(trace: Trace, stage: str) -> Tensor:
-    return trace.sums[stage].sums[0] if stage in trace.sums else trace.enclosure(stage).exact
+    total = trace.stages[stage]
+    return total.sum.sums[0] if isinstance(total, RowSum) else trace.enclosure(stage).exact
 
 
-def test_forward_is_the_exact_function(problem: Problem) -> None:
+def test_forward_is_the_exact_function(problem: Differentiated) -> None:
     tensors = {n: t.detach() for n, t in problem.inputs.items()}
-    trace = evaluate(layer_norm_gated, layer_norm_gated.contract(), tensors, problem.options)
+    trace = Problem(layer_norm_gated, layer_norm_gated.contract(), tensors, problem.options).evaluate()
     assert exact(trace, "output") == pytest.approx(problem.output.detach(), abs=1e-12)
     assert exact(trace, "rstd") == pytest.approx(problem.statistics["rstd"], rel=1e-13)
 
 
-def test_gradients_are_those_of_automatic_differentiation(problem: Problem) -> None:
+def test_gradients_are_those_of_automatic_differentiation(problem: Differentiated) -> None:
     """‖difference‖ ≤ 1e-12 · ‖Σ|terms|‖, where the terms of dx are w·dy, x̂·c1 and c2, each times rstd."""
     trace = problem.backward()
     for stage, name in (("dx", "x"), ("dz", "z"), ("dw", "weight"), ("db", "bias")):
@@ -89,16 +91,16 @@ def test_gradients_are_those_of_automatic_differentiation(problem: Problem) -> N
     assert exact(trace, "output") == pytest.approx(problem.output.detach(), abs=1e-12)
 
 
-def magnitude(problem: Problem, trace: Trace, stage: str) -> Tensor:
+def magnitude(problem: Differentiated, trace: Trace, stage: str) -> Tensor:
     """Σ|terms| of a gradient."""
-    if stage in trace.sums:
-        return trace.sums[stage].magnitude
+    if isinstance(total := trace.stages[stage], RowSum):
+        return total.sum.magnitude
     if stage == "dz":
         return exact(trace, "dz").abs()
     parts = exact(trace, "dnormalized").unflatten(-1, (-1, SIZE)).abs()
     parts = parts + (exact(trace, "normalized").unflatten(-1, (-1, SIZE)) * exact(trace, "c1")[..., None]).abs()
-    if "c2" in trace.expected:
+    if "c2" in trace.stages:
         parts = parts + exact(trace, "c2")[..., None].abs()
     terms = (parts * problem.statistics["rstd"][..., None]).flatten(-2)
-    before = "dgated_input" in trace.expected
+    before = "dgated_input" in trace.stages
     return terms * exact(trace, "gate").abs() if before else terms

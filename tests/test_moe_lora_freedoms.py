@@ -17,7 +17,7 @@ from harness.kernel import load_kernels
 from harness.numerics import Enclosure, Premises, dot, using
 from harness.op import Op
 from harness.verify.compare import outside_mask
-from harness.verify.evaluate import Trace, evaluate
+from harness.verify.problem import Problem, Trace
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import problem, with_gradient
@@ -71,7 +71,7 @@ def simulated(
 
 
 def traced(op: Op, contract: str, tensors: dict[str, Tensor], params: dict[str, Any], given: Any = None) -> Trace:
-    return evaluate(op, op.contract(contract), tensors, params, given)
+    return Problem(op, op.contract(contract), tensors, params).evaluate(given)
 
 
 def assert_inside(
@@ -81,11 +81,11 @@ def assert_inside(
     actual = simulated(op, ROUNDED[op.name][contract], way, tensors, params)
     with using(Premises(depth=orders.WAYS[way].depth)):
         whole = traced(op, contract, tensors, params)
-        seen = {n: t for n, t in actual.items() if n in whole.expected and t.shape == whole.expected[n].shape}
+        seen = {n: t for n, t in actual.items() if n in whole.stages and t.shape == whole.stages[n].shape}
         assert seen.keys() >= set(whole.results)
         for found in (whole, traced(op, contract, tensors, params, seen)):
             for name, tensor in seen.items():
-                mask = outside_mask(tensor, found.expected[name])
+                mask = found.stages[name].outside(tensor)
                 assert not mask.any(), (name, params, mask.nonzero()[0].tolist())
     return actual
 
@@ -126,7 +126,7 @@ def test_the_kernels_give_the_results(kernel: Any) -> None:
     results = kernel.call(**tensors, scaling=0.3, shards=2)
     assert results.keys() == set(found.results)
     assert {n: t.dtype for n, t in results.items()} == {n: found.formats[n].dtype for n in results}
-    assert not any(outside_mask(t, found.expected[n]).any() for n, t in results.items())
+    assert not any(found.stages[n].outside(t).any() for n, t in results.items())
 
 
 # Products that are fused into an addition, or not
@@ -152,7 +152,7 @@ def of_ones(slots: int = 1, **values: float | list[float]) -> dict[str, Tensor]:
 def within(op: Op, name: str, tensors: dict[str, Tensor], scaling: float, result: float, **params: Any) -> bool:
     """Whether every element of a stage may be `result`."""
     taken = {n: t for n, t in tensors.items() if n in op.inputs}
-    found = evaluate(op, op.contract("fused"), taken, {"scaling": scaling, **params}).enclosure(name)
+    found = Problem(op, op.contract("fused"), taken, {"scaling": scaling, **params}).evaluate().enclosure(name)
     return not outside_mask(torch.full(found.shape, result), found).any()
 
 
@@ -249,7 +249,7 @@ def inputs(op: Op, contract: str, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def outside(found: Trace, actual: dict[str, Tensor]) -> dict[str, int]:
     """Elements of the results that are not allowed."""
-    return {name: int(outside_mask(actual[name], found.expected[name]).sum()) for name in found.results}
+    return {name: int(found.stages[name].outside(actual[name]).sum()) for name in found.results}
 
 
 @pytest.mark.usefixtures("no_tensor_cores")
@@ -274,4 +274,4 @@ def test_every_alternative_is_told_apart(op: Op, contract: str, dtype: torch.dty
     for other in op.alternatives(op.contract(contract)):
         actual = simulated(op, other.rounds, "running", tensors, PARAMS)
         assert sum(outside(found, actual).values()) >= 3, str(other)
-        assert not any(outside(evaluate(op, other, tensors, PARAMS), actual).values()), str(other)
+        assert not any(outside(Problem(op, other, tensors, PARAMS).evaluate(), actual).values()), str(other)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.verify.evaluate import Trace, evaluate
+from harness.verify.problem import Problem, Trace
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import ADAPTERS, SAVED, STORED, forward, gradients, problem, whole_numbers, with_gradient
@@ -21,7 +21,9 @@ RESULTS = ("grad_input", "grad_routing_weights", *(f"grad_{name}" for name in AD
 
 
 def trace(tensors: dict[str, Tensor], contract: str = "fused", **params: Any) -> Trace:
-    return evaluate(moe_lora_backward, moe_lora_backward.contract(contract), tensors, {"scaling": 0.5, **params})
+    return Problem(
+        moe_lora_backward, moe_lora_backward.contract(contract), tensors, {"scaling": 0.5, **params}
+    ).evaluate()
 
 
 def exact_problem(
@@ -37,7 +39,7 @@ def rounded_problem(
 ) -> dict[str, Tensor]:
     """Inputs of the activation dtype, with what the forward pass saves under the contract `fused`."""
     tensors = problem(dtype=dtype, seed=seed)
-    found = evaluate(moe_lora, moe_lora.contract("fused"), tensors, {"scaling": scaling})
+    found = Problem(moe_lora, moe_lora.contract("fused"), tensors, {"scaling": scaling}).evaluate()
     return with_gradient(tensors, {name: found.enclosure(name).value for name in SAVED}, old=old)
 
 
@@ -108,7 +110,7 @@ def test_contracts_round_where_the_specification_says() -> None:
 @pytest.mark.parametrize("contract", ["fused", "eager", "per_matrix"])
 def test_the_value_lies_between_the_ends(dtype: torch.dtype, contract: str) -> None:
     found = trace(rounded_problem(dtype, old=True), contract, scaling=0.3, shards=2)
-    for name in found.expected:
+    for name in found.stages:
         stage = found.enclosure(name)
         assert bool(((stage.lo <= stage.value) & (stage.value <= stage.hi)).all()), name
         assert bool((stage.hi - stage.lo <= 0.02 * stage.exact.abs() + 0.1).all()), name
@@ -122,7 +124,7 @@ def test_the_value_lies_between_the_ends(dtype: torch.dtype, contract: str) -> N
 def test_whole_numbers_leave_one_gradient_for_every_number_of_shards(dtype: torch.dtype, seed: int) -> None:
     tensors = whole_numbers(dtype=dtype, seed=seed)
     forward_inputs = {name: t for name, t in tensors.items() if name != "grad_output"}
-    saved = evaluate(moe_lora, moe_lora.contract("fused"), forward_inputs, {"scaling": 2.0})
+    saved = Problem(moe_lora, moe_lora.contract("fused"), forward_inputs, {"scaling": 2.0}).evaluate()
     tensors = with_gradient(tensors, {name: saved.enclosure(name).value for name in SAVED})
     whole, *sharded = (trace(tensors, scaling=2.0, shards=shards) for shards in (1, 2, 4))
     for found in (whole, *sharded):
@@ -173,7 +175,7 @@ def test_a_skipped_pair_gives_nothing_whatever_it_holds(contract: str, shards: i
     for name in ("routing_weights", *SAVED):
         tensors[name][skipped] = bad
     found = trace(tensors, contract, shards=shards)
-    for name in found.expected:
+    for name in found.stages:
         stage = found.enclosure(name)
         assert torch.equal(stage.full, clean.enclosure(name).full), name
         if stage.shape[:2] == skipped.shape:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.verify.evaluate import Trace, evaluate
+from harness.verify.problem import Problem, Trace
 from references.moe_lora import moe_lora
 from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers
 
@@ -19,13 +19,13 @@ SCALINGS = (0.0, 1.0, -0.5, float(torch.tensor(0.3)))
 
 
 def trace(tensors: dict[str, Tensor], contract: str = "fused", **params: Any) -> Trace:
-    return evaluate(moe_lora, moe_lora.contract(contract), tensors, {"scaling": 0.5, **params})
+    return Problem(moe_lora, moe_lora.contract(contract), tensors, {"scaling": 0.5, **params}).evaluate()
 
 
 def assert_exact(found: Trace, expected: dict[str, Tensor]) -> None:
     """‖difference‖ ≤ 1e-12 · ‖expected‖, which is no more than Σ|terms|."""
     assert sorted(found.results) == sorted(["output", "saved_gate", "saved_up", "intermediate"])
-    for name in (*found.results, *({"expert_output"} & found.expected.keys())):
+    for name in (*found.results, *({"expert_output"} & found.stages.keys())):
         exact = found.enclosure(name).exact
         exact = exact.sum(-1) if exact.ndim == 4 else exact  # one part per shard
         assert exact.shape == expected[name].shape
@@ -88,7 +88,7 @@ def test_contracts_round_where_the_specification_says() -> None:
 @pytest.mark.parametrize("contract", ["fused", "eager", "per_matrix"])
 def test_the_value_lies_between_the_ends(dtype: torch.dtype, contract: str) -> None:
     found = trace(problem(dtype=dtype), contract, scaling=0.3, shards=2)
-    for name in found.expected:
+    for name in found.stages:
         stage = found.enclosure(name)
         assert bool(((stage.lo <= stage.value) & (stage.value <= stage.hi)).all()), name
         assert bool((stage.hi - stage.lo <= 0.02 * stage.exact.abs() + 0.05).all()), name
@@ -150,7 +150,7 @@ def test_a_skipped_pair_is_zero_whatever_it_holds(contract: str, shards: int, ba
     tensors["x"][skipped.all(1)] = bad
     tensors["routing_weights"][skipped] = bad
     found = trace(tensors, contract, shards=shards)
-    for name in found.expected:
+    for name in found.stages:
         assert torch.equal(found.enclosure(name).full, clean.enclosure(name).full), name
         if name != "output":
             assert not found.enclosure(name).full[:, skipped].any(), name

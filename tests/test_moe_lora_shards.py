@@ -19,7 +19,7 @@ from harness.numerics.formats import BF16 as BF16_FORMAT
 from harness.numerics.formats import cast
 from harness.numerics.quantized import dequantized
 from harness.verify.assertion import ContractViolation
-from harness.verify.evaluate import evaluate
+from harness.verify.problem import Problem
 from harness.verify.project import open_project
 from tests.quantized_weights import every_storage, stored
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, assert_bits, needs_device, normals
@@ -177,7 +177,7 @@ def test_the_reference_has_the_shards_where_the_table_has_them(op):
     one, three = (
         {
             name: tuple(stage.shape)
-            for name, stage in evaluate(reference, contract, case, params | more).expected.items()
+            for name, stage in Problem(reference, contract, case, params | more).evaluate().stages.items()
         }
         for contract, more in ((reference.contract("fused"), {"shards": n}) for n in (1, 3))
     )

@@ -38,7 +38,16 @@ def stage(name: str = "output", dtype: str = "bf16", outside: int = 0, *, result
 def passed(**changes: object) -> CaseResult:
     stages = (stage("inv_rms", "fp32", result=False), stage())
     base = CaseResult(
-        CASE, "rms_norm", KERNEL, NATIVE, "cpu", "bf16", Verdict.PASSED, stages, source=SOURCE, seconds=0.5
+        Verdict.PASSED,
+        stages,
+        case=CASE,
+        op="rms_norm",
+        kernel=KERNEL,
+        contract=NATIVE,
+        device="cpu",
+        dtypes="bf16",
+        source=SOURCE,
+        seconds=0.5,
     )
     return replace(base, **{"group": "plain", **changes})  # type: ignore[arg-type]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,8 +11,9 @@ from torch import Tensor
 import harness.verify.judge as judging
 from harness.numerics import Enclosure, Premises, Sum, sum_of_row_products, sum_of_rows
 from harness.op import op
-from harness.result import Verdict
-from harness.verify.judge import Judgement, judge
+from harness.result import Judgement, Verdict
+from harness.verify.judge import judge
+from harness.verify.problem import Problem
 
 ROWS, WIDTH = 64, 24
 
@@ -33,7 +36,7 @@ def integers(seed: int) -> Tensor:
 
 def judged(x: Tensor, dy: Tensor, **changed: Tensor) -> Judgement:
     actual = {"product": x * dy, "dw": (x * dy).sum(0), "db": dy.sum(0), **changed}
-    return judge(gradients, gradients.contract(), {"x": x, "dy": dy}, {}, actual)
+    return judge(Problem(gradients, gradients.contract(), {"x": x, "dy": dy}, {}), actual)
 
 
 def orders(terms: Tensor) -> list[Tensor]:
@@ -116,10 +119,10 @@ def test_parts_join_in_any_order() -> None:
 def test_atomic_additions_may_flush_subnormal_numbers() -> None:
     x, dy = torch.full((ROWS, WIDTH), 2.0**-70), torch.full((ROWS, WIDTH), 2.0**-70)
     actual = {"product": x * dy, "dw": torch.zeros(WIDTH), "db": dy.sum(0)}
-    arguments = (gradients, gradients.contract(), {"x": x, "dy": dy}, {}, actual)
-    assert judge(*arguments).verdict is Verdict.FAILED
-    assert judge(*arguments, Premises(atomic=frozenset({"db"}))).verdict is Verdict.FAILED
-    assert judge(*arguments, Premises(atomic=frozenset({"dw"}))).verdict is Verdict.PASSED
+    problem = Problem(gradients, gradients.contract(), {"x": x, "dy": dy}, {})
+    assert judge(problem, actual).verdict is Verdict.FAILED
+    assert judge(replace(problem, premises=Premises(atomic=frozenset({"db"}))), actual).verdict is Verdict.FAILED
+    assert judge(replace(problem, premises=Premises(atomic=frozenset({"dw"}))), actual).verdict is Verdict.PASSED
 
 
 def test_one_row_without_leading_dimensions() -> None:
@@ -132,6 +135,6 @@ def test_a_declared_depth_tightens_the_bound() -> None:
     terms = (x * dy).reshape(64, 64, 4).sum(1).sum(0)
     moved = terms + 1e-2
     actual = {"product": x * dy, "dw": moved, "db": dy.sum(0)}
-    arguments = (gradients, gradients.contract(), {"x": x, "dy": dy}, {}, actual)
-    assert judge(*arguments).verdict is Verdict.PASSED
-    assert judge(*arguments, Premises(depth=lambda n: 12)).verdict is Verdict.FAILED
+    problem = Problem(gradients, gradients.contract(), {"x": x, "dy": dy}, {})
+    assert judge(problem, actual).verdict is Verdict.PASSED
+    assert judge(replace(problem, premises=Premises(depth=lambda n: 12)), actual).verdict is Verdict.FAILED

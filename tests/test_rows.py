@@ -9,9 +9,10 @@ from torch import Tensor
 from harness.numerics import Premises, total, using
 from harness.op import Latent, op
 from harness.row_check import RowCheck
-from harness.verify.evaluate import evaluate
 from harness.verify.explain import describe_rows
 from harness.verify.latent import any_value_explains, check_rows
+from harness.verify.observation import Observation
+from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 
@@ -39,8 +40,7 @@ def explained(
 ) -> RowCheck:
     tensors = {"x": x} if weight is None else {"x": x, "weight": weight}
     point = rms_norm.contract(contract)
-    trace = evaluate(rms_norm, point, tensors, {"eps": EPS})
-    return check_rows(rms_norm, point, tensors, {"eps": EPS}, {stage: actual}, trace)
+    return check_rows(Observation.of(Problem(rms_norm, point, tensors, {"eps": EPS}), {stage: actual}))
 
 
 def counted(check: RowCheck) -> tuple[int, int]:
@@ -160,12 +160,11 @@ def test_a_result_beside_the_stage_is_checked_together() -> None:
     """Both stages of a row must come from the same value."""
     x, weight = normals(4, WIDTH), normals(WIDTH, seed=1)
     contract = rms_norm.contract()
-    tensors = {"x": x, "weight": weight}
-    trace = evaluate(rms_norm, contract, tensors, {"eps": EPS})
+    problem = Problem(rms_norm, contract, {"x": x, "weight": weight}, {"eps": EPS})
     inner = normalized(x)
     other = normalized(x, weight, step(inverse_rms(x), (slice(None),), 2))
     together = [
-        check_rows(rms_norm, contract, tensors, {"eps": EPS}, {"normalized": inner, "output": y}, trace).explained
+        check_rows(Observation.of(problem, {"normalized": inner, "output": y})).explained
         for y in (inner * weight, other)
     ]
     assert together == [4, 0]
@@ -236,8 +235,12 @@ def test_the_search_through_stages_says_the_same() -> None:
     x = normals(4, 64)
     other = normalized(x, inv_rms=inverse_rms(x) * 1.5)
     for y, whole in ((other, True), (step(normalized(x), (2, 5)), False)):
-        trace = evaluate(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS})
-        assert any_value_explains(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS}, {"output": y}, trace) is whole
+        assert (
+            any_value_explains(
+                Observation.of(Problem(rms_norm, rms_norm.contract(), {"x": x}, {"eps": EPS}), {"output": y})
+            )
+            is whole
+        )
         assert (explained(y, x).needs.found > 0) is whole
 
 
@@ -290,10 +293,12 @@ def shifted(x, *, contract, stage) -> None:
 def test_an_op_that_decreases_in_its_latent_value() -> None:
     x = normals(6, 50)
     contract = shifted.contract()
-    trace = evaluate(shifted, contract, {"x": x}, {})
     right = x - x.sum(-1, keepdim=True)
     wrong = step(right, (4, 9))
-    checks = [check_rows(shifted, contract, {"x": x}, {}, {"shifted": y}, trace).explained for y in (right, wrong)]
+    checks = [
+        check_rows(Observation.of(Problem(shifted, contract, {"x": x}, {}), {"shifted": y})).explained
+        for y in (right, wrong)
+    ]
     assert checks == [6, 5]
 
 
@@ -327,8 +332,7 @@ def grouped(x: Tensor, *, group: int | None = None, error: float = 0.0, layer: b
 def explained_in_groups(y: Tensor, x: Tensor, *, layer: bool = False) -> RowCheck:
     tensors, point = {"x": x, "weight": torch.ones(x.shape[-1])}, layer_norm_gated.contract()
     params = {"eps": EPS, "group_size": SIZE, "is_rms_norm": not layer}
-    trace = evaluate(layer_norm_gated, point, tensors, params)
-    return check_rows(layer_norm_gated, point, tensors, params, {"output": y}, trace)
+    return check_rows(Observation.of(Problem(layer_norm_gated, point, tensors, params), {"output": y}))
 
 
 @pytest.mark.parametrize("layer", [False, True])

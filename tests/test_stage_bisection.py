@@ -23,8 +23,8 @@ from harness.numerics import Enclosure, hull
 from harness.op import Contract, StageRecorder, op
 from harness.outcomes.stages import Kind, StageSearch, Suspect
 from harness.verify.check import Subject
-from harness.verify.evaluate import evaluate
 from harness.verify.handover import search_stages
+from harness.verify.problem import Problem
 from harness.verify.worker import WorkerEnded
 from reports.stages import print_stages, sentences
 from tests.faults import hunt
@@ -274,7 +274,7 @@ def test_a_reference_goes_on_from_an_enclosure() -> None:
     tensors = {"x": torch.ones(1, 4), "weight": torch.ones(4)}
     contract = rms_norm.contract("fp32_multiply")
     parts_ = torch.tensor([1.0, 1.0, 0.5, 2.0], dtype=torch.float64).reshape(4, 1, 1)
-    trace = evaluate(rms_norm, contract, tensors, {"eps": 0.0}, {"inv_rms": Enclosure(parts_)})
+    trace = Problem(rms_norm, contract, tensors, {"eps": 0.0}).evaluate({"inv_rms": Enclosure(parts_)})
     output = trace.enclosure("output")
     assert (output.lo.max(), output.value.max(), output.hi.min()) == (0.5, 1.0, 2.0)
     assert trace.enclosure("inv_rms").hi.max() < 1.001  # what the stage must be is still what follows from the inputs

@@ -10,8 +10,9 @@ from torch import Tensor
 
 import harness.verify.judge as judging
 from harness.numerics import Enclosure, Premises, dot, exp, mean_of_squares, multiply_add, total, using, variance_about
-from harness.result import Verdict
-from harness.verify.judge import Judgement, judge
+from harness.result import Judgement, Verdict
+from harness.verify.judge import judge
+from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 from references.rms_norm import rms_norm
@@ -86,7 +87,7 @@ def one_ulp(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def judged(norm: Norm, tensors: dict[str, Tensor], **stages: Tensor) -> Judgement:
-    return judge(rms_norm, rms_norm.contract(), tensors, {"eps": EPS}, {"output": norm(**tensors), **stages})
+    return judge(Problem(rms_norm, rms_norm.contract(), tensors, {"eps": EPS}), {"output": norm(**tensors), **stages})
 
 
 @every_dtype
@@ -118,7 +119,7 @@ def test_the_worst_element_is_named_in_the_whole_tensor(monkeypatch: pytest.Monk
     y = mixed(**tensors)
     y[4, 7] = -torch.inf
     shaped = {"x": tensors["x"].reshape(2, 3, WIDTH), "weight": tensors["weight"]}
-    judgement = judge(rms_norm, rms_norm.contract(), shaped, {"eps": EPS}, {"output": y.reshape(2, 3, WIDTH)})
+    judgement = judge(Problem(rms_norm, rms_norm.contract(), shaped, {"eps": EPS}), {"output": y.reshape(2, 3, WIDTH)})
     output = judgement.stages[0].cumulative
     assert output.worst is not None
     assert output.worst.index[:2] in ((0, 1), (1, 1))
@@ -176,13 +177,13 @@ def layer_norm(x: Tensor, weight: Tensor, wide: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("scale", [1e19, 1e36])
 def test_layer_norm_has_a_mean_and_a_variance_of_more_range(scale: float, dtype: torch.dtype) -> None:
     tensors = large(scale, dtype)
-    arguments = layer_norm_gated, layer_norm_gated.contract(), tensors, {"eps": EPS}
+    problem = Problem(layer_norm_gated, layer_norm_gated.contract(), tensors, {"eps": EPS})
     for wide in (torch.float32, torch.float64):
-        assert judge(*arguments, {"output": layer_norm(**tensors, wide=wide)}).verdict is Verdict.PASSED
+        assert judge(problem, {"output": layer_norm(**tensors, wide=wide)}).verdict is Verdict.PASSED
     y = layer_norm(**tensors, wide=torch.float64)
     y[0, :9] = 0
-    assert judge(*arguments, {"output": y}).verdict is Verdict.FAILED
-    assert judge(*arguments, {"output": y / 2}).verdict is Verdict.FAILED
+    assert judge(problem, {"output": y}).verdict is Verdict.FAILED
+    assert judge(problem, {"output": y / 2}).verdict is Verdict.FAILED
 
 
 def gradients(x: Tensor, dy: Tensor, weight: Tensor, rstd: Tensor, wide: torch.dtype) -> dict[str, Tensor]:
@@ -198,14 +199,14 @@ def test_gradients_follow_their_rows(dtype: torch.dtype) -> None:
     dy[1:3] *= 1e34
     weight = normals(2, WIDTH) * 1e5
     tensors = {"x": x.to(dtype), "dy": dy.to(dtype), "weight": weight, "rstd": torch.full((ROWS, 1), 1.3e-4)}
-    arguments = layer_norm_gated_backward, layer_norm_gated_backward.contract(), tensors, {}
+    problem = Problem(layer_norm_gated_backward, layer_norm_gated_backward.contract(), tensors, {})
     narrow, wide = (gradients(**tensors, wide=w) for w in (torch.float32, torch.float64))
     assert not bool(narrow["dx"].isfinite().all())
     assert bool(wide["dx"].isfinite().all())
     for actual in (narrow, wide):
-        assert judge(*arguments, actual).findings == ()
-    assert judge(*arguments, {**wide, "dx": wide["dx"] / 2}).verdict is Verdict.FAILED
-    judgement = judge(*arguments, {**wide, "dw": wide["dw"] * 2})
+        assert judge(problem, actual).findings == ()
+    assert judge(problem, {**wide, "dx": wide["dx"] / 2}).verdict is Verdict.FAILED
+    judgement = judge(problem, {**wide, "dw": wide["dw"] * 2})
     assert [f.stage for f in judgement.findings] == ["dw"]
 
 

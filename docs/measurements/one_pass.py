@@ -49,6 +49,7 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
 
     from harness.case import DTYPES as TORCH
     from harness.verify.judge import judge
+    from harness.verify.problem import Problem
     from tests.faults.hunt import project, subject_of
 
     tensors, params = problem(offset, TORCH[dtype], device), {"eps": 1e-5}
@@ -56,7 +57,8 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
     op = project().op(kernel.op)
     stored = kernel.call(**tensors, **params, stages=kernel.stages)
     output = {"output": kernel.call(**tensors, **params)}
-    exposed, hidden = (judge(op, subject.contract, tensors, params, a, subject.bounds) for a in (stored, output))
+    own = Problem(op, subject.contract, tensors, params, subject.bounds)
+    exposed, hidden = (judge(own, a) for a in (stored, output))
     variance = next(s for s in exposed.stages if s.name == "variance").isolated.outside
     unexplained = hidden.rows.unexplained if hidden.rows else 0
     elements = hidden.stages[0].cumulative.outside

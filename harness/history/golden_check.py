@@ -107,9 +107,7 @@ def _examined(subject: Subject, line: str) -> tuple[CaseResult, dict[str, Tensor
     try:
         return examine(subject, parse_case(line))
     except LastbitError as error:  # a line of an older lastbit, which means nothing now
-        kernel = subject.kernel
-        names = line, kernel.op, kernel.name, str(subject.contract), str(subject.device)
-        return CaseResult(*names, dtypes="", verdict=Verdict.ERRORED, reason=str(error), source=kernel.source), {}
+        return subject.outcome(Verdict.ERRORED, line, "", reason=str(error)), {}
 
 
 def _recorded(line: str, result: CaseResult, actual: Mapping[str, Tensor], unordered: tuple[str, ...]) -> RecordedCase:

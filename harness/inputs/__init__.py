@@ -8,7 +8,7 @@ problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violatio
 
 from harness.inputs.allocations import Allocations, Poisoned, guarded_allocations, poison_mask, unwritten
 from harness.inputs.blocks import row_blocks
-from harness.inputs.fingerprint import fingerprint
+from harness.inputs.fingerprint import fingerprint, value_fingerprint
 from harness.inputs.guards import Violation
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
 from harness.inputs.overlap import overlaps
@@ -39,5 +39,6 @@ __all__ = [
     "strided",
     "tensor_layouts",
     "unwritten",
+    "value_fingerprint",
     "widths",
 ]

@@ -53,7 +53,7 @@ class Premises:
     """
 
     device: str = "unknown"
-    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    bounds: Mapping[str, Bound] = field(default_factory=dict, hash=False)
     tensor_cores: TensorCores | None = LOOSEST
     depth: Callable[[int], int] | None = None
     flushes_subnormals: bool = False

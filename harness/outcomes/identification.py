@@ -17,8 +17,8 @@ class Tally:
         against: those of them that rule it out.
         undefined: those of them for which the contract has no meaning.
         elements: elements of the results, where it has one.
-        forbidden: those of them that the contract forbids.
-        rows: rows that were tried; only in cases without a forbidden element.
+        outside: those of them that lie outside the contract.
+        rows: rows that were tried; only in cases without an element outside.
         unexplained: those of them that no single latent value explains.
         untried: cases in which it was not tried any more, because others had ruled it out.
     """
@@ -27,7 +27,7 @@ class Tally:
     against: int = 0
     undefined: int = 0
     elements: int = 0
-    forbidden: int = 0
+    outside: int = 0
     rows: int = 0
     unexplained: int = 0
     untried: int = 0
@@ -40,7 +40,7 @@ class Tally:
     @property
     def distance(self) -> tuple[float, float, float]:
         """How far the kernel is from the contract, the smaller the nearer: shares of cases, elements and rows."""
-        shares = (self.undefined, self.cases), (self.forbidden, self.elements), (self.unexplained, self.rows)
+        shares = (self.undefined, self.cases), (self.outside, self.elements), (self.unexplained, self.rows)
         without, elements, rows = (part / whole if whole else 0.0 for part, whole in shares)
         return without, elements, rows
 
@@ -50,7 +50,7 @@ class Tally:
             self.against + other.against,
             self.undefined + other.undefined,
             self.elements + other.elements,
-            self.forbidden + other.forbidden,
+            self.outside + other.outside,
             self.rows + other.rows,
             self.unexplained + other.unexplained,
             self.untried + other.untried,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,34 @@ from harness.errors import KernelError, UsageError, unknown
 from harness.kernel import Kernel, declarations_of
 from harness.numerics import Premises
 from harness.op import Contract, Op
-from harness.result import Verdict, simplest
+from harness.result import Judgement, Verdict, simplest
 from harness.verify.decided import shares
-from harness.verify.evaluate import Params, Tensors, check_arguments, evaluate
-from harness.verify.judge import Judgement, judge
+from harness.verify.judge import judge
+from harness.verify.problem import Params, Problem, Tensors, check_arguments
 from harness.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
 
 
+@dataclass(frozen=True)
+class AssertedJudgement(Judgement):
+    """A judgement on a result that was there, and how much it says.
+
+    Attributes:
+        decided: result → share of it that is decided, see `harness.verify.decided`; empty where it breaks its contract.
+    """
+
+    decided: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, judgement: Judgement, decided: Mapping[str, float]) -> AssertedJudgement:
+        return cls(**{f.name: getattr(judgement, f.name) for f in fields(Judgement)}, decided=decided)
+
+
 class ContractViolation(AssertionError):
     """A result breaks its contract, or too little of it is decided; `judgement` has the figures."""
 
-    def __init__(self, message: str, judgement: Judgement) -> None:
+    def __init__(self, message: str, judgement: AssertedJudgement) -> None:
         super().__init__(message)
         self.judgement = judgement
 
@@ -42,7 +57,7 @@ def assert_contract(
     decided: float | None = None,
     project: str | Path | None = None,
     **arguments: Any,
-) -> Judgement:
+) -> AssertedJudgement:
     """Assert that `actual` is a result that a kernel which keeps `contract` may give for `arguments`.
 
         assert_contract("OP", actual, x=x, weight=w, eps=1e-6, contract="OPTION", depth=12, decided=0.9)
@@ -59,14 +74,14 @@ def assert_contract(
         depth: height of the kernel's summation tree, or a function from the number of terms to it.
         kernel: a function decorated with `@kernel`, or the name of a kernel of lastbit or of `project`: contract, depth
             and unordered results are taken from its declaration, where `contract` and `depth` do not say otherwise.
-        decided: the share of each result that must be decided, from 0 to 1; see `Judgement.decided`.
+        decided: the share of each result that must be decided, from 0 to 1; see `AssertedJudgement.decided`.
         project: a folder with references/ of your own ops.
         arguments: the tensors, as they were before the call, and the parameters of the op, by name; None stands for
             an argument that is left out.
 
     Returns:
         The judgement: the statistics of every stage, which share of each result was `decided`, how many elements each
-        alternative contract forbids (`ruled_out`), and which alternatives forbid none (`not_ruled_out`).
+        alternative contract excludes (`ruled_out`), and which alternatives exclude none (`not_ruled_out`).
 
     Raises:
         ContractViolation: the result is impossible under the contract, or nothing or less than `decided` is decided.
@@ -79,15 +94,15 @@ def assert_contract(
     if decided is not None and not 0 <= decided <= 1:
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
-    actual = _named(the_op, claim.contract, tensors, params, actual)
-    premises = claim.premises(tensors[the_op.inputs[0]])
-    judgement = judge(the_op, claim.contract, tensors, params, actual, premises)
+    problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
+    judgement = judge(problem, _named(problem, actual))
     if judgement.verdict is not Verdict.PASSED:
-        raise ContractViolation(_message(op, str(claim.contract), judgement), judgement)
-    judgement = replace(judgement, decided=shares(the_op, claim.contract, tensors, params, premises, judgement))
-    if decided is not None and any(share < decided for share in judgement.decided.values()):
-        raise ContractViolation(_too_little(op, claim, decided, judgement), judgement)
-    return judgement
+        message = _message(op, str(claim.contract), judgement)
+        raise ContractViolation(message, AssertedJudgement.of(judgement, {}))
+    asserted = AssertedJudgement.of(judgement, shares(problem, judgement))
+    if decided is not None and any(share < decided for share in asserted.decided.values()):
+        raise ContractViolation(_too_little(op, claim, decided, asserted), asserted)
+    return asserted
 
 
 @dataclass(frozen=True)
@@ -153,17 +168,15 @@ def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
     return tensors, params
 
 
-def _named(
-    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensor | Mapping[str, Tensor]
-) -> Mapping[str, Tensor]:
+def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The results by name."""
     if isinstance(actual, Mapping):
         return actual
     if not isinstance(actual, Tensor):
         raise KernelError(f"the result is {type(actual).__name__}; give a tensor, or a mapping from stages to tensors")
-    results = evaluate(op, contract, tensors, params).results
-    if len(results) != 1:
-        raise KernelError(f"{op.name} has the results {', '.join(results)} here; give a mapping with all of them")
+    if len(results := problem.results) != 1:
+        names = ", ".join(results)
+        raise KernelError(f"{problem.op.name} has the results {names} here; give a mapping with all of them")
     return {results[0]: actual}
 
 
@@ -178,7 +191,7 @@ def _message(op: str, contract: str, judgement: Judgement) -> str:
     return "\n".join(lines)
 
 
-def _too_little(op: str, claim: _Claim, decided: float, judgement: Judgement) -> str:
+def _too_little(op: str, claim: _Claim, decided: float, judgement: AssertedJudgement) -> str:
     """Which results were decided too little, and what would help."""
     lines = [f"{op} may keep {claim.contract}, but less is decided than decided={decided:g} asks for"]
     formats = {stage.name: stage.dtype for stage in judgement.stages}

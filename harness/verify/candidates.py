@@ -6,15 +6,14 @@ sign). If one candidate is asked both ways, or every candidate is asked away, no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from harness.numerics.formats import FP32, from_ordinals
-from harness.op import Contract, Op
-from harness.verify.evaluate import Params, Tensors, evaluate
+from harness.verify.problem import Problem, Tensors
 
 _AT_ONCE = {"cpu": 1 << 15}  # elements: below, the cost is in the number of operations, above, in their size
 _AT_ONCE_ELSEWHERE = 1 << 22
@@ -26,7 +25,7 @@ class Rows:
     """Some rows of a problem: the reference after one of its stages, as a function of candidates for that stage.
 
     Attributes:
-        tensors: the inputs; those that the op declares as rows are [rows, ...].
+        problem: the problem; those of its inputs that the op declares as rows are [rows, ...].
         seen: stages that the candidates must explain, [rows, groups, size].
         stage: the stage whose values are tried; the next three are [rows, groups].
         low, high: positions of the smallest and the largest fp32 number to try.
@@ -35,10 +34,7 @@ class Rows:
         counted: elements of each group that must be explained, [rows, 1, size]; None for all.
     """
 
-    op: Op
-    contract: Contract
-    tensors: Tensors
-    params: Params
+    problem: Problem
     seen: Tensors
     stage: str
     low: Tensor
@@ -64,7 +60,7 @@ class Rows:
             low=self.low[rows],
             high=self.high[rows],
             tried=self.tried[rows],
-            tensors={n: t[rows] if n in self.op.rows else t for n, t in self.tensors.items()},
+            problem=self._of_rows(lambda t: t[rows]),
             seen={n: t[rows] for n, t in self.seen.items()},
             given={n: t[rows] for n, t in self.given.items()},
             counted=None if self.counted is None else self.counted[rows],
@@ -72,14 +68,17 @@ class Rows:
 
     def forward(self, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Lowest and highest legal elements for each candidate: [candidates, rows, groups] → [..., group size]."""
-        tensors = {n: t.unsqueeze(0) if n in self.op.rows else t for n, t in self.tensors.items()}
         given = {n: t.unsqueeze(0) for n, t in self.given.items()}
-        trace = evaluate(
-            self.op, self.contract, tensors, self.params, {**given, self.stage: from_ordinals(positions, FP32)}
-        )
+        given[self.stage] = from_ordinals(positions, FP32)
+        trace = self._of_rows(lambda t: t.unsqueeze(0)).evaluate(given)
         groups = (positions.shape[-1], -1)
         ends = {name: trace.enclosure(name) for name in self.seen}
         return {name: (e.lo.unflatten(-1, groups), e.hi.unflatten(-1, groups)) for name, e in ends.items()}
+
+    def _of_rows(self, change: Callable[[Tensor], Tensor]) -> Problem:
+        """The problem with every input that is of rows changed."""
+        rows, tensors = self.problem.op.rows, self.problem.tensors
+        return self.problem.on({n: change(t) if n in rows else t for n, t in tensors.items()})
 
     def slopes(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Sign of the change of both ends of each element as the value grows; 0 if nothing changes."""
@@ -100,7 +99,7 @@ class Rows:
         return up, down
 
 
-def search(rows: Rows) -> tuple[Tensor, Tensor]:
+def explained_groups(rows: Rows) -> tuple[Tensor, Tensor]:
     """Which groups some candidate explains, and the position of that candidate; both are [rows, groups].
 
     Groups that are not `tried` count as explained.

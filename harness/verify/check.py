@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +18,17 @@ from harness.inputs import Inputs, build
 from harness.kernel import Kernel
 from harness.numerics import Premises
 from harness.op import Contract, Op
-from harness.result import CaseResult, Finding, Verdict
+from harness.result import CaseResult, Finding, Judgement, Verdict
 from harness.verify.calls import Call, Caller
-from harness.verify.evaluate import check_arguments, evaluate
-from harness.verify.judge import Judgement, judge
+from harness.verify.judge import judge
 from harness.verify.memory import out_of_memory
 from harness.verify.placed import placement_findings
+from harness.verify.problem import Problem, check_arguments
+from harness.verify.problems import Problems
 from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
 
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
+_PROBLEMS = Problems()
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,25 @@ class Subject:
         kernel was compiled (PTX ISA, atom and red).
         """
         return replace(self.premises, depth=self.kernel.depth, atomic=frozenset(self.kernel.unordered))
+
+    def problem(self, inputs: Inputs) -> Problem:
+        """What the kernel has to compute for a case."""
+        return _PROBLEMS.of(self.op, self.contract, inputs, self.bounds)
+
+    def outcome(self, verdict: Verdict, case: str, dtypes: str, *, reason: str = "", group: str = "") -> CaseResult:
+        """A result without a judgement."""
+        return CaseResult(
+            verdict,
+            case=case,
+            op=self.kernel.op,
+            kernel=self.kernel.name,
+            contract=str(self.contract),
+            device=str(self.device),
+            dtypes=dtypes,
+            reason=reason,
+            group=group,
+            source=self.kernel.source,
+        )
 
     def __str__(self) -> str:
         return f"{self.kernel.name} on {self.device}"
@@ -94,17 +114,7 @@ class _Examined:
 
 
 def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[str]) -> _Examined:
-    kernel = subject.kernel
-    outcome = CaseResult(
-        case=str(case),
-        op=case.op,
-        kernel=kernel.name,
-        contract=str(subject.contract),
-        device=str(subject.device),
-        dtypes=case.dtypes,
-        verdict=Verdict.UNSUPPORTED,
-        source=kernel.source,
-    )
+    kernel, outcome = subject.kernel, subject.outcome(Verdict.UNSUPPORTED, str(case), case.dtypes)
     actual: dict[str, Tensor] = {}
     raised = ""
     start = time.perf_counter()
@@ -141,63 +151,43 @@ def _judged(
     subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str]
 ) -> tuple[CaseResult, dict[str, Tensor]]:
     inputs = build(case.gathered(), subject.device)
-    caller = Caller(subject.kernel, subject.device, tuple(_results(subject, inputs)))
+    problem = subject.problem(inputs)
+    caller = Caller(subject.kernel, subject.device, tuple(problem.results))
     calls = make_calls(caller, inputs, repeat=repeat)
-    judgement, actual = _judgement(subject, inputs, calls, settled)
+    judgement, actual = _judgement(problem, calls, settled)
     findings = [*calls.findings(), *_placement(caller, case)]
+    if any(finding.kind == "wrote_outside" for finding in findings):
+        _PROBLEMS.forget()
     if calls.other is not None and judgement.verdict is not Verdict.FAILED:
         findings += _other_values(subject, *calls.other)
     findings = list(dict.fromkeys(findings))
-    judged_outcome = replace(
-        outcome,
-        verdict=Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings]),
-        stages=judgement.stages,
-        findings=(*findings, *judgement.findings),
-        rows=judgement.rows,
-        ruled_out=judgement.ruled_out,
-        explained_by=judgement.explained_by,
-        reason=judgement.reason,
-        fingerprint=inputs.fingerprint,
-    )
-    return judged_outcome.strict if subject.strict else judged_outcome, actual
+    verdict = Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings])
+    judged = replace(judgement, verdict=verdict, findings=(*findings, *judgement.findings))
+    result = replace(outcome.judged(judged), fingerprint=inputs.fingerprint)
+    return result.strict if subject.strict else result, actual
 
 
-def _judgement(
-    subject: Subject, inputs: Inputs, calls: Calls, settled: Collection[str]
-) -> tuple[Judgement, dict[str, Tensor]]:
+def _judgement(problem: Problem, calls: Calls, settled: Collection[str]) -> tuple[Judgement, dict[str, Tensor]]:
     """The judgement on the first call with the stages of the last, or on the last where its results are worse."""
     first, last = calls.first.actual, calls.last.actual
-    judged = [{**last, **{name: first[name] for name in calls.first.results}}]
-    if differ(calls.first, calls.last, subject.kernel.unordered):
-        judged.append(last)
-    judgements = ((_judge(subject, inputs, a, settled=settled), a) for a in judged)
-    return max(judgements, key=lambda j: list(Verdict).index(j[0].verdict))
-
-
-def _judge(subject: Subject, inputs: Inputs, actual: Mapping[str, Tensor], **others: Any) -> Judgement:
-    """`others` says which other contracts are tried."""
-    op, contract, bounds = subject.op, subject.contract, subject.bounds
-    return judge(op, contract, inputs.tensors, dict(inputs.case.params), actual, bounds, **others)
+    candidates = [{**last, **{name: first[name] for name in calls.first.results}}]
+    if differ(calls.first, calls.last, calls.kernel.unordered):
+        candidates.append(last)
+    judged = ((judge(problem, actual, settled=settled), actual) for actual in candidates)
+    return max(judged, key=lambda pair: list(Verdict).index(pair[0].verdict))
 
 
 def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Finding]:
     """What the reference says against the call with other values, of which nothing else is recorded."""
     try:
-        judgement = _judge(subject, inputs, call.actual, alternatives=False)
+        judgement = judge(subject.problem(inputs), call.actual, alternatives=False)
     except UsageError:  # the op is not defined for values that nobody chose
         return
     except KernelError as error:
         yield Finding("other_values", "", f"{elsewhere(inputs)}: {error}")
         return
-    for finding in (f for f in judgement.findings if not f.notice):
+    for finding in judgement.faults:
         yield Finding("other_values", finding.stage, f"{elsewhere(inputs)}: {finding.sentence}")
-
-
-def _results(subject: Subject, inputs: Inputs) -> list[str]:
-    """Names of the results that this problem has: the reference says, on its first row."""
-    rows = subject.op.rows
-    tensors = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in rows else t for n, t in inputs.tensors.items()}
-    return evaluate(subject.op, subject.contract, tensors, inputs.case.params).results
 
 
 def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:

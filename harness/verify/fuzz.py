@@ -78,19 +78,9 @@ def run_item(
 
 def unfinished(item: Item, reason: str) -> CaseResult:
     """The result of an item whose cases could not be made: an error of the op's strategy, say."""
-    kernel = item.subject.kernel
-    return CaseResult(
-        case=f"{kernel.op} (group {item.group.name})",
-        op=kernel.op,
-        kernel=kernel.name,
-        contract=str(item.subject.contract),
-        device=str(item.subject.device),
-        dtypes="",
-        verdict=Verdict.ERRORED,
-        reason=reason,
-        group=item.group.name,
-        source=kernel.source,
-    )
+    subject, group = item.subject, item.group.name
+    case = f"{subject.kernel.op} (group {group})"
+    return subject.outcome(Verdict.ERRORED, case, "", reason=reason, group=group)
 
 
 def _failure(result: CaseResult) -> CaseFailed:

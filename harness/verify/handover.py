@@ -12,18 +12,15 @@ from torch import Tensor
 from harness.case import Case, parse_case
 from harness.errors import UsageError
 from harness.inputs import build
-from harness.numerics import Format, using
-from harness.numerics.formats import Integers
 from harness.outcomes.stages import Handover, Kind, StageSearch
 from harness.result import Comparison
 from harness.verify.check import Subject, examine
-from harness.verify.compare import compare, compare_integers, outside_mask
-from harness.verify.evaluate import Expected, Tensors, Trace
 from harness.verify.inprocess import Watch, Workplace, unwatched
 from harness.verify.lanes import forgiven
 from harness.verify.latent import ExplainedRows, explain_rows
-from harness.verify.roundings import expectations
-from harness.verify.suspects import Situation, suspects
+from harness.verify.observation import Observation
+from harness.verify.problem import Tensors, Trace
+from harness.verify.suspects import suspects
 
 OF_STAGES = ("outside", "special", "rows", "lanes")  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each
@@ -57,49 +54,48 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
     )
     if not actual:
         return found
-    tensors = build(case.gathered(), subject.device).tensors
-    with using(subject.bounds):
-        return _searched(found, Situation(subject.op, subject.contract, tensors, dict(case.params), actual))
+    problem = subject.problem(build(case.gathered(), subject.device))
+    return _searched(found, Observation.of(problem, actual))
 
 
-def _searched(found: StageSearch, situation: Situation) -> StageSearch:
-    explained = _rows(situation)
-    handovers, rows = _handovers(situation, explained), None if explained is None else explained.check
+def _searched(found: StageSearch, seen: Observation) -> StageSearch:
+    explained = explain_rows(seen, seen.onward) if seen.has_latent else None
+    handovers, rows = _handovers(seen, explained), None if explained is None else explained.check
     shown = next((h.stage for h in handovers if h.forward.outside), "")
     kind, at = _blamed(handovers, shown)
     found = replace(found, handovers=handovers, rows=rows, kind=kind, shown=shown)
     if kind in (Kind.LOCAL, Kind.UNSEEN) and at is not None:
-        wrong, explaining = suspects(situation, at.stage, [h.stage for h in handovers[1 : handovers.index(at)]])
-        return replace(found, stage=at.stage, wrong=(wrong, at.isolated.numel), suspects=explaining)
+        outside, explaining = suspects(seen, at.stage, [h.stage for h in handovers[1 : handovers.index(at)]])
+        return replace(found, stage=at.stage, wrong=(outside, at.isolated.numel), suspects=explaining)
     if kind is Kind.CLEAN and rows is not None and rows.unexplained:
         return replace(found, kind=Kind.ROWS, stage=rows.stage)
     return replace(found, stage=shown)
 
 
-def _handovers(situation: Situation, rows: ExplainedRows | None) -> tuple[Handover, ...]:
+def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover, ...]:
     """One for the inputs, then one per stage that the kernel gave; nothing is asked of it in rows that are split."""
-    trace = situation.trace({})
-    start = before = expectations(trace, situation.contract)
+    trace = before = seen.problem.trace
     given: dict[str, Tensor] = {}
     made = []
-    for stage in ["", *(name for name in trace.formats if name in situation.actual)]:
+    for stage in ["", *(name for name in trace.stages if name in seen.actual)]:
         isolated = Comparison()
         if stage:
-            isolated = _compared(situation.actual[stage], before[stage], trace.formats[stage])
-            given[stage] = situation.actual[stage]
-            before = expectations(_onward(situation, given, trace, rows), situation.contract)
-        there = {name: given.get(name, _value(before[name])) for name in trace.results}
-        forward = [_compared(t, start[name], trace.formats[name]) for name, t in there.items()]
+            isolated = seen.expected(before)[stage].compare(seen.actual[stage])
+            given[stage] = seen.actual[stage]
+            before = _onward(seen, given, rows)
+        there = {name: given.get(name, before.stages[name].value) for name in trace.results}
+        forward = [trace.stages[name].compare(t) for name, t in there.items()]
+        expected = seen.expected(before)
         later = [name for name in trace.results if name not in given]
         made.append(
             Handover(
                 stage=stage,
-                dtype=trace.formats[stage].name if stage else "",
+                dtype=trace.stages[stage].format.name if stage else "",
                 result=stage in trace.results,
                 isolated=isolated,
                 forward=functools.reduce(operator.add, forward, Comparison()),
-                error=max((seen.rel_l2 for seen in forward), default=0.0),
-                backward=sum(int(outside_mask(situation.actual[name], before[name]).sum()) for name in later),
+                error=max((comparison.rel_l2 for comparison in forward), default=0.0),
+                backward=sum(int(expected[name].outside(seen.actual[name]).sum()) for name in later),
             )
         )
     return tuple(made)
@@ -116,29 +112,11 @@ def _blamed(handovers: Sequence[Handover], shown: str) -> tuple[Kind, Handover |
     return Kind.LOCAL, local
 
 
-def _onward(situation: Situation, given: Tensors, trace: Trace, rows: ExplainedRows | None) -> Trace:
+def _onward(seen: Observation, given: Tensors, rows: ExplainedRows | None) -> Trace:
     """The reference that goes on from the stages given; in split rows, where these are of one half, from the inputs."""
-    onward = situation.trace(given)
+    problem = seen.problem
+    onward = problem.evaluate(given)
     if rows is None or not rows.check.split:
         return onward
-    assert situation.op.latent is not None
-    return forgiven(onward, trace, situation.op.latent, rows.split)
-
-
-def _rows(situation: Situation) -> ExplainedRows | None:
-    latent = situation.op.latent
-    if latent is None or not any(situation.actual[s].numel() for s in latent.through if s in situation.actual):
-        return None
-    s, own = situation, situation.trace(situation.actual)
-    return explain_rows(s.op, s.contract, s.tensors, s.params, s.actual, situation.trace({}), own)
-
-
-def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:
-    if isinstance(expected, Tensor):
-        return compare_integers(actual, expected)
-    assert isinstance(fmt, Format)
-    return compare(actual, expected, fmt)
-
-
-def _value(expected: Expected) -> Tensor:
-    return expected if isinstance(expected, Tensor) else expected.value
+    assert problem.op.latent is not None
+    return forgiven(onward, problem.trace, problem.op.latent, rows.split)

@@ -8,23 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.case import Case, parse_case
 from harness.inputs import build
-from harness.numerics import using
 from harness.op import Contract, Op, joined
 from harness.outcomes.identification import Answer, Candidate, Identification, Search
-from harness.result import CaseResult, Verdict
+from harness.result import TURNED_DOWN, Verdict
 from harness.verify.check import Subject, examine
 from harness.verify.handover import OF_STAGES
 from harness.verify.inprocess import Watch, Workplace, draw, unwatched
-from harness.verify.power import power_of
-from harness.verify.project import Project
+from harness.verify.observation import Observation
+from harness.verify.power import Separable
 from harness.verify.roundings import Variant
-from harness.verify.trials import Observation, Trial, search, try_all
+from harness.verify.trials import Sample, Trial, search_roundings, try_all
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:
     """`identify` a kernel on the lines of the configuration, or on generated cases."""
     subject = place.subjects[name]
-    return identify(subject, _cases(place, subject), place.project, most=most, watch=place.watch)
+    return identify(subject, _cases(place, subject), most=most, watch=place.watch)
 
 
 def _cases(place: Workplace, subject: Subject) -> Iterator[Case]:
@@ -37,35 +36,33 @@ def _cases(place: Workplace, subject: Subject) -> Iterator[Case]:
         yield from draw(group, config.cases_per_group, config.seed)
 
 
-def identify(
-    subject: Subject, cases: Iterable[Case], project: Project, *, most: int, watch: Watch = unwatched
-) -> Identification:
+def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch = unwatched) -> Identification:
     """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
-    op, seen = subject.op, list[Observation]()
+    op, samples = subject.op, list[Sample]()
     unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
     for case in cases:
         with watch(case):
             result, actual = examine(subject, case)
         if result.verdict is Verdict.ERRORED:
             errors.append(f"{result.reason} in {case}")
-        elif result.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
+        elif result.verdict in TURNED_DOWN:
             unsupported[result.reason] += 1
         beside |= {f.kind: f"{f.sentence} In {case}" for f in result.findings if f.kind not in OF_STAGES}
         if any(tensor.numel() for tensor in actual.values()):
-            seen.append(Observation(case, build(case.gathered(), subject.device).tensors, actual))
-    seen.sort(key=lambda o: o.size)
-    with using(subject.bounds):
-        trials, made = _trials(op, seen, most)
-        candidates = _candidates(op, trials, seen, str(subject.contract))
-        answers = tuple(_answers(subject, project, candidates, seen))
+            samples.append(
+                Sample(case, Observation.of(subject.problem(build(case.gathered(), subject.device)), actual))
+            )
+    samples.sort(key=lambda sample: sample.size)
+    trials, made = _trials(op, samples, most)
+    candidates = _candidates(op, trials, samples, str(subject.contract))
     return Identification(
         kernel=subject.kernel.name,
         op=op.name,
         device=str(subject.device),
         claim=str(subject.contract),
         candidates=tuple(c for c, _ in candidates),
-        answers=answers,
-        cases=len(seen),
+        answers=tuple(_answers(subject, candidates, samples)),
+        cases=len(samples),
         unsupported=unsupported,
         errors=tuple(errors),
         beside=tuple(beside.values()),
@@ -74,23 +71,23 @@ def identify(
     )
 
 
-def _trials(op: Op, seen: Sequence[Observation], most: int) -> tuple[list[Trial], Search]:
+def _trials(op: Op, seen: Sequence[Sample], most: int) -> tuple[list[Trial], Search]:
     """Every contract of the op, and what was found for dtypes for which none of them fits."""
-    trials = try_all(op, [Variant(contract) for contract in op.contracts()], seen) if seen else []
+    trials = try_all([Variant(contract) for contract in op.contracts()], seen) if seen else []
     found: dict[str, Variant] = {}
     made = Search()
     for dtypes, cases in _by_dtypes(seen).items():
         if not any(trial.fits(dtypes) for trial in trials):
-            variants, own = search(op, trials, cases, most)
+            variants, own = search_roundings(op, trials, cases, most)
             found |= {str(variant.contract): variant for variant in variants}
             made = Search(made.tried + own.tried, max(made.points, own.points), max(made.left, own.left))
-    return [*trials, *try_all(op, list(found.values()), seen)], made
+    return [*trials, *try_all(list(found.values()), seen)], made
 
 
-def _by_dtypes(seen: Sequence[Observation]) -> dict[str, list[Observation]]:
-    together: dict[str, list[Observation]] = {}
-    for observation in seen:
-        together.setdefault(observation.case.dtypes, []).append(observation)
+def _by_dtypes(seen: Sequence[Sample]) -> dict[str, list[Sample]]:
+    together: dict[str, list[Sample]] = {}
+    for sample in seen:
+        together.setdefault(sample.case.dtypes, []).append(sample)
     return together
 
 
@@ -98,7 +95,7 @@ Candidates = list[tuple[Candidate, Trial]]
 """Candidates with the trial of the contract that stands for each."""
 
 
-def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Observation], claim: str) -> Candidates:
+def _candidates(op: Op, trials: Sequence[Trial], seen: Sequence[Sample], claim: str) -> Candidates:
     """Trials put together that are one computation in every case, nearest first; a claim stands for its candidate."""
     together: dict[tuple[bool, tuple[int | None, ...]], list[Trial]] = {}
     for trial in trials:
@@ -145,14 +142,13 @@ def _shared(op: Op, contracts: Sequence[Contract]) -> tuple[str, tuple[str, ...]
     return ", ".join([named, *(f"with or without {options}" for options in without)]), free
 
 
-def _answers(
-    subject: Subject, project: Project, candidates: Candidates, seen: Sequence[Observation]
-) -> Iterator[Answer]:
+def _answers(subject: Subject, candidates: Candidates, seen: Sequence[Sample]) -> Iterator[Answer]:
+    separable = Separable()
     for dtypes, cases in _by_dtypes(seen).items():
         fitting = [(c, trial) for c, trial in candidates if trial.fits(dtypes)]
         fitting.sort(key=lambda pair: _order(subject, *pair))
         fits = tuple(c for c, _ in fitting)
-        coinciding = tuple(_coinciding(subject, project, fitting, cases))
+        coinciding = tuple(_coinciding(subject.op, separable, fitting, cases))
         yield Answer(dtypes, len(cases), fits, coinciding)
 
 
@@ -162,21 +158,11 @@ def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, 
     return not candidate.total.fits, str(subject.contract) not in candidate.contracts, deviations
 
 
-def _coinciding(
-    subject: Subject, project: Project, fitting: Candidates, cases: Sequence[Observation]
-) -> Iterator[Candidate]:
+def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequence[Sample]) -> Iterator[Candidate]:
     """The candidates beside the first that no input with these dtypes tells from it, among the contracts of the op."""
     own = [(c, trial) for c, trial in fitting if not c.changed]
     for candidate, trial in own[1:] if own[:1] == fitting[:1] else []:
         first = own[0][1]
-        apart = [o for o in cases if first.outcomes[o].computation != trial.outcomes[o].computation]
-        results = [_result(subject, o, str(first.contract), str(trial.contract)) for o in apart]
-        if not any(power.separable for power in power_of(results, project)):
+        apart = [o.case for o in seen if first.outcomes[o].computation != trial.outcomes[o].computation]
+        if not separable.on_any(op, first.contract, trial.contract, apart):
             yield candidate
-
-
-def _result(subject: Subject, seen: Observation, contract: str, alternative: str) -> CaseResult:
-    """A case in which the kernel kept `contract`, and `alternative` forbade nothing."""
-    kernel, device, case = subject.kernel.name, str(subject.device), seen.case
-    ruled_out = {alternative: 0}
-    return CaseResult(str(case), case.op, kernel, contract, device, case.dtypes, Verdict.PASSED, ruled_out=ruled_out)

@@ -7,66 +7,26 @@ explains no row is inconclusive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from collections.abc import Collection, Iterable
 
 from harness.errors import KernelError, UsageError
-from harness.inputs import fingerprint, row_blocks
-from harness.numerics import Format, Premises, using
-from harness.numerics.formats import Integers
-from harness.op import Contract, Op
-from harness.result import Comparison, Finding, StageResult, Verdict
-from harness.row_check import RowCheck
-from harness.verify.block import Block, Tally
-from harness.verify.compare import compare, compare_integers
-from harness.verify.evaluate import Expected, Params, Tensors, Trace, evaluate, finished
+from harness.inputs import value_fingerprint
+from harness.result import Judgement, StageResult, Verdict
+from harness.verify.expected import RowSum
 from harness.verify.explain import describe_rows, describe_split, describe_stage
 from harness.verify.lanes import forgiven
-from harness.verify.latent import ExplainedRows, explain_rows, has_latent
+from harness.verify.latent import explain_rows
+from harness.verify.observation import Observation
 from harness.verify.other_contracts import OtherContracts
-from harness.verify.wide import explained_by_more_range, more_range
+from harness.verify.problem import Problem, Tensors, Trace
+from harness.verify.tally import Tally
+from harness.verify.wide import explained_by_more_range, with_more_range
 
 _BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Verdict and everything it rests on; the fields are those of `CaseResult`, and one more.
-
-    Attributes:
-        decided: result → share of it that is decided, see `harness.verify.decided`; empty where nobody asked.
-    """
-
-    verdict: Verdict
-    stages: tuple[StageResult, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    rows: RowCheck | None = None
-    ruled_out: Mapping[str, int] = field(default_factory=dict)
-    explained_by: tuple[str, ...] = ()
-    reason: str = ""
-    decided: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def not_ruled_out(self) -> tuple[str, ...]:
-        """The alternative contracts that are another computation here, and allow every element all the same."""
-        return tuple(contract for contract, forbidden in self.ruled_out.items() if not forbidden)
-
-
-def judge(
-    op: Op,
-    contract: Contract,
-    tensors: Tensors,
-    params: Params,
-    actual: Tensors,
-    premises: Premises | None = None,
-    *,
-    alternatives: bool = True,
-    settled: Collection[str] = (),
-) -> Judgement:
+def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
 
     Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails; the verdict is
@@ -76,189 +36,130 @@ def judge(
         UsageError: inputs of which each row belongs to a row of the others have different rows.
         KernelError: a result is missing or has the wrong shape, dtype or device.
     """
-    leading = tuple(tensors[op.inputs[0]].shape[:-1])
-    for name in op.rows & tensors.keys():
-        if (own := tuple(tensors[name].shape[:-1])) != leading:
-            raise UsageError(f"{name} has rows {own}, but {op.inputs[0]} has {leading}; they must agree")
-    blocks = _blocks(op, tensors)
-    measured = _Measured(
-        op, contract, params, leading, whole=len(blocks) == 1, alternatives=alternatives, settled=settled
+    _check_rows_agree(problem)
+    whole, others = Observation.of(problem, actual), OtherContracts(settled)
+    tally, trace, elements = Tally(), None, 0
+    for index, part in problem.blocks(_BLOCK):
+        if trace is None:
+            trace = part.trace
+            _check_actual(problem, trace, index, actual)
+        seen = whole.block(index, part)
+        found = _tallied(seen, every_row=elements <= _ROW_CHECK)
+        if found.failed:
+            seen, found = _with_more_range(seen, found, every_row=elements <= _ROW_CHECK)
+        if alternatives and not elements and seen.count:
+            others.rule_out(seen)
+        if alternatives and found.failed:
+            others.identify(seen)
+        tally += found
+        elements += part.main.numel()
+    assert trace is not None
+    if tally.sums:
+        tally = _finished(tally, actual, others)
+    return _judgement(whole, trace, tally, others)
+
+
+def _tallied(seen: Observation, *, every_row: bool) -> Tally:
+    """What there is to count; without `every_row` only rows are checked that do not follow from the kernel's stages."""
+    trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
+    cumulative = seen.compare(trace)
+    isolated = cumulative if onward is trace else seen.compare(onward)
+    stray = onward is not trace and any(isolated[name].outside for name in seen.through)
+    rows = explain_rows(seen, onward if stray else None) if seen.has_latent and (every_row or stray) else None
+    if latent is not None and stray and rows is not None and rows.check.split:
+        isolated = seen.compare(forgiven(onward, trace, latent, rows.split))
+    check = None if rows is None else rows.check
+    return Tally(
+        cumulative=cumulative,
+        isolated=isolated,
+        sums=_sums(seen, trace),
+        isolated_sums=_sums(seen, onward),
+        rows=check,
+        in_rows={} if check is None else {n: check.rows * seen.actual[n].shape[-1] for n in seen.through},
     )
-    with using(premises or Premises()):
-        for index in blocks:
-            block = {n: t[index] if n in op.rows and index else t for n, t in tensors.items()}
-            measured.add(block, actual, index)
-        measured.finish_sums(actual)
-    return measured.judgement(actual)
 
 
-def _blocks(op: Op, tensors: Tensors) -> list[tuple[slice, ...]]:
-    """Indices of blocks of rows; one empty index, for everything, where rows are not independent or there is none."""
-    main = tensors[op.inputs[0]]
-    if not op.rows or main.ndim < 2:
-        return [()]
-    return list(row_blocks(tuple(main.shape[:-1]), main.shape[-1], _BLOCK)) or [()]
+def _sums(seen: Observation, trace: Trace) -> dict[str, RowSum]:
+    """The sums over rows that are to be joined with those over other rows."""
+    stages = {} if seen.whole else trace.stages
+    return {name: expected for name, expected in stages.items() if isinstance(expected, RowSum)}
 
 
-class _Measured:
-    """Statistics gathered block by block."""
+def _with_more_range(seen: Observation, found: Tally, *, every_row: bool) -> tuple[Observation, Tally]:
+    """The rows that fp32 must answer for, and the tally with the others as more range than fp32 gives them."""
+    explained = explained_by_more_range(seen)
+    if not bool(explained.any()):
+        return seen, found
+    wide, rest = (seen.only(mask.nonzero()[:, 0]) for mask in (explained, ~explained))
+    found = _tallied(with_more_range(wide), every_row=every_row)
+    return rest, found + _tallied(rest, every_row=every_row) if rest.count else found
 
-    def __init__(
-        self,
-        op: Op,
-        contract: Contract,
-        params: Params,
-        leading: tuple[int, ...],
-        *,
-        whole: bool,
-        alternatives: bool,
-        settled: Collection[str],
-    ) -> None:
-        self.op, self.contract, self.params, self.leading, self.whole = op, contract, params, leading, whole
-        self.others = OtherContracts(op, contract, params, settled) if alternatives else None
-        self.formats: dict[str, Format | Integers] = {}
-        self.results: list[str] = []
-        self.tally = Tally()
-        self.seen = 0
 
-    def add(self, tensors: Tensors, whole: Tensors, index: tuple[slice, ...]) -> None:
-        """Judge one block of the inputs against the same rows of `whole`, the kernel's tensors."""
-        trace = evaluate(self.op, self.contract, tensors, self.params)
-        first = not self.formats
-        if first:
-            self._check_actual(trace, whole, index, tensors[self.op.inputs[0]].device)
-            self.results, self.formats = trace.results, trace.formats
-        actual = {name: t[index] if index and name in trace.expected else t for name, t in whole.items()}
-        leading = tuple(tensors[self.op.inputs[0]].shape[:-1])
-        block = Block(tensors, actual, frozenset(trace.sums), index, leading)
-        tally = self._tallied(block, trace)
-        if tally.failed:
-            block, tally = self._with_more_range(block, tally)
-        self.tally += tally
-        if self.others is not None and first and block.count:
-            self.others.rule_out(trace, block, whole=self.whole)
-        if self.others is not None and tally.failed:
-            self.others.identify(trace, block, whole=self.whole)
-        self.seen += tensors[self.op.inputs[0]].numel()
+def _finished(tally: Tally, actual: Tensors, others: OtherContracts) -> Tally:
+    """The tally with the sums over rows, all of which have been seen; the blocks alone explain nothing of them."""
+    cumulative, isolated = (
+        {name: total.compare(actual[name]) for name, total in sums.items()}
+        for sums in (tally.sums, tally.isolated_sums)
+    )
+    if any(comparison.outside for comparison in (*cumulative.values(), *isolated.values())):
+        others.explain_nothing()
+    return tally + Tally(cumulative, isolated)
 
-    def _tallied(self, block: Block, trace: Trace) -> Tally:
-        """What there is to count in a block."""
-        local = None
-        if len(block.actual) > 1:
-            local = evaluate(self.op, self.contract, block.tensors, self.params, block.actual)
-        isolated = {} if local is None else self._compare(local, block)
-        latent = self.op.latent
-        stray = latent is not None and any(isolated[s].outside for s in latent.through if s in isolated)
-        rows = self._explain_rows(trace, block, local if stray else None)
-        if latent and local and stray and rows is not None and rows.check.split:
-            isolated = self._compare(forgiven(local, trace, latent, rows.split), block)
-        check = None if rows is None else rows.check
-        return Tally(
-            cumulative=self._compare(trace, block),
-            isolated=isolated,
-            sums=trace.sums,
-            isolated_sums={} if local is None else local.sums,
-            rows=check,
-            in_rows=self._in_rows(check, block),
+
+def _judgement(whole: Observation, trace: Trace, tally: Tally, others: OtherContracts) -> Judgement:
+    """The verdict on everything that was counted; `trace` is that of some rows."""
+    contract, rows = whole.problem.contract, tally.rows
+    stages = tuple(
+        StageResult(
+            name,
+            expected.format.name,
+            name in trace.results,
+            tally.cumulative[name],
+            tally.isolated[name],
+            value_fingerprint(whole.actual[name]),
+            tally.in_rows.get(name, 0),
         )
-
-    def _in_rows(self, rows: RowCheck | None, block: Block) -> dict[str, int]:
-        """Elements of the rows that one latent value had to explain, per stage."""
-        if rows is None or self.op.latent is None:
-            return {}
-        return {n: rows.rows * block.actual[n].shape[-1] for n in self.op.latent.through if n in block.actual}
-
-    def _with_more_range(self, block: Block, tally: Tally) -> tuple[Block, Tally]:
-        """The rows that fp32 must answer for, and the tally with the others as more range than fp32 gives them."""
-        explained = explained_by_more_range(self.op, self.contract, self.params, block)
-        if not bool(explained.any()):
-            return block, tally
-        self.whole = False  # a sum over rows is of both kinds
-        wide, rest = (block.only(self.op, mask.nonzero()[:, 0]) for mask in (explained, ~explained))
-        with more_range():
-            tally = self._tallied(wide, evaluate(self.op, self.contract, wide.tensors, self.params))
-        if rest.count:
-            tally += self._tallied(rest, evaluate(self.op, self.contract, rest.tensors, self.params))
-        return rest, tally
-
-    def finish_sums(self, actual: Tensors) -> None:
-        """Judge the sums over rows, all of which have been seen."""
-        tally = self.tally
-        for sums, into in ((tally.sums, tally.cumulative), (tally.isolated_sums, tally.isolated)):
-            for name, total in sums.items():
-                fmt = self.formats[name]
-                assert isinstance(fmt, Format)
-                into[name] = compare(actual[name], finished(name, total, self.contract, fmt), fmt)
-                if self.others is not None and into[name].outside and not self.whole:
-                    self.others.explain_nothing()  # the blocks alone say nothing about it
-
-    def _compare(self, trace: Trace, block: Block) -> dict[str, Comparison]:
-        return {
-            name: block.located(_compared(block.actual[name], expected, trace.formats[name]))
-            for name, expected in trace.expected.items()
-            if name in block.actual
-        }
-
-    def _explain_rows(self, trace: Trace, block: Block, own: Trace | None) -> ExplainedRows | None:
-        """The row check of a block; after enough elements only where some do not follow from the kernel's `own`."""
-        if not has_latent(self.op, block.actual) or (self.seen > _ROW_CHECK and own is None):
-            return None
-        return explain_rows(self.op, self.contract, block.tensors, self.params, block.actual, trace, own)
-
-    def _check_actual(self, trace: Trace, whole: Tensors, index: tuple[slice, ...], device: torch.device) -> None:
-        """Raise `KernelError` unless `whole` holds all results, and nothing but stages of the right shape."""
-        if missing := [name for name in trace.results if name not in whole]:
-            raise KernelError(f"the kernel returned {_listed(whole)}, but not the result {missing[0]!r}")
-        for name, tensor in whole.items():
-            if name not in trace.formats:
-                raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.formats)}")
-            shape = tuple((trace.expected if name in trace.expected else trace.sums)[name].shape)
-            if index and name in trace.expected:
-                shape = (*self.leading, *shape[len(index) :])
-            _require(name, "shape", tuple(tensor.shape), shape)
-            _require(name, "device", tensor.device, device)
-            if name in trace.results:
-                _require(name, "dtype", tensor.dtype, trace.formats[name].dtype)
-
-    def judgement(self, actual: Tensors) -> Judgement:
-        stages = tuple(
-            StageResult(
-                name,
-                fmt.name,
-                name in self.results,
-                self.tally.cumulative[name],
-                self.tally.isolated.get(name, self.tally.cumulative[name]),
-                fingerprint(_without_payloads(actual[name])),
-                self.tally.in_rows.get(name, 0),
-            )
-            for name, fmt in self.formats.items()
-            if name in self.tally.cumulative
-        )
-        findings = [describe_stage(s, self.contract) for s in stages if s.cumulative.outside or s.isolated.outside]
-        rows, others = self.tally.rows, self.others
-        ruled_out, explained = (others.ruled_out, others.explained) if others is not None else ({}, ())
-        if rows is not None and rows.unexplained:
-            findings.append(describe_rows(rows, self.contract))
-        notices = (describe_split(rows, self.contract),) if rows is not None and rows.split else ()
-        if findings:
-            return Judgement(Verdict.FAILED, stages, (*findings, *notices), rows, ruled_out, explained)
-        if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
-            return Judgement(Verdict.PASSED, stages, notices, rows, ruled_out)
-        reason = "no element has a single legal value and no row could be checked"
-        return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, ruled_out, reason=reason)
+        for name, expected in trace.stages.items()
+        if name in tally.cumulative
+    )
+    findings = [describe_stage(s, contract) for s in stages if s.cumulative.outside or s.isolated.outside]
+    if rows is not None and rows.unexplained:
+        findings.append(describe_rows(rows, contract))
+    notices = (describe_split(rows, contract),) if rows is not None and rows.split else ()
+    if findings:
+        findings += notices
+        return Judgement(Verdict.FAILED, stages, tuple(findings), rows, others.ruled_out, others.explained)
+    if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
+        return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out)
+    reason = "no element has a single legal value and no row could be checked"
+    return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason)
 
 
-def _compared(actual: Tensor, expected: Expected, fmt: Format | Integers) -> Comparison:
-    if isinstance(expected, Tensor):
-        return compare_integers(actual, expected)
-    assert isinstance(fmt, Format)
-    return compare(actual, expected, fmt)
+def _check_rows_agree(problem: Problem) -> None:
+    for name in problem.op.rows & problem.tensors.keys():
+        if (own := tuple(problem.tensors[name].shape[:-1])) != problem.leading:
+            first = problem.op.inputs[0]
+            raise UsageError(f"{name} has rows {own}, but {first} has {problem.leading}; they must agree")
 
 
-def _without_payloads(x: Tensor) -> Tensor:
-    """The same values with one kind of NaN: payloads and signs of NaN mean nothing, and differ between devices."""
-    values = x if x.dtype is torch.float64 or not x.is_floating_point() else x.to(torch.float32)
-    return torch.where(torch.isnan(values), torch.nan, values) if x.is_floating_point() else values
+def _check_actual(problem: Problem, trace: Trace, index: tuple[slice, ...], actual: Tensors) -> None:
+    """Raise `KernelError` unless `actual` holds all results, and nothing but stages of the right shape.
+
+    `trace` is that of the rows at `index`.
+    """
+    if missing := [name for name in trace.results if name not in actual]:
+        raise KernelError(f"the kernel returned {_listed(actual)}, but not the result {missing[0]!r}")
+    for name, tensor in actual.items():
+        if name not in trace.stages:
+            raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.stages)}")
+        expected = trace.stages[name]
+        shape = tuple(expected.shape)
+        if not expected.of_all_rows:
+            shape = (*problem.leading[: len(index)], *shape[len(index) :])
+        _require(name, "shape", tuple(tensor.shape), shape)
+        _require(name, "device", tensor.device, problem.main.device)
+        if name in trace.results:
+            _require(name, "dtype", tensor.dtype, expected.format.dtype)
 
 
 def _require(name: str, what: str, actual: object, expected: object) -> None:
@@ -266,5 +167,5 @@ def _require(name: str, what: str, actual: object, expected: object) -> None:
         raise KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}")
 
 
-def _listed(names: Mapping[str, object]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "nothing"

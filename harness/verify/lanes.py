@@ -20,8 +20,9 @@ from torch import Tensor
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals
 from harness.op import Latent
-from harness.verify.candidates import Rows, search
-from harness.verify.evaluate import Trace
+from harness.verify.candidates import Rows, explained_groups
+from harness.verify.expected import Numbers
+from harness.verify.problem import Trace
 
 MOST_COLUMNS = 32
 """Columns that the lanes of one warp hold one each of."""
@@ -77,7 +78,7 @@ def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> Tensor:
     each = torch.arange(count, device=halves.device).repeat(2 * bits)  # every row once for each half by each bit
     counted = halves.reshape(-1, 1, size).repeat_interleave(count, 0)
     half_rows = replace(rows.only(each), counted=counted)
-    explained, _ = search(half_rows)
+    explained, _ = explained_groups(half_rows)
     if shown is None:
         return _by_one_bit(explained.unflatten(0, (bits, 2, count)).all(1))
     follows = ~(shown.stray & halves[:, :, None, None]).any(-1)  # [bits, 2, rows, groups]
@@ -115,7 +116,7 @@ def _with_another(rows: Rows, shown: Shown, name: str) -> Tensor:
     each = torch.arange(len(low), device=low.device).repeat(len(offsets))
     given = {n: t[each] for n, t in rows.given.items() if n != name} | {rows.stage: near}
     known = replace(replace(rows, stage=name, low=low, high=high, given={}).only(each), given=given)
-    explained: Tensor = search(known)[0].unflatten(0, (len(offsets), -1)).any(0)
+    explained: Tensor = explained_groups(known)[0].unflatten(0, (len(offsets), -1)).any(0)
     return explained & rows.tried
 
 
@@ -125,11 +126,11 @@ def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace
     There a statistic that the kernel shows is one of two. `split` has one entry per row.
     """
     stages = (latent.stage, *latent.instead.values(), *latent.through)
-    names = [name for name in stages if name in local.expected]
-    return replace(local, expected={**local.expected, **{name: _mixed(local, trace, name, split) for name in names}})
+    mixed = {name: _mixed(local, trace, name, split) for name in stages if name in local.stages}
+    return replace(local, stages={**local.stages, **mixed})
 
 
-def _mixed(local: Trace, trace: Trace, name: str, split: Tensor) -> Enclosure:
-    own, everything = local.enclosure(name), trace.enclosure(name)
+def _mixed(local: Trace, trace: Trace, name: str, split: Tensor) -> Numbers:
+    own, everything = local.numbers(name), trace.enclosure(name)
     mask = split.reshape(*everything.shape[:-1], 1)
-    return Enclosure(torch.where(mask, everything.full, own.full))
+    return Numbers(Enclosure(torch.where(mask, everything.full, own.enclosure.full)), own.format)

@@ -2,7 +2,7 @@
 
 For each row, candidates for the latent value are tried within its enclosure. This is the strong check for fp32 results,
 whose enclosures never close to a single number. What is tried of a row that no value explains: whether its lanes
-disagree (`harness/verify/lanes.py`), and whether some other value explains it, beyond the enclosure.
+disagree (`lanes.py`), and whether some other value explains it, beyond the enclosure.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals, ordinals
-from harness.op import Contract, Op
 from harness.row_check import Need, Needs, RowCheck
-from harness.verify.candidates import Rows, search
-from harness.verify.compare import outside_mask
-from harness.verify.evaluate import Params, Tensors, Trace
+from harness.verify.candidates import Rows, explained_groups
+from harness.verify.expected import Numbers
 from harness.verify.lanes import Shown, split_rows
+from harness.verify.observation import Observation
+from harness.verify.problem import Tensors, Trace
 
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
 _LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))
@@ -35,60 +34,46 @@ class ExplainedRows:
     split: Tensor
 
 
-def has_latent(op: Op, actual: Tensors) -> bool:
-    """Whether `actual` has elements of stages that a latent value must explain."""
-    return op.latent is not None and any(actual[s].numel() for s in op.latent.through if s in actual)
+def check_rows(seen: Observation) -> RowCheck:
+    """How many rows one value of the op's latent stage explains; one per group where a row has several."""
+    return explain_rows(seen, None).check
 
 
-def check_rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> RowCheck:
-    """How many rows of `actual` one value of the op's latent stage explains; one per group where a row has several."""
-    return explain_rows(op, contract, tensors, params, actual, trace, None).check
-
-
-def explain_rows(
-    op: Op,
-    contract: Contract,
-    tensors: Tensors,
-    params: Params,
-    actual: Tensors,
-    trace: Trace,
-    own: Trace | None,
-) -> ExplainedRows:
-    """The row check of `actual`, whose enclosures are in `trace`.
+def explain_rows(seen: Observation, own: Trace | None) -> ExplainedRows:
+    """The row check of what a kernel gave, whatever that is of the stages that a latent value must explain.
 
     `own` is the reference that goes on from the kernel's own stages, where elements do not follow from these: the lanes
     of such rows may disagree although one value explains the row, because other statistics differ.
     """
-    every = _rows(op, contract, tensors, params, actual, trace)
-    shown = _shown(every, actual, trace, own)
+    every = _rows(seen)
+    shown = _shown(every, seen, own)
     at = every.tried.any(-1).nonzero().reshape(-1)
-    whole = search(every.only(at))[0].all(-1)
+    whole = explained_groups(every.only(at))[0].all(-1)
     doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
     split = torch.zeros_like(every.tried[:, 0])
     if len(doubtful):
-        given = {} if shown is None else {n: _as_rows(actual[n]) for n in _earlier(actual, trace, every.stage)}
+        given = {} if shown is None else {n: _as_rows(seen.actual[n]) for n in _earlier(seen, every.stage)}
         part = None if shown is None else shown.only(doubtful)
         split[doubtful] = split_rows(replace(every, given=given).only(doubtful), part)
     unexplained = at[~whole & ~split[at]]
-    needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value)) if len(unexplained) else Needs()
+    latent = seen.problem.trace.enclosure(every.stage)
+    needs = _needs(every, unexplained, _as_rows(latent.value)) if len(unexplained) else Needs()
     counts = len(at), int((whole & ~split[at]).sum()), int(split.sum())
     return ExplainedRows(RowCheck(every.stage, *counts, needs), split)
 
 
-def any_value_explains(
-    op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace
-) -> bool:
-    """Whether each row of `actual` comes from some value of the latent stage, within its enclosure or not."""
-    every = _rows(op, contract, tensors, params, actual, trace)
+def any_value_explains(seen: Observation) -> bool:
+    """Whether each row comes from some value of the latent stage, within its enclosure or not."""
+    every = _rows(seen)
     tried = torch.full_like(every.tried, _several(every.seen))
-    return bool(tried.any() and search(_without_bounds(replace(every, tried=tried)))[0].all())
+    return bool(tried.any() and explained_groups(_without_bounds(replace(every, tried=tried)))[0].all())
 
 
 def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
     """What the rows `wrong` need: another value than `expected`, beyond the enclosure; some of them are searched."""
     at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]
     rows = every.only(at)
-    explained, found = search(_without_bounds(rows))
+    explained, found = explained_groups(_without_bounds(rows))
     beyond = rows.tried & ((found < rows.low) | (found > rows.high))
     other = beyond & explained.all(-1, keepdim=True)
     pairs = torch.stack([from_ordinals(found, FP32), expected[at]], -1)[other].tolist()
@@ -105,18 +90,18 @@ def _without_bounds(rows: Rows) -> Rows:
     )
 
 
-def _rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> Rows:
+def _rows(seen: Observation) -> Rows:
     """All rows of a block, with the values of the latent stage within its enclosure as candidates."""
-    assert op.latent is not None
-    stage = op.latent.under(contract)
-    latent = trace.enclosure(stage)
+    problem = seen.problem
+    assert problem.op.latent is not None
+    stage = problem.op.latent.under(problem.contract)
+    latent = problem.trace.enclosure(stage)
     lo, hi = _as_rows(latent.lo), _as_rows(latent.hi)
-    through = [name for name in op.latent.through if name in actual]
-    seen = {s: _as_rows(actual[s]).to(torch.float64).unflatten(-1, (lo.shape[-1], -1)) for s in through}
-    own = {name: _as_rows(t) if name in op.rows else t for name, t in tensors.items()}
-    tried = torch.isfinite(lo) & torch.isfinite(hi) & _several(seen)
+    through = {s: _as_rows(seen.actual[s]).to(torch.float64).unflatten(-1, (lo.shape[-1], -1)) for s in seen.through}
+    own = {name: _as_rows(t) if name in problem.op.rows else t for name, t in problem.tensors.items()}
+    tried = torch.isfinite(lo) & torch.isfinite(hi) & _several(through)
     low, high = (ordinals(torch.where(tried, end, 1.0), FP32) for end in (lo, hi))
-    return Rows(op, contract, own, params, seen, stage, low, high, tried)
+    return Rows(problem.on(own), through, stage, low, high, tried)
 
 
 def _several(seen: Tensors) -> bool:
@@ -124,25 +109,27 @@ def _several(seen: Tensors) -> bool:
     return min(t.shape[-1] for t in seen.values()) > 1
 
 
-def _earlier(actual: Tensors, trace: Trace, stage: str) -> list[str]:
+def _earlier(seen: Observation, stage: str) -> list[str]:
     """The stages of numbers before `stage` that the kernel gave."""
-    names = list(trace.expected)
-    return [n for n in names[: names.index(stage)] if n in actual and isinstance(trace.expected[n], Enclosure)]
+    stages = seen.problem.trace.stages
+    names = list(stages)
+    return [n for n in names[: names.index(stage)] if n in seen.actual and isinstance(stages[n], Numbers)]
 
 
-def _shown(every: Rows, actual: Tensors, trace: Trace, own: Trace | None) -> Shown | None:
+def _shown(every: Rows, seen: Observation, own: Trace | None) -> Shown | None:
     """What the kernel shows of each row's statistics, unless every element follows from it."""
     if own is None:
         return None
-    strays = [outside_mask(actual[n], own.enclosure(n)).reshape(t.shape) for n, t in every.seen.items()]
+    strays = [own.numbers(n).outside(seen.actual[n]).reshape(t.shape) for n, t in every.seen.items()]
     stray = torch.stack(strays).any(0)
     if not stray.any():
         return None
+    trace = seen.problem.trace
     like = trace.enclosure(every.stage)
-    statistics = [n for n in _earlier(actual, trace, every.stage) if trace.expected[n].shape == like.shape]
+    statistics = [n for n in _earlier(seen, every.stage) if trace.stages[n].shape == like.shape]
     ends = {n: (trace.enclosure(n).lo, trace.enclosure(n).hi) for n in statistics}
     return Shown(
-        latent=_position(actual[every.stage], every.low) if every.stage in actual else None,
+        latent=_position(seen.actual[every.stage], every.low) if every.stage in seen.actual else None,
         others={n: (_position(lo, every.low), _position(hi, every.low)) for n, (lo, hi) in ends.items()},
         stray=stray,
     )

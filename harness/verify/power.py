@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from harness.case import Case, parse_case
 from harness.inputs import build
-from harness.numerics import Enclosure, Premises, using
+from harness.numerics import Premises
 from harness.op import Contract, Op
 from harness.result import BAD, CaseResult
 from harness.run import Agreement, Power
-from harness.verify.evaluate import Expected, evaluate
+from harness.verify.problem import Problem
 from harness.verify.project import Project
-from harness.verify.roundings import expectations
 
 _PROBES = 4  # cases whose inputs are drawn anew to ask whether two contracts can be told apart at all
 _PROBE_SIZE = 1 << 16
@@ -31,31 +30,37 @@ def power_of(results: Iterable[CaseResult], project: Project) -> tuple[Power, ..
     for r in judged:
         for alternative in r.ruled_out:
             together[(r.kernel, r.device, r.dtypes, alternative, r.contract)].append(r)
-    known: dict[tuple[str, ...], bool] = {}
-    return tuple(_power(project, key, group, known) for key, group in together.items())
+    separable = Separable()
+    return tuple(_power(project, key, group, separable) for key, group in together.items())
 
 
-def _power(
-    project: Project, key: tuple[str, ...], group: list[CaseResult], known: dict[tuple[str, ...], bool]
-) -> Power:
-    """`known` says whether two contracts are separable on a case: kernels of one op have many cases in common."""
+def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], separable: Separable) -> Power:
     kernel, device, dtypes, alternative, contract = key
-    ruled_out = sum(r.ruled_out[alternative] for r in group)
-    op = project.op(group[0].op)
-
-    def separable(case: Case) -> bool:
-        question = (op.name, *sorted((contract, alternative)), str(case))
-        if question not in known:
-            known[question] = _separable(op, op.contract(contract), op.contract(alternative), case)
-        return known[question]
-
-    apart = ruled_out > 0 or any(map(separable, _probes(group, op)))
+    op, ruled_out = project.op(group[0].op), sum(r.ruled_out[alternative] for r in group)
+    cases = (parse_case(r.case) for r in group)
+    apart = ruled_out > 0 or separable.on_any(op, op.contract(contract), op.contract(alternative), cases)
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
 
 
-def _probes(group: list[CaseResult], op: Op) -> Iterator[Case]:
+@dataclass
+class Separable:
+    """Whether some input can tell two contracts apart; kernels of one op have many cases in common, and answers."""
+
+    _known: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+    def on_any(self, op: Op, contract: Contract, other: Contract, cases: Iterable[Case]) -> bool:
+        """Whether one of the largest cases can, or some other input of its shapes and dtypes."""
+        return any(self._on(op, contract, other, case) for case in _probes(cases, op))
+
+    def _on(self, op: Op, contract: Contract, other: Contract, case: Case) -> bool:
+        question = (op.name, *sorted((str(contract), str(other))), str(case))
+        if question not in self._known:
+            self._known[question] = _separable(op, contract, other, case)
+        return self._known[question]
+
+
+def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
     """The largest cases, with ordinary values and no more rows than are needed."""
-    cases = [parse_case(r.case) for r in group]
     for case in sorted(cases, key=lambda c: -c.tensors[0].numel)[:_PROBES]:
         yield _cut(case.gathered(), op).with_regime("normal")
 
@@ -78,17 +83,9 @@ def _separable(op: Op, own: Contract, other: Contract, case: Case) -> bool:
     not tell the contracts apart would call them one. What is left is the error of primitives, which no input removes.
     """
     tensors = build(case, torch.device("cpu")).tensors
-    with using(Premises(exact_sums=True)):
-        traces = [evaluate(op, contract, tensors, dict(case.params)) for contract in (own, other)]
-        a, b = (expectations(trace, contract) for trace, contract in zip(traces, (own, other), strict=True))
-    return any(_disjoint(a[name], b[name]) for name in traces[0].results)
-
-
-def _disjoint(x: Expected, y: Expected) -> bool:
-    if isinstance(x, Enclosure) and isinstance(y, Enclosure):
-        return bool(((x.lo > y.hi) | (x.hi < y.lo)).any())
-    assert isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor), "a stage is of integers in one contract only"
-    return not torch.equal(x, y)
+    first = Problem(op, own, tensors, dict(case.params), Premises(exact_sums=True))
+    a, b = (problem.trace.stages for problem in (first, first.under(other)))
+    return any(a[name].apart(b[name]) for name in first.trace.results)
 
 
 def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:

@@ -1,4 +1,4 @@
-"""Contracts that are no point of an op's axes, because a stage is rounded otherwise, and what a contract forbids."""
+"""Contracts that are no point of an op's axes, because a stage is rounded otherwise."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from torch import Tensor
-
 from harness.numerics import FORMATS, Format, format_of
 from harness.numerics.formats import FP32
 from harness.op import Contract, Op
-from harness.verify.compare import outside_mask
-from harness.verify.evaluate import Expected, Tensors, Trace, finished
+from harness.verify.problem import Problem, Tensors
 
 FIXED = ("bf16", "fp16")
 """Formats that a stage may be rounded to, whatever the inputs have."""
@@ -71,32 +68,9 @@ def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, 
             yield chosen
 
 
-def expectations(trace: Trace, contract: Contract) -> dict[str, Expected]:
-    """What every stage must be, sums over rows included: the trace has seen all rows."""
-    formats = ((name, total, trace.formats[name]) for name, total in trace.sums.items())
-    sums = {name: finished(name, total, contract, f) for name, total, f in formats if isinstance(f, Format)}
-    return {**trace.expected, **sums}
-
-
-def allowed(trace: Trace, contract: Contract, actual: Tensors) -> dict[str, Expected]:
-    """What every result must be, as stored: a result has its dtype, also where the contract does not round it."""
-    expected = expectations(trace, contract)
-    return {name: _stored(expected[name], trace.formats[name], actual[name]) for name in trace.results}
-
-
-def forbidden(trace: Trace, contract: Contract, actual: Tensors) -> int:
-    """Elements of the results that the contract forbids."""
-    return sum(int(outside_mask(actual[n], e).sum()) for n, e in allowed(trace, contract, actual).items())
-
-
-def _stored(expected: Expected, fmt: object, actual: Tensor) -> Expected:
-    if isinstance(expected, Tensor) or fmt == (own := format_of(actual.dtype)):
-        return expected
-    return expected.rounded(own)
-
-
-def as_stored(contract: Contract, trace: Trace, actual: Tensors) -> Contract:
+def as_stored(problem: Problem, actual: Tensors) -> Contract:
     """The contract that also rounds every result that it leaves in fp32 to the dtype in which that is stored."""
+    contract, trace = problem.contract, problem.trace
     formats = {name: format_of(actual[name].dtype) for name in trace.results if actual[name].is_floating_point()}
-    rounds = {name: fmt.name for name, fmt in formats.items() if trace.formats[name] == FP32 != fmt}
+    rounds = {name: fmt.name for name, fmt in formats.items() if trace.stages[name].format == FP32 != fmt}
     return Contract(contract.options, {**contract.rounds, **rounds}, str(contract)) if rounds else contract

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from harness.kernel import Kernel, load_kernels
 from harness.op import Contract, Op
+from harness.verify import problem as verified
 from harness.verify.compare import outside_mask
-from harness.verify.evaluate import evaluate
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 
@@ -82,7 +82,7 @@ class Subject:
     def outside(self, op: Op, contract: Contract, results: Iterable[str]) -> dict[str, int]:
         """Elements of each result that the contract cannot give; the output is seen from the own intermediate."""
         tensors = {key: t for key, t in self.tensors.items() if key in op.inputs}
-        trace = evaluate(op, contract, tensors, self.params, self.given if op is moe_lora else None)
+        trace = verified.Problem(op, contract, tensors, self.params).evaluate(self.given if op is moe_lora else None)
         return {key: int(outside_mask(self.actual[key].double(), trace.enclosure(key)).sum()) for key in results}
 
     def best(self, op: Op, result: str, points: Points, always: Mapping[str, str]) -> tuple[int, list[str]]:
@@ -132,7 +132,9 @@ def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: It
     many elements there are: tokens whose gradients of gate and up are not certain are left out.
     """
     rounds = final(moe_lora_backward) | {stage: "x" for label in labels for stage in points[label]}
-    trace = evaluate(moe_lora_backward, contract_of(moe_lora_backward, rounds), subject.tensors, subject.params)
+    trace = Problem(
+        moe_lora_backward, contract_of(moe_lora_backward, rounds), subject.tensors, subject.params
+    ).evaluate()
     enclosures = [trace.enclosure(f"grad_{name}") for name in ("gate", "up")]
     certain = torch.stack([(e.lo == e.hi).all(-1).all(-1) for e in enclosures]).all(0)
     terms: tuple[list[Tensor], list[Tensor]] = ([], [])

@@ -1,0 +1,176 @@
+"""What a stage must be: numbers within an enclosure, exact integers, or a sum over rows that is not finished yet."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from harness.numerics import Enclosure, Format, Premises, Sum, format_of, using
+from harness.numerics.formats import Integers
+from harness.result import Comparison
+from harness.verify.compare import compare, compare_integers, outside_mask
+
+
+class Expected(ABC):
+    """What a stage must be under a contract; an element that cannot be is *outside*.
+
+    Attributes:
+        format: the format of the stage under the contract.
+        of_all_rows: it is a sum over rows, so that rows of the inputs alone do not say what it must be.
+    """
+
+    format: Format | Integers
+    of_all_rows = False
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """The shape of the stage."""
+
+    @property
+    @abstractmethod
+    def value(self) -> Tensor:
+        """The contract's own value of every element, as fp64 unless it is an integer."""
+
+    @abstractmethod
+    def compare(self, actual: Tensor) -> Comparison:
+        """Statistics of what a kernel gave for the stage."""
+
+    @abstractmethod
+    def outside(self, actual: Tensor) -> Tensor:
+        """Which elements of `actual` cannot be, as a mask of its shape."""
+
+    @abstractmethod
+    def same(self, other: Expected) -> bool:
+        """Whether both are one in value and ends."""
+
+    @abstractmethod
+    def apart(self, other: Expected) -> bool:
+        """Whether some element can only be the one or the other."""
+
+    @property
+    def finished(self) -> Expected:
+        """The same where all rows have been seen."""
+        return self
+
+    def stored_as(self, dtype: torch.dtype) -> Expected:
+        """The same rounded to the dtype that it is stored in."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers(Expected):
+    """Numbers within an enclosure."""
+
+    enclosure: Enclosure
+    format: Format
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.enclosure.shape
+
+    @property
+    def value(self) -> Tensor:
+        return self.enclosure.value
+
+    def compare(self, actual: Tensor) -> Comparison:
+        return compare(actual, self.enclosure, self.format)
+
+    def outside(self, actual: Tensor) -> Tensor:
+        return outside_mask(actual, self.enclosure)
+
+    def same(self, other: Expected) -> bool:
+        if not isinstance(other, Numbers):
+            return False
+        return torch.equal(self.enclosure.full.nan_to_num(), other.enclosure.full.nan_to_num())
+
+    def apart(self, other: Expected) -> bool:
+        if not isinstance(other, Numbers):
+            return True
+        a, b = self.enclosure, other.enclosure
+        return bool(((a.lo > b.hi) | (a.hi < b.lo)).any())
+
+    def stored_as(self, dtype: torch.dtype) -> Numbers:
+        fmt = format_of(dtype)
+        return self if fmt == self.format else Numbers(self.enclosure.rounded(fmt), fmt)
+
+
+@dataclass(frozen=True, eq=False)
+class Exact(Expected):
+    """Integers or truth values, all of which must be equal."""
+
+    values: Tensor
+    format: Integers
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def value(self) -> Tensor:
+        return self.values
+
+    def compare(self, actual: Tensor) -> Comparison:
+        return compare_integers(actual, self.values)
+
+    def outside(self, actual: Tensor) -> Tensor:
+        return outside_mask(actual, self.values)
+
+    def same(self, other: Expected) -> bool:
+        return isinstance(other, Exact) and torch.equal(self.values, other.values)
+
+    def apart(self, other: Expected) -> bool:
+        return not self.same(other)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum(Expected):
+    """A sum over the rows that were seen; `+` joins it with that over others.
+
+    Attributes:
+        sum: what has to be known of its terms.
+        format: the format of the stage.
+        rounds: the contract rounds it to that, and does not keep it in fp32.
+        premises: those under which it is finished.
+    """
+
+    sum: Sum
+    format: Format
+    rounds: bool
+    premises: Premises
+    of_all_rows = True
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.sum.shape
+
+    @property
+    def finished(self) -> Numbers:
+        with using(self.premises):
+            enclosure = self.sum.enclosure
+            return Numbers(enclosure.rounded(self.format) if self.rounds else enclosure, self.format)
+
+    @property
+    def value(self) -> Tensor:
+        return self.finished.value
+
+    def __add__(self, other: RowSum) -> RowSum:
+        return replace(self, sum=self.sum + other.sum)
+
+    def compare(self, actual: Tensor) -> Comparison:
+        return self.finished.compare(actual)
+
+    def outside(self, actual: Tensor) -> Tensor:
+        return self.finished.outside(actual)
+
+    def same(self, other: Expected) -> bool:
+        return self.finished.same(other.finished)
+
+    def apart(self, other: Expected) -> bool:
+        return self.finished.apart(other.finished)
+
+    def stored_as(self, dtype: torch.dtype) -> Numbers:
+        return self.finished.stored_as(dtype)

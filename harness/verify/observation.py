@@ -1,0 +1,150 @@
+"""A problem and what a kernel gave for it: all rows, or some of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from harness.op import Contract
+from harness.result import Comparison
+from harness.verify.expected import Expected
+from harness.verify.problem import Problem, Tensors, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A problem and what a kernel gave for it.
+
+    Attributes:
+        problem: the problem; those of its inputs that are rows hold these rows only.
+        actual: stage → what the kernel gave, these rows of it; sums over rows stay whole.
+        index: slices of the leading dimensions by which the rows were taken from the whole; none for everything.
+        leading: the sizes of the leading dimensions after that.
+        numbers: which of those rows these are, in one dimension; None for all of them.
+    """
+
+    problem: Problem
+    actual: Tensors
+    index: tuple[slice, ...] = ()
+    leading: tuple[int, ...] = ()
+    numbers: Tensor | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, actual: Tensors) -> Observation:
+        """All rows."""
+        return cls(problem, actual, leading=problem.leading)
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all rows, so that sums over rows are sums over these."""
+        return not self.index and self.numbers is None
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return math.prod(self.leading) if self.numbers is None else len(self.numbers)
+
+    @cached_property
+    def through(self) -> list[str]:
+        """The stages that a value of the latent stage must explain, as far as the kernel gave them."""
+        latent = self.problem.op.latent
+        return [] if latent is None else [name for name in latent.through if name in self.actual]
+
+    @property
+    def has_latent(self) -> bool:
+        """Whether there are elements that a value of the latent stage must explain."""
+        return any(self.actual[name].numel() for name in self.through)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether every stage but the sums over rows has a row for each row of the inputs."""
+        leading = self.leading if self.numbers is None else tuple(self.numbers.shape)
+        return all(t.shape[: len(leading)] == leading for n, t in self.actual.items() if n not in self._sums)
+
+    @cached_property
+    def onward(self) -> Trace:
+        """What every stage must be, seen from what the kernel gave for earlier stages."""
+        return self.problem.evaluate(self.actual) if len(self.actual) > 1 else self.problem.trace
+
+    def under(self, contract: Contract) -> Observation:
+        """The same under another contract."""
+        return replace(self, problem=self.problem.under(contract))
+
+    def of_stages(self, names: Iterable[str]) -> Observation:
+        """The same as if the kernel had given these stages only."""
+        return replace(self, actual={name: self.actual[name] for name in names})
+
+    def expected(self, trace: Trace) -> dict[str, Expected]:
+        """What each stage that the kernel gave must be: the one rule by which a contract allows bits or does not.
+
+        A result is what it is as stored, also where the contract does not round it. A sum over rows is left out where
+        these are not all rows.
+        """
+        found = {}
+        for name, expected in trace.stages.items():
+            if name in self.actual and (self.whole or not expected.of_all_rows):
+                stored = name in trace.results and self.actual[name].is_floating_point()
+                found[name] = expected.stored_as(self.actual[name].dtype) if stored else expected.finished
+        return found
+
+    def outside(self, trace: Trace) -> dict[str, Tensor]:
+        """Stage → mask of the elements that cannot be."""
+        return {name: expected.outside(self.actual[name]) for name, expected in self.expected(trace).items()}
+
+    def count_outside(self, trace: Trace) -> int:
+        """How many elements cannot be."""
+        return sum(int(mask.sum()) for mask in self.outside(trace).values())
+
+    def compare(self, trace: Trace) -> dict[str, Comparison]:
+        """Stage → statistics; the index of the worst element is one of the whole tensor."""
+        return {n: self._located(e.compare(self.actual[n])) for n, e in self.expected(trace).items()}
+
+    def block(self, index: tuple[slice, ...], part: Problem) -> Observation:
+        """The rows at `index`, of which `part` is the problem; itself where that is the whole one."""
+        if not index:
+            return self
+        rows = {name for name, expected in part.trace.stages.items() if not expected.of_all_rows}
+        actual = {n: t[index] if n in rows else t for n, t in self.actual.items()}
+        return Observation(part, actual, index, part.leading)
+
+    def only(self, rows: Tensor) -> Observation:
+        """The rows with these numbers, in one dimension."""
+        tensors = {n: self._taken(t, rows) if n in self.problem.op.rows else t for n, t in self.problem.tensors.items()}
+        actual = {n: t if n in self._sums else self._taken(t, rows) for n, t in self.actual.items()}
+        numbers = rows if self.numbers is None else self.numbers[rows]
+        return replace(self, problem=self.problem.on(tensors), actual=actual, numbers=numbers)
+
+    @cached_property
+    def _sums(self) -> frozenset[str]:
+        """The stages that are sums over rows."""
+        return frozenset(name for name, expected in self.problem.trace.stages.items() if expected.of_all_rows)
+
+    def _taken(self, tensor: Tensor, rows: Tensor) -> Tensor:
+        if self.numbers is not None:
+            return tensor[rows]
+        return tensor.reshape(self.count, *tensor.shape[len(self.leading) :])[rows]
+
+    def _located(self, comparison: Comparison) -> Comparison:
+        """The same statistics with the worst element's index counted from the start of the whole tensor."""
+        worst = comparison.worst
+        if worst is None or self.whole:
+            return comparison
+        index = worst.index
+        if self.numbers is not None:
+            index = (*_unravelled(int(self.numbers[index[0]]), self.leading), *index[1:])
+        starts = [s.start or 0 for s in self.index] + [0] * (len(index) - len(self.index))
+        moved = tuple(i + s for i, s in zip(index, starts, strict=True))
+        return replace(comparison, worst=replace(worst, index=moved))
+
+
+def _unravelled(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of a row from its number."""
+    index: list[int] = []
+    for size in reversed(sizes):
+        number, position = divmod(number, size)
+        index.append(position)
+    return tuple(reversed(index))

@@ -1,0 +1,310 @@
+"""A problem: an op under a contract for given inputs; evaluated, it says what every stage must be, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.case import DTYPE_NAMES
+from harness.errors import OpError, UsageError, no_such, unknown
+from harness.inputs import row_blocks
+from harness.numerics import FORMATS, Enclosure, Format, Premises, Sum, current, format_of, using
+from harness.numerics.formats import FP32, Integers
+from harness.op import REQUIRED, Contract, Op
+from harness.verify.expected import Exact, Expected, Numbers, RowSum
+
+_FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row
+
+Tensors = Mapping[str, Tensor]
+Params = Mapping[str, Any]
+Given = Mapping[str, Tensor | Enclosure]
+"""Stages from which a reference goes on: what a kernel gave, or other enclosures than the reference's own."""
+
+
+@dataclass
+class Trace:
+    """What the reference passed through.
+
+    Attributes:
+        stages: stage → what it must be, in order.
+        results: stages that a kernel must return.
+        consulted: contract options that the reference asked for.
+    """
+
+    stages: dict[str, Expected] = field(default_factory=dict)
+    results: list[str] = field(default_factory=list)
+    consulted: set[str] = field(default_factory=set)
+
+    def numbers(self, stage: str) -> Numbers:
+        """What a stage of floating-point numbers must be that has one value per row at least."""
+        expected = self.stages[stage]
+        assert isinstance(expected, Numbers), f"stage {stage!r} is of integers, or a sum over rows"
+        return expected
+
+    def enclosure(self, stage: str) -> Enclosure:
+        """The enclosure of such a stage."""
+        return self.numbers(stage).enclosure
+
+    @property
+    def formats(self) -> dict[str, Format | Integers]:
+        """Stage → format, in order."""
+        return {name: expected.format for name, expected in self.stages.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the enclosures."""
+        return sum(e.enclosure.parts.nbytes for e in self.stages.values() if isinstance(e, Numbers))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which computation a reference made.
+
+    Attributes:
+        consulted, chosen: contract options that it asked for, and those of them that the contract has.
+        formats: stage → format.
+    """
+
+    consulted: frozenset[str] = frozenset()
+    chosen: frozenset[str] = frozenset()
+    formats: Mapping[str, Format | Integers] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> dict[str, Format]:
+        """The formats of the stages of floating-point numbers."""
+        return {name: fmt for name, fmt in self.formats.items() if isinstance(fmt, Format)}
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """An op under a contract for given inputs.
+
+    Attributes:
+        op, contract: what is computed, and where it is rounded.
+        tensors: name → input.
+        params: name → parameter; those that are missing have the op's default.
+        premises: what the error bounds rest on; those in force unless others are given.
+        siblings: the same under other contracts, once they are asked for, if they are to be kept; None if not.
+    """
+
+    op: Op
+    contract: Contract
+    tensors: Tensors
+    params: Params
+    premises: Premises = field(default_factory=current)
+    siblings: dict[Hashable, Problem] | None = field(default=None, repr=False)
+
+    @property
+    def main(self) -> Tensor:
+        """The op's first input."""
+        return self.tensors[self.op.inputs[0]]
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Sizes of all dimensions of the first input but the last: those of its rows."""
+        return tuple(self.main.shape[:-1])
+
+    @property
+    def main_format(self) -> Format:
+        """The format of the first input; fp32 for integers, which are never rounded."""
+        return format_of(self.main.dtype) if self.main.is_floating_point() else FP32
+
+    def under(self, contract: Contract) -> Problem:
+        """The same under another contract."""
+        if self.siblings is None:
+            return replace(self, contract=contract)
+        key = contract.options, frozenset(contract.rounds.items())
+        return self.siblings.setdefault(key, replace(self, contract=contract))
+
+    def on(self, tensors: Tensors) -> Problem:
+        """The same for other inputs."""
+        return replace(self, tensors=tensors, siblings=None)
+
+    def blocks(self, most: int) -> Iterator[tuple[tuple[slice, ...], Problem]]:
+        """Problems of at most `most` elements of the first input, with the index of their rows.
+
+        One without an index, itself, where rows are not independent or all of them are few.
+        """
+        rows = self.op.rows
+        indices = list(row_blocks(self.leading, self.main.shape[-1], most)) if rows and self.leading else []
+        if len(indices) < 2:
+            yield (), self
+            return
+        for index in indices:
+            yield index, self.on({n: t[index] if n in rows else t for n, t in self.tensors.items()})
+
+    @property
+    def with_more_range(self) -> Problem:
+        """The same for a kernel whose intermediate values have more range than fp32 and do not overflow."""
+        return replace(self, premises=replace(self.premises, wide=True), siblings=None)
+
+    @property
+    def results(self) -> list[str]:
+        """Names of the results; the reference says, which is run on the first row if all of them would be a waste."""
+        if not self.op.rows or self.main.numel() <= _FEW:
+            return self.trace.results
+        rows = self.op.rows
+        first = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in rows else t for n, t in self.tensors.items()}
+        return self.on(first).trace.results
+
+    @cached_property
+    def trace(self) -> Trace:
+        """What every stage must be, seen from the inputs; errors as in `evaluate`."""
+        return self.evaluate()
+
+    def evaluate(self, given: Given | None = None) -> Trace:
+        """Run the reference on enclosures of the inputs; integers and plain inputs reach it as they are.
+
+        Where `given` has a stage, the reference goes on from that instead of its own enclosure: the kernel's own values
+        make the check of the next stage an isolated one, a candidate makes it a check of a latent value, and another
+        enclosure shows what would follow if the stage were computed otherwise.
+
+        Raises:
+            UsageError: the op is not defined for these arguments under this contract.
+            OpError: the reference asks for an option that the op does not have, records a stage twice or no result, or
+                leaves out the latent stage of one that it records.
+        """
+        op, recorder = self.op, _Recorder(self, given or {})
+        with using(self.premises):
+            inputs = [self._operand(name) for name in op.inputs]
+            asked = _AskedContract(op, self.contract, recorder.trace.consulted)
+            try:
+                op.reference(*inputs, **self.params, contract=asked, stage=recorder)
+            except ValueError as error:
+                raise UsageError(f"{op.name} under {self.contract}: {error}") from error
+        self._check_recorded(recorder.trace)
+        return recorder.trace
+
+    def format(self, stage: str) -> Format:
+        """Format of a stage of numbers: what the contract rounds it to, or fp32."""
+        target = self.contract.rounds.get(stage)
+        if target is None:
+            return FP32
+        if target in self.op.inputs:
+            return format_of(self.tensors[target if target in self.tensors else self.op.inputs[0]].dtype)
+        return FORMATS[target]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what was evaluated and kept."""
+        trace: Trace | None = vars(self).get("trace")
+        return 0 if trace is None else trace.nbytes
+
+    @property
+    def steps(self) -> Steps:
+        """Which computation the reference makes of the problem; errors as in `evaluate`."""
+        consulted = frozenset(self.trace.consulted)
+        return Steps(consulted, consulted.intersection(self.contract.options), self.trace.formats)
+
+    def takes(self, steps: Steps) -> bool:
+        """Whether these are its steps, which were those of the same inputs under another contract."""
+        if steps.consulted.intersection(self.contract.options) != steps.chosen:
+            return False
+        return all(self.format(name) == fmt for name, fmt in steps.numbers.items())
+
+    def _operand(self, name: str) -> Enclosure | Tensor | None:
+        """What the reference computes with: numbers as enclosures, integers and plain inputs as they are."""
+        op = self.op
+        if name not in self.tensors or name in op.plain:
+            return self.tensors.get(name)
+        tensor = self.tensors[name]
+        if name not in op.integers:
+            format_of(tensor.dtype)  # raises for what is no floating-point number
+            return Enclosure.point(tensor)
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise UsageError(f"{name} of {op.name} is {tensor.dtype}, but must be of integers or bool")
+        return tensor
+
+    def _check_recorded(self, trace: Trace) -> None:
+        op = self.op
+        if not trace.results:
+            raise OpError(f"{op.where}: the reference records no stage with result=True here")
+        if op.latent is None or (latent := op.latent.under(self.contract)) in trace.stages:
+            return
+        for stage in op.latent.through:
+            if stage in trace.stages:
+                raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """What a reference calls at each stage: rounds, records, and says what to go on from."""
+
+    problem: Problem
+    given: Given
+    trace: Trace = field(default_factory=Trace)
+
+    def __call__(self, name: str, value: Any, *, result: bool = False) -> Any:
+        if name in self.trace.stages:
+            raise OpError(f"{self.problem.op.where}: the reference records the stage {name!r} twice")
+        if result:
+            self.trace.results.append(name)
+        if isinstance(value, Tensor):
+            self.trace.stages[name] = Exact(value, Integers(DTYPE_NAMES[value.dtype], value.dtype))
+            return self.given.get(name, value)
+        fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
+        if isinstance(value, Sum):
+            self.trace.stages[name] = RowSum(value, fmt, rounds, self._premises_of_sum(name))
+            return value
+        enclosure = value.rounded(fmt) if rounds else value
+        wide = self.problem.premises.wide
+        held = value.rounded(fmt) if wide and not rounds else enclosure  # what a tensor can hold of it
+        self.trace.stages[name] = Numbers(held, fmt)
+        stand_in = self.given.get(name, enclosure)
+        return _values(stand_in, enclosure, wide) if isinstance(stand_in, Tensor) else stand_in
+
+    def _premises_of_sum(self, stage: str) -> Premises:
+        """A sum over rows is stored in fp32 at last, whatever range the terms have; atomic additions flush."""
+        own = self.problem.premises
+        return replace(own, flushes_subnormals=own.flushes_subnormals or stage in own.atomic, wide=False)
+
+
+def _values(own: Tensor, enclosure: Enclosure, wide: bool) -> Enclosure:
+    """The kernel's own values, but what may follow from the enclosure where only their tensor could not hold them."""
+    values = Enclosure.point(own)
+    if not wide:
+        return values
+    lost = torch.isinf(values.value) & torch.isfinite(enclosure.lo) & torch.isfinite(enclosure.hi)
+    lost &= torch.maximum(enclosure.lo.abs(), enclosure.hi.abs()) > FP32.max
+    return Enclosure(torch.where(lost, enclosure.full, values.full)) if bool(lost.any()) else values
+
+
+@dataclass(frozen=True)
+class _AskedContract:
+    """A contract that notes which options the reference asks for."""
+
+    op: Op
+    contract: Contract
+    consulted: set[str]
+
+    def has(self, option: str) -> bool:
+        """Whether the contract has the option, which must be one of the op's.
+
+        Raises:
+            OpError: it is not.
+        """
+        if not any(option in choices for choices in self.op.axes.values()):
+            known = [o for choices in self.op.axes.values() for o in choices]
+            raise OpError(no_such(f"contract option that the reference of {self.op.where} asks for:", option, known))
+        self.consulted.add(option)
+        return self.contract.has(option)
+
+
+def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:
+    """Raise `UsageError` unless the names are those of `op` and none that it needs is missing."""
+    for name in tensors:
+        if name not in op.inputs:
+            raise unknown(f"tensor of {op.name}", name, op.inputs)
+    for name in params:
+        if name not in op.params:
+            raise unknown(f"parameter of {op.name}", name, op.params)
+    required = [n for n in op.inputs if n not in op.optional]
+    required += [n for n, default in op.params.items() if default is REQUIRED]
+    missing = [n for n in required if n not in tensors and n not in params]
+    if missing:
+        raise UsageError(f"{op.name} was not given {', '.join(missing)}")
