@@ -14,7 +14,7 @@ class Power:
 
     Attributes:
         cases: cases in which the alternative is a different computation and was asked about.
-        ruled_out: elements that the alternative forbids and the kernel gave, stages included.
+        ruled_out: elements that the kernel gave and that lie outside the alternative, of stages if of no result.
         separable: whether some input of these cases' shapes and dtypes can tell the two apart, if sums are exact.
     """
 

@@ -25,7 +25,7 @@ this order:
 | `isolated_outside`, `isolated_mismatched` | int | the same, from the kernel's own values of earlier stages |
 | `isolated_rel_l2`, `isolated_max_ulp` | float | likewise |
 | `rows`, `rows_explained`, `rows_split` | int | rows tried, those that one latent value explains, or two |
-| `ruled_out` | text | alternative contract → elements that it forbids, a JSON object |
+| `ruled_out` | text | alternative contract → elements outside it, a JSON object |
 | `explained_by` | text | contracts that allow every bit of a failed result, separated by `, ` |
 | `findings`, `notices` | text | sentences, one a line: of what fails the case, and of what informs |
 | `output_fingerprint` | text | hash of the stage's bits |
