@@ -7,6 +7,7 @@ problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violatio
 """
 
 from harness.inputs.allocations import Allocations, Poisoned, guarded_allocations, poison_mask, unwritten
+from harness.inputs.bits import bits_of
 from harness.inputs.blocks import row_blocks
 from harness.inputs.fingerprint import fingerprint, value_fingerprint
 from harness.inputs.guards import Violation
@@ -26,6 +27,7 @@ __all__ = [
     "Rebound",
     "Violation",
     "applicable_layouts",
+    "bits_of",
     "build",
     "cut_rows",
     "fingerprint",

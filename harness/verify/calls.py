@@ -25,7 +25,7 @@ class Call:
 
     Attributes:
         results: names of the results.
-        actual: copies of the tensors that it returned, by stage, which no later call can change.
+        actual: the tensors that it returned, by stage; copies where a later call could change them.
         own: its results themselves, unless those of an earlier call are held; without those in memory of an input.
         findings: what it did that it must not do.
         poisoned: result → elements with the bits that its memory, or other memory of the kernel's, was filled with.
@@ -75,7 +75,8 @@ class Caller:
     def last(self, inputs: Inputs) -> Call:
         """A call under the second poison that also stores the stages, with all programs in descending order."""
         with descending() as descent:
-            call = self._guarded(inputs, 1, {"stages": self.kernel.stages} if self.kernel.stages else {})
+            stages = {"stages": self.kernel.stages} if self.kernel.stages else {}
+            call = self._guarded(inputs, 1, stages, last=True)
         return replace(call, descended=descent.seen)
 
     def results_of(self, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -83,11 +84,11 @@ class Caller:
         named = _named(self._returned(tensors, params).value, self.results)
         return {name: named[name] for name in self.results}
 
-    def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any]) -> Call:
+    def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any], *, last: bool = False) -> Call:
         handed = inputs.hand_out()
         with guarded_allocations(poison) as allocations:
             returned = self._returned(handed, {**inputs.case.params, **asked})
-        return self._seen(inputs, returned, allocations)
+        return self._seen(inputs, returned, allocations, last=last)
 
     def _returned(self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> _Returned:
         with kept_process_state() as changed:
@@ -96,15 +97,20 @@ class Caller:
                 torch.accelerator.synchronize(self.device)
         return _Returned(value, tensors, changed)
 
-    def _seen(self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None) -> Call:
+    def _seen(
+        self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None, *, last: bool = False
+    ) -> Call:
+        """What a call gave; tensors that nothing will write to any more are not copied."""
         named = _named(returned.value, self.results)
         mutates = [name for name in self.kernel.mutates if name in returned.handed]
         seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *inputs.violations(mutates)]
         results = {name: named[name] for name in self.results}
         seen += allocations.violations(named) if allocations is not None else []
         poisoned = {} if allocations is None else {name: allocations.poisoned(t) for name, t in results.items()}
-        shared = _shared(results, inputs)
-        copies = {name: tensor.clone() for name, tensor in named.items()}
+        shared = _shared(named, inputs)
+        fleeting = {a for a, b in shared if b.startswith(_INPUT)} if last else named
+        copies = {name: tensor.clone() if name in fleeting else tensor for name, tensor in named.items()}
+        shared = [(a, b) for a, b in shared if a in results and (b in results or b.startswith(_INPUT))]
         if seen or mutates:
             inputs.restore()
         findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.changed
@@ -118,10 +124,10 @@ class Caller:
 _INPUT = "input "
 
 
-def _shared(results: Mapping[str, Tensor], inputs: Inputs) -> list[tuple[str, str]]:
-    """Pairs of a result and another result, or an `input NAME`, that share memory."""
+def _shared(named: Mapping[str, Tensor], inputs: Inputs) -> list[tuple[str, str]]:
+    """Pairs of a returned tensor and another one, or an `input NAME`, that share memory."""
     guarded = {f"{_INPUT}{g.name}": g.tensor for g in inputs.guards}
-    return [(a, b) for a, b in overlaps({**results, **guarded}) if a in results]
+    return [(a, b) for a, b in overlaps({**named, **guarded}) if a in named]
 
 
 def _overlap(a: str, b: str) -> Finding:
