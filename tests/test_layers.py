@@ -19,6 +19,7 @@ NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result", "harn
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
+    "harness.timing",
     "harness.devices",
     "harness.placement",
     "harness.declared",
@@ -35,6 +36,7 @@ TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harnes
 LAYERS: dict[str, tuple[str, ...]] = {
     "harness.errors": (),
     "harness.files": (),
+    "harness.timing": (),
     "harness.numerics": ("harness.errors",),
     "harness.declared": ("harness.errors",),
     "harness.op": ("harness.errors", "harness.declared", "harness.numerics", *NOUNS),
@@ -48,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
     "harness.inputs": (
         "harness.errors",
+        "harness.timing",
         "harness.devices",
         "harness.op",
         "harness.case",

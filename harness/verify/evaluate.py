@@ -14,6 +14,7 @@ from harness.errors import OpError, UsageError, no_such, unknown
 from harness.numerics import FORMATS, Enclosure, Format, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import REQUIRED, Contract, Op
+from harness.timing import REFERENCES, timed
 
 Tensors = Mapping[str, Tensor]
 Params = Mapping[str, Any]
@@ -69,6 +70,7 @@ class _AskedContract:
         return self.contract.has(option)
 
 
+@timed(REFERENCES)
 def evaluate(
     op: Op, contract: Contract, tensors: Tensors, params: Params, given: Mapping[str, Expected] | None = None
 ) -> Trace:
@@ -135,6 +137,7 @@ def _check_recorded(op: Op, contract: Contract, trace: Trace) -> None:
             raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
 
 
+@timed(REFERENCES)
 def finished(stage: str, total: Sum, contract: Contract, fmt: Format) -> Enclosure:
     """The enclosure of a sum over rows, all of which have been seen."""
     premises = current()

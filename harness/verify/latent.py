@@ -18,6 +18,7 @@ from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.op import Contract, Op
 from harness.row_check import Need, Needs, RowCheck
+from harness.timing import ROWS, timed
 from harness.verify.candidates import Rows, search
 from harness.verify.compare import outside_mask
 from harness.verify.evaluate import Params, Tensors, Trace
@@ -40,11 +41,13 @@ def has_latent(op: Op, actual: Tensors) -> bool:
     return op.latent is not None and any(actual[s].numel() for s in op.latent.through if s in actual)
 
 
+@timed(ROWS)
 def check_rows(op: Op, contract: Contract, tensors: Tensors, params: Params, actual: Tensors, trace: Trace) -> RowCheck:
     """How many rows of `actual` one value of the op's latent stage explains; one per group where a row has several."""
     return explain_rows(op, contract, tensors, params, actual, trace, None).check
 
 
+@timed(ROWS)
 def explain_rows(
     op: Op,
     contract: Contract,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.errors import UsageError
 from harness.op import Contract, Op
+from harness.timing import OTHERS, timed
 from harness.verify.block import Block
 from harness.verify.compare import outside_mask
 from harness.verify.evaluate import Params, Tensors, Trace, evaluate, same_computation
@@ -39,6 +40,7 @@ class OtherContracts:
         """Take back every explanation."""
         self._explaining = self._with_stages = []
 
+    @timed(OTHERS)
     def rule_out(self, trace: Trace, block: Block, *, whole: bool) -> None:
         """Count what each alternative forbids, where it is another computation than that of `trace`."""
         results = _results(trace, block)
@@ -51,6 +53,7 @@ class OtherContracts:
                     counts.append(self._only_by(other, block, whole))
                 self.ruled_out[str(other)] = max(counts)
 
+    @timed(OTHERS)
     def identify(self, trace: Trace, block: Block, *, whole: bool) -> None:
         """Keep the contracts that allow every bit of the results of this block too, and of its stages."""
         pool = self._op.candidates(self._contract) if self._explaining is None else self._explaining
