@@ -68,7 +68,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
-    **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
+    "harness.bench": (*BELOW_VERIFY, "harness.verify", "harness.outcomes"),
+    **dict.fromkeys(
+        TOP,
+        (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.bench", "harness.outcomes", "reports", *TOP),
+    ),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
     "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),
