@@ -21,7 +21,8 @@ from harness.verify.check import Subject
 from harness.verify.compare import compare
 from harness.verify.inprocess import Workplace
 
-_ROWS, _WIDTH = 512, 1 << 13  # 2^22 elements, a block of `judge`: with its enclosure more than an L2 cache holds
+_WIDTH = 1 << 13
+_ROWS, _ROWS_ON_CPU = 512, 64  # 2^22 elements are a block of `judge`; both are more than the L2 cache holds
 _CLOSE = "assert_close"
 
 
@@ -32,7 +33,7 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
     """
     device = torch.device(*place.config.devices)
     with current(device):
-        actual, expected = _block(device)
+        actual, expected = _block(_ROWS_ON_CPU if device.type == "cpu" else _ROWS, device)
         read = actual.nbytes + expected.parts.nbytes
         source = torch.empty(read, dtype=torch.uint8, device=device).random_()
         target = torch.empty_like(source)
@@ -40,7 +41,7 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
         own = on_device(lambda: compare(actual, expected, fmt), device, effort)
         copied = on_device(lambda: target.copy_(source), device, effort)
         close = on_device(lambda: assert_close(actual, other), device, effort)
-    of = f"bf16[{_ROWS},{_WIDTH}]"
+    of = f"bf16[{len(actual)},{_WIDTH}]"
     speed, limit = own.rate(read / 1e9), copied.rate(2 * read / 1e9)
     return [
         Measurement(COMPARED, of, "compare", "GB/s", speed, "a copy of the same bytes", limit),
@@ -49,9 +50,9 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
     ]
 
 
-def _block(device: torch.device) -> tuple[Tensor, Enclosure]:
+def _block(rows: int, device: torch.device) -> tuple[Tensor, Enclosure]:
     """Random values in bf16, and an enclosure in which some of them are decided."""
-    exact = torch.randn(_ROWS, _WIDTH, dtype=torch.float64, device=device)
+    exact = torch.randn(rows, _WIDTH, dtype=torch.float64, device=device)
     ends = [(exact * factor).bfloat16().double() for factor in (1.0, 1 - 2**-10, 1 + 2**-10)]
     value, inner, outer = ends
     return value.bfloat16(), Enclosure(torch.stack([exact, value, inner.minimum(outer), inner.maximum(outer)]))

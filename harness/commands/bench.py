@@ -67,6 +67,7 @@ def _measure(worker: Worker, effort: Effort, found: list[Measurement], failed: l
     from harness.bench.rate import rate
     from harness.bench.subjects import case_lines, ops_of
     from harness.errors import LastbitError
+    from harness.outcomes.bench import PARTS
     from reports.bench import sentence
     from reports.paper import line, make_console
 
@@ -82,7 +83,7 @@ def _measure(worker: Worker, effort: Effort, found: list[Measurement], failed: l
             failed.append(f"{measure.__name__}, {of}: {error}")
             line(progress, failed[-1], "bold red")
         else:
-            for measurement in new:
+            for measurement in (m for m in new if m.figure != PARTS):
                 line(progress, sentence(measurement), "dim")
 
 
