@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from harness import timing
@@ -34,8 +36,9 @@ from harness.verify.collect import _spent
 from harness.verify.notes import TIME, read_json, write_json
 from harness.verify.project import open_project
 from harness.verify.recorder import Recorder
-from reports import wording
+from reports import html, markdown, records, wording
 from reports.records import dump
+from reports.terminal import print_run
 
 
 class Hands:
@@ -112,6 +115,18 @@ def test_a_run_says_where_its_time_went() -> None:
     few = replace(run, spent=Spent({"references": 98.0, **{f"part {n}": 0.5 for n in range(4)}}, 1))
     assert wording.time_spent(few) == "references 98%, others 2% of 100 s in 1 worker"
     assert wording.time_spent(Run(())) == ""
+
+
+def test_every_report_of_a_run_says_where_its_time_went(tmp_path: Path) -> None:
+    run = Run((), spent=Spent({KERNEL: 60.0, REFERENCES: 40.0}, 2))
+    records.write(run, tmp_path)
+    assert records.read(tmp_path) == run
+    said = "kernel calls 60%, references 40% of 100 s in 2 workers"
+    console = Console(file=io.StringIO(), width=200)
+    print_run(run, console)
+    assert f"Time: {said}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert said in markdown.page(run)
+    assert ("Where time went", said) in html._facts(run, {})
 
 
 def test_time_that_workers_noted_is_added_up(tmp_path: Path) -> None:
