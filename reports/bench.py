@@ -24,9 +24,10 @@ from harness.outcomes.bench import (
 from reports.markdown_text import bullets, code, plain, table
 
 MEANINGS: Mapping[str, str] = {
-    VERIFIED: "Wall time of `verify_case` with calls on other values and without guards, and every contract tried, "
-    "over that of one call of the kernel. On an accelerator the call is timed by its events with a cold L2 cache "
-    "(`triton.testing.do_bench`), on the CPU by the clock, on inputs that take turns.",
+    VERIFIED: "Wall time of `verify_case`, with every contract tried, over that of one call of the kernel. Of four "
+    "calls one is on other values, which are judged too, and one without guards; most cases of a run have two. On an "
+    "accelerator the call is timed by its events with a cold L2 cache (`triton.testing.do_bench`), on the CPU by the "
+    "clock, on inputs that take turns.",
     MEMORY: "The most bytes of tensors on the device, inputs included, over those of the inputs. Not taken on the CPU.",
     BUSY: "Time of all operations on the device (`torch.profiler`) over the wall time of such a case without profiler.",
     OPERATIONS: "Kernels, copies and fills on the device in one verified case.",
