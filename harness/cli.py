@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 from types import FrameType, ModuleType
 
-from harness.commands import bisect, calibrate, diff, golden, identify, listing, report, stages, verify
+from harness.commands import bench, bisect, calibrate, diff, golden, identify, listing, report, stages, verify
 from harness.commands.running import INTERRUPTED
 from harness.errors import LastbitError
 from reports.characters import visible
 
-COMMANDS: tuple[ModuleType, ...] = (verify, report, diff, golden, bisect, stages, identify, listing, calibrate)
+COMMANDS: tuple[ModuleType, ...] = (verify, report, diff, golden, bisect, stages, identify, listing, calibrate, bench)
 BROKEN = 2
 
 

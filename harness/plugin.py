@@ -7,6 +7,8 @@ device from LASTBIT_DEVICE, because every worker process of pytest-xdist has to 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from harness.config import Config
 from harness.errors import LastbitError
 from harness.interpret import install
+from harness.timing import PLANNING, Clock, listening, timed
 from harness.verify.notes import Notes
 from harness.verify.plan import Plan, make_plan
 from harness.verify.recorder import Recorder, Unrecorded
@@ -37,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if path is None:
         raise pytest.UsageError("harness.plugin is started by `lastbit verify`, which sets LASTBIT_CONFIG")
     device_type = _device_type()
+    config.add_cleanup(_listening())
     settings = Config.load(Path(path))
     try:
         plan = _make_plan(settings, device_type)
@@ -49,6 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Session(notes))
 
 
+def _listening() -> Callable[[], None]:
+    """Let a clock count where the time of this process goes, until what is returned is called."""
+    with ExitStack() as stack:
+        stack.enter_context(listening(Clock()))
+        return stack.pop_all().close
+
+
+@timed(PLANNING)
 def _make_plan(settings: Config, device_type: str) -> Plan:
     torch.set_num_threads(1)  # workers share the cores
     if device_type == "cpu":

@@ -85,11 +85,30 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """Where the time of a run went.
+
+    Attributes:
+        seconds: part, as in `harness.timing` → seconds, over all processes.
+        processes: how many noted their time.
+    """
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    processes: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        parts = dict.fromkeys([*self.seconds, *other.seconds])
+        seconds = {part: self.seconds.get(part, 0.0) + other.seconds.get(part, 0.0) for part in parts}
+        return Spent(seconds, self.processes + other.processes)
+
+
+@dataclass(frozen=True)
 class Run:
     """All results of one run, and the environment that they were made in.
 
     Attributes:
         broken: why the run ended before everything had run; empty if it did not.
+        spent: where its time went; empty for a run of an older lastbit.
     """
 
     results: tuple[CaseResult, ...]
@@ -98,6 +117,7 @@ class Run:
     agreement: tuple[Agreement, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     broken: str = ""
+    spent: Spent = field(default_factory=Spent)
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""

@@ -138,6 +138,7 @@ def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str
         ("Cases", tally(result.verdict for result in run.results if result.counted)),
         ("Compared", plural(compared, "element")),
         ("Time in cases", f"{sum(r.seconds for r in run.results):,.1f} s"),
+        ("Where time went", wording.time_spent(run)),
         ("Devices", environment.get("devices", "")),
         ("Profile", environment.get("profile", "")),
         ("Error bounds", environment.get("premises", "")),

@@ -168,4 +168,5 @@ def _first(lines: Sequence[str]) -> list[str]:
 
 def _environment(run: Run) -> Block:
     rows = [(plain(name), code(value)) for name, value in run.environment.items() if value]
+    rows += [("time", plain(spent))] if (spent := wording.time_spent(run)) else []
     return Block(folded("Environment", table(("setting", "value"), rows, left=2)), "environment", important=True)

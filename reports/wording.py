@@ -11,6 +11,8 @@ from reports.summary import Problem, listed, plural, share, shown_path, signed, 
 
 MOST_NAMES = 4
 MOST_PAIRS = 2
+LEAST_SHARE = 0.01
+"""Of the time of a run, below which a part of it is not named."""
 
 ADVICE = (
     "→ Such a kernel may keep either contract, so it is INCONCLUSIVE unless it fails. Verify it on more cases "
@@ -131,6 +133,18 @@ def _extent(problem: Problem) -> str:
     if errored is not None and problem.smallest.verdict is not Verdict.ERRORED:
         text += f"; an errored one: {errored.reason}"
     return text
+
+
+def time_spent(run: Run) -> str:
+    """Where the time of a run went, the largest parts first; empty for a run that did not note it."""
+    total = sum(run.spent.seconds.values())
+    if not run.spent.processes or not total:
+        return ""
+    shares = sorted(((seconds / total, part) for part, seconds in run.spent.seconds.items()), reverse=True)
+    shown = [f"{part} {share:.0%}" for share, part in shares if share >= LEAST_SHARE]
+    small = sum(share for share, _ in shares if share < LEAST_SHARE)
+    parts = ", ".join([*shown, *([f"others {small:.0%}"] if small >= LEAST_SHARE else [])])
+    return f"{parts} of {total:,.0f} s in {plural(run.spent.processes, 'worker')}"
 
 
 def not_run(run: Run) -> list[str]:

@@ -19,6 +19,7 @@ NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result", "harn
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
+    "harness.timing",
     "harness.devices",
     "harness.placement",
     "harness.declared",
@@ -35,6 +36,7 @@ TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harnes
 LAYERS: dict[str, tuple[str, ...]] = {
     "harness.errors": (),
     "harness.files": (),
+    "harness.timing": (),
     "harness.numerics": ("harness.errors",),
     "harness.declared": ("harness.errors",),
     "harness.op": ("harness.errors", "harness.declared", "harness.numerics", *NOUNS),
@@ -48,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
     "harness.inputs": (
         "harness.errors",
+        "harness.timing",
         "harness.devices",
         "harness.op",
         "harness.case",
@@ -65,7 +68,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
-    **dict.fromkeys(TOP, (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.outcomes", "reports", *TOP)),
+    "harness.bench": (*BELOW_VERIFY, "harness.verify", "harness.outcomes"),
+    **dict.fromkeys(
+        TOP,
+        (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.bench", "harness.outcomes", "reports", *TOP),
+    ),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
     "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),

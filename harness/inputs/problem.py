@@ -16,6 +16,7 @@ from harness.inputs.fingerprint import combined, fingerprint
 from harness.inputs.guards import Guarded, Violation, check_separate, element_changes, guard, is_whole, twin
 from harness.inputs.rebound import Rebound, rebound
 from harness.inputs.values import check_regime, fill
+from harness.timing import INPUTS, timed
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
 # beyond an input to what lies beyond its result changes it. They are odd for the sign bit of the 8-bit formats.
@@ -81,6 +82,7 @@ class Inputs:
             guarded.words.copy_(pristine)
 
 
+@timed(INPUTS)
 def build(case: Case, device: torch.device | str) -> Inputs:
     """The tensors of `case`, each on its own device or else on `device`, with the values that regime and seed define.
 

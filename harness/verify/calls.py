@@ -16,6 +16,7 @@ from harness.inputs.guards import extent
 from harness.interpret import descending
 from harness.kernel import Kernel
 from harness.result import Finding
+from harness.timing import KERNEL, timed
 from harness.verify.process_state import kept_process_state
 
 
@@ -91,7 +92,7 @@ class Caller:
         return self._seen(inputs, returned, allocations, last=last)
 
     def _returned(self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> _Returned:
-        with kept_process_state() as changed:
+        with kept_process_state() as changed, timed(KERNEL):
             value = self.kernel.call(**tensors, **arguments)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)

@@ -24,11 +24,10 @@ from harness.verify.judge import judge
 from harness.verify.memory import out_of_memory
 from harness.verify.placed import placement_findings
 from harness.verify.problem import Problem, check_arguments
-from harness.verify.problems import Problems
+from harness.verify.problems import PROBLEMS
 from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
 
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
-_PROBLEMS = Problems()
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Subject:
 
     def problem(self, inputs: Inputs) -> Problem:
         """What the kernel has to compute for a case."""
-        return _PROBLEMS.of(self.op, self.contract, inputs, self.bounds)
+        return PROBLEMS.of(self.op, self.contract, inputs, self.bounds)
 
     def outcome(self, verdict: Verdict, case: str, dtypes: str, *, reason: str = "", group: str = "") -> CaseResult:
         """A result without a judgement."""
@@ -157,7 +156,7 @@ def _judged(
     judgement, actual = _judgement(problem, calls, settled)
     findings = [*calls.findings(), *_placement(caller, case)]
     if any(finding.kind == "wrote_outside" for finding in findings):
-        _PROBLEMS.forget()
+        PROBLEMS.forget()
     if calls.other is not None and judgement.verdict is not Verdict.FAILED:
         findings += _other_values(subject, *calls.other)
     findings = list(dict.fromkeys(findings))

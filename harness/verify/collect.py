@@ -17,8 +17,9 @@ from harness.case import parse_case
 from harness.config import Config
 from harness.errors import LastbitError
 from harness.result import BAD, CaseResult, Verdict
-from harness.run import NotRun, Run
-from harness.verify.notes import read_json
+from harness.run import NotRun, Run, Spent
+from harness.timing import Clock, listening
+from harness.verify.notes import TIME, read_json
 from harness.verify.plan import Planned
 from harness.verify.power import agreement_of, power_of
 from harness.verify.project import open_project
@@ -72,14 +73,23 @@ def collect(
     unfinished = [case.not_run(stops[case.device_type]) for case in left if case not in died]
     results = [*recorded, *(case.errored for case in died)]
     missing = [n for process in ended.values() for n in _missing(process, results, stops[process.device_type])]
+    with listening(Clock()) as clock:
+        power = power_of(results, open_project(config))
     return Run(
         results=tuple(results),
         broken=INTERRUPTED if interrupted else "; ".join(_broken(ended.values(), stops, missing)),
-        power=power_of(results, open_project(config)),
+        power=power,
         not_run=(*_left_out(ended.values(), stops.values()), *unfinished, *missing),
         agreement=agreement_of(results),
         environment=environment_of(config),
+        spent=_spent(Path(config.folder), clock),
     )
+
+
+def _spent(folder: Path, clock: Clock) -> Spent:
+    """Where the time of the workers went, as they noted it, and that of this process by its clock."""
+    noted = (Spent(read_json(path), processes=1) for path in sorted(folder.glob(f"*{TIME}")))
+    return sum(noted, Spent(clock.seconds))
 
 
 def _ended(child: Child) -> Ended:

@@ -8,10 +8,12 @@ from torch import Tensor
 from harness.numerics import Enclosure, Format, round_to
 from harness.numerics.formats import ordinals
 from harness.result import NEAR, ULP_BINS, Comparison, Worst
+from harness.timing import COMPARING, timed
 
 _FARTHEST = 2.0**40  # more than any distance in ulp of a format of 32 bits; an infinite distance counts as this
 
 
+@timed(COMPARING)
 def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     """Statistics of `actual` (any float dtype) against `expected`, which broadcasts to its shape.
 
@@ -68,6 +70,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     )
 
 
+@timed(COMPARING)
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
     """Statistics of `actual` against integers or truth values, all of which must be equal; an ulp is 1."""
     if actual.numel() == 0:

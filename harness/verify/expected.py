@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.numerics import Enclosure, Format, Premises, Sum, format_of, using
 from harness.numerics.formats import Integers
 from harness.result import Comparison
+from harness.timing import REFERENCES, timed
 from harness.verify.compare import compare, compare_integers, outside_mask
 
 
@@ -149,7 +150,7 @@ class RowSum(Expected):
 
     @property
     def finished(self) -> Numbers:
-        with using(self.premises):
+        with using(self.premises), timed(REFERENCES):
             enclosure = self.sum.enclosure
             return Numbers(enclosure.rounded(self.format) if self.rounds else enclosure, self.format)
 

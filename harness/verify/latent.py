@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.row_check import Need, Needs, RowCheck
+from harness.timing import ROWS, timed
 from harness.verify.candidates import Rows, explained_groups
 from harness.verify.expected import Numbers
 from harness.verify.lanes import Shown, split_rows
@@ -34,11 +35,13 @@ class ExplainedRows:
     split: Tensor
 
 
+@timed(ROWS)
 def check_rows(seen: Observation) -> RowCheck:
     """How many rows one value of the op's latent stage explains; one per group where a row has several."""
     return explain_rows(seen, None).check
 
 
+@timed(ROWS)
 def explain_rows(seen: Observation, own: Trace | None) -> ExplainedRows:
     """The row check of what a kernel gave, whatever that is of the stages that a latent value must explain.
 

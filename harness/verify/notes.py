@@ -9,6 +9,9 @@ from typing import Any
 
 from harness.files import replace_file
 
+TIME = ".time.json"
+"""Suffix of the file in which a worker notes where its time went, part by part."""
+
 
 @dataclass(frozen=True)
 class Notes:

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from harness.errors import UsageError
 from harness.op import Contract
+from harness.timing import OTHERS, timed
 from harness.verify.latent import check_rows
 from harness.verify.observation import Observation
 
@@ -34,6 +35,7 @@ class OtherContracts:
         """Take back every explanation."""
         self._explaining = self._with_stages = []
 
+    @timed(OTHERS)
     def rule_out(self, seen: Observation) -> None:
         """Count what lies outside each alternative that is another computation than the claimed contract."""
         problem, results = seen.problem, _results(seen)
@@ -44,6 +46,7 @@ class OtherContracts:
                 count = results.count_outside(problem.under(other).trace)
                 self.ruled_out[str(other)] = count or _count_only_outside(other, seen)
 
+    @timed(OTHERS)
     def identify(self, seen: Observation) -> None:
         """Keep the contracts that allow every bit of the results of this block too, and of its stages."""
         problem = seen.problem

@@ -14,6 +14,7 @@ from harness.numerics import Premises
 from harness.op import Contract, Op
 from harness.result import BAD, CaseResult
 from harness.run import Agreement, Power
+from harness.timing import POWER, timed
 from harness.verify.problem import Problem
 from harness.verify.project import Project
 
@@ -21,6 +22,7 @@ _PROBES = 4  # cases whose inputs are drawn anew to ask whether two contracts ca
 _PROBE_SIZE = 1 << 16
 
 
+@timed(POWER)
 def power_of(results: Iterable[CaseResult], project: Project) -> tuple[Power, ...]:
     """One entry per kernel that did not fail, device, set of dtypes and alternative contract."""
     results = list(results)

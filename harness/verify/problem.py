@@ -16,6 +16,7 @@ from harness.inputs import row_blocks
 from harness.numerics import FORMATS, Enclosure, Format, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import REQUIRED, Contract, Op
+from harness.timing import REFERENCES, timed
 from harness.verify.expected import Exact, Expected, Numbers, RowSum
 
 _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row
@@ -157,6 +158,7 @@ class Problem:
         """What every stage must be, seen from the inputs; errors as in `evaluate`."""
         return self.evaluate()
 
+    @timed(REFERENCES)
     def evaluate(self, given: Given | None = None) -> Trace:
         """Run the reference on enclosures of the inputs; integers and plain inputs reach it as they are.
 

@@ -48,3 +48,7 @@ class Problems:
         excess = sum(sizes.values()) - _MOST_BYTES
         while excess > 0:
             excess -= sizes[self._families.popitem(last=False)[0]]
+
+
+PROBLEMS = Problems()
+"""Those of this process."""

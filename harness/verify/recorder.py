@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +15,8 @@ from harness.case import Case
 from harness.config import Config
 from harness.errors import LastbitError
 from harness.result import CaseResult, Verdict
-from harness.verify.notes import write_json
+from harness.timing import seconds_so_far
+from harness.verify.notes import TIME, write_json
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
 
@@ -38,7 +39,7 @@ class Recorder:
         self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
         self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
         stem = self._folder / f"{worker}-{os.getpid()}"
-        self._under_way = stem.with_suffix(".started")
+        self._under_way, self._time = stem.with_suffix(".started"), stem.with_suffix(TIME)
         with _written(stem):
             self._results: TextIO = stem.with_suffix(".jsonl").open("a")
             self._trace: TextIO = stem.with_suffix(".trace").open("w")
@@ -86,6 +87,11 @@ class Recorder:
             self._under_way.unlink(missing_ok=True)
         if result.verdict is Verdict.ERRORED and _is_lost(torch.device(result.device)):
             os._exit(_FATAL)
+
+    def note_time(self) -> None:
+        """Note where the time of this process went so far; a run that cannot is none the worse."""
+        with suppress(OSError):
+            write_json(self._time, seconds_so_far())
 
 
 @contextmanager

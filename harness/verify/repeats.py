@@ -13,6 +13,7 @@ from harness.errors import KernelError, UnsupportedCase
 from harness.inputs import Inputs, bits_of, build, unwritten
 from harness.kernel import Kernel
 from harness.result import Finding
+from harness.timing import GUARDS, timed
 from harness.verify.calls import Call, Caller
 from harness.verify.memory import LATER
 
@@ -52,6 +53,7 @@ class Calls:
             yield from (finding for finding in apart if finding.stage not in {f.stage for f in unsteady})
 
 
+@timed(GUARDS)
 def make_calls(caller: Caller, inputs: Inputs, *, repeat: bool) -> Calls:
     """Call the kernel on `inputs`: twice, or with `repeat` four times; one that writes outside keeps its guards."""
     first = caller.guarded(inputs)
@@ -151,6 +153,7 @@ def _another_kind(a: Tensor, b: Tensor) -> bool:
     return a.shape != b.shape or a.dtype != b.dtype
 
 
+@timed(GUARDS)
 def _changed(a: Tensor, b: Tensor) -> int:
     """How many elements differ in bits; those of complex numbers, which no op has, count in parts."""
     x, y = (bits_of(torch.view_as_real(t) if t.is_complex() else t) for t in (a, b))

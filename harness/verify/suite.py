@@ -33,4 +33,5 @@ def test_kernel(item: Item, recorder: Recorder) -> None:
         recorder.record(unfinished(item, first_line(error)))
         raise
     finally:
+        recorder.note_time()
         give_back(device)  # this worker may have to wait for its next item while another one needs the memory

@@ -1,0 +1,82 @@
+"""How many cases of an op are verified in a second, beside plain tests of the same cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from harness.bench.plain import Request, plain, plain_under_stock_interpreter, seconds_of
+from harness.bench.samples import Effort, now
+from harness.bench.subjects import eager_for
+from harness.case import Case, Group
+from harness.devices import current
+from harness.outcomes.bench import RATE, Measurement, Sample
+from harness.result import TURNED_DOWN, CaseResult
+from harness.verify.check import Subject, unsupported
+from harness.verify.fuzz import CaseFailed, run_item
+from harness.verify.inprocess import Workplace, draw
+from harness.verify.plan import Item
+
+_UNIT = "cases/s"
+
+
+def rate(place: Workplace, op: str, effort: Effort) -> list[Measurement]:
+    """Cases per second of the op's first kernel, warm, beside plain tests and those under the stock interpreter."""
+    subject = next(subject for subject in place.subjects.values() if subject.op.name == op)
+    drawn = _drawn(place, subject, effort)
+    eager = next((eager_for(place, subject, case) for group in drawn for case in group.examples), None)
+    with current(subject.device):
+        groups = _accepted(subject, eager, drawn)
+        cases = [case for group in groups for case in group.examples]
+        seconds = seconds_of([partial(_verify, subject, group) for group in groups], effort.rounds, now(subject.device))
+        own, name = Sample.of(seconds).rate(len(cases)), subject.kernel.name
+        bases = [] if eager is None else list(_bases(place, subject, eager, cases, effort))
+    alone = Measurement(RATE, op, name, _UNIT, own)
+    return [replace(alone, against=against, base=base) for against, base in bases] or [alone]
+
+
+def _drawn(place: Workplace, subject: Subject, effort: Effort) -> list[Group]:
+    """Groups spread over those that the op generates, with the first cases of a run of each."""
+    kernel = subject.kernel
+    made = place.project.groups(kernel.op, kernel.accepts, small=place.config.small)
+    generated = [replace(group, examples=()) for group in made if group.strategy is not None]
+    step = max(1, len(generated) // effort.groups)
+    chosen = islice(generated, 0, step * effort.groups, step)
+    return [Group(group.name, examples=tuple(draw(group, effort.cases))) for group in chosen]
+
+
+def _accepted(subject: Subject, eager: Subject | None, groups: Iterable[Group]) -> list[Group]:
+    """The groups without cases that a kernel does not take; all others were verified once, as a warm-up."""
+    kernels = [s.kernel for s in (subject, eager) if s is not None]
+    kept = []
+    for group in groups:
+        fitting = tuple(case for case in group.examples if not any(unsupported(kernel, case) for kernel in kernels))
+        declined = {r.case for r in _verify(subject, replace(group, examples=fitting)) if r.verdict in TURNED_DOWN}
+        kept.append(replace(group, examples=tuple(case for case in fitting if str(case) not in declined)))
+    return kept
+
+
+def _verify(subject: Subject, group: Group) -> list[CaseResult]:
+    """Verify the cases of a group as a run does."""
+    results: list[CaseResult] = []
+    with suppress(CaseFailed):  # the verdict is not what is measured
+        run_item(Item(subject, group), cases=0, seed_=0, record=results.append, started=lambda item, case: None)
+    return results
+
+
+def _bases(
+    place: Workplace, subject: Subject, eager: Subject, cases: Sequence[Case], effort: Effort
+) -> Iterator[tuple[str, Sample]]:
+    """The rates of plain tests: in this process, and on the CPU under Triton's own interpreter."""
+    own, other, device = subject.kernel, eager.kernel, subject.device
+    found = {f"plain test with {other.name}": plain(own, other, cases, device, effort.rounds)}
+    if device.type == "cpu":
+        request = Request(place.config, own.name, other.name, tuple(map(str, cases)), effort.rounds)
+        found["plain test, stock interpreter"] = plain_under_stock_interpreter(request)
+    for name, tests in found.items():
+        raised = f" ({len(tests.raised)} of {len(cases)} raise)" if tests.raised else ""
+        if tests.count:
+            yield name + raised, Sample.of(tests.seconds).rate(tests.count)

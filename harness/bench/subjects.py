@@ -1,0 +1,72 @@
+"""Which cases and kernels are measured: case files of the project, and for each case the first kernel that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from harness.case import Case, parse_case
+from harness.errors import UsageError
+from harness.verify.check import Subject, unsupported
+from harness.verify.inprocess import Workplace
+from harness.verify.project import Project, read_cases
+
+
+def case_lines(place: Workplace, file: str) -> list[str]:
+    """The lines that the configuration names, or else those of cases/bench/KIND/`file` of the project's folders.
+
+    KIND is `cpu` or `accelerator`. Ops that the configuration leaves out are left out.
+    """
+    ops = place.config.ops
+    cases = [parse_case(line) for line in place.config.lines] or list(bench_cases(place.project, _device(place), file))
+    return [str(case) for case in cases if not ops or case.op in ops]
+
+
+def bench_cases(project: Project, device: torch.device, file: str) -> Iterator[Case]:
+    """The cases of a file for devices of that kind, of all folders of the project.
+
+    Raises:
+        UsageError: a line is malformed, or of an unknown op.
+    """
+    kind = "cpu" if device.type == "cpu" else "accelerator"
+    for folder in project.folders:
+        if (path := folder / "cases" / "bench" / kind / file).is_file():
+            for case in read_cases(path):
+                project.op(case.op)
+                yield case
+
+
+def ops_of(place: Workplace) -> list[str]:
+    """The ops of the plan's kernels, in order."""
+    return list(dict.fromkeys(subject.op.name for subject in place.subjects.values()))
+
+
+def subject_for(place: Workplace, case: Case) -> Subject:
+    """The first kernel of the plan that takes the case.
+
+    Raises:
+        UsageError: none does.
+    """
+    for subject in place.subjects.values():
+        if subject.op.name == case.op and not unsupported(subject.kernel, case):
+            return subject
+    raise UsageError(f"no kernel takes {case}")
+
+
+def eager_for(place: Workplace, subject: Subject, case: Case) -> Subject | None:
+    """Another implementation to compare with: the first of the op from another file, of the same contract if it can be.
+
+    It need not be a kernel that the configuration chose.
+    """
+    file = subject.kernel.source.rpartition(":")[0]
+    kernels = [k for k in place.project.kernels() if k.op == case.op and not unsupported(k, case)]
+    others = [k for k in kernels if k.source.rpartition(":")[0] != file]
+    others.sort(key=lambda k: subject.op.contract(k.contract) != subject.contract)
+    fitting = (k for k in others if not k.devices or subject.device.type in k.devices)
+    return next((Subject(k, subject.op, subject.device, subject.premises) for k in fitting), None)
+
+
+def _device(place: Workplace) -> torch.device:
+    [name] = place.config.devices
+    return torch.device(name)
