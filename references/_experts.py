@@ -27,9 +27,9 @@ from harness.op import Contract, Rounds, StageRecorder
 from references._shapes import check_shapes
 
 ALL = slice(None)
-_multiply_add = remembered(multiply_add)
 Kind = Literal["base", "a", "b"]
 """The matrices of a linear map with an adapter."""
+_multiply_add = remembered(multiply_add)
 
 
 def rounded(*stages: str) -> Rounds:
@@ -200,7 +200,9 @@ class Layer:
         """Rows from a saved [T, k, n]; zero where the pair is skipped."""
         return values.reshape(-1, values.shape[-1]).zero_where(self.skipped)
 
-    def dot(self, rows: Enclosure, projection: Projection, kind: Kind, width: int, *, columns: slice = ALL) -> Enclosure:
+    def dot(
+        self, rows: Enclosure, projection: Projection, kind: Kind, width: int, *, columns: slice = ALL
+    ) -> Enclosure:
         """Each row times part of the columns of the matrix [width, K] of its expert, transposed."""
         weights = Weights((projection,), kind, ALL, columns, transposed=True)
         return grouped_dot(rows, self.groups, weights, width)

@@ -107,10 +107,8 @@ def moe_lora(
     layer.stage("saved_gate", gate, result=True)
     layer.stage("saved_up", up, result=True)
 
-    if contract.has("rounded_silu"):
-        product = layer.stage("silu", gate * sigmoid(gate)) * up
-    else:
-        product = _swiglu(gate, up)
+    separate = contract.has("rounded_silu")
+    product = layer.stage("silu", gate * sigmoid(gate)) * up if separate else _swiglu(gate, up)
     intermediate = layer.stage("intermediate", product, result=True)
     outputs, _ = layer.down(intermediate, down_map)
 

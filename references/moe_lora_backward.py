@@ -10,6 +10,7 @@ from functools import partial
 
 from harness.numerics import (
     Enclosure,
+    Groups,
     Tensor,
     concatenate,
     fusible_product,
@@ -167,14 +168,23 @@ def _adapter_gradient(
     right: Sequence[Enclosure],
 ) -> None:
     """Record scaling · Σ left ⊗ right over the pairs of each expert, and over shards, plus what was there before."""
-    sums = [grouped_outer(a, b, layer.groups) for a, b in zip(left, right, strict=True)]
-    before = old[name]
-    if len(sums) == 1:
-        gradient = sums[0] * layer.scaling if before is None else multiply_add(sums[0], layer.scaling, before)
-    else:
-        terms = [fusible_product(s, layer.scaling) for s in sums]
-        gradient = total(stack(*terms, *([] if before is None else [before])))[..., 0]
+    gradient = _summed(layer.groups, tuple(left), tuple(right), layer.scaling, old[name])
     layer.recorder(f"grad_{name}", gradient, result=True)
+
+
+@remembered
+def _summed(
+    groups: Groups,
+    left: tuple[Enclosure, ...],
+    right: tuple[Enclosure, ...],
+    scaling: float,
+    before: Enclosure | None,
+) -> Enclosure:
+    sums = [grouped_outer(a, b, groups) for a, b in zip(left, right, strict=True)]
+    if len(sums) == 1:
+        return sums[0] * scaling if before is None else multiply_add(sums[0], scaling, before)
+    terms = [fusible_product(s, scaling) for s in sums]
+    return total(stack(*terms, *([] if before is None else [before])))[..., 0]
 
 
 def _through_down(

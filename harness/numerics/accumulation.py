@@ -1,4 +1,4 @@
-"""Sums, means and dots, whose only freedom is the order of accumulation.
+"""Sums and means, whose only freedom is the order of accumulation.
 
 Three rules, strongest first. On a *lattice* (all terms multiples of one power of two, and the sum of their magnitudes
 below 2**24 of it) every partial sum is exact in fp32, whatever the order, with or without FMA: the enclosure is a

@@ -105,7 +105,6 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int)
     return Enclosure(products)
 
 
-@remembered
 def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosure:
     """Sum over the rows of each group of the outer products of `left` [R, M] and `right` [R, N]: [count, M, N].
 
