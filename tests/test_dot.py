@@ -13,7 +13,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.numerics import BY_CAPABILITY, Enclosure, Premises, dot, hull, total_of_products, using
+from harness.numerics import (
+    BY_CAPABILITY,
+    Enclosure,
+    Factor,
+    Premises,
+    TensorCores,
+    dot,
+    hull,
+    total_of_products,
+    using,
+)
+from harness.numerics.dots import _cut_off
 
 INF, NAN = math.inf, math.nan
 
@@ -240,3 +251,11 @@ def test_a_single_product_is_rounded_once() -> None:
     found = total_of_products(Enclosure.point(a), Enclosure.point(b))
     assert torch.equal(found.value, (a * b).double())
     assert all(holds(found[i,], (a * b)[i].item()) for i in range(20))
+
+
+@pytest.mark.parametrize("cores", BY_CAPABILITY.values(), ids=str)
+def test_what_is_cut_off_is_not_lost_to_fp32(cores: TensorCores) -> None:
+    """Operands beyond fp16, the largest 1: each product may lose 2**-126 of the share that is cut off."""
+    a = Enclosure.point(torch.tensor([[1.0, 2.0**-100]]))
+    with using(Premises(tensor_cores=cores, depth=lambda terms: 0)):
+        assert float(_cut_off(Factor.left(a), Factor.right(a.transposed))) == cores.cut * 2.0**-126

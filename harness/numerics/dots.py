@@ -168,5 +168,6 @@ def _cut_off(left: Factor, right: Factor) -> Tensor:
     cores = current().tensor_cores
     if cores is None or not left.middle.numel() or not right.middle.numel():
         return left.middle.new_zeros(())
-    smallest = torch.where(left.fits_fp16 & right.fits_fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent)
+    fp16 = left.fits_fp16 & right.fits_fp16
+    smallest = torch.where(fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent).double()  # fp32 holds no product of it
     return cores.cut * smallest * torch.maximum(torch.maximum(left.largest, right.largest), smallest)
