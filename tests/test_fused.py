@@ -136,8 +136,10 @@ def by_torch(tensor: Tensor, *, values_only: bool = False) -> str:
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES.values() if dtype.is_floating_point], ids=str)
 def test_fingerprint_of_values_is_that_of_fp32_with_one_nan(dtype: torch.dtype) -> None:
     tensor = bit_patterns(dtype)
+    kept = bits_of(tensor).clone()
     wide = tensor if dtype is torch.float64 else tensor.to(torch.float32)
     assert by_torch(tensor, values_only=True) == by_torch(torch.where(torch.isnan(wide), torch.nan, wide))
+    assert torch.equal(bits_of(tensor), kept)
 
 
 @given(data=st.data())

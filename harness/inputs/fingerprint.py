@@ -110,7 +110,7 @@ def _bits(part: Tensor, *, values: bool) -> Tensor:
         return bits_of(part).flatten().to(torch.int64)
     seen = part.to(_seen_as(part.dtype))
     bits = seen.flatten().view(INTEGER_OF_SIZE[seen.element_size()]).to(torch.int64)
-    return bits.masked_fill_(seen.isnan().flatten(), NAN_BITS[seen.dtype])
+    return bits.masked_fill(seen.isnan().flatten(), NAN_BITS[seen.dtype])
 
 
 def _contribution(bits: Tensor, start: int) -> Tensor:
