@@ -60,7 +60,9 @@ def test_integers(regime: str, dtype: str) -> None:
     assert_same_values(f"{dtype}[9,33]:{regime}")
 
 
-@pytest.mark.parametrize("text", ["int8[70]:bits", "uint8[3,5]:bits", "bool[9,9]", "bool[4]:ones", "int8[4,4]:around_9"])
+@pytest.mark.parametrize(
+    "text", ["int8[70]:bits", "uint8[3,5]:bits", "bool[9,9]", "bool[4]:ones", "int8[4,4]:around_9"]
+)
 def test_bytes(text: str) -> None:
     assert_same_values(text)
 
@@ -111,7 +113,9 @@ def bit_patterns(dtype: torch.dtype) -> Tensor:
         return torch.arange(1 << (8 * size)).to(integers).view(dtype)
     generator = torch.Generator().manual_seed(3)
     words = torch.randint(-(1 << 63), (1 << 63) - 1, (999,), generator=generator)
-    edges = torch.tensor([0, 1, -1, NAN_BITS.get(dtype, 5), NAN_BITS.get(dtype, 5) + 1, 0x7F800001, 0xFF800000 - (1 << 32)])
+    edges = torch.tensor(
+        [0, 1, -1, NAN_BITS.get(dtype, 5), NAN_BITS.get(dtype, 5) + 1, 0x7F800001, 0xFF800000 - (1 << 32)]
+    )
     return torch.cat([words, edges, edges << 32]).to(integers).view(dtype)
 
 

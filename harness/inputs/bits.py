@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -70,3 +71,13 @@ def bits_of(tensor: Tensor) -> Tensor:
         KeyError: the elements have another size than 1, 2, 4 or 8 bytes.
     """
     return tensor.view(INTEGER_OF_SIZE[tensor.element_size()])
+
+
+def numbers(tensors: Sequence[Tensor]) -> list[int]:
+    """The integers in tensors of one element, in order; each of their devices is waited for once."""
+    found: dict[int, int] = {}
+    for device in {tensor.device for tensor in tensors}:
+        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
+        values = torch.stack([tensors[place].reshape(()) for place in places]).tolist()
+        found.update(zip(places, values, strict=True))
+    return [found[place] for place in range(len(tensors))]

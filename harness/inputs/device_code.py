@@ -16,7 +16,7 @@ _INFINITY = tl.constexpr(0x7FF << 52)
 _MAGNITUDE = tl.constexpr(2**63 - 1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def finalized(words):  # type: ignore[no-untyped-def]
     """The finaliser of splitmix64, as `bits.finalize`."""
     words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * _FIRST
@@ -24,13 +24,13 @@ def finalized(words):  # type: ignore[no-untyped-def]
     return words ^ ((words >> 31) & 0x1FFFFFFFF)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def hashed(counter, key, step):  # type: ignore[no-untyped-def]
     """A pseudorandom word per counter, as `bits.hashed`."""
     return finalized(counter * step + key)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def placed(  # type: ignore[no-untyped-def]
     tile, tiles, size2, size1, size0, step2, step1, step0, stride2, stride1, stride0, size, stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -45,7 +45,7 @@ def placed(  # type: ignore[no-untyped-def]
     return rows, columns, at2 * stride2 + at1 * stride1 + at0 * stride0 + columns * stride, inside
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def encoded(  # type: ignore[no-untyped-def]
     value, dropped, half, odd, tiny, shift, base, beyond, last, sign, nan
 ):
@@ -65,7 +65,7 @@ def encoded(  # type: ignore[no-untyped-def]
     return tl.where((magnitude > _INFINITY) | (position > last), nan, signed_)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def as_fp32(bits, mask, shift, scale, last, infinity):  # type: ignore[no-untyped-def]
     """Bits of fp32 (those of an int32) of the values of a narrower format, with one kind of NaN."""
     magnitude = bits & mask

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from harness.inputs import fused
-from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, signed
+from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
 from harness.inputs.blocks import block_budget, row_blocks
 from harness.inputs.trust import trusted
 
@@ -36,10 +36,9 @@ def value_fingerprint(tensor: Tensor) -> str:
 def fingerprints_of(tensors: Sequence[Tensor], *, values: bool = False) -> list[str]:
     """The fingerprints of several tensors, or of their values, for which a device is waited for once."""
     totals = [_total(tensor, values=values) for tensor in tensors]
-    numbers = _numbers(totals)
     return [
-        f"{key_of(str(_seen_as(tensor.dtype) if values else tensor.dtype), tuple(tensor.shape), number % 2**64):016x}"
-        for tensor, number in zip(tensors, numbers, strict=True)
+        f"{key_of(str(_seen_as(tensor.dtype) if values else tensor.dtype), tuple(tensor.shape), total % 2**64):016x}"
+        for tensor, total in zip(tensors, numbers(totals), strict=True)
     ]
 
 
@@ -51,15 +50,6 @@ def combined(fingerprints: Mapping[str, str]) -> str:
 def _seen_as(dtype: torch.dtype) -> torch.dtype:
     """The dtype that holds the values of another one."""
     return torch.float32 if dtype.is_floating_point and dtype.itemsize < 8 else dtype
-
-
-def _numbers(totals: Sequence[Tensor]) -> list[int]:
-    """The values of tensors of one element on any devices, in order."""
-    numbers: dict[int, int] = {}
-    for device in {total.device for total in totals}:
-        places = [place for place, total in enumerate(totals) if total.device == device]
-        numbers.update(zip(places, torch.cat([totals[place] for place in places]).tolist(), strict=True))
-    return [numbers[place] for place in range(len(totals))]
 
 
 def _total(tensor: Tensor, *, values: bool) -> Tensor:
@@ -91,7 +81,7 @@ def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
     return True
 
 
-def _parts(tensor: Tensor, budget: int | None = None) -> Iterable[tuple[Tensor, int]]:
+def _parts(tensor: Tensor, budget: int | None = None) -> Iterator[tuple[Tensor, int]]:
     """Parts of a tensor, and the logical index of the first element of each; every element is in one."""
     elements = tensor.reshape(1) if tensor.dim() == 0 else tensor
     *leading, width = elements.shape

@@ -26,9 +26,9 @@ from harness.numerics.formats import FP32, FP64, format_of
 _TILE, _NARROW_TILE, _NARROW, _MANY = (1, 2048), (64, 32), 128, 256
 _PROGRAMS = 1 << 11  # of a fingerprint: enough for any GPU, and few enough that their additions to one word are cheap
 _LEADING = 3
-_PLACE = ("tiles:32 size2 size1 size0 step2 step1 step0 stride2 stride1 stride0 size stride").split()
-_ENCODE = "dropped half odd tiny shift base beyond last sign nan".split()
-_HEAD = "    rows, columns, where, inside = placed(tl.program_id(0), {place}, ROWS, COLUMNS)"
+_PLACE = ("size2", "size1", "size0", "step2", "step1", "step0", "stride2", "stride1", "stride0", "size", "stride")
+_ENCODE = ("dropped", "half", "odd", "tiny", "shift", "base", "beyond", "last", "sign", "nan")
+_HEAD = "    rows, columns, where, inside = placed(tl.program_id(0), tiles, {place}, ROWS, COLUMNS)"
 _STORE = "    tl.store(target + where, {value}.to(target.dtype.element_ty), inside)"
 
 
@@ -141,22 +141,33 @@ def _encoding(dtype: torch.dtype) -> tuple[int, ...]:
     sign = signed(1 << (8 * dtype.itemsize - 1))
     last = top + (fmt.overflow == "inf")
     shift = bits_of_float(fmt.quantum * 2.0**52)
-    return (dropped, half, int(dropped > 0), bits_of_float(2.0**fmt.min_exponent), shift, base, top + 1, last, sign, NAN_BITS[dtype])
+    return (
+        dropped,
+        half,
+        int(dropped > 0),
+        bits_of_float(2.0**fmt.min_exponent),
+        shift,
+        base,
+        top + 1,
+        last,
+        sign,
+        NAN_BITS[dtype],
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def source(program: Program, dtype: torch.dtype) -> str:
     """The text of the kernel that fills a tensor: `program` between the place of a tile and its store."""
     kind = "float" if dtype.is_floating_point else "bool" if dtype is torch.bool else "integer"
-    numbers = [f"key{i}" for i in range(len(program.streams))] + [f"c{i}" for i in range(len(program.constants))]
-    names = [*numbers, "width", *_PLACE, *(_ENCODE if kind == "float" else [])]
-    parameters = [f"{name.split(':')[0]}: tl.int{name.partition(':')[2] or 64}" for name in names]
+    keys = [f"key{i}" for i in range(len(program.streams))]
+    constants = [f"c{i}" for i in range(len(program.constants))]
+    names = [*keys, *constants, "width", "tiles", *_PLACE, *(_ENCODE if kind == "float" else ())]
+    parameters = [f"{name}: tl.int{32 if name == 'tiles' else 64}" for name in names]
     encoded = f"encoded({program.result}, {', '.join(_ENCODE)})"
     value = {"float": encoded, "bool": f"({program.result} != 0)", "integer": program.result}[kind]
-    place = ", ".join(name.split(":")[0] for name in _PLACE)
     text = [
         f"def fill(target, {', '.join(parameters)}, ROWS: tl.constexpr, COLUMNS: tl.constexpr):",
-        _HEAD.format(place=place),
+        _HEAD.format(place=", ".join(_PLACE)),
         *(f"    {line}" for line in program.lines),
         _STORE.format(value=value),
     ]
@@ -166,6 +177,8 @@ def source(program: Program, dtype: torch.dtype) -> str:
 @functools.cache
 def _kernel(source: str) -> Any:
     """The kernel of a source text, which Triton reads from the line cache as that of a file."""
+    import triton
+
     from harness.inputs import device_code
 
     filename = f"<values {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
@@ -173,14 +186,16 @@ def _kernel(source: str) -> Any:
     namespace = dict(vars(device_code))
     exec(compile(source, filename, "exec"), namespace)
     fill = namespace["fill"]
-    return device_code.triton.jit(fill, do_not_specialize=_numbers(fill))
+    return triton.jit(fill, do_not_specialize=_numbers(fill))
 
 
 @functools.cache
 def _hashing() -> Any:
+    import triton
+
     from harness.inputs import device_code
 
-    return device_code.triton.jit(device_code.add_hashes, do_not_specialize=_numbers(device_code.add_hashes))
+    return triton.jit(device_code.add_hashes, do_not_specialize=_numbers(device_code.add_hashes))
 
 
 def _numbers(function: Any) -> list[str]:

@@ -8,7 +8,7 @@ does not make.) Other tensors have a repeated byte.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.inputs.bits import INTEGER_OF_SIZE, signed
+from harness.inputs.bits import INTEGER_OF_SIZE, numbers, signed
 
 ALIGNMENT = 256
 _LEAST_MARGIN, _MOST_MARGIN = 64 << 10, 4 << 20
@@ -184,30 +184,69 @@ def check_separate(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) 
         )
 
 
-def element_changes(guarded: Guarded, pristine: Tensor, *, elements: bool) -> list[Violation]:
-    """Differences between an input's allocation and its `pristine` copy; those in elements only if `elements`."""
-    if elements and torch.equal(guarded.words, pristine):
-        return []
-    found = _Found(guarded)
-    for begin, end in [(0, _places(guarded))] if elements else _canary_ranges(guarded):
-        found.compare(begin, end, _integers(pristine, guarded))
-    return found.violations(elements=elements)
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """What an allocation must hold: see `unchanged` and `only_canaries`.
+
+    Attributes:
+        guarded: the allocation.
+        expected: integers of the size of an element, for the whole allocation or one for all places.
+        elements: whether elements are looked at, or canaries only.
+    """
+
+    guarded: Guarded
+    expected: Tensor
+    elements: bool
+
+    def pieces(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Each part of the allocation that is looked at: its first place, what it holds, and what it must hold."""
+        actual = _integers(self.guarded.words, self.guarded)
+        for begin, end in [(0, actual.numel())] if self.elements else _canary_ranges(self.guarded):
+            for start in range(begin, end, _PIECE):
+                here = slice(start, min(start + _PIECE, end))
+                yield start, actual[here], self.expected if self.expected.dim() == 0 else self.expected[here]
+
+    def flags(self) -> list[Tensor]:
+        """Whether there are differences: bools on the device of the allocation, any of which may say so."""
+        if not self.elements:
+            return [(actual != expected).any() for _, actual, expected in self.pieces()]
+        pairs = zip(self.guarded.words.split(_PIECE), self.expected.view(torch.int64).split(_PIECE), strict=True)
+        return [_unequal(actual, expected) for actual, expected in pairs]
+
+    def violations(self) -> list[Violation]:
+        """All differences."""
+        found = _Found(self.guarded)
+        for start, actual, expected in self.pieces():
+            found.add((actual != expected).nonzero().flatten() + (start - self.guarded.start))
+        return found.violations(elements=self.elements)
 
 
-def canary_changes(guarded: Guarded, number: int) -> list[Violation]:
-    """Writes into the margins of an allocation filled with canary `number`, and into gaps between its rows."""
+def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> Check:
+    """An input's allocation must be equal to its `pristine` copy, in elements only if `elements`."""
+    return Check(guarded, _integers(pristine, guarded), elements)
+
+
+def only_canaries(guarded: Guarded, number: int) -> Check:
+    """The margins of an allocation filled with canary `number`, and gaps between its rows, must hold it."""
     itemsize = guarded.tensor.element_size()
     bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
     pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
-    found = _Found(guarded)
-    for begin, end in _canary_ranges(guarded):
-        found.compare(begin, end, pattern)
-    return found.violations(elements=False)
+    return Check(guarded, pattern, elements=False)
 
 
-def _places(guarded: Guarded) -> int:
-    """Size of the allocation in elements."""
-    return guarded.words.numel() * 8 // guarded.tensor.element_size()
+def violations(checks: Iterable[Check]) -> list[Violation]:
+    """What checks find, in order; where there is nothing to find, a device is waited for once."""
+    checks = list(checks)
+    flags = [(check, flag) for check in checks for flag in check.flags()]
+    found = numbers([flag for _, flag in flags])
+    suspects = dict.fromkeys(check for (check, _), raised in zip(flags, found, strict=True) if raised)
+    return [violation for check in suspects for violation in check.violations()]
+
+
+def _unequal(a: Tensor, b: Tensor) -> Tensor:
+    if a.device.type == "cpu":  # stops at the first difference
+        return torch.tensor(not torch.equal(a, b))
+    return (a != b).any()
 
 
 def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
@@ -217,7 +256,7 @@ def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
     yield 0, guarded.start
     if separates(shape, strides) and end - guarded.start > _distinct(shape, strides):
         yield guarded.start, end
-    yield end, _places(guarded)
+    yield end, guarded.words.nbytes // guarded.tensor.element_size()
 
 
 class _Found:
@@ -230,17 +269,8 @@ class _Found:
         self._counts: dict[Region, int] = {}
         self._first: dict[Region, int] = {}
 
-    def compare(self, begin: int, end: int, expected: Tensor) -> None:
-        """Count where places `begin` to `end` differ from `expected`: the whole allocation, or one value for all."""
-        actual = _integers(self._guarded.words, self._guarded)
-        for start in range(begin, end, _PIECE):
-            stop = min(start + _PIECE, end)
-            wanted = expected if expected.dim() == 0 else expected[start:stop]
-            places = (actual[start:stop] != wanted).nonzero().flatten() + (start - self._guarded.start)
-            if places.numel():
-                self._classify(places)
-
-    def _classify(self, places: Tensor) -> None:
+    def add(self, places: Tensor) -> None:
+        """Count places, in elements from the first element of the tensor."""
         before, after = places < 0, places >= self._extent
         inside = ~(before | after)
         _, rest = _indices(places.clamp(0, max(self._extent - 1, 0)), self._shape, self._strides)

@@ -129,9 +129,7 @@ class Symbol:
         if known.dtype is not self.dtype or integral or (sign == "/" and self.dtype is not torch.float64):
             raise Unfusable(f"{self.dtype} {sign} {known.dtype}")
         first, second = (known, self) if swapped else (self, known)
-        return self.tape.line(
-            f"{first.text} {sign} {second.text}", torch.bool if sign in _COMPARISONS else self.dtype
-        )
+        return self.tape.line(f"{first.text} {sign} {second.text}", torch.bool if sign in _COMPARISONS else self.dtype)
 
     def _number(self, value: object) -> Symbol:
         if self.dtype is torch.bool or not isinstance(value, int | float):

@@ -112,7 +112,7 @@ def _regime(name: str, dtype: torch.dtype) -> Regime:
         return REGIMES[name]
     integers = integer_regime(name)
     assert integers is not None
-    return functools.partial(integers, dtype=dtype)
+    return lambda block: integers(block, dtype)
 
 
 def _format(dtype: torch.dtype) -> Format:
