@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.case import DTYPES, TensorSpec, parse_case
-from harness.inputs import fused, trust, values
+from harness.inputs import fused, lines, trust, values
 from harness.inputs.bits import NAN_BITS, bits_of
 from harness.inputs.fingerprint import fingerprint, value_fingerprint
 from harness.inputs.guards import extent
@@ -30,9 +30,17 @@ def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
         install()
     monkeypatch.setattr(fused, "fuses", lambda device: True)
     monkeypatch.setattr(values, "fuses", lambda device: True)
-    monkeypatch.setattr(fused, "_TILE", (32, 32))  # interpreted programs take a time each
+    tiles(monkeypatch, 32, 32)  # interpreted programs take a time each
     monkeypatch.setattr(trust, "_proven", set())
     monkeypatch.setattr(trust, "_refused", set())
+
+
+def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
+    """Make all tiles of that size."""
+    for name in ("_TILE", "_NARROW_TILE"):
+        monkeypatch.setattr(lines, name, (rows, columns))
+    lines._rows.cache_clear()
+    lines._elements.cache_clear()
 
 
 def filled(spec: TensorSpec, seed: int, *, by_torch: bool) -> Tensor:
@@ -78,17 +86,19 @@ def test_bytes(text: str) -> None:
         "fp16[3,4,8]@8,24,1:offset",
         "e4m3[8,6]@1,9:normal",
         "int32[2,3,2,3,2]@1000,300,70,20,2:counting",
-        "fp32[300,3]:rows",
+        "fp32[30,3]:rows",
     ],
 )
-def test_strides(text: str) -> None:
+@pytest.mark.parametrize("tile", [(32, 32), (1, 16), (4, 4)])
+def test_strides(text: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles(monkeypatch, *tile)
     assert_same_values(text)
 
 
 def test_strides_of_more_dimensions_than_the_kernel_has_are_left_to_torch() -> None:
     tensor = torch.zeros(99)
-    assert fused.row_lines(tensor.as_strided((2,) * 6, (32, 16, 8, 4, 2, 1)), (2,) * 6) is not None
-    assert fused.row_lines(tensor.as_strided((2,) * 5, (40, 19, 8, 3, 1)), (2,) * 5) is None
+    assert lines.row_lines(tensor.as_strided((2,) * 6, (32, 16, 8, 4, 2, 1)), (2,) * 6) is not None
+    assert lines.row_lines(tensor.as_strided((2,) * 5, (40, 19, 8, 3, 1)), (2,) * 5) is None
     assert_same_values("fp32[2,2,2,2,2]@40,19,8,3,1:rows")
 
 
@@ -122,7 +132,7 @@ def bit_patterns(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("values_only", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_fingerprints(dtype: torch.dtype, values_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_TILE", (1, 8192))
+    tiles(monkeypatch, 1, 8192)
     tensor = bit_patterns(dtype) if dtype is not torch.bool else torch.arange(99) % 3 == 0
     of = value_fingerprint if values_only else fingerprint
     actual = of(tensor)

@@ -33,16 +33,22 @@ def hashed(counter, key, step):  # type: ignore[no-untyped-def]
 @triton.jit
 def placed(  # type: ignore[no-untyped-def]
     tile, tiles, size2, size1, size0, step2, step1, step0, stride2, stride1, stride0, size, stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Logical rows [ROWS, 1] and columns [1, COLUMNS] of a tile, where its elements lie, and which there are."""
+    """A tile of lines: logical rows and their places [ROWS, 1], the first column, places in lines, what there is.
+
+    Places in lines are 32-bit where the stride is 1 (UNIT): 64-bit multiplications would cost as much as a hash.
+    """
     line = (tile // tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = (tile % tiles).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    inside = (line < size2 * size1 * size0) & (columns < size)
+    start = (tile % tiles).to(tl.int64) * COLUMNS
+    local = tl.arange(0, COLUMNS)[None, :]
+    inside = (line < size2 * size1 * size0) & (local < tl.minimum(size - start, COLUMNS).to(tl.int32))
     outer = line // size0
     at0, at1, at2 = line - outer * size0, outer % size1, outer // size1
     rows = at2 * step2 + at1 * step1 + at0 * step0
-    return rows, columns, at2 * stride2 + at1 * stride1 + at0 * stride0 + columns * stride, inside
+    places = at2 * stride2 + at1 * stride1 + at0 * stride0 + start * stride
+    along = local if UNIT else local * stride
+    return rows, places, start, along, inside
 
 
 @triton.jit
@@ -81,23 +87,25 @@ def add_hashes(  # type: ignore[no-untyped-def]
     scale: tl.int64, last: tl.int64, special: tl.int64, tiles: tl.int32, size2: tl.int64, size1: tl.int64,
     size0: tl.int64, step2: tl.int64, step1: tl.int64, step0: tl.int64, stride2: tl.int64, stride1: tl.int64,
     stride0: tl.int64, size: tl.int64, stride: tl.int64, KIND: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Add the hashes of index and bits of all elements to `total`, modulo 2**64; to be compiled.
 
     KIND says which bits: those "stored", those of a "wide" format with `special` for what exceeds `last`, or those of
     fp32 for a "narrow" format, whose infinity is `special`.
     """
+    of_columns = tl.arange(0, COLUMNS)[None, :] * of_index
     sums = tl.zeros([ROWS, COLUMNS], tl.int64)
     for tile in range(tl.program_id(0), count, tl.num_programs(0)):
-        rows, columns, where, inside = placed(
+        rows, places, start, along, inside = placed(
             tile, tiles, size2, size1, size0, step2, step1, step0, stride2, stride1, stride0, size, stride,
-            ROWS, COLUMNS,
+            ROWS, COLUMNS, UNIT,
         )  # fmt: skip
-        bits = tl.load(source + where, inside, other=0).to(tl.int64)
+        bits = tl.load(source + places + along, inside, other=0).to(tl.int64)
         if KIND == "wide":
             bits = tl.where((bits & mask) > last, special, bits)
         if KIND == "narrow":
             bits = as_fp32(bits, mask, shift, scale, last, special)
-        sums += tl.where(inside, finalized((rows + columns) * of_index + bits * of_bits), 0)
+        words = (rows + start) * of_index + of_columns + bits * of_bits
+        sums += tl.where(inside, finalized(words), 0)
     tl.atomic_add(total, tl.sum(sums))

@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.inputs import fused
 from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
 from harness.inputs.blocks import block_budget, row_blocks
+from harness.inputs.lines import flat_lines
 from harness.inputs.trust import trusted
 
 _INDEX, _BITS = signed(0xD6E8FEB86659FD93), signed(0xA0761D6478BD642F)
@@ -63,13 +64,13 @@ def _total(tensor: Tensor, *, values: bool) -> Tensor:
 
 def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
     """Whether one kernel has added the hashes of all elements to `total`."""
-    lines = fused.flat_lines(tensor)
+    lines = flat_lines(tensor)
     if lines is None:
         return False
 
     def agrees() -> bool:
         part = next(_parts(tensor, _SAMPLE))[0]
-        sample = fused.flat_lines(part)
+        sample = flat_lines(part)
         assert sample is not None
         actual = torch.zeros_like(total)
         fused.add_hashes(actual, part, sample, (_INDEX, _BITS), values=values)

@@ -10,26 +10,26 @@ import functools
 import hashlib
 import importlib.util
 import linecache
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from harness.case import contiguous_strides
 from harness.inputs.bits import NAN_BITS, bits_of, bits_of_float, signed
+from harness.inputs.lines import Lines
 from harness.inputs.symbols import Program
 from harness.numerics.formats import FP32, FP64, format_of
 
-_TILE, _NARROW_TILE, _NARROW, _MANY = (1, 2048), (64, 32), 128, 256
 _PROGRAMS = 1 << 11  # of a fingerprint: enough for any GPU, and few enough that their additions to one word are cheap
-_LEADING = 3
 _PLACE = ("size2", "size1", "size0", "step2", "step1", "step0", "stride2", "stride1", "stride0", "size", "stride")
 _ENCODE = ("dropped", "half", "odd", "tiny", "shift", "base", "beyond", "last", "sign", "nan")
-_HEAD = "    rows, columns, where, inside = placed(tl.program_id(0), tiles, {place}, ROWS, COLUMNS)"
-_STORE = "    tl.store(target + where, {value}.to(target.dtype.element_ty), inside)"
+_HEAD = (
+    "    rows, places, start, along, inside = placed(tl.program_id(0), tiles, {place}, ROWS, COLUMNS, UNIT)",
+    "    columns = start + tl.arange(0, COLUMNS)[None, :]",
+)
+_STORE = "    tl.store(target + places + along, {value}.to(target.dtype.element_ty), inside)"
 
 
 def fuses(device: torch.device) -> bool:
@@ -46,83 +46,15 @@ def _compiles() -> bool:
     return not triton.knobs.runtime.interpret
 
 
-@dataclass(frozen=True)
-class Lines:
-    """A tensor as lines along one dimension, numbered by up to three others.
-
-    Attributes:
-        sizes, steps, strides: of these, the outermost first: their size, and how far an index moves the logical number
-            of a line, and its place in memory.
-        size, stride: of the line itself.
-    """
-
-    sizes: tuple[int, ...]
-    steps: tuple[int, ...]
-    strides: tuple[int, ...]
-    size: int
-    stride: int
-
-    @property
-    def count(self) -> int:
-        return self.sizes[0] * self.sizes[1] * self.sizes[2]
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        """Lines and columns that a program handles at a time."""
-        return _NARROW_TILE if self.size <= _NARROW and self.count >= _MANY else _TILE
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        """How many tiles there are, and how many beside each other."""
-        across = -(-self.size // self.tile[1])
-        return -(-self.count // self.tile[0]) * across, across
-
-    @property
-    def arguments(self) -> tuple[int, ...]:
-        """Those of `device_code.placed` after the number of the tile."""
-        return (self.tiles[1], *self.sizes, *self.steps, *self.strides, self.size, self.stride)
-
-
-Dimension = tuple[int, int, int]
-"""Size, logical step and stride in memory."""
-
-
-def _lines(leading: Sequence[Dimension], size: int, stride: int) -> Lines | None:
-    """Lines numbered by these dimensions; None if more than three remain when neighbours are merged."""
-    merged = _merged(leading)
-    if len(merged) > _LEADING:
-        return None
-    sizes, steps, strides = zip(*[(1, 0, 0)] * (_LEADING - len(merged)), *merged, strict=True)
-    return Lines(sizes, steps, strides, size, stride)
-
-
-def _merged(dimensions: Iterable[Dimension]) -> list[Dimension]:
-    """The same places and numbers with as few dimensions as possible."""
-    merged: list[Dimension] = []
-    for size, step, stride in dimensions:
-        if size == 1:
-            continue
-        if merged and merged[-1][1:] == (size * step, size * stride):
-            size *= merged.pop()[0]
-        merged.append((size, step, stride))
-    return merged
-
-
-def row_lines(target: Tensor, shape: tuple[int, ...]) -> Lines | None:
-    """The rows of a tensor of that logical `shape`, of which `target` has size 1 where its stride is 0."""
-    steps = contiguous_strides(shape[:-1])
-    *leading, size = target.shape
-    *strides, stride = target.stride()
-    return _lines(list(zip(leading, steps, strides, strict=True)), size, stride)
-
-
 def fill(target: Tensor, lines: Lines, program: Program, keys: Sequence[int], width: int) -> None:
     """Write the values of a program into `target`, whose rows are `lines` and have the logical `width`."""
     arguments = [*keys, *program.constants, width, *lines.arguments, *_encoding(target.dtype)]
-    _launch(_kernel(source(program, target.dtype)), lines.tiles[0], bits_of(target), arguments, lines.tile)
+    _launch(_kernel(source(program, target.dtype)), lines.tiles, bits_of(target), arguments, lines.tile)
 
 
-def _launch(kernel: Any, programs: int, tensor: Tensor, arguments: Sequence[object], tile: tuple[int, int]) -> None:
+def _launch(
+    kernel: Any, programs: int, tensor: Tensor, arguments: Sequence[object], tile: tuple[int, int, bool]
+) -> None:
     # A fused multiplication and addition would round once where the torch functions round twice.
     with torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext():
         kernel[(programs,)](tensor, *arguments, *tile, enable_fp_fusion=False)
@@ -166,8 +98,8 @@ def source(program: Program, dtype: torch.dtype) -> str:
     encoded = f"encoded({program.result}, {', '.join(_ENCODE)})"
     value = {"float": encoded, "bool": f"({program.result} != 0)", "integer": program.result}[kind]
     text = [
-        f"def fill(target, {', '.join(parameters)}, ROWS: tl.constexpr, COLUMNS: tl.constexpr):",
-        _HEAD.format(place=", ".join(_PLACE)),
+        f"def fill(target, {', '.join(parameters)}, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):",
+        *(line.format(place=", ".join(_PLACE)) for line in _HEAD),
         *(f"    {line}" for line in program.lines),
         _STORE.format(value=value),
     ]
@@ -207,21 +139,14 @@ def _numbers(function: Any) -> list[str]:
 Kind = Literal["stored", "wide", "narrow"]
 
 
-def flat_lines(tensor: Tensor) -> Lines | None:
-    """The elements of a tensor in logical order, with lines as long as its strides allow."""
-    steps = contiguous_strides(tuple(tensor.shape))
-    *leading, (size, _, stride) = _merged(zip(tensor.shape, steps, tensor.stride(), strict=True)) or [(1, 1, 1)]
-    return _lines(leading, size, stride)
-
-
 def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, int], *, values: bool) -> None:
     """Add the hashes of index and bits, each times its factor, of all elements of `tensor` to `total` (int64).
 
     With `values`, the bits are those of fp32 where they are of a narrower format, and NaN has one kind.
     """
     kind, decoding = _decoding(tensor.dtype) if values else ("stored", (0, 0, 0, 0, 0))
-    arguments = [bits_of(tensor), *factors, lines.tiles[0], *decoding, *lines.arguments, kind]
-    _launch(_hashing(), min(lines.tiles[0], _PROGRAMS), total, arguments, lines.tile)
+    arguments = [bits_of(tensor), *factors, lines.tiles, *decoding, *lines.arguments, kind]
+    _launch(_hashing(), min(lines.tiles, _PROGRAMS), total, arguments, lines.tile)
 
 
 @functools.cache

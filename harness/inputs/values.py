@@ -20,8 +20,9 @@ from harness.inputs.blocks import block_budget, row_blocks
 from harness.inputs.captured import fill_captured, is_captured
 from harness.inputs.draws import Block
 from harness.inputs.fused import fill as fill_at_once
-from harness.inputs.fused import fuses, row_lines, source
+from harness.inputs.fused import fuses, source
 from harness.inputs.integers import INTEGER_REGIMES, integer_regime
+from harness.inputs.lines import row_lines
 from harness.inputs.regimes import REGIMES
 from harness.inputs.symbols import Program, recorded
 from harness.inputs.trust import trusted
