@@ -4,6 +4,7 @@ The kernels run in the interpreter here, and on a GPU in the tests marked gpu.
 """
 
 import math
+import os
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.case import DTYPES, TensorSpec, parse_case
-from harness.inputs import fused, lines, trust, values
+from harness.inputs import build, fused, lines, trust, values
 from harness.inputs.bits import NAN_BITS, bits_of
 from harness.inputs.fingerprint import fingerprint, value_fingerprint
 from harness.inputs.guards import extent
@@ -24,15 +25,18 @@ INTEGERS = ("normal", "zeros", "ones", "counting", "bits", "below_7", "around_9"
 
 
 @pytest.fixture(autouse=True)
-def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def for_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused kernels for tensors of the CPU, too, and no memory of what earlier tests compared."""
-    if not torch.cuda.is_available():
-        install()
+    monkeypatch.setattr(trust, "_proven", set())
+    monkeypatch.setattr(trust, "_refused", set())
+    if request.node.get_closest_marker("gpu"):
+        return
+    if os.environ["TRITON_INTERPRET"] == "0":
+        pytest.skip("Triton compiles here, and these tensors are on the CPU")
+    install()
     monkeypatch.setattr(fused, "fuses", lambda device: True)
     monkeypatch.setattr(values, "fuses", lambda device: True)
     tiles(monkeypatch, 32, 32)  # interpreted programs take a time each
-    monkeypatch.setattr(trust, "_proven", set())
-    monkeypatch.setattr(trust, "_refused", set())
 
 
 def tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
@@ -188,3 +192,16 @@ def test_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fused, "_launch", fails)
     with pytest.warns(UserWarning, match="RuntimeError: no compiler"):
         assert fingerprint(torch.ones(3)) == by_torch(torch.ones(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_on_a_gpu(dtype: str) -> None:
+    """Every regime, in compiled kernels, against torch on the CPU; no kernel was refused."""
+    for regime in REGIMES if dtype in FLOATS else ("normal", "bits"):
+        case = parse_case(f"op x={dtype}[70,300]:{regime} seed=3")
+        actual, expected = (build(case, device).tensors["x"] for device in ("cuda", "cpu"))
+        assert torch.equal(bits_of(actual.cpu()), bits_of(expected)), regime
+        assert fingerprint(actual) == fingerprint(expected)
+        assert value_fingerprint(actual) == value_fingerprint(expected)
+    assert not trust._refused

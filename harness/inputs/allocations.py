@@ -25,17 +25,8 @@ from torch import Tensor
 
 from harness.errors import UsageError
 from harness.inputs.bits import bits_of
-from harness.inputs.guards import (
-    MANTISSA_BITS,
-    Guarded,
-    Violation,
-    canary,
-    guard,
-    integer_of,
-    is_whole,
-    only_canaries,
-    violations,
-)
+from harness.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, integer_of, is_whole
+from harness.inputs.written import Violation, only_canaries, violations
 
 Allocate = Callable[..., Any]
 

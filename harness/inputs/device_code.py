@@ -30,7 +30,7 @@ def hashed(counter, key, step):  # type: ignore[no-untyped-def]
     return finalized(counter * step + key)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def placed(  # type: ignore[no-untyped-def]
     tile, tiles, size2, size1, size0, step2, step1, step0, stride2, stride1, stride0, size, stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,

@@ -13,18 +13,10 @@ from harness.case import PEER, Case, TensorSpec
 from harness.devices import Machine, indexed, machine, parse_device
 from harness.errors import UnsupportedCase, unknown
 from harness.inputs.fingerprint import combined, fingerprints_of
-from harness.inputs.guards import (
-    Guarded,
-    Violation,
-    check_separate,
-    guard,
-    is_whole,
-    twin,
-    unchanged,
-    violations,
-)
+from harness.inputs.guards import Guarded, check_separate, guard, is_whole, twin
 from harness.inputs.rebound import Rebound, rebound
 from harness.inputs.values import check_regime, fill
+from harness.inputs.written import Violation, unchanged, violations
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
 # beyond an input to what lies beyond its result changes it. They are odd for the sign bit of the 8-bit formats.

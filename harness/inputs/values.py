@@ -146,7 +146,7 @@ def _filled_at_once(target: Tensor, spec: TensorSpec, seed: int) -> bool:
         rows, columns, piece = next(_pieces(target, spec.shape or (1,), _SAMPLE))
         return torch.equal(bits_of(piece), _bits(spec, seed, rows, columns).reshape(piece.shape))
 
-    if not trusted(target.device, (source(program, target.dtype), target.dtype), agrees):
+    if not trusted(target.device, (source(program, target.dtype), target.dtype, lines.tile), agrees):
         return False
     fill()
     return True
