@@ -78,6 +78,9 @@ def numbers(tensors: Sequence[Tensor]) -> list[int]:
     found: dict[int, int] = {}
     for device in {tensor.device for tensor in tensors}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-        values = torch.stack([tensors[place].reshape(()) for place in places]).tolist()
-        found.update(zip(places, values, strict=True))
+        if device.type == "cpu":
+            found.update((place, int(tensors[place])) for place in places)
+        else:
+            values = torch.stack([tensors[place].reshape(()) for place in places]).tolist()
+            found.update(zip(places, values, strict=True))
     return [found[place] for place in range(len(tensors))]

@@ -78,9 +78,10 @@ class Check:
     def flags(self) -> list[Tensor]:
         """Whether there are differences: bools on the device of the allocation, any of which may say so."""
         if not self.elements:
-            return [(actual != expected).any() for _, actual, expected in self.pieces()]
-        pairs = zip(self.guarded.words.split(_PIECE), self.expected.view(torch.int64).split(_PIECE), strict=True)
-        return [_unequal(actual, expected) for actual, expected in pairs]
+            return [_unequal(actual, expected) for _, actual, expected in self.pieces()]
+        words, expected = self.guarded.words, self.expected.view(torch.int64)
+        starts = range(0, words.numel(), _PIECE)
+        return [_unequal(words[start : start + _PIECE], expected[start : start + _PIECE]) for start in starts]
 
     def violations(self) -> list[Violation]:
         """All differences."""
@@ -114,7 +115,7 @@ def violations(checks: Iterable[Check]) -> list[Violation]:
 
 def _unequal(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type == "cpu":  # stops at the first difference
-        return torch.tensor(not torch.equal(a, b))
+        return torch.tensor(not torch.equal(a, b.expand_as(a)))
     return (a != b).any()
 
 
