@@ -72,8 +72,9 @@ def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
         part = next(_parts(tensor, _SAMPLE))[0]
         sample = flat_lines(part)
         assert sample is not None
-        actual = torch.zeros_like(total)
-        fused.add_hashes(actual, part, sample, (_INDEX, _BITS), values=values)
+        compiling, actual = torch.zeros_like(total), torch.zeros_like(total)
+        for into in (compiling, actual):
+            fused.add_hashes(into, part, sample, (_INDEX, _BITS), values=values)
         return torch.equal(actual[0], _contribution(_bits(part, values=values), 0))
 
     if not trusted(tensor.device, ("fingerprint", tensor.dtype, values, lines.tile), agrees):

@@ -46,18 +46,37 @@ def _compiles() -> bool:
     return not triton.knobs.runtime.interpret
 
 
+class Kernel:
+    """A Triton kernel whose launches, but the first of each kind, leave out Triton's look at the arguments.
+
+    No parameter but the constexprs is specialised, so device, dtypes and constexprs say which binary is meant.
+    """
+
+    def __init__(self, function: Any) -> None:
+        import triton
+
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        self._jit = triton.jit(function, do_not_specialize=[name for name in names if not name.isupper()])
+        self._compiled: dict[object, Any] = {}
+
+    def launch(
+        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: Sequence[Any]
+    ) -> None:
+        device = tensors[0].device
+        kind = (device, *(tensor.dtype for tensor in tensors), *constants)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            if compiled := self._compiled.get(kind):
+                compiled[programs, 1, 1](*tensors, *numbers, *constants)
+                return
+            # A fused multiplication and addition would round once where the torch functions round twice.
+            launched = self._jit[(programs,)](*tensors, *numbers, *constants, enable_fp_fusion=False)
+            self._compiled[kind] = launched  # None from the interpreter
+
+
 def fill(target: Tensor, lines: Lines, program: Program, keys: Sequence[int], width: int) -> None:
     """Write the values of a program into `target`, whose rows are `lines` and have the logical `width`."""
-    arguments = [*keys, *program.constants, width, *lines.arguments, *_encoding(target.dtype)]
-    _launch(_kernel(source(program, target.dtype)), lines.tiles, bits_of(target), arguments, lines.tile)
-
-
-def _launch(
-    kernel: Any, programs: int, tensor: Tensor, arguments: Sequence[object], tile: tuple[int, int, bool]
-) -> None:
-    # A fused multiplication and addition would round once where the torch functions round twice.
-    with torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext():
-        kernel[(programs,)](tensor, *arguments, *tile, enable_fp_fusion=False)
+    numbers = [*keys, *program.constants, width, *lines.arguments, *_encoding(target.dtype)]
+    _kernel(source(program, target.dtype)).launch(lines.tiles, [bits_of(target)], numbers, lines.tile)
 
 
 @functools.cache
@@ -107,33 +126,22 @@ def source(program: Program, dtype: torch.dtype) -> str:
 
 
 @functools.cache
-def _kernel(source: str) -> Any:
+def _kernel(source: str) -> Kernel:
     """The kernel of a source text, which Triton reads from the line cache as that of a file."""
-    import triton
-
     from harness.inputs import device_code
 
     filename = f"<values {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = dict(vars(device_code))
     exec(compile(source, filename, "exec"), namespace)
-    fill = namespace["fill"]
-    return triton.jit(fill, do_not_specialize=_numbers(fill))
+    return Kernel(namespace["fill"])
 
 
 @functools.cache
-def _hashing() -> Any:
-    import triton
-
+def _hashing() -> Kernel:
     from harness.inputs import device_code
 
-    return triton.jit(device_code.add_hashes, do_not_specialize=_numbers(device_code.add_hashes))
-
-
-def _numbers(function: Any) -> list[str]:
-    """The parameters of a kernel whose values it is not compiled for: all but the capital ones."""
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return [name for name in names if not name.isupper()]
+    return Kernel(device_code.add_hashes)
 
 
 Kind = Literal["stored", "wide", "narrow"]
@@ -145,8 +153,8 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
     With `values`, the bits are those of fp32 where they are of a narrower format, and NaN has one kind.
     """
     kind, decoding = _decoding(tensor.dtype) if values else ("stored", (0, 0, 0, 0, 0))
-    arguments = [bits_of(tensor), *factors, lines.tiles, *decoding, *lines.arguments, kind]
-    _launch(_hashing(), min(lines.tiles, _PROGRAMS), total, arguments, lines.tile)
+    numbers = [*factors, lines.tiles, *decoding, *lines.arguments]
+    _hashing().launch(min(lines.tiles, _PROGRAMS), [total, bits_of(tensor)], numbers, [kind, *lines.tile])
 
 
 @functools.cache

@@ -142,6 +142,8 @@ def _filled_at_once(target: Tensor, spec: TensorSpec, seed: int) -> bool:
         fill_at_once(target, lines, program, keys, width)
 
     def agrees() -> bool:
+        fill()  # compiles
+        target.zero_()
         fill()
         rows, columns, piece = next(_pieces(target, spec.shape or (1,), _SAMPLE))
         return torch.equal(bits_of(piece), _bits(spec, seed, rows, columns).reshape(piece.shape))

@@ -13,7 +13,8 @@ from torch import Tensor
 from harness.inputs.bits import INTEGER_OF_SIZE, numbers
 from harness.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
 
-_PIECE = 1 << 22
+_PIECE = 1 << 22  # places that are compared at a time where differences are looked for
+_WORDS = 1 << 25  # words that are compared at a time where the question is only whether there is one
 
 Region = Literal["before", "gap", "element", "after"]
 _REGIONS: tuple[Region, ...] = get_args(Region)
@@ -80,8 +81,8 @@ class Check:
         if not self.elements:
             return [_unequal(actual, expected) for _, actual, expected in self.pieces()]
         words, expected = self.guarded.words, self.expected.view(torch.int64)
-        starts = range(0, words.numel(), _PIECE)
-        return [_unequal(words[start : start + _PIECE], expected[start : start + _PIECE]) for start in starts]
+        starts = range(0, words.numel(), _WORDS)
+        return [_unequal(words[start : start + _WORDS], expected[start : start + _WORDS]) for start in starts]
 
     def violations(self) -> list[Violation]:
         """All differences."""
