@@ -91,8 +91,8 @@ def add_hashes(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Add the hashes of index and bits of all elements to `total`, modulo 2**64; to be compiled.
 
-    KIND says which bits: those "stored", those of a "wide" format with `special` for what exceeds `last`, or those of
-    fp32 for a "narrow" format, whose infinity is `special`.
+    KIND says which bits: those "stored", those of a "wide" format, shifted to where fp32 has them, with `special` for
+    what exceeds `last`, or those of fp32 for a "narrow" format, whose infinity is `special`.
     """
     of_columns = tl.arange(0, COLUMNS)[None, :] * of_index
     sums = tl.zeros([ROWS, COLUMNS], tl.int64)
@@ -103,6 +103,7 @@ def add_hashes(  # type: ignore[no-untyped-def]
         )  # fmt: skip
         bits = tl.load(source + places + along, inside, other=0).to(tl.int64)
         if KIND == "wide":
+            bits = bits << shift
             bits = tl.where((bits & mask) > last, special, bits)
         if KIND == "narrow":
             bits = as_fp32(bits, mask, shift, scale, last, special)

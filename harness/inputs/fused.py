@@ -162,6 +162,9 @@ def _decoding(dtype: torch.dtype) -> tuple[Kind, tuple[int, ...]]:
     """Which bits of elements are hashed as their values; mask, shift, scale, last and special of `add_hashes`."""
     if not dtype.is_floating_point:
         return "stored", (0, 0, 0, 0, 0)
+    if dtype is torch.bfloat16:  # fp32 without its last 16 bits
+        kind, (mask, _, *rest) = _decoding(torch.float32)
+        return kind, (mask, 16, *rest)
     fmt = format_of(dtype)
     exponent = (1 << (8 * dtype.itemsize - 1)) - (1 << (fmt.precision - 1))
     mask = (1 << (8 * dtype.itemsize - 1)) - 1
