@@ -11,8 +11,8 @@ from torch import Tensor
 
 from harness.case import DTYPES, parse_case
 from harness.errors import UsageError
-from harness.inputs import Inputs, Violation, build, guarded_allocations, overlaps, poison_mask, unwritten
-from harness.inputs.bits import bits_of
+from harness.inputs import Inputs, Violation, build, guarded_allocations, overlaps, poison_mask, unwritten, written
+from harness.inputs.bits import bits_of, numbers
 from harness.inputs.guards import canary, integer_of
 
 EVERY_DTYPE = sorted(DTYPES)
@@ -100,6 +100,22 @@ def test_mutation_that_keeps_the_value_but_not_the_bits() -> None:
     inputs.hand_out()["x"].neg_()
     [violation] = inputs.violations()
     assert violation.sentence == "changed 4 elements of the input x (first x[0])"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_device_is_waited_for_once(changed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tensors there are, as long as nothing was changed; then, only for those that were."""
+    waits = []
+    monkeypatch.setattr(written, "numbers", lambda flags: waits.append(len(flags)) or numbers(flags))
+    looked_at = []
+    look = written.Check.violations
+    monkeypatch.setattr(written.Check, "violations", lambda check: looked_at.append(check.guarded.name) or look(check))
+    inputs = build(parse_case("op a=fp32[4,8] b=bf16[4,8]@16,1 c=int8[3] seed=0"), "cpu")
+    if changed:
+        inputs.hand_out()["b"][1, 2] = 99
+    violations = inputs.violations(["c"])
+    assert [violation.tensor for violation in violations] == looked_at == ["b"] * changed
+    assert waits == [4]
 
 
 def test_sentences() -> None:

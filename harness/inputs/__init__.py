@@ -9,14 +9,14 @@ problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violatio
 from harness.inputs.allocations import Allocations, Poisoned, guarded_allocations, poison_mask, unwritten
 from harness.inputs.bits import bits_of
 from harness.inputs.blocks import row_blocks
-from harness.inputs.fingerprint import fingerprint, value_fingerprint
-from harness.inputs.guards import Violation
+from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
 from harness.inputs.overlap import overlaps
 from harness.inputs.problem import Inputs, build, fingerprints
 from harness.inputs.rebound import Rebound
 from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
 from harness.inputs.values import regimes
+from harness.inputs.written import Violation
 
 __all__ = [
     "LAYOUTS",
@@ -32,6 +32,7 @@ __all__ = [
     "cut_rows",
     "fingerprint",
     "fingerprints",
+    "fingerprints_of",
     "guarded_allocations",
     "leading_dims",
     "overlaps",

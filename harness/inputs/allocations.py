@@ -17,7 +17,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,16 +25,8 @@ from torch import Tensor
 
 from harness.errors import UsageError
 from harness.inputs.bits import bits_of
-from harness.inputs.guards import (
-    MANTISSA_BITS,
-    Guarded,
-    Violation,
-    canary,
-    canary_changes,
-    guard,
-    integer_of,
-    is_whole,
-)
+from harness.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, integer_of, is_whole
+from harness.inputs.written import Violation, only_canaries, violations
 
 Allocate = Callable[..., Any]
 
@@ -74,14 +66,12 @@ class Allocations:
         Of an allocation whose storage the kernel resized, which it may do with its own, nothing is known.
         """
         known = {tensor.untyped_storage().data_ptr(): name for name, tensor in (names or {}).items()}
-        found: list[Violation] = []
+        checks = []
         for index, guarded in enumerate(self._guarded):
-            if not is_whole(guarded):
-                continue
-            name = known.get(guarded.words.untyped_storage().data_ptr(), guarded.name)
-            named = Guarded(name, guarded.tensor, guarded.words, guarded.start)
-            found += canary_changes(named, self._number(index))
-        return found
+            if is_whole(guarded):
+                name = known.get(guarded.words.untyped_storage().data_ptr(), guarded.name)
+                checks.append(only_canaries(replace(guarded, name=name), self._number(index)))
+        return violations(checks)
 
     def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `original` returns for these arguments, amid canaries where that is possible."""

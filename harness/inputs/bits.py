@@ -8,20 +8,38 @@ times the golden-ratio increment, so that word number i needs no words before it
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-_INCREMENT = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+INCREMENT = 0x9E3779B97F4A7C15
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Element size in bytes → the integer dtype through which bits are compared."""
+
+NAN_BITS = {
+    torch.float64: 0x7FF8 << 48,
+    torch.float32: 0x7FC00000,
+    torch.bfloat16: 0x7FC0,
+    torch.float16: 0x7E00,
+    torch.float8_e4m3fn: 0x7F,
+    torch.float8_e5m2: 0x7F,
+}
+"""Bits of the one NaN of values: conversions make NaNs of different bits on different devices."""
 
 
 def signed(word: int) -> int:
     """`word` modulo 2**64, as the int64 with the same bits."""
     return (word + 2**63) % 2**64 - 2**63
+
+
+def bits_of_float(value: float) -> int:
+    """The bits of a number in fp64, as int64."""
+    [bits] = struct.unpack("<q", struct.pack("<d", value))
+    return int(bits)
 
 
 def key_of(*words: object) -> int:
@@ -36,14 +54,14 @@ def shift_right(words: Tensor, count: int) -> Tensor:
 
 def finalize(words: Tensor) -> Tensor:
     """The finaliser of splitmix64, a bijection of 64-bit words; overwrites `words` and returns it."""
-    words.bitwise_xor_(shift_right(words, 30)).mul_(signed(_FIRST))
-    words.bitwise_xor_(shift_right(words, 27)).mul_(signed(_SECOND))
+    words.bitwise_xor_(shift_right(words, 30)).mul_(signed(FIRST))
+    words.bitwise_xor_(shift_right(words, 27)).mul_(signed(SECOND))
     return words.bitwise_xor_(shift_right(words, 31))
 
 
 def hashed(counter: Tensor, key: int, *, lane: int = 0, lanes: int = 1) -> Tensor:
     """One pseudorandom 64-bit word per int64 counter: word number `counter * lanes + lane` of the sequence `key`."""
-    return finalize(counter * signed(_INCREMENT * lanes) + signed(key + _INCREMENT * lane))
+    return finalize(counter * signed(INCREMENT * lanes) + signed(key + INCREMENT * lane))
 
 
 def bits_of(tensor: Tensor) -> Tensor:
@@ -53,3 +71,16 @@ def bits_of(tensor: Tensor) -> Tensor:
         KeyError: the elements have another size than 1, 2, 4 or 8 bytes.
     """
     return tensor.view(INTEGER_OF_SIZE[tensor.element_size()])
+
+
+def numbers(tensors: Sequence[Tensor]) -> list[int]:
+    """The integers in tensors of one element, in order; each of their devices is waited for once."""
+    found: dict[int, int] = {}
+    for device in {tensor.device for tensor in tensors}:
+        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
+        if device.type == "cpu":
+            found.update((place, int(tensors[place])) for place in places)
+        else:
+            values = torch.stack([tensors[place].reshape(()) for place in places]).tolist()
+            found.update(zip(places, values, strict=True))
+    return [found[place] for place in range(len(tensors))]

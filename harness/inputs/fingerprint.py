@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import bits_of, finalize, key_of, signed
+from harness.inputs import fused
+from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
 from harness.inputs.blocks import block_budget, row_blocks
+from harness.inputs.lines import flat_lines
+from harness.inputs.trust import trusted
 
-_INDEX, _BITS = 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
+_INDEX, _BITS = signed(0xD6E8FEB86659FD93), signed(0xA0761D6478BD642F)
+_SAMPLE = 1 << 14  # elements at most that a fused kernel is compared on
 
 
 def fingerprint(tensor: Tensor) -> str:
@@ -19,19 +23,16 @@ def fingerprint(tensor: Tensor) -> str:
     Every element contributes a hash of its index and bits, and the contributions are added modulo 2**64, so that the
     order and size of the pieces do not matter but exchanged elements and flipped signs do.
     """
-    total = 0
-    shape = tuple(tensor.shape)
-    elements = bits_of(tensor).reshape(1) if not shape else bits_of(tensor)
-    *leading, width = elements.shape
-    budget = block_budget(tensor.device)
-    start = 0
-    for block in row_blocks(tuple(leading), width, budget):
-        piece = elements[block]
-        for column in range(0, width, budget):
-            part = piece[..., column : column + budget]
-            total += _contribution(part.flatten().to(torch.int64), start + column)
-        start += piece.numel()
-    return f"{key_of(str(tensor.dtype), shape, total % 2**64):016x}"
+    return fingerprints_of([tensor])[0]
+
+
+def fingerprints_of(tensors: Sequence[Tensor], *, values: bool = False) -> list[str]:
+    """The fingerprints of several tensors, or of their values, for which a device is waited for once."""
+    totals = [_total(tensor, values=values) for tensor in tensors]
+    return [
+        f"{key_of(str(_seen_as(tensor.dtype) if values else tensor.dtype), tuple(tensor.shape), total % 2**64):016x}"
+        for tensor, total in zip(tensors, numbers(totals), strict=True)
+    ]
 
 
 def value_fingerprint(tensor: Tensor) -> str:
@@ -47,7 +48,64 @@ def combined(fingerprints: Mapping[str, str]) -> str:
     return f"{key_of(*sorted(fingerprints.items())):016x}"
 
 
-def _contribution(bits: Tensor, start: int) -> int:
+def _seen_as(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that holds the values of another one."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 8 else dtype
+
+
+def _total(tensor: Tensor, *, values: bool) -> Tensor:
+    """Sum of the hashes of all elements modulo 2**64, int64 [1] on the device of the tensor."""
+    total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
+    if tensor.numel() and not (fused.fuses(tensor.device) and _added_at_once(total, tensor, values=values)):
+        for part, start in _parts(tensor):
+            total += _contribution(_bits(part, values=values), start)
+    return total
+
+
+def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
+    """Whether one kernel has added the hashes of all elements to `total`."""
+    lines = flat_lines(tensor)
+    if lines is None:
+        return False
+
+    def agrees() -> bool:
+        part = next(_parts(tensor, _SAMPLE))[0]
+        sample = flat_lines(part)
+        assert sample is not None
+        compiling, actual = torch.zeros_like(total), torch.zeros_like(total)
+        for into in (compiling, actual):
+            fused.add_hashes(into, part, sample, (_INDEX, _BITS), values=values)
+        return torch.equal(actual[0], _contribution(_bits(part, values=values), 0))
+
+    if not trusted(tensor.device, ("fingerprint", tensor.dtype, values, lines.tile), agrees):
+        return False
+    fused.add_hashes(total, tensor, lines, (_INDEX, _BITS), values=values)
+    return True
+
+
+def _parts(tensor: Tensor, budget: int | None = None) -> Iterator[tuple[Tensor, int]]:
+    """Parts of a tensor, and the logical index of the first element of each; every element is in one."""
+    elements = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    *leading, width = elements.shape
+    budget = budget or block_budget(tensor.device)
+    start = 0
+    for block in row_blocks(tuple(leading), width, budget):
+        piece = elements[block]
+        for column in range(0, width, budget):
+            yield piece[..., column : column + budget], start + column
+        start += piece.numel()
+
+
+def _bits(part: Tensor, *, values: bool) -> Tensor:
+    """The bits that are hashed, int64 [numel]."""
+    if not values or not part.is_floating_point():
+        return bits_of(part).flatten().to(torch.int64)
+    seen = part.to(_seen_as(part.dtype))
+    bits = seen.flatten().view(INTEGER_OF_SIZE[seen.element_size()]).to(torch.int64)
+    return bits.masked_fill(seen.isnan().flatten(), NAN_BITS[seen.dtype])
+
+
+def _contribution(bits: Tensor, start: int) -> Tensor:
     """Sum of the hashes of consecutive elements, the first of which has logical index `start`."""
     index = torch.arange(start, start + bits.numel(), device=bits.device)
-    return int(finalize(index * signed(_INDEX) + bits * signed(_BITS)).sum())
+    return finalize(index.mul_(_INDEX).add_(bits, alpha=_BITS)).sum()

@@ -1,4 +1,4 @@
-"""Tensors inside larger allocations whose other bytes are canaries, and what was written where it must not be.
+"""Tensors inside larger allocations whose other bytes are canaries.
 
 The canary of a floating-point tensor is a NaN of a recognisable payload, so that a kernel that reads beyond the tensor
 also spoils its result. (The 8-bit formats have no payload to choose: their canaries are NaNs that arithmetic on GPUs
@@ -7,20 +7,17 @@ does not make.) Other tensors have a repeated byte.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.inputs.bits import INTEGER_OF_SIZE, signed
+from harness.inputs.bits import signed
 
 ALIGNMENT = 256
 _LEAST_MARGIN, _MOST_MARGIN = 64 << 10, 4 << 20
-_PIECE = 1 << 22
 _NAN_OF_BYTE = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7D}
 _FIRST_PAYLOAD = 43
 MANTISSA_BITS = {
@@ -31,43 +28,6 @@ MANTISSA_BITS = {
     torch.complex64: 23,
 }
 """Dtypes whose canaries are NaNs of a payload that depends on the number."""
-
-Region = Literal["before", "gap", "element", "after"]
-_REGIONS: tuple[Region, ...] = get_args(Region)
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """Elements that a kernel changed although they were not its to write.
-
-    Attributes:
-        kind: `wrote_outside` (canaries) or `mutated_input` (elements of an input that the kernel does not declare).
-        tensor: name of the tensor in or near which it happened.
-        region: before the first element, after the last one, in a gap between strided rows, or in an element.
-        count: how many elements changed.
-        offset: place of the lowest changed element, in elements from the first element of the tensor.
-        index: logical index of that element, or of the last element before that gap; None outside.
-    """
-
-    kind: Literal["wrote_outside", "mutated_input"]
-    tensor: str
-    region: Region
-    count: int
-    offset: int
-    index: tuple[int, ...] | None = None
-
-    @property
-    def sentence(self) -> str:
-        """The violation in words."""
-        elements = f"{self.count} element{'s' if self.count != 1 else ''}"
-        place = "" if self.index is None else f"{self.tensor}{list(self.index)}"
-        first = f"first at element {self.offset} counted from its start"
-        return {
-            "before": f"wrote {elements} before the start of {self.tensor} ({first})",
-            "after": f"wrote {elements} past the end of {self.tensor} ({first})",
-            "gap": f"wrote {elements} between the rows of {self.tensor} (first after {place})",
-            "element": f"changed {elements} of the input {self.tensor} (first {place})",
-        }[self.region]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +128,7 @@ def separates(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     Stride 0 and dimensions of size 1 are left aside.
     """
     reach = 1
-    for _, stride, size in _moving(shape, strides):
+    for _, stride, size in moving(shape, strides):
         if stride < reach:
             return False
         reach += (size - 1) * stride
@@ -184,105 +144,7 @@ def check_separate(name: str, shape: tuple[int, ...], strides: tuple[int, ...]) 
         )
 
 
-def element_changes(guarded: Guarded, pristine: Tensor, *, elements: bool) -> list[Violation]:
-    """Differences between an input's allocation and its `pristine` copy; those in elements only if `elements`."""
-    if elements and torch.equal(guarded.words, pristine):
-        return []
-    found = _Found(guarded)
-    for begin, end in [(0, _places(guarded))] if elements else _canary_ranges(guarded):
-        found.compare(begin, end, _integers(pristine, guarded))
-    return found.violations(elements=elements)
-
-
-def canary_changes(guarded: Guarded, number: int) -> list[Violation]:
-    """Writes into the margins of an allocation filled with canary `number`, and into gaps between its rows."""
-    itemsize = guarded.tensor.element_size()
-    bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
-    pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
-    found = _Found(guarded)
-    for begin, end in _canary_ranges(guarded):
-        found.compare(begin, end, pattern)
-    return found.violations(elements=False)
-
-
-def _places(guarded: Guarded) -> int:
-    """Size of the allocation in elements."""
-    return guarded.words.numel() * 8 // guarded.tensor.element_size()
-
-
-def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
-    """Where canaries are: around the tensor, and all of it if it has gaps that its strides tell from elements."""
-    shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
-    end = guarded.start + extent(shape, strides)
-    yield 0, guarded.start
-    if separates(shape, strides) and end - guarded.start > _distinct(shape, strides):
-        yield guarded.start, end
-    yield end, _places(guarded)
-
-
-class _Found:
-    """Changed places of one allocation, counted by region."""
-
-    def __init__(self, guarded: Guarded) -> None:
-        self._guarded = guarded
-        self._shape, self._strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
-        self._extent = extent(self._shape, self._strides)
-        self._counts: dict[Region, int] = {}
-        self._first: dict[Region, int] = {}
-
-    def compare(self, begin: int, end: int, expected: Tensor) -> None:
-        """Count where places `begin` to `end` differ from `expected`: the whole allocation, or one value for all."""
-        actual = _integers(self._guarded.words, self._guarded)
-        for start in range(begin, end, _PIECE):
-            stop = min(start + _PIECE, end)
-            wanted = expected if expected.dim() == 0 else expected[start:stop]
-            places = (actual[start:stop] != wanted).nonzero().flatten() + (start - self._guarded.start)
-            if places.numel():
-                self._classify(places)
-
-    def _classify(self, places: Tensor) -> None:
-        before, after = places < 0, places >= self._extent
-        inside = ~(before | after)
-        _, rest = _indices(places.clamp(0, max(self._extent - 1, 0)), self._shape, self._strides)
-        masks = (before, inside & (rest != 0), inside & (rest == 0), after)
-        for region, where in zip(_REGIONS, masks, strict=True):
-            chosen = places[where]
-            if chosen.numel():
-                self._counts[region] = self._counts.get(region, 0) + chosen.numel()
-                self._first.setdefault(region, int(chosen[0]))
-
-    def violations(self, *, elements: bool) -> list[Violation]:
-        wanted = [region for region in _REGIONS if region in self._counts and (elements or region != "element")]
-        return [self._violation(region, self._counts[region]) for region in wanted]
-
-    def _violation(self, region: Region, count: int) -> Violation:
-        first = self._first[region]
-        index = None
-        if region in ("gap", "element"):
-            parts, _ = _indices(torch.tensor([first]), self._shape, self._strides)
-            index = tuple(int(part) for part in parts)
-        kind: Literal["wrote_outside", "mutated_input"] = "mutated_input" if region == "element" else "wrote_outside"
-        return Violation(kind, self._guarded.name, region, count, first, index)
-
-
-def _integers(words: Tensor, guarded: Guarded) -> Tensor:
-    return words.view(INTEGER_OF_SIZE[guarded.tensor.element_size()])
-
-
-def _moving(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+def moving(shape: tuple[int, ...], strides: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     """Dimension, stride and size of the dimensions along which elements differ, smallest stride first."""
     dims = sorted(range(len(shape)), key=lambda dim: strides[dim])
     return ((dim, strides[dim], shape[dim]) for dim in dims if strides[dim] and shape[dim] > 1)
-
-
-def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    return 0 if 0 in shape else math.prod(size for _, _, size in _moving(shape, strides))
-
-
-def _indices(places: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
-    """Logical indices of the last elements not after `places`, and how far after them the places are."""
-    parts = [torch.zeros_like(places)] * len(shape)
-    for dim, stride, size in reversed(list(_moving(shape, strides))):
-        parts[dim] = (places // stride).clamp(max=size - 1)
-        places = places - parts[dim] * stride
-    return parts, places

@@ -12,10 +12,11 @@ from torch import Tensor
 from harness.case import PEER, Case, TensorSpec
 from harness.devices import Machine, indexed, machine, parse_device
 from harness.errors import UnsupportedCase, unknown
-from harness.inputs.fingerprint import combined, fingerprint
-from harness.inputs.guards import Guarded, Violation, check_separate, element_changes, guard, is_whole, twin
+from harness.inputs.fingerprint import combined, fingerprints_of
+from harness.inputs.guards import Guarded, check_separate, guard, is_whole, twin
 from harness.inputs.rebound import Rebound, rebound
 from harness.inputs.values import check_regime, fill
+from harness.inputs.written import Violation, unchanged, violations
 from harness.timing import INPUTS, timed
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
@@ -63,11 +64,8 @@ class Inputs:
         for name in expect:
             if name not in self.tensors:
                 raise unknown("input", name, self.tensors)
-        found: list[Violation] = []
-        for guarded, pristine in zip(self.guards, self.pristine, strict=True):
-            if is_whole(guarded):
-                found += element_changes(guarded, pristine, elements=guarded.name not in expect)
-        return found
+        pairs = zip(self.guards, self.pristine, strict=True)
+        return violations(unchanged(g, p, elements=g.name not in expect) for g, p in pairs if is_whole(g))
 
     def rebound(self, handed: Mapping[str, Tensor]) -> list[Rebound]:
         """Those of the tensors `handed` to a kernel that have another shape or other memory now."""
@@ -115,7 +113,7 @@ def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.de
 
 def fingerprints(tensors: Mapping[str, Tensor]) -> str:
     """One fingerprint of named tensors, such as the results of a kernel; equal to `Inputs.fingerprint` of the same."""
-    return combined({name: fingerprint(tensor) for name, tensor in tensors.items()})
+    return combined(dict(zip(tensors, fingerprints_of(list(tensors.values())), strict=True)))
 
 
 def _build(spec: TensorSpec, seed: int, device: torch.device, number: int) -> Guarded:

@@ -51,13 +51,14 @@ def tiniest(block: Block) -> Tensor:
 def outlier(block: Block) -> Tensor:
     """Normal values with one column, the same in all rows, a thousand times larger."""
     column = block.integers(block.whole, 0, min(block.width, 2**31) - 1)
-    return block.normal(block.elements) * torch.where(block.columns == column, 1000.0, 1.0).to(torch.float64)
+    values = block.normal(block.elements)
+    return torch.where(block.columns == column, values * 1000, values)
 
 
 def outlier_last(block: Block) -> Tensor:
     """Normal values with the last column a thousand times larger."""
-    last = block.columns == block.width - 1
-    return block.normal(block.elements) * torch.where(last, 1000.0, 1.0).to(torch.float64)
+    values = block.normal(block.elements)
+    return torch.where(block.columns == block.width - 1, values * 1000, values)
 
 
 def offset(block: Block) -> Tensor:

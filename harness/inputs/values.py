@@ -6,30 +6,31 @@ device and block size change nothing. Where a stride is 0, all indices share the
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from harness.case import TensorSpec, contiguous_strides
 from harness.errors import UsageError, unknown
-from harness.inputs.bits import bits_of
+from harness.inputs.bits import NAN_BITS, bits_of, key_of, signed
 from harness.inputs.blocks import block_budget, row_blocks
 from harness.inputs.captured import fill_captured, is_captured
 from harness.inputs.draws import Block
+from harness.inputs.fused import fill as fill_at_once
+from harness.inputs.fused import fuses, source
 from harness.inputs.integers import INTEGER_REGIMES, integer_regime
+from harness.inputs.lines import row_lines
 from harness.inputs.regimes import REGIMES
-from harness.numerics.formats import FP64, cast, format_of
+from harness.inputs.symbols import Program, recorded
+from harness.inputs.trust import trusted
+from harness.numerics.formats import FP64, Format, cast, format_of
 
-_NAN_BITS = {
-    torch.float64: 0x7FF8 << 48,
-    torch.float32: 0x7FC00000,
-    torch.bfloat16: 0x7FC0,
-    torch.float16: 0x7E00,
-    torch.float8_e4m3fn: 0x7F,
-    torch.float8_e5m2: 0x7F,
-}
+Regime = Callable[[Block], Tensor]
+
+_SAMPLE = 1 << 16  # elements at least that a fused kernel is compared on
 
 
 def regimes() -> Mapping[str, str]:
@@ -61,8 +62,10 @@ def fill(tensor: Tensor, spec: TensorSpec, seed: int, *, budget: int | None = No
     if is_captured(spec.regime):
         fill_captured(target if spec.shape else tensor, spec)
         return
+    if budget is None and fuses(tensor.device) and _filled_at_once(target, spec, seed):
+        return
     for rows, columns, piece in _pieces(target, spec.shape or (1,), budget or block_budget(tensor.device)):
-        bits_of(piece).copy_(bits_of(_values(spec, seed, rows, columns)).reshape(piece.shape))
+        bits_of(piece).copy_(_bits(spec, seed, rows, columns).reshape(piece.shape))
 
 
 def check_regime(spec: TensorSpec) -> None:
@@ -93,16 +96,59 @@ def _pieces(target: Tensor, shape: tuple[int, ...], budget: int) -> Iterator[tup
             yield rows.reshape(-1, 1), columns[None], target[block][..., start:stop]
 
 
-def _values(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
-    """Values of `spec` in its dtype, [R, C]."""
-    width = spec.shape[-1] if spec.shape else 1
-    integers = None if spec.torch_dtype.is_floating_point else integer_regime(spec.regime)
-    fmt = format_of(spec.torch_dtype) if integers is None else FP64
-    block = Block(seed, spec.name, fmt, rows, columns, math.prod(spec.shape[:-1]), width)
-    if integers is not None:
-        return integers(block, spec.torch_dtype).to(spec.torch_dtype)
-    values = cast(REGIMES[spec.regime](block), spec.torch_dtype)
-    # Conversions make NaNs of different bits on different devices, so their bits are set here.
-    nan = values.to(torch.float32).isnan()
-    bits_of(values).masked_fill_(nan, _NAN_BITS[spec.torch_dtype])
-    return values
+def _bits(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
+    """Bits of the values of `spec` in its dtype, [R, C]."""
+    dtype = spec.torch_dtype
+    height, width = _height_and_width(spec.shape)
+    values = _regime(spec.regime, dtype)(Block(seed, spec.name, _format(dtype), rows, columns, height, width))
+    if not dtype.is_floating_point:
+        return bits_of(values.to(dtype))
+    rounded = cast(values, dtype)
+    return bits_of(rounded).masked_fill_(rounded.to(torch.float32).isnan(), NAN_BITS[dtype])
+
+
+def _regime(name: str, dtype: torch.dtype) -> Regime:
+    """The regime called `name` as a function of a block alone."""
+    if dtype.is_floating_point:
+        return REGIMES[name]
+    integers = integer_regime(name)
+    assert integers is not None
+    return lambda block: integers(block, dtype)
+
+
+def _format(dtype: torch.dtype) -> Format:
+    return format_of(dtype) if dtype.is_floating_point else FP64
+
+
+def _height_and_width(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def _program(regime: str, dtype: torch.dtype, name: str, shape: tuple[int, ...]) -> Program | None:
+    return recorded(_regime(regime, dtype), name, _format(dtype), *_height_and_width(shape))
+
+
+def _filled_at_once(target: Tensor, spec: TensorSpec, seed: int) -> bool:
+    """Whether one kernel has filled `target`, which has size 1 where its stride is 0."""
+    program = _program(spec.regime, spec.torch_dtype, spec.name, spec.shape)
+    lines = row_lines(target, spec.shape or (1,))
+    if program is None or lines is None:
+        return False
+    keys = [signed(key_of(seed, spec.name, stream)) for stream in program.streams]
+    _, width = _height_and_width(spec.shape)
+
+    def fill() -> None:
+        fill_at_once(target, lines, program, keys, width)
+
+    def agrees() -> bool:
+        fill()  # compiles
+        target.zero_()
+        fill()
+        rows, columns, piece = next(_pieces(target, spec.shape or (1,), _SAMPLE))
+        return torch.equal(bits_of(piece), _bits(spec, seed, rows, columns).reshape(piece.shape))
+
+    if not trusted(target.device, (source(program, target.dtype), target.dtype, lines.tile), agrees):
+        return False
+    fill()
+    return True

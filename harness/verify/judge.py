@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from harness.errors import KernelError, UsageError
-from harness.inputs import value_fingerprint
+from harness.inputs import fingerprints_of
 from harness.result import Judgement, StageResult, Verdict
 from harness.verify.expected import RowSum
 from harness.verify.explain import describe_rows, describe_split, describe_stage
@@ -109,18 +109,19 @@ def _finished(tally: Tally, actual: Tensors, others: OtherContracts) -> Tally:
 def _judgement(whole: Observation, trace: Trace, tally: Tally, others: OtherContracts) -> Judgement:
     """The verdict on everything that was counted; `trace` is that of some rows."""
     contract, rows = whole.problem.contract, tally.rows
+    names = [name for name in trace.stages if name in tally.cumulative]
+    fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
     stages = tuple(
         StageResult(
             name,
-            expected.format.name,
+            trace.stages[name].format.name,
             name in trace.results,
             tally.cumulative[name],
             tally.isolated[name],
-            value_fingerprint(whole.actual[name]),
+            fingerprint,
             tally.in_rows.get(name, 0),
         )
-        for name, expected in trace.stages.items()
-        if name in tally.cumulative
+        for name, fingerprint in zip(names, fingerprints, strict=True)
     )
     findings = [describe_stage(s, contract) for s in stages if s.cumulative.outside or s.isolated.outside]
     if rows is not None and rows.unexplained:

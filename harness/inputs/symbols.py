@@ -1,0 +1,248 @@
+"""Regimes written down as programs: what one does to the numbers of a block, as lines that Triton compiles.
+
+A regime that is called with a `SymbolicBlock` computes nothing: every operation on its symbols adds a line to a tape.
+So the function that defines the values is also the source of the fused kernel that makes them on a GPU. Numbers that a
+regime puts in (bounds, scales, what follows from the width) become arguments of the kernel, so that one program serves
+every shape; shifts and masks, which are never of a shape, stay in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.inputs.bits import INCREMENT, bits_of_float, signed
+from harness.inputs.draws import Block
+from harness.numerics.formats import Format
+
+_TYPES = {torch.int64: "tl.int64", torch.float64: "tl.float64", torch.bool: "tl.int1"}
+_OF_INTEGERS = frozenset({"%", "//", ">>", "<<"})
+_COMPARISONS = frozenset({"==", "!=", "<", "<=", ">", ">="})
+_IN_TEXT = frozenset({">>", "<<", "&"})
+
+
+class Unfusable(Exception):
+    """A regime does what no line says, so that only torch can evaluate it."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a regime does to `rows`, `columns` and `width`.
+
+    Attributes:
+        lines: assignments, in order.
+        result: the name of the values, int64 or float64.
+        streams: the streams of random numbers, whose keys are the arguments `key0`, `key1`, …
+        constants: bits of the arguments `c0`, `c1`, …
+    """
+
+    lines: tuple[str, ...]
+    result: str
+    streams: tuple[str, ...]
+    constants: tuple[int, ...]
+
+
+class Tape:
+    """The lines of a program while it is recorded; equal expressions have one line."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Symbol] = {}
+        self.streams: dict[str, str] = {}
+        self.constants: list[int] = []
+
+    def line(self, expression: str, dtype: torch.dtype) -> Symbol:
+        """The symbol of an expression."""
+        if expression not in self.values:
+            self.values[expression] = Symbol(self, f"v{len(self.values)}", dtype)
+        return self.values[expression]
+
+    def constant(self, value: float, dtype: torch.dtype) -> Symbol:
+        """A number as an argument of the program."""
+        if dtype is torch.bool:
+            return self.line(f"tl.full([1, 1], {int(value)}, tl.int1)", dtype)
+        if dtype is torch.int64 and not isinstance(value, int):
+            raise Unfusable(f"{value} among integers")
+        # Equal numbers stay apart, or the text would depend on which of them are equal for the shape at hand.
+        name = f"c{len(self.constants)}"
+        self.constants.append(bits_of_float(value) if dtype is torch.float64 else int(value))
+        as_float = f"{name}.to(tl.float64, bitcast=True)"
+        return self.line(as_float, dtype) if dtype is torch.float64 else Symbol(self, name, dtype)
+
+    def key(self, stream: str) -> str:
+        """The argument that holds the key of a stream."""
+        return self.streams.setdefault(stream, f"key{len(self.streams)}")
+
+    def program(self, result: Symbol) -> Program:
+        """What was recorded."""
+        lines = tuple(f"{symbol.text} = {expression}" for expression, symbol in self.values.items())
+        return Program(lines, result.text, tuple(self.streams), tuple(self.constants))
+
+
+class Symbol:
+    """Stands for an int64, float64 or bool tensor in a program, where it is called `text`."""
+
+    def __init__(self, tape: Tape, text: str, dtype: torch.dtype) -> None:
+        self.tape, self.text, self.dtype = tape, text, dtype
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> Symbol:
+        if function not in _FUNCTIONS:
+            raise Unfusable(f"torch.{function.__name__}")
+        return _FUNCTIONS[function](*args, **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unfusable(f"Tensor.{name}")
+
+    def __bool__(self) -> bool:
+        raise Unfusable("a choice by value")
+
+    def to(self, dtype: torch.dtype) -> Symbol:
+        if dtype is self.dtype:
+            return self
+        if dtype not in _TYPES or self.dtype is torch.float64:
+            raise Unfusable(f"{self.dtype} → {dtype}")
+        expression = f"{self.text} != 0" if dtype is torch.bool else f"{self.text}.to({_TYPES[dtype]})"
+        return self.tape.line(expression, dtype)
+
+    def view(self, dtype: torch.dtype) -> Symbol:
+        if torch.bool in (dtype, self.dtype) or dtype not in _TYPES:
+            raise Unfusable(f"{self.dtype} seen as {dtype}")
+        return self.tape.line(f"{self.text}.to({_TYPES[dtype]}, bitcast=True)", dtype)
+
+    def clamp(self, *, max: float) -> Symbol:
+        most = self.tape.constant(max, self.dtype)
+        return _where(self > most, most, self)
+
+    def _with(self, sign: str, other: object, *, swapped: bool = False) -> Symbol:
+        if sign in _IN_TEXT and isinstance(other, int) and not swapped:
+            if self.dtype is not torch.int64:
+                raise Unfusable(f"{self.dtype} {sign}")
+            return self.tape.line(f"{self.text} {sign} {other}", self.dtype)
+        known = other if isinstance(other, Symbol) else self._number(other)
+        integral = sign in _OF_INTEGERS and self.dtype is not torch.int64
+        if known.dtype is not self.dtype or integral or (sign == "/" and self.dtype is not torch.float64):
+            raise Unfusable(f"{self.dtype} {sign} {known.dtype}")
+        first, second = (known, self) if swapped else (self, known)
+        return self.tape.line(f"{first.text} {sign} {second.text}", torch.bool if sign in _COMPARISONS else self.dtype)
+
+    def _number(self, value: object) -> Symbol:
+        if self.dtype is torch.bool or not isinstance(value, int | float):
+            raise Unfusable(f"{self.dtype} with {value!r}")
+        return self.tape.constant(value, self.dtype)
+
+    def __add__(self, other: object) -> Symbol:
+        return self._with("+", other)
+
+    def __radd__(self, other: object) -> Symbol:
+        return self._with("+", other, swapped=True)
+
+    def __sub__(self, other: object) -> Symbol:
+        return self._with("-", other)
+
+    def __rsub__(self, other: object) -> Symbol:
+        return self._with("-", other, swapped=True)
+
+    def __mul__(self, other: object) -> Symbol:
+        return self._with("*", other)
+
+    def __rmul__(self, other: object) -> Symbol:
+        return self._with("*", other, swapped=True)
+
+    def __truediv__(self, other: Symbol) -> Symbol:
+        return self._with("/", other)
+
+    def __floordiv__(self, other: object) -> Symbol:
+        return self._with("//", other)
+
+    def __mod__(self, other: object) -> Symbol:
+        return self._with("%", other)
+
+    def __rshift__(self, other: int) -> Symbol:
+        return self._with(">>", other)
+
+    def __lshift__(self, other: int) -> Symbol:
+        return self._with("<<", other)
+
+    def __and__(self, other: object) -> Symbol:
+        return self._with("&", other)
+
+    def __or__(self, other: object) -> Symbol:
+        return self._with("|", other)
+
+    def __lt__(self, other: object) -> Symbol:
+        return self._with("<", other)
+
+    def __gt__(self, other: object) -> Symbol:
+        return self._with(">", other)
+
+    def __ge__(self, other: object) -> Symbol:
+        return self._with(">=", other)
+
+    def __eq__(self, other: object) -> Symbol:  # type: ignore[override]
+        return self._with("==", other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _where(condition: Symbol, first: object, second: object) -> Symbol:
+    given = next((value for value in (first, second) if isinstance(value, Symbol)), None)
+    if given is None:
+        raise Unfusable("where() of two numbers, whose dtype torch chooses")
+    a, b = (value if isinstance(value, Symbol) else given._number(value) for value in (first, second))
+    if a.dtype is not b.dtype:
+        raise Unfusable(f"where() of {a.dtype} and {b.dtype}")
+    return given.tape.line(f"tl.where({condition.text}, {a.text}, {b.text})", a.dtype)
+
+
+def _full_like(like: Symbol, value: float, *, dtype: torch.dtype | None = None) -> Symbol:
+    return like.tape.constant(value, dtype or like.dtype)
+
+
+_FUNCTIONS: Mapping[Callable[..., Any], Callable[..., Symbol]] = {
+    torch.where: _where,
+    torch.floor: lambda x: x.tape.line(f"tl.floor({x.text})", x.dtype),
+    torch.full_like: _full_like,
+    torch.zeros_like: lambda like, dtype=None: _full_like(like, 0, dtype=dtype),
+    torch.ones_like: lambda like, dtype=None: _full_like(like, 1, dtype=dtype),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicBlock(Block):
+    """A block whose numbers are symbols; their random words come from keys that are arguments."""
+
+    tape: Tape
+
+    @property
+    def elements(self) -> Any:
+        return self.tape.line("rows * width + columns", torch.int64)
+
+    @property
+    def whole(self) -> Any:
+        return self.tape.line("tl.full([1, 1], 0, tl.int64)", torch.int64)
+
+    def words(self, index: Any, stream: str, *, lane: int = 0, lanes: int = 1) -> Any:
+        key = self.tape.key(stream)
+        start, step = signed(INCREMENT * lane), signed(INCREMENT * lanes)
+        return self.tape.line(f"hashed({index.text}, {key} + {start}, {step})", torch.int64)
+
+
+def recorded(regime: Callable[[Block], Tensor], name: str, fmt: Format, height: int, width: int) -> Program | None:
+    """The program of a regime for a tensor called `name`; None if it does what no line says.
+
+    Raises what the regime raises, a `UsageError` where it makes no values of that shape.
+    """
+    tape = Tape()
+    rows, columns = (Symbol(tape, text, torch.int64) for text in ("rows", "columns"))
+    block = SymbolicBlock(0, name, fmt, rows, columns, height, width, tape)  # type: ignore[arg-type]
+    try:
+        result: Any = regime(block)
+        return tape.program(result)
+    except (Unfusable, TypeError):
+        return None

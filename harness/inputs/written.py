@@ -1,0 +1,183 @@
+"""What was written where it must not be: into canaries, or into elements that are not a kernel's to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from harness.inputs.bits import INTEGER_OF_SIZE, numbers
+from harness.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
+
+_PIECE = 1 << 22  # places that are compared at a time where differences are looked for
+_WORDS = 1 << 25  # words that are compared at a time where the question is only whether there is one
+
+Region = Literal["before", "gap", "element", "after"]
+_REGIONS: tuple[Region, ...] = get_args(Region)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Elements that a kernel changed although they were not its to write.
+
+    Attributes:
+        kind: `wrote_outside` (canaries) or `mutated_input` (elements of an input that the kernel does not declare).
+        tensor: name of the tensor in or near which it happened.
+        region: before the first element, after the last one, in a gap between strided rows, or in an element.
+        count: how many elements changed.
+        offset: place of the lowest changed element, in elements from the first element of the tensor.
+        index: logical index of that element, or of the last element before that gap; None outside.
+    """
+
+    kind: Literal["wrote_outside", "mutated_input"]
+    tensor: str
+    region: Region
+    count: int
+    offset: int
+    index: tuple[int, ...] | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The violation in words."""
+        elements = f"{self.count} element{'s' if self.count != 1 else ''}"
+        place = "" if self.index is None else f"{self.tensor}{list(self.index)}"
+        first = f"first at element {self.offset} counted from its start"
+        return {
+            "before": f"wrote {elements} before the start of {self.tensor} ({first})",
+            "after": f"wrote {elements} past the end of {self.tensor} ({first})",
+            "gap": f"wrote {elements} between the rows of {self.tensor} (first after {place})",
+            "element": f"changed {elements} of the input {self.tensor} (first {place})",
+        }[self.region]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Check:
+    """What an allocation must hold: see `unchanged` and `only_canaries`.
+
+    Attributes:
+        guarded: the allocation.
+        expected: integers of the size of an element, for the whole allocation or one for all places.
+        elements: whether elements are looked at, or canaries only.
+    """
+
+    guarded: Guarded
+    expected: Tensor
+    elements: bool
+
+    def pieces(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Each part of the allocation that is looked at: its first place, what it holds, and what it must hold."""
+        actual = _integers(self.guarded.words, self.guarded)
+        for begin, end in [(0, actual.numel())] if self.elements else _canary_ranges(self.guarded):
+            for start in range(begin, end, _PIECE):
+                here = slice(start, min(start + _PIECE, end))
+                yield start, actual[here], self.expected if self.expected.dim() == 0 else self.expected[here]
+
+    def flags(self) -> list[Tensor]:
+        """Whether there are differences: bools on the device of the allocation, any of which may say so."""
+        if not self.elements:
+            return [_unequal(actual, expected) for _, actual, expected in self.pieces()]
+        words, expected = self.guarded.words, self.expected.view(torch.int64)
+        starts = range(0, words.numel(), _WORDS)
+        return [_unequal(words[start : start + _WORDS], expected[start : start + _WORDS]) for start in starts]
+
+    def violations(self) -> list[Violation]:
+        """All differences."""
+        found = _Found(self.guarded)
+        for start, actual, expected in self.pieces():
+            found.add((actual != expected).nonzero().flatten() + (start - self.guarded.start))
+        return found.violations(elements=self.elements)
+
+
+def unchanged(guarded: Guarded, pristine: Tensor, *, elements: bool) -> Check:
+    """An input's allocation must be equal to its `pristine` copy, in elements only if `elements`."""
+    return Check(guarded, _integers(pristine, guarded), elements)
+
+
+def only_canaries(guarded: Guarded, number: int) -> Check:
+    """The margins of an allocation filled with canary `number`, and gaps between its rows, must hold it."""
+    itemsize = guarded.tensor.element_size()
+    bits = integer_of(canary(guarded.tensor.dtype, number), itemsize)
+    pattern = torch.full((), bits, dtype=INTEGER_OF_SIZE[itemsize], device=guarded.words.device)
+    return Check(guarded, pattern, elements=False)
+
+
+def violations(checks: Iterable[Check]) -> list[Violation]:
+    """What checks find, in order; where there is nothing to find, a device is waited for once."""
+    checks = list(checks)
+    flags = [(check, flag) for check in checks for flag in check.flags()]
+    found = numbers([flag for _, flag in flags])
+    suspects = dict.fromkeys(check for (check, _), raised in zip(flags, found, strict=True) if raised)
+    return [violation for check in suspects for violation in check.violations()]
+
+
+def _unequal(a: Tensor, b: Tensor) -> Tensor:
+    if a.device.type == "cpu":  # stops at the first difference
+        return torch.tensor(not torch.equal(a, b.expand_as(a)))
+    return (a != b).any()
+
+
+def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:
+    """Where canaries are: around the tensor, and all of it if it has gaps that its strides tell from elements."""
+    shape, strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
+    end = guarded.start + extent(shape, strides)
+    yield 0, guarded.start
+    if separates(shape, strides) and end - guarded.start > _distinct(shape, strides):
+        yield guarded.start, end
+    yield end, guarded.words.nbytes // guarded.tensor.element_size()
+
+
+class _Found:
+    """Changed places of one allocation, counted by region."""
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
+        self._shape, self._strides = tuple(guarded.tensor.shape), guarded.tensor.stride()
+        self._extent = extent(self._shape, self._strides)
+        self._counts: dict[Region, int] = {}
+        self._first: dict[Region, int] = {}
+
+    def add(self, places: Tensor) -> None:
+        """Count places, in elements from the first element of the tensor."""
+        before, after = places < 0, places >= self._extent
+        inside = ~(before | after)
+        _, rest = _indices(places.clamp(0, max(self._extent - 1, 0)), self._shape, self._strides)
+        masks = (before, inside & (rest != 0), inside & (rest == 0), after)
+        for region, where in zip(_REGIONS, masks, strict=True):
+            chosen = places[where]
+            if chosen.numel():
+                self._counts[region] = self._counts.get(region, 0) + chosen.numel()
+                self._first.setdefault(region, int(chosen[0]))
+
+    def violations(self, *, elements: bool) -> list[Violation]:
+        wanted = [region for region in _REGIONS if region in self._counts and (elements or region != "element")]
+        return [self._violation(region, self._counts[region]) for region in wanted]
+
+    def _violation(self, region: Region, count: int) -> Violation:
+        first = self._first[region]
+        index = None
+        if region in ("gap", "element"):
+            parts, _ = _indices(torch.tensor([first]), self._shape, self._strides)
+            index = tuple(int(part) for part in parts)
+        kind: Literal["wrote_outside", "mutated_input"] = "mutated_input" if region == "element" else "wrote_outside"
+        return Violation(kind, self._guarded.name, region, count, first, index)
+
+
+def _integers(words: Tensor, guarded: Guarded) -> Tensor:
+    return words.view(INTEGER_OF_SIZE[guarded.tensor.element_size()])
+
+
+def _distinct(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    return 0 if 0 in shape else math.prod(size for _, _, size in moving(shape, strides))
+
+
+def _indices(places: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[Tensor], Tensor]:
+    """Logical indices of the last elements not after `places`, and how far after them the places are."""
+    parts = [torch.zeros_like(places)] * len(shape)
+    for dim, stride, size in reversed(list(moving(shape, strides))):
+        parts[dim] = (places // stride).clamp(max=size - 1)
+        places = places - parts[dim] * stride
+    return parts, places
