@@ -1,0 +1,299 @@
+"""The Triton kernels of `fused_compare`: everything is read once, and what the programs find is put together in order.
+
+Elements are taken in row-major order, cut into blocks; program p of P takes the blocks p, p + P, p + 2P and so on.
+A tensor is addressed by two strides: element i lies in row i // width and column i % width; a flat one has no rows.
+All numbers are fp64, formats are handled by integer operations on their bits. Launched without fused multiply-add.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+# The order of the columns that a program of `float_statistics` and of `integer_statistics` writes, and `finish` reads.
+FLOAT_SUMS = 13
+FLOAT_MAXIMA = 3
+INTEGER_SUMS = 8
+
+_FARTHEST = tl.constexpr(2.0**40)
+_SHAPE = ("numel", "blocks", "width", "a_row", "a_column", "e_row", "e_column")
+_FORMAT = ("dropped", "least", "shift", "limit", "signed_limit")
+
+_jit: Any = triton.jit
+
+
+@_jit
+def _offsets(start, lanes, width, row, column, FLAT: tl.constexpr):
+    if FLAT:
+        return start + lanes
+    across = start % width + lanes
+    return (start // width + across // width) * row + across % width * column
+
+
+@_jit
+def _as_fp64(x):
+    if x.dtype.is_fp8():
+        x = x.to(tl.float32)
+    return x.to(tl.float64)
+
+
+@_jit
+def _is_outside(a, lo, hi):
+    inside = ((a >= lo) & (a <= hi)) | ((lo != lo) & (a != a))
+    return ~(inside | ((lo == float("-inf")) & (hi == float("inf"))))
+
+
+@_jit
+def _same_class(x, y):
+    finite = (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf"))
+    return finite | (x == y) | ((x != x) & (y != y))
+
+
+@_jit
+def _per_spacing(x, dropped, least):
+    """1 / distance between neighbours around x, which is finite; powers of two, so that multiplying by it divides."""
+    exponent = tl.maximum((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF, least)
+    return ((2046 + 52 - dropped - exponent) << 52).to(tl.float64, bitcast=True)
+
+
+@_jit
+def _position(x, dropped, least, shift, limit, signed_limit):
+    """The ordinal of x, correctly rounded to the format; 0 for NaN. What overflows to NaN is positive."""
+    magnitude = tl.abs(x)
+    bits = magnitude.to(tl.int64, bitcast=True)
+    one = tl.full(bits.shape, 1, tl.int64)
+    half = (one << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
+    normal = ((bits + half) >> dropped) - ((least.to(tl.int64) - 1) << (52 - dropped))
+    moved = tl.full(bits.shape, 0, tl.int64) + shift
+    small = (magnitude + moved.to(tl.float64, bitcast=True)).to(tl.int64, bitcast=True) - moved
+    position = tl.minimum(tl.where((bits >> 52) < least, small, normal), limit)
+    position = tl.where(x != x, 0, position)
+    return tl.where((x < 0) & (position < signed_limit), -position, position)
+
+
+@_jit(do_not_specialize=(*_SHAPE, *_FORMAT))
+def float_statistics(
+    a_ptr, e_ptr, columns_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
+    dropped, least, shift, limit, signed_limit,
+    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    lanes = tl.arange(0, BLOCK)
+    undecided = tl.zeros([BLOCK], tl.int32)
+    mismatches = tl.zeros([BLOCK], tl.int32)
+    outsides = tl.zeros([BLOCK], tl.int32)
+    specials = tl.zeros([BLOCK], tl.int32)
+    far = tl.zeros([BLOCK], tl.int32)
+    beyond_0 = tl.zeros([BLOCK], tl.int32)
+    beyond_1 = tl.zeros([BLOCK], tl.int32)
+    beyond_2 = tl.zeros([BLOCK], tl.int32)
+    beyond_4 = tl.zeros([BLOCK], tl.int32)
+    beyond_16 = tl.zeros([BLOCK], tl.int32)
+    squared_error = tl.zeros([BLOCK], tl.float64)
+    squared_exact = tl.zeros([BLOCK], tl.float64)
+    bias_sum = tl.zeros([BLOCK], tl.float64)
+    max_error = tl.zeros([BLOCK], tl.float64)
+    max_ulp = tl.zeros([BLOCK], tl.float64)
+    max_ratio = tl.zeros([BLOCK], tl.float64)
+    worst = tl.zeros([BLOCK], tl.float64)
+    worst_block = tl.zeros([BLOCK], tl.int32)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        start = block.to(tl.int64) * BLOCK
+        there = start + lanes < numel
+        a = _as_fp64(tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there))
+        a = tl.where(there, a, 0.0)
+        e_at = e_ptr + _offsets(start, lanes, width, e_row, e_column, FLAT)
+        exact = tl.load(e_at, there, other=0.0)
+        value = exact
+        if PARTS > 1:
+            value = tl.load(e_at + part, there, other=0.0)
+
+        finite = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
+        error = tl.where(finite, a - exact, 0.0)
+        reference = tl.where(finite, exact, 0.0)
+        squared_error += error * error
+        squared_exact += reference * reference
+        max_error = tl.where(tl.abs(error) > max_error, tl.abs(error), max_error)
+        inward = tl.where(finite, (tl.abs(a) - tl.abs(exact)) * _per_spacing(reference, dropped, least), 0.0)
+        near = finite & (tl.abs(inward) <= 16.0)
+        bias_sum += inward * tl.where(near, 1.0, 0.0)
+        far += tl.where(near, 0, 1)
+
+        mismatched = (a != value) & ((a == a) | (value == value))
+        outside = mismatched
+        lo = value
+        hi = value
+        if PARTS == 4:
+            lo = tl.load(e_at + part + part, there, other=0.0)
+            hi = tl.load(e_at + part + part + part, there, other=0.0)
+            outside = _is_outside(a, lo, hi)
+            undecided += tl.where((lo != hi) & (lo == lo), 1, 0)
+            radius = (hi - lo) * 0.5
+            free = finite & (radius > 0) & (radius < float("inf"))
+            ratio = tl.where(free, tl.abs(a - (lo + radius)) / tl.where(free, radius, 1.0), 0.0)
+            max_ratio = tl.where(ratio > max_ratio, ratio, max_ratio)
+        if tl.max((mismatched | outside).to(tl.int32), 0) > 0:
+            mismatches += mismatched.to(tl.int32)
+            outsides += outside.to(tl.int32)
+            specials += (outside & ~_same_class(a, lo) & _same_class(lo, hi)).to(tl.int32)
+            apart = _position(a, dropped, least, shift, limit, signed_limit) - _position(
+                value, dropped, least, shift, limit, signed_limit
+            )
+            distance = tl.where((a != a) != (value != value), float("inf"), tl.abs(apart).to(tl.float64))
+            beyond_0 += (distance > 0).to(tl.int32)
+            beyond_1 += (distance > 1).to(tl.int32)
+            beyond_2 += (distance > 2).to(tl.int32)
+            beyond_4 += (distance > 4).to(tl.int32)
+            beyond_16 += (distance > 16).to(tl.int32)
+            max_ulp = tl.where(distance > max_ulp, distance, max_ulp)
+            severity = tl.where(distance > _FARTHEST, _FARTHEST, distance) + tl.where(outside, 2 * _FARTHEST, 0.0)
+            worst_block = tl.where(severity > worst, block, worst_block)
+            worst = tl.where(severity > worst, severity, worst)
+    into = columns_ptr + tl.program_id(0)
+    step = tl.num_programs(0)
+    tl.store(into, tl.sum(undecided, 0).to(tl.float64))
+    tl.store(into + step, tl.sum(mismatches, 0).to(tl.float64))
+    tl.store(into + 2 * step, tl.sum(outsides, 0).to(tl.float64))
+    tl.store(into + 3 * step, tl.sum(specials, 0).to(tl.float64))
+    tl.store(into + 4 * step, tl.sum(far, 0).to(tl.float64))
+    tl.store(into + 5 * step, tl.sum(beyond_0, 0).to(tl.float64))
+    tl.store(into + 6 * step, tl.sum(beyond_1, 0).to(tl.float64))
+    tl.store(into + 7 * step, tl.sum(beyond_2, 0).to(tl.float64))
+    tl.store(into + 8 * step, tl.sum(beyond_4, 0).to(tl.float64))
+    tl.store(into + 9 * step, tl.sum(beyond_16, 0).to(tl.float64))
+    tl.store(into + 10 * step, tl.sum(squared_error, 0))
+    tl.store(into + 11 * step, tl.sum(squared_exact, 0))
+    tl.store(into + 12 * step, tl.sum(bias_sum, 0))
+    tl.store(into + 13 * step, tl.max(max_error, 0))
+    tl.store(into + 14 * step, tl.max(max_ulp, 0))
+    tl.store(into + 15 * step, tl.max(max_ratio, 0))
+    _store_worst(into + 16 * step, step, worst, worst_block.to(tl.int64) * BLOCK + lanes)
+
+
+@_jit(do_not_specialize=_SHAPE)
+def integer_statistics(
+    a_ptr, e_ptr, columns_ptr, numel, blocks, width, a_row, a_column, e_row, e_column,
+    FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    lanes = tl.arange(0, BLOCK)
+    wrongs = tl.zeros([BLOCK], tl.int32)
+    beyond_0 = tl.zeros([BLOCK], tl.int32)
+    beyond_1 = tl.zeros([BLOCK], tl.int32)
+    beyond_2 = tl.zeros([BLOCK], tl.int32)
+    beyond_4 = tl.zeros([BLOCK], tl.int32)
+    beyond_16 = tl.zeros([BLOCK], tl.int32)
+    squared_error = tl.zeros([BLOCK], tl.float64)
+    squared_exact = tl.zeros([BLOCK], tl.float64)
+    worst = tl.zeros([BLOCK], tl.float64)
+    worst_block = tl.zeros([BLOCK], tl.int32)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        start = block.to(tl.int64) * BLOCK
+        there = start + lanes < numel
+        a = tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there, other=0)
+        e = tl.load(e_ptr + _offsets(start, lanes, width, e_row, e_column, FLAT), there, other=0)
+        wrong = a.to(tl.int64) != e.to(tl.int64)
+        value = e.to(tl.float64)
+        apart = tl.abs(a.to(tl.float64) - value)
+        distance = tl.where(wrong, tl.where(apart < 1.0, 1.0, apart), 0.0)
+        wrongs += wrong.to(tl.int32)
+        beyond_0 += (distance > 0).to(tl.int32)
+        beyond_1 += (distance > 1).to(tl.int32)
+        beyond_2 += (distance > 2).to(tl.int32)
+        beyond_4 += (distance > 4).to(tl.int32)
+        beyond_16 += (distance > 16).to(tl.int32)
+        squared_error += distance * distance
+        squared_exact += value * value
+        worst_block = tl.where(distance > worst, block, worst_block)
+        worst = tl.where(distance > worst, distance, worst)
+    into = columns_ptr + tl.program_id(0)
+    step = tl.num_programs(0)
+    tl.store(into, tl.sum(wrongs, 0).to(tl.float64))
+    tl.store(into + step, tl.sum(beyond_0, 0).to(tl.float64))
+    tl.store(into + 2 * step, tl.sum(beyond_1, 0).to(tl.float64))
+    tl.store(into + 3 * step, tl.sum(beyond_2, 0).to(tl.float64))
+    tl.store(into + 4 * step, tl.sum(beyond_4, 0).to(tl.float64))
+    tl.store(into + 5 * step, tl.sum(beyond_16, 0).to(tl.float64))
+    tl.store(into + 6 * step, tl.sum(squared_error, 0))
+    tl.store(into + 7 * step, tl.sum(squared_exact, 0))
+    _store_worst(into + 8 * step, step, worst, worst_block.to(tl.int64) * BLOCK + lanes)
+
+
+@_jit
+def _store_worst(into, step, worst, position):
+    top = tl.max(worst, 0)
+    first = tl.min(tl.where(worst == top, position, 0x7FFFFFFFFFFFFFFF), 0)
+    tl.store(into, top)
+    tl.store(into + step, first.to(tl.float64))
+
+
+@_jit(do_not_specialize=("programs", "width", "a_row", "a_column", "e_row", "e_column"))
+def finish(
+    columns_ptr, figures_ptr, a_ptr, e_ptr, part, programs, width, a_row, a_column, e_row, e_column,
+    PARTS: tl.constexpr, SUMS: tl.constexpr, MAXIMA: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Figures: the sums, the maxima, position and severity of the worst element, its actual value and its parts.
+
+    PARTS is 1 also for an expected integer. One program for each sum and maximum, and one for the worst element.
+    """
+    column = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    from_ptr = columns_ptr + column * programs
+    found = tl.zeros([BLOCK], tl.float64)
+    if column < SUMS:
+        for start in range(0, programs, BLOCK):
+            found += tl.load(from_ptr + start + lanes, start + lanes < programs, other=0.0)
+        tl.store(figures_ptr + column, tl.sum(found, 0))
+    elif column < SUMS + MAXIMA:
+        for start in range(0, programs, BLOCK):
+            x = tl.load(from_ptr + start + lanes, start + lanes < programs, other=0.0)
+            found = tl.where(x > found, x, found)
+        tl.store(figures_ptr + column, tl.max(found, 0))
+    else:
+        first = tl.zeros([BLOCK], tl.float64)
+        for start in range(0, programs, BLOCK):
+            x = tl.load(from_ptr + start + lanes, start + lanes < programs, other=0.0)
+            position = tl.load(from_ptr + programs + start + lanes, start + lanes < programs, other=0.0)
+            better = (x > found) | ((x == found) & (position < first))
+            first = tl.where(better, position, first)
+            found = tl.where(better, x, found)
+        top = tl.max(found, 0)
+        worst = tl.min(tl.where(found == top, first, float("inf")), 0).to(tl.int64)
+        into = figures_ptr + column
+        tl.store(into, worst.to(tl.float64))
+        tl.store(into + 1, top)
+        tl.store(into + 2, _as_fp64(tl.load(a_ptr + _offsets(worst, 0, width, a_row, a_column, FLAT))))
+        e_at = e_ptr + _offsets(worst, 0, width, e_row, e_column, FLAT)
+        tl.store(into + 3, _as_fp64(tl.load(e_at)))
+        for i in tl.static_range(1, PARTS):
+            e_at += part
+            tl.store(into + 3 + i, tl.load(e_at))
+
+
+@_jit(do_not_specialize=_SHAPE)
+def count_outside(
+    a_ptr, e_ptr, count_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
+    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Adds the elements outside to a counter; no part stands for an expected integer."""
+    lanes = tl.arange(0, BLOCK)
+    outsides = tl.zeros([BLOCK], tl.int32)
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+        start = block.to(tl.int64) * BLOCK
+        there = start + lanes < numel
+        a = tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there)
+        e_at = e_ptr + _offsets(start, lanes, width, e_row, e_column, FLAT)
+        if PARTS == 0:
+            outside = a.to(tl.int64) != tl.load(e_at, there).to(tl.int64)
+        else:
+            if PARTS > 1:
+                e_at += part
+            if PARTS == 4:
+                e_at += part
+            lo = tl.load(e_at, there)
+            hi = lo
+            if PARTS == 4:
+                hi = tl.load(e_at + part, there)
+            outside = _is_outside(_as_fp64(a), lo, hi)
+        outsides += (outside & there).to(tl.int32)
+    tl.atomic_add(count_ptr, tl.sum(outsides, 0).to(tl.int64))
