@@ -5,9 +5,9 @@ A tensor is addressed by two strides: element i lies in row i // width and colum
 All numbers are fp64, formats are handled by integer operations on their bits. Launched without fused multiply-add.
 """
 
-from __future__ import annotations
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from typing import Any
+from __future__ import annotations
 
 import triton
 import triton.language as tl
@@ -21,10 +21,8 @@ _FARTHEST = tl.constexpr(2.0**40)
 _SHAPE = ("numel", "blocks", "width", "a_row", "a_column", "e_row", "e_column")
 _FORMAT = ("dropped", "least", "shift", "limit", "signed_limit")
 
-_jit: Any = triton.jit
 
-
-@_jit
+@triton.jit
 def _offsets(start, lanes, width, row, column, FLAT: tl.constexpr):
     if FLAT:
         return start + lanes
@@ -32,33 +30,33 @@ def _offsets(start, lanes, width, row, column, FLAT: tl.constexpr):
     return (start // width + across // width) * row + across % width * column
 
 
-@_jit
+@triton.jit
 def _as_fp64(x):
     if x.dtype.is_fp8():
         x = x.to(tl.float32)
     return x.to(tl.float64)
 
 
-@_jit
+@triton.jit
 def _is_outside(a, lo, hi):
     inside = ((a >= lo) & (a <= hi)) | ((lo != lo) & (a != a))
     return ~(inside | ((lo == float("-inf")) & (hi == float("inf"))))
 
 
-@_jit
+@triton.jit
 def _same_class(x, y):
     finite = (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf"))
     return finite | (x == y) | ((x != x) & (y != y))
 
 
-@_jit
+@triton.jit
 def _per_spacing(x, dropped, least):
     """1 / distance between neighbours around x, which is finite; powers of two, so that multiplying by it divides."""
     exponent = tl.maximum((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF, least)
     return ((2046 + 52 - dropped - exponent) << 52).to(tl.float64, bitcast=True)
 
 
-@_jit
+@triton.jit
 def _position(x, dropped, least, shift, limit, signed_limit):
     """The ordinal of x, correctly rounded to the format; 0 for NaN. What overflows to NaN is positive."""
     magnitude = tl.abs(x)
@@ -73,7 +71,7 @@ def _position(x, dropped, least, shift, limit, signed_limit):
     return tl.where((x < 0) & (position < signed_limit), -position, position)
 
 
-@_jit(do_not_specialize=(*_SHAPE, *_FORMAT))
+@triton.jit(do_not_specialize=(*_SHAPE, *_FORMAT))
 def float_statistics(
     a_ptr, e_ptr, columns_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
     dropped, least, shift, limit, signed_limit,
@@ -171,7 +169,7 @@ def float_statistics(
     _store_worst(into + 16 * step, step, worst, worst_block.to(tl.int64) * BLOCK + lanes)
 
 
-@_jit(do_not_specialize=_SHAPE)
+@triton.jit(do_not_specialize=_SHAPE)
 def integer_statistics(
     a_ptr, e_ptr, columns_ptr, numel, blocks, width, a_row, a_column, e_row, e_column,
     FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -219,7 +217,7 @@ def integer_statistics(
     _store_worst(into + 8 * step, step, worst, worst_block.to(tl.int64) * BLOCK + lanes)
 
 
-@_jit
+@triton.jit
 def _store_worst(into, step, worst, position):
     top = tl.max(worst, 0)
     first = tl.min(tl.where(worst == top, position, 0x7FFFFFFFFFFFFFFF), 0)
@@ -227,7 +225,7 @@ def _store_worst(into, step, worst, position):
     tl.store(into + step, first.to(tl.float64))
 
 
-@_jit(do_not_specialize=("programs", "width", "a_row", "a_column", "e_row", "e_column"))
+@triton.jit(do_not_specialize=("programs", "width", "a_row", "a_column", "e_row", "e_column"))
 def finish(
     columns_ptr, figures_ptr, a_ptr, e_ptr, part, programs, width, a_row, a_column, e_row, e_column,
     PARTS: tl.constexpr, SUMS: tl.constexpr, MAXIMA: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
@@ -270,7 +268,7 @@ def finish(
             tl.store(into + 3 + i, tl.load(e_at))
 
 
-@_jit(do_not_specialize=_SHAPE)
+@triton.jit(do_not_specialize=_SHAPE)
 def count_outside(
     a_ptr, e_ptr, count_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,

@@ -20,7 +20,9 @@ from harness.result import Comparison, Worst
 from harness.verify import compare_kernels as kernels
 from harness.verify.torch_compare import FARTHEST, unravel
 
-FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
+FLOATS = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+)
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -111,6 +113,7 @@ class IntegerFigures(NamedTuple):
 def sort_of(actual: Tensor, expected: Enclosure | Tensor) -> Sort | None:
     """What is needed for these tensors; None where there is no kernel for them."""
     e = expected if isinstance(expected, Tensor) else expected.parts
+    kind: int | torch.dtype
     if isinstance(expected, Tensor):
         known, kind = {actual.dtype, e.dtype} <= INTEGERS, e.dtype
     else:
@@ -122,7 +125,7 @@ def sort_of(actual: Tensor, expected: Enclosure | Tensor) -> Sort | None:
 def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
     """How to go through `actual`, which is not empty, and what broadcasts to it; None if rows and columns do not do."""
     e = expected if isinstance(expected, Tensor) else expected.parts[0]
-    merged: list[tuple[int, int, int]] = []
+    merged: list[tuple[int, int, int]] = []  # size and both strides, of dimensions that are one step of memory each
     for size, row, e_row in zip(actual.shape, actual.stride(), e.expand(actual.shape).stride(), strict=True):
         if size == 1:
             continue
@@ -131,7 +134,8 @@ def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
         merged.append((size, row, e_row))
     if len(merged) > 2:
         return None
-    (_, a_row, e_row), (width, a_column, e_column) = [*[(1, 0, 0), (1, 1, 1)][: 2 - len(merged)], *merged]
+    width, a_column, e_column = merged.pop() if merged else (1, 1, 1)
+    _, a_row, e_row = merged.pop() if merged else (1, 0, 0)
     return Walk(actual.numel(), width, a_row, a_column, e_row, e_column)
 
 
@@ -211,7 +215,7 @@ def _float_numbers(actual: Tensor, expected: Enclosure, fmt: Format) -> list[flo
             PARTS=len(parts), SUMS=kernels.FLOAT_SUMS, MAXIMA=kernels.FLOAT_MAXIMA,
             FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
         )  # fmt: skip
-    return figures.tolist()  # type: ignore[no-any-return]
+    return figures.tolist()
 
 
 def _integer_numbers(actual: Tensor, expected: Tensor) -> list[float]:
@@ -230,7 +234,7 @@ def _integer_numbers(actual: Tensor, expected: Tensor) -> list[float]:
             columns, figures, actual, expected, 0, programs, *walk[1:],
             PARTS=1, SUMS=kernels.INTEGER_SUMS, MAXIMA=0, FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
         )  # fmt: skip
-    return figures.tolist()  # type: ignore[no-any-return]
+    return figures.tolist()
 
 
 def _options(launch: Launch) -> dict[str, Any]:

@@ -46,11 +46,12 @@ class _Strays(NamedTuple):
 def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     """Statistics of `actual`, which is not empty; see `harness.verify.compare.compare`."""
     a = actual.to(torch.float64)
-    e = Enclosure(expected.parts.expand(len(expected.parts), *a.shape))
+    e = expected[(None,) * (a.ndim - len(expected.shape))]
+    e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
     decided, budget_ratio = _freedom(a, e) if len(e.parts) == 4 else (a.numel(), 0.0)
     strays = _strays(a, e, fmt)
     index = unravel(strays.worst, a.shape)
-    known = e.parts[(slice(None), *index)].tolist()
+    known = e[index].parts.tolist()
     exact, value, lo, hi = (known + known[-1:] * 3)[:4]
     return Comparison(
         numel=a.numel(),
