@@ -36,7 +36,7 @@ def faithful_interpreter() -> None:
 # The same figures
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(comparisons())
 def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, Format]) -> None:
     actual, expected, fmt = drawn
@@ -98,10 +98,9 @@ def test_special_integers_agree(expected: torch.dtype, flat: bool) -> None:
     assert compare_selftest.differences(Sort(CPU, torch.int64, expected, flat)) == []
 
 
-@pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
-def test_special_values_agree(dtype: torch.dtype, flat: bool) -> None:
-    assert compare_selftest.differences(Sort(CPU, dtype, 4, flat)) == []
+def test_special_values_agree(dtype: torch.dtype) -> None:
+    assert compare_selftest.differences(Sort(CPU, dtype, 4, dtype.itemsize > 1)) == []
 
 
 def test_the_kernels_know_the_bins_of_the_histogram() -> None:

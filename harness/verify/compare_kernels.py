@@ -12,12 +12,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from harness.result import NEAR
+from harness.verify.torch_compare import FARTHEST
+
 # The order of the columns that a program of `float_statistics` and of `integer_statistics` writes, and `finish` reads.
 FLOAT_SUMS = 13
 FLOAT_MAXIMA = 3
 INTEGER_SUMS = 8
 
-_FARTHEST = tl.constexpr(2.0**40)
+_FARTHEST = tl.constexpr(FARTHEST)
+_NEAR = tl.constexpr(float(NEAR))
 _SHAPE = ("numel", "blocks", "width", "a_row", "a_column", "e_row", "e_column")
 _FORMAT = ("dropped", "least", "shift", "limit", "signed_limit")
 
@@ -52,8 +56,20 @@ def _same_class(x, y):
 @triton.jit
 def _per_spacing(x, dropped, least):
     """1 / distance between neighbours around x, which is finite; powers of two, so that multiplying by it divides."""
-    exponent = tl.maximum((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF, least)
-    return ((2046 + 52 - dropped - exponent) << 52).to(tl.float64, bitcast=True)
+    high = (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+    exponent = tl.maximum((high >> 20) & 0x7FF, least)
+    return (((2046 + 52 - dropped - exponent) << 20).to(tl.int64) << 32).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _any(condition):
+    return tl.max(condition.to(tl.int32)) > 0
+
+
+@triton.jit
+def _count(condition):
+    """How many in each row."""
+    return tl.sum(condition.to(tl.int32), 1)
 
 
 @triton.jit
@@ -77,25 +93,26 @@ def float_statistics(
     dropped, least, shift, limit, signed_limit,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    lanes = tl.arange(0, BLOCK)
-    undecided = tl.zeros([BLOCK], tl.int32)
-    mismatches = tl.zeros([BLOCK], tl.int32)
-    outsides = tl.zeros([BLOCK], tl.int32)
-    specials = tl.zeros([BLOCK], tl.int32)
-    far = tl.zeros([BLOCK], tl.int32)
-    beyond_0 = tl.zeros([BLOCK], tl.int32)
-    beyond_1 = tl.zeros([BLOCK], tl.int32)
-    beyond_2 = tl.zeros([BLOCK], tl.int32)
-    beyond_4 = tl.zeros([BLOCK], tl.int32)
-    beyond_16 = tl.zeros([BLOCK], tl.int32)
-    squared_error = tl.zeros([BLOCK], tl.float64)
-    squared_exact = tl.zeros([BLOCK], tl.float64)
-    bias_sum = tl.zeros([BLOCK], tl.float64)
-    max_error = tl.zeros([BLOCK], tl.float64)
-    max_ulp = tl.zeros([BLOCK], tl.float64)
-    max_ratio = tl.zeros([BLOCK], tl.float64)
-    worst = tl.zeros([BLOCK], tl.float64)
-    worst_block = tl.zeros([BLOCK], tl.int32)
+    rows = tl.arange(0, BLOCK // 2)
+    lanes = rows[:, None] * 2 + tl.arange(0, 2)[None, :]  # two neighbours in one thread: an accumulator for both
+    undecided = tl.zeros([BLOCK // 2], tl.int32)
+    mismatches = tl.zeros([BLOCK // 2], tl.int32)
+    outsides = tl.zeros([BLOCK // 2], tl.int32)
+    specials = tl.zeros([BLOCK // 2], tl.int32)
+    far = tl.zeros([BLOCK // 2], tl.int32)
+    beyond_0 = tl.zeros([BLOCK // 2], tl.int32)
+    beyond_1 = tl.zeros([BLOCK // 2], tl.int32)
+    beyond_2 = tl.zeros([BLOCK // 2], tl.int32)
+    beyond_4 = tl.zeros([BLOCK // 2], tl.int32)
+    beyond_16 = tl.zeros([BLOCK // 2], tl.int32)
+    squared_error = tl.zeros([BLOCK // 2], tl.float64)
+    squared_exact = tl.zeros([BLOCK // 2], tl.float64)
+    bias_sum = tl.zeros([BLOCK // 2], tl.float64)
+    max_error = tl.zeros([BLOCK // 2], tl.float64)
+    max_ulp = tl.zeros([BLOCK // 2], tl.float64)
+    worst = tl.zeros([BLOCK // 2], tl.float64)
+    worst_at = tl.zeros([BLOCK // 2], tl.int64)
+    max_ratio = tl.sum(tl.zeros([BLOCK // 2], tl.float64), 0)
     for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
         start = block.to(tl.int64) * BLOCK
         there = start + lanes < numel
@@ -106,48 +123,58 @@ def float_statistics(
         value = exact
         if PARTS > 1:
             value = tl.load(e_at + part, there, other=0.0)
-
-        finite = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
-        error = tl.where(finite, a - exact, 0.0)
-        reference = tl.where(finite, exact, 0.0)
-        squared_error += error * error
-        squared_exact += reference * reference
-        max_error = tl.where(tl.abs(error) > max_error, tl.abs(error), max_error)
-        inward = tl.where(finite, (tl.abs(a) - tl.abs(exact)) * _per_spacing(reference, dropped, least), 0.0)
-        near = finite & (tl.abs(inward) <= 16.0)
-        bias_sum += inward * tl.where(near, 1.0, 0.0)
-        far += tl.where(near, 0, 1)
-
-        mismatched = (a != value) & ((a == a) | (value == value))
-        outside = mismatched
         lo = value
         hi = value
         if PARTS == 4:
             lo = tl.load(e_at + part + part, there, other=0.0)
             hi = tl.load(e_at + part + part + part, there, other=0.0)
+
+        finite = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
+        error = tl.where(finite, a - exact, 0.0)
+        reference = tl.where(finite, exact, 0.0)
+        squared_error += tl.sum(error * error, 1)
+        squared_exact += tl.sum(reference * reference, 1)
+        top = tl.max(tl.abs(error), 1)
+        max_error = tl.where(top > max_error, top, max_error)
+        inward = tl.where(finite, (tl.abs(a) - tl.abs(exact)) * _per_spacing(reference, dropped, least), 0.0)
+        near = finite & (tl.abs(inward) <= _NEAR)
+        bias_sum += tl.sum(inward * tl.where(near, 1.0, 0.0), 1)
+        far += _count(~near)
+
+        mismatched = (a != value) & ((a == a) | (value == value))
+        outside = mismatched
+        if PARTS == 4:
             outside = _is_outside(a, lo, hi)
-            undecided += tl.where((lo != hi) & (lo == lo), 1, 0)
+            undecided += _count((lo != hi) & (lo == lo))
             radius = (hi - lo) * 0.5
+            away = tl.abs(a - (lo + radius))
             free = finite & (radius > 0) & (radius < float("inf"))
-            ratio = tl.where(free, tl.abs(a - (lo + radius)) / tl.where(free, radius, 1.0), 0.0)
-            max_ratio = tl.where(ratio > max_ratio, ratio, max_ratio)
-        if tl.max((mismatched | outside).to(tl.int32), 0) > 0:
-            mismatches += mismatched.to(tl.int32)
-            outsides += outside.to(tl.int32)
-            specials += (outside & ~_same_class(a, lo) & _same_class(lo, hi)).to(tl.int32)
+            # Whether away / radius is more than any before: the sign of an FMA is exact unless it underflows.
+            more = tl.fma(tl.zeros_like(radius) - max_ratio, radius, away) > 0
+            more |= (away > 0) & (away < 2.0**-900)
+            if _any(free & more):
+                ratio = tl.max(tl.where(free, away / tl.where(free, radius, 1.0), 0.0))
+                max_ratio = tl.where(ratio > max_ratio, ratio, max_ratio)
+        if _any(mismatched | outside):
+            mismatches += _count(mismatched)
+            outsides += _count(outside)
+            specials += _count(outside & ~_same_class(a, lo) & _same_class(lo, hi))
             apart = _position(a, dropped, least, shift, limit, signed_limit) - _position(
                 value, dropped, least, shift, limit, signed_limit
             )
             distance = tl.where((a != a) != (value != value), float("inf"), tl.abs(apart).to(tl.float64))
-            beyond_0 += (distance > 0).to(tl.int32)
-            beyond_1 += (distance > 1).to(tl.int32)
-            beyond_2 += (distance > 2).to(tl.int32)
-            beyond_4 += (distance > 4).to(tl.int32)
-            beyond_16 += (distance > 16).to(tl.int32)
-            max_ulp = tl.where(distance > max_ulp, distance, max_ulp)
+            beyond_0 += _count(distance > 0)
+            beyond_1 += _count(distance > 1)
+            beyond_2 += _count(distance > 2)
+            beyond_4 += _count(distance > 4)
+            beyond_16 += _count(distance > 16)
+            farthest = tl.max(distance, 1)
+            max_ulp = tl.where(farthest > max_ulp, farthest, max_ulp)
             severity = tl.where(distance > _FARTHEST, _FARTHEST, distance) + tl.where(outside, 2 * _FARTHEST, 0.0)
-            worst_block = tl.where(severity > worst, block, worst_block)
-            worst = tl.where(severity > worst, severity, worst)
+            top = tl.max(severity, 1)
+            first = tl.min(tl.where(severity == top[:, None], lanes, BLOCK), 1)
+            worst_at = tl.where(top > worst, start + first, worst_at)
+            worst = tl.where(top > worst, top, worst)
     into = columns_ptr + tl.program_id(0)
     step = tl.num_programs(0)
     tl.store(into, tl.sum(undecided, 0).to(tl.float64))
@@ -165,8 +192,8 @@ def float_statistics(
     tl.store(into + 12 * step, tl.sum(bias_sum, 0))
     tl.store(into + 13 * step, tl.max(max_error, 0))
     tl.store(into + 14 * step, tl.max(max_ulp, 0))
-    tl.store(into + 15 * step, tl.max(max_ratio, 0))
-    _store_worst(into + 16 * step, step, worst, worst_block.to(tl.int64) * BLOCK + lanes)
+    tl.store(into + 15 * step, max_ratio)
+    _store_worst(into + 16 * step, step, worst, worst_at)
 
 
 @triton.jit(do_not_specialize=_SHAPE)

@@ -92,8 +92,16 @@ def specials(dtype: torch.dtype, parts: int) -> tuple[Tensor, Enclosure]:
 def _of_floats(sort: Sort) -> Iterator[str]:
     assert isinstance(sort.expected, int)
     a, e = specials(sort.actual, sort.expected)
-    moderate = torch.isfinite(e.exact) & (e.exact.abs() < 2.0**20) & (a.double().abs() < 2.0**20)
-    for which, chosen in (("all", torch.ones_like(moderate)), ("moderate", moderate)):
+    x = a.to(torch.float64)
+    moderate = (torch.stack([x, e.exact, e.value]).abs() < 2.0**20).all(0)
+    allowed = moderate & ~torch_compare.outside_mask(a, e)
+    sets = {
+        "all": torch.ones_like(moderate),
+        "moderate": moderate,
+        "negative": moderate & (x < e.exact),
+        "allowed": allowed,
+    }
+    for which, chosen in sets.items():
         actual, parts = _laid_out(a[chosen], sort.flat), _laid_out(e.parts[:, chosen], sort.flat)
         actual, expected = actual.to(sort.device), Enclosure(parts.to(sort.device))
         for fmt in TESTED:

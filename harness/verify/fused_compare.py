@@ -35,7 +35,7 @@ class Launch(NamedTuple):
     stages: int
 
 
-STATISTICS = Launch(block=512, programs=1056, warps=4, stages=1)
+STATISTICS = Launch(block=256, programs=1056, warps=4, stages=1)
 COUNT = Launch(block=1024, programs=2112, warps=4, stages=1)
 FINISH = Launch(block=1024, programs=1, warps=4, stages=1)
 

@@ -209,6 +209,7 @@ def _ulp_distance(a: Tensor, value: Tensor, fmt: Format) -> Tensor:
     """Distance on the grid of `fmt`, as fp64; 0 for two NaN, inf for one."""
     both = torch.stack((a, value))
     nan = torch.isnan(both)
-    positions = ordinals(round_to(both.masked_fill(nan, 0.0), fmt), fmt)
+    rounded = round_to(both.masked_fill(nan, 0.0), fmt)
+    positions = ordinals(rounded.masked_fill(torch.isnan(rounded), torch.inf), fmt)  # what overflows to NaN
     distance = (positions[0] - positions[1]).abs().to(torch.float64)
     return torch.where(nan[0] == nan[1], distance, torch.inf)
