@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -146,10 +147,20 @@ def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> N
 # Trust
 
 
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing tested yet, and one format to test."""
+    monkeypatch.setattr(compare_selftest, "TESTED", (BF16,))
+    compare_selftest._tested.cache_clear()
+    yield
+    compare_selftest._tested.cache_clear()
+
+
 def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
     return Sort(CPU, dtype, 4, True)
 
 
+@pytest.mark.usefixtures("untested")
 def test_kernels_that_are_wrong_are_not_used_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     right = fused_compare.compare
 
@@ -158,24 +169,22 @@ def test_kernels_that_are_wrong_are_not_used_and_said_once(monkeypatch: pytest.M
         return replace(found, special=found.special + 1)
 
     monkeypatch.setattr(fused_compare, "compare", wrong)
-    compare_selftest._tested.cache_clear()
     with pytest.warns(RuntimeWarning, match="do not agree with torch") as said:
         assert [compare_selftest._tested(sort()) for _ in range(3)] == [False] * 3
     assert len(said) == 1
-    compare_selftest._tested.cache_clear()
 
 
+@pytest.mark.usefixtures("untested")
 def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def raising(*_: object) -> Comparison:
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(fused_compare, "compare", raising)
-    compare_selftest._tested.cache_clear()
     with pytest.warns(RuntimeWarning, match="no such instruction"):
         assert not compare_selftest._tested(sort())
-    compare_selftest._tested.cache_clear()
 
 
+@pytest.mark.usefixtures("untested")
 def test_right_kernels_are_trusted_in_silence_but_not_interpreted_ones() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
