@@ -49,9 +49,9 @@ def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, F
 
 
 def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1, 1))
-    monkeypatch.setattr(fused_compare, "COUNT", Launch(32, 3, 1, 1))
-    monkeypatch.setattr(fused_compare, "FINISH", Launch(2, 1, 1, 1))
+    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "COUNT", Launch(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "FINISH", Launch(2, 1, 1))
     actual, expected = compare_selftest.specials(torch.bfloat16, 4)
     for start in (0, 100, 300):  # the worst elements are in other programs
         a, e = actual[start:], expected[slice(start, None),]
@@ -61,7 +61,7 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("at", [(3, 40), (40, 3), (95, 96), (0, 99)])
 def test_of_equally_bad_elements_the_first_is_worst(at: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1, 1))
+    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
     actual = torch.zeros(100)
     actual[list(at)] = 1.0
     for module in (fused_compare, torch_compare):
@@ -102,6 +102,13 @@ def test_special_integers_agree(expected: torch.dtype, flat: bool) -> None:
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
 def test_special_values_agree(dtype: torch.dtype) -> None:
     assert compare_selftest.differences(Sort(CPU, dtype, 4, dtype.itemsize > 1)) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
+def test_no_set_of_special_values_is_empty(dtype: torch.dtype, parts: int) -> None:
+    sets = compare_selftest.sets_of(*compare_selftest.specials(dtype, parts))
+    assert min(int(chosen.sum()) for chosen in sets.values()) > 10
 
 
 def test_the_kernels_know_the_bins_of_the_histogram() -> None:

@@ -91,7 +91,7 @@ def _position(x, dropped, least, shift, limit, signed_limit):
 def float_statistics(
     a_ptr, e_ptr, columns_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
     dropped, least, shift, limit, signed_limit,
-    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.arange(0, BLOCK // 2)
     lanes = rows[:, None] * 2 + tl.arange(0, 2)[None, :]  # two neighbours in one thread: an accumulator for both
@@ -113,7 +113,7 @@ def float_statistics(
     worst = tl.zeros([BLOCK // 2], tl.float64)
     worst_at = tl.zeros([BLOCK // 2], tl.int64)
     max_ratio = tl.sum(tl.zeros([BLOCK // 2], tl.float64), 0)
-    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         start = block.to(tl.int64) * BLOCK
         there = start + lanes < numel
         a = _as_fp64(tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there))
@@ -199,7 +199,7 @@ def float_statistics(
 @triton.jit(do_not_specialize=_SHAPE)
 def integer_statistics(
     a_ptr, e_ptr, columns_ptr, numel, blocks, width, a_row, a_column, e_row, e_column,
-    FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lanes = tl.arange(0, BLOCK)
     wrongs = tl.zeros([BLOCK], tl.int32)
@@ -212,7 +212,7 @@ def integer_statistics(
     squared_exact = tl.zeros([BLOCK], tl.float64)
     worst = tl.zeros([BLOCK], tl.float64)
     worst_block = tl.zeros([BLOCK], tl.int32)
-    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         start = block.to(tl.int64) * BLOCK
         there = start + lanes < numel
         a = tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there, other=0)
@@ -298,12 +298,12 @@ def finish(
 @triton.jit(do_not_specialize=_SHAPE)
 def count_outside(
     a_ptr, e_ptr, count_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
-    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds the elements outside to a counter; no part stands for an expected integer."""
     lanes = tl.arange(0, BLOCK)
     outsides = tl.zeros([BLOCK], tl.int32)
-    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0), num_stages=STAGES):
+    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         start = block.to(tl.int64) * BLOCK
         there = start + lanes < numel
         a = tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there)

@@ -86,22 +86,25 @@ def specials(dtype: torch.dtype, parts: int) -> tuple[Tensor, Enclosure]:
     ends = torch.stack([torch.minimum(value, other), torch.maximum(value, other)])
     ends = torch.where(kind % 3 == 0, value, ends)
     ends[:, kind == 1] = torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64)
-    return cast(a, dtype), Enclosure(torch.stack([exact, value, *ends])[:parts])
+    return cast(a, dtype), Enclosure(torch.stack([exact, value, *ends] if parts > 1 else [value])[:parts])
+
+
+def sets_of(a: Tensor, e: Enclosure) -> dict[str, Tensor]:
+    """Masks of the special values, such that an error in one figure is not hidden by what is infinite in another."""
+    x = a.to(torch.float64)
+    moderate = (torch.stack([x, e.exact, e.value]).abs() < 2.0**20).all(0)
+    return {
+        "all": torch.ones_like(moderate),
+        "moderate": moderate,
+        "negative": moderate & (x < e.exact),
+        "allowed": moderate & ~torch_compare.outside_mask(a, e),
+    }
 
 
 def _of_floats(sort: Sort) -> Iterator[str]:
     assert isinstance(sort.expected, int)
     a, e = specials(sort.actual, sort.expected)
-    x = a.to(torch.float64)
-    moderate = (torch.stack([x, e.exact, e.value]).abs() < 2.0**20).all(0)
-    allowed = moderate & ~torch_compare.outside_mask(a, e)
-    sets = {
-        "all": torch.ones_like(moderate),
-        "moderate": moderate,
-        "negative": moderate & (x < e.exact),
-        "allowed": allowed,
-    }
-    for which, chosen in sets.items():
+    for which, chosen in sets_of(a, e).items():
         actual, parts = _laid_out(a[chosen], sort.flat), _laid_out(e.parts[:, chosen], sort.flat)
         actual, expected = actual.to(sort.device), Enclosure(parts.to(sort.device))
         for fmt in TESTED:

@@ -27,17 +27,16 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 
 
 class Launch(NamedTuple):
-    """Elements in a block, the most programs, the warps of each, and how many blocks ahead it loads."""
+    """Elements in a block, the most programs, and the warps of each."""
 
     block: int
     programs: int
     warps: int
-    stages: int
 
 
-STATISTICS = Launch(block=256, programs=1056, warps=4, stages=1)
-COUNT = Launch(block=1024, programs=2112, warps=4, stages=1)
-FINISH = Launch(block=1024, programs=1, warps=4, stages=1)
+STATISTICS = Launch(block=64, programs=8448, warps=1)
+COUNT = Launch(block=512, programs=2112, warps=8)
+FINISH = Launch(block=1024, programs=1, warps=4)
 
 
 class Walk(NamedTuple):
@@ -192,7 +191,7 @@ def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
     with torch.cuda.device_of(actual):
         kernels.count_outside[(min(blocks, COUNT.programs),)](
             actual, e, count, e.stride(0) if parts else 0, walk.numel, blocks, *walk[1:],
-            PARTS=parts, FLAT=walk.flat, BLOCK=COUNT.block, STAGES=COUNT.stages, **_options(COUNT),
+            PARTS=parts, FLAT=walk.flat, BLOCK=COUNT.block, **_options(COUNT),
         )  # fmt: skip
     return int(count)
 
@@ -208,7 +207,7 @@ def _float_numbers(actual: Tensor, expected: Enclosure, fmt: Format) -> list[flo
     with torch.cuda.device_of(actual):
         kernels.float_statistics[(programs,)](
             actual, parts, columns, parts.stride(0), walk.numel, blocks, *walk[1:], *_format(fmt),
-            PARTS=len(parts), FLAT=walk.flat, BLOCK=STATISTICS.block, STAGES=STATISTICS.stages, **_options(STATISTICS),
+            PARTS=len(parts), FLAT=walk.flat, BLOCK=STATISTICS.block, **_options(STATISTICS),
         )  # fmt: skip
         kernels.finish[(kernels.FLOAT_SUMS + kernels.FLOAT_MAXIMA + 1,)](
             columns, figures, actual, parts, parts.stride(0), programs, *walk[1:],
@@ -228,7 +227,7 @@ def _integer_numbers(actual: Tensor, expected: Tensor) -> list[float]:
     with torch.cuda.device_of(actual):
         kernels.integer_statistics[(programs,)](
             actual, expected, columns, walk.numel, blocks, *walk[1:],
-            FLAT=walk.flat, BLOCK=STATISTICS.block, STAGES=STATISTICS.stages, **_options(STATISTICS),
+            FLAT=walk.flat, BLOCK=STATISTICS.block, **_options(STATISTICS),
         )  # fmt: skip
         kernels.finish[(kernels.INTEGER_SUMS + 1,)](
             columns, figures, actual, expected, 0, programs, *walk[1:],
