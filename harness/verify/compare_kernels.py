@@ -15,19 +15,18 @@ import triton.language as tl
 from harness.result import NEAR
 from harness.verify.torch_compare import FARTHEST
 
-# The order of the columns that a program of `float_statistics` and of `integer_statistics` writes, and `finish` reads.
+# Columns that a program of `float_statistics` writes before the worst element.
 FLOAT_SUMS = 13
 FLOAT_MAXIMA = 3
-INTEGER_SUMS = 8
 
 _FARTHEST = tl.constexpr(FARTHEST)
 _NEAR = tl.constexpr(float(NEAR))
-_SHAPE = ("numel", "blocks", "width", "a_row", "a_column", "e_row", "e_column")
+SHAPE = ("numel", "blocks", "width", "a_row", "a_column", "e_row", "e_column")
 _FORMAT = ("dropped", "least", "shift", "limit", "signed_limit")
 
 
 @triton.jit
-def _offsets(start, lanes, width, row, column, FLAT: tl.constexpr):
+def offsets(start, lanes, width, row, column, FLAT: tl.constexpr):
     if FLAT:
         return start + lanes
     across = start % width + lanes
@@ -35,14 +34,14 @@ def _offsets(start, lanes, width, row, column, FLAT: tl.constexpr):
 
 
 @triton.jit
-def _as_fp64(x):
+def as_fp64(x):
     if x.dtype.is_fp8():
         x = x.to(tl.float32)
     return x.to(tl.float64)
 
 
 @triton.jit
-def _is_outside(a, lo, hi):
+def is_outside(a, lo, hi):
     inside = ((a >= lo) & (a <= hi)) | ((lo != lo) & (a != a))
     return ~(inside | ((lo == float("-inf")) & (hi == float("inf"))))
 
@@ -87,7 +86,7 @@ def _position(x, dropped, least, shift, limit, signed_limit):
     return tl.where((x < 0) & (position < signed_limit), -position, position)
 
 
-@triton.jit(do_not_specialize=(*_SHAPE, *_FORMAT))
+@triton.jit(do_not_specialize=(*SHAPE, *_FORMAT))
 def float_statistics(
     a_ptr, e_ptr, columns_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
     dropped, least, shift, limit, signed_limit,
@@ -113,12 +112,12 @@ def float_statistics(
     worst = tl.zeros([BLOCK // 2], tl.float64)
     worst_at = tl.zeros([BLOCK // 2], tl.int64)
     max_ratio = tl.sum(tl.zeros([BLOCK // 2], tl.float64), 0)
-    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+    for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):
         start = block.to(tl.int64) * BLOCK
         there = start + lanes < numel
-        a = _as_fp64(tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there))
+        a = as_fp64(tl.load(a_ptr + offsets(start, lanes, width, a_row, a_column, FLAT), there))
         a = tl.where(there, a, 0.0)
-        e_at = e_ptr + _offsets(start, lanes, width, e_row, e_column, FLAT)
+        e_at = e_ptr + offsets(start, lanes, width, e_row, e_column, FLAT)
         exact = tl.load(e_at, there, other=0.0)
         value = exact
         if PARTS > 1:
@@ -144,7 +143,7 @@ def float_statistics(
         mismatched = (a != value) & ((a == a) | (value == value))
         outside = mismatched
         if PARTS == 4:
-            outside = _is_outside(a, lo, hi)
+            outside = is_outside(a, lo, hi)
             undecided += _count((lo != hi) & (lo == lo))
             radius = (hi - lo) * 0.5
             away = tl.abs(a - (lo + radius))
@@ -193,59 +192,11 @@ def float_statistics(
     tl.store(into + 13 * step, tl.max(max_error, 0))
     tl.store(into + 14 * step, tl.max(max_ulp, 0))
     tl.store(into + 15 * step, max_ratio)
-    _store_worst(into + 16 * step, step, worst, worst_at)
-
-
-@triton.jit(do_not_specialize=_SHAPE)
-def integer_statistics(
-    a_ptr, e_ptr, columns_ptr, numel, blocks, width, a_row, a_column, e_row, e_column,
-    FLAT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    lanes = tl.arange(0, BLOCK)
-    wrongs = tl.zeros([BLOCK], tl.int32)
-    beyond_0 = tl.zeros([BLOCK], tl.int32)
-    beyond_1 = tl.zeros([BLOCK], tl.int32)
-    beyond_2 = tl.zeros([BLOCK], tl.int32)
-    beyond_4 = tl.zeros([BLOCK], tl.int32)
-    beyond_16 = tl.zeros([BLOCK], tl.int32)
-    squared_error = tl.zeros([BLOCK], tl.float64)
-    squared_exact = tl.zeros([BLOCK], tl.float64)
-    worst = tl.zeros([BLOCK], tl.float64)
-    worst_block = tl.zeros([BLOCK], tl.int32)
-    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-        start = block.to(tl.int64) * BLOCK
-        there = start + lanes < numel
-        a = tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there, other=0)
-        e = tl.load(e_ptr + _offsets(start, lanes, width, e_row, e_column, FLAT), there, other=0)
-        wrong = a.to(tl.int64) != e.to(tl.int64)
-        value = e.to(tl.float64)
-        apart = tl.abs(a.to(tl.float64) - value)
-        distance = tl.where(wrong, tl.where(apart < 1.0, 1.0, apart), 0.0)
-        wrongs += wrong.to(tl.int32)
-        beyond_0 += (distance > 0).to(tl.int32)
-        beyond_1 += (distance > 1).to(tl.int32)
-        beyond_2 += (distance > 2).to(tl.int32)
-        beyond_4 += (distance > 4).to(tl.int32)
-        beyond_16 += (distance > 16).to(tl.int32)
-        squared_error += distance * distance
-        squared_exact += value * value
-        worst_block = tl.where(distance > worst, block, worst_block)
-        worst = tl.where(distance > worst, distance, worst)
-    into = columns_ptr + tl.program_id(0)
-    step = tl.num_programs(0)
-    tl.store(into, tl.sum(wrongs, 0).to(tl.float64))
-    tl.store(into + step, tl.sum(beyond_0, 0).to(tl.float64))
-    tl.store(into + 2 * step, tl.sum(beyond_1, 0).to(tl.float64))
-    tl.store(into + 3 * step, tl.sum(beyond_2, 0).to(tl.float64))
-    tl.store(into + 4 * step, tl.sum(beyond_4, 0).to(tl.float64))
-    tl.store(into + 5 * step, tl.sum(beyond_16, 0).to(tl.float64))
-    tl.store(into + 6 * step, tl.sum(squared_error, 0))
-    tl.store(into + 7 * step, tl.sum(squared_exact, 0))
-    _store_worst(into + 8 * step, step, worst, worst_block.to(tl.int64) * BLOCK + lanes)
+    store_worst(into + 16 * step, step, worst, worst_at)
 
 
 @triton.jit
-def _store_worst(into, step, worst, position):
+def store_worst(into, step, worst, position):
     top = tl.max(worst, 0)
     first = tl.min(tl.where(worst == top, position, 0x7FFFFFFFFFFFFFFF), 0)
     tl.store(into, top)
@@ -287,38 +238,9 @@ def finish(
         into = figures_ptr + column
         tl.store(into, worst.to(tl.float64))
         tl.store(into + 1, top)
-        tl.store(into + 2, _as_fp64(tl.load(a_ptr + _offsets(worst, 0, width, a_row, a_column, FLAT))))
-        e_at = e_ptr + _offsets(worst, 0, width, e_row, e_column, FLAT)
-        tl.store(into + 3, _as_fp64(tl.load(e_at)))
+        tl.store(into + 2, as_fp64(tl.load(a_ptr + offsets(worst, 0, width, a_row, a_column, FLAT))))
+        e_at = e_ptr + offsets(worst, 0, width, e_row, e_column, FLAT)
+        tl.store(into + 3, as_fp64(tl.load(e_at)))
         for i in tl.static_range(1, PARTS):
             e_at += part
             tl.store(into + 3 + i, tl.load(e_at))
-
-
-@triton.jit(do_not_specialize=_SHAPE)
-def count_outside(
-    a_ptr, e_ptr, count_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
-    PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Adds the elements outside to a counter; no part stands for an expected integer."""
-    lanes = tl.arange(0, BLOCK)
-    outsides = tl.zeros([BLOCK], tl.int32)
-    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-        start = block.to(tl.int64) * BLOCK
-        there = start + lanes < numel
-        a = tl.load(a_ptr + _offsets(start, lanes, width, a_row, a_column, FLAT), there)
-        e_at = e_ptr + _offsets(start, lanes, width, e_row, e_column, FLAT)
-        if PARTS == 0:
-            outside = a.to(tl.int64) != tl.load(e_at, there).to(tl.int64)
-        else:
-            if PARTS > 1:
-                e_at += part
-            if PARTS == 4:
-                e_at += part
-            lo = tl.load(e_at, there)
-            hi = lo
-            if PARTS == 4:
-                hi = tl.load(e_at + part, there)
-            outside = _is_outside(_as_fp64(a), lo, hi)
-        outsides += (outside & there).to(tl.int32)
-    tl.atomic_add(count_ptr, tl.sum(outsides, 0).to(tl.int64))

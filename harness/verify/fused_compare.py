@@ -18,6 +18,7 @@ from harness.numerics import Enclosure, Format
 from harness.numerics.formats import ordinals
 from harness.result import Comparison, Worst
 from harness.verify import compare_kernels as kernels
+from harness.verify import compare_plain_kernels as plain_kernels
 from harness.verify.torch_compare import FARTHEST, unravel
 
 FLOATS = frozenset(
@@ -189,7 +190,7 @@ def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
     count = torch.zeros(1, dtype=torch.int64, device=actual.device)
     blocks = -(-walk.numel // COUNT.block)
     with torch.cuda.device_of(actual):
-        kernels.count_outside[(min(blocks, COUNT.programs),)](
+        plain_kernels.count_outside[(min(blocks, COUNT.programs),)](
             actual, e, count, e.stride(0) if parts else 0, walk.numel, blocks, *walk[1:],
             PARTS=parts, FLAT=walk.flat, BLOCK=COUNT.block, **_options(COUNT),
         )  # fmt: skip
@@ -225,13 +226,13 @@ def _integer_numbers(actual: Tensor, expected: Tensor) -> list[float]:
     room = torch.empty(size + (size - 2) * programs, dtype=torch.float64, device=actual.device)
     figures, columns = room[:size], room[size:]
     with torch.cuda.device_of(actual):
-        kernels.integer_statistics[(programs,)](
+        plain_kernels.integer_statistics[(programs,)](
             actual, expected, columns, walk.numel, blocks, *walk[1:],
             FLAT=walk.flat, BLOCK=STATISTICS.block, **_options(STATISTICS),
         )  # fmt: skip
-        kernels.finish[(kernels.INTEGER_SUMS + 1,)](
+        kernels.finish[(plain_kernels.INTEGER_SUMS + 1,)](
             columns, figures, actual, expected, 0, programs, *walk[1:],
-            PARTS=1, SUMS=kernels.INTEGER_SUMS, MAXIMA=0, FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
+            PARTS=1, SUMS=plain_kernels.INTEGER_SUMS, MAXIMA=0, FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
         )  # fmt: skip
     return figures.tolist()
 
