@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.numerics import Enclosure
-from harness.numerics.formats import BF16, E4M3, FP16, FP32, Format
+from harness.numerics.formats import BF16, E4M3, FORMATS, FP16, FP32, Format
 from harness.result import ULP_BINS, Comparison
-from harness.verify.compare import compare, outside_mask
+from harness.verify.compare import compare, outside_count, outside_mask
+from tests import whole_compare
+from tests.comparisons import comparisons
 
 INF, NAN = math.inf, math.nan
 ULP = 2.0**-7  # of bf16 in [1, 2)
@@ -315,3 +318,27 @@ def test_a_scalar() -> None:
     comparison = compare(torch.tensor(2.0), Enclosure.point(torch.tensor(1.0)), FP32)
     assert comparison.worst is not None
     assert (comparison.numel, comparison.worst.index) == (1, ())
+
+
+# Every statistic at once
+
+
+@settings(max_examples=250)
+@given(comparisons(list(FORMATS.values())))
+def test_all_figures_are_bit_for_bit_those_of_whole_tensors(drawn: tuple[Tensor, Enclosure, Format]) -> None:
+    actual, expected, fmt = drawn
+    found, whole = compare(actual, expected, fmt), whole_compare.compare(actual, expected, fmt)
+    assert repr(found) == repr(whole)
+    mask = whole_compare.outside_mask(actual, expected)
+    assert torch.equal(outside_mask(actual, expected), mask)
+    assert outside_count(actual, expected) == found.outside == int(mask.sum())
+
+
+def test_the_number_outside_of_nothing() -> None:
+    assert outside_count(torch.zeros(0, 8), Enclosure.point(torch.zeros(0, 8))) == 0
+
+
+def test_a_comparison_on_the_cpu_does_not_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "harness.verify.fused_compare", None)
+    monkeypatch.setitem(sys.modules, "harness.verify.compare_selftest", None)
+    assert compare(tensor(1.0), points(1.0), FP32).numel == 1

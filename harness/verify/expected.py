@@ -12,7 +12,7 @@ from harness.numerics import Enclosure, Format, Premises, Sum, format_of, using
 from harness.numerics.formats import Integers
 from harness.result import Comparison
 from harness.timing import REFERENCES, timed
-from harness.verify.compare import compare, compare_integers, outside_mask
+from harness.verify.compare import compare, compare_integers, outside_count, outside_mask
 
 
 class Expected(ABC):
@@ -43,6 +43,10 @@ class Expected(ABC):
     @abstractmethod
     def outside(self, actual: Tensor) -> Tensor:
         """Which elements of `actual` cannot be, as a mask of its shape."""
+
+    @abstractmethod
+    def count_outside(self, actual: Tensor) -> int:
+        """How many these are."""
 
     @abstractmethod
     def same(self, other: Expected) -> bool:
@@ -83,6 +87,9 @@ class Numbers(Expected):
     def outside(self, actual: Tensor) -> Tensor:
         return outside_mask(actual, self.enclosure)
 
+    def count_outside(self, actual: Tensor) -> int:
+        return outside_count(actual, self.enclosure)
+
     def same(self, other: Expected) -> bool:
         if not isinstance(other, Numbers):
             return False
@@ -119,6 +126,9 @@ class Exact(Expected):
 
     def outside(self, actual: Tensor) -> Tensor:
         return outside_mask(actual, self.values)
+
+    def count_outside(self, actual: Tensor) -> int:
+        return outside_count(actual, self.values)
 
     def same(self, other: Expected) -> bool:
         return isinstance(other, Exact) and torch.equal(self.values, other.values)
@@ -166,6 +176,9 @@ class RowSum(Expected):
 
     def outside(self, actual: Tensor) -> Tensor:
         return self.finished.outside(actual)
+
+    def count_outside(self, actual: Tensor) -> int:
+        return self.finished.count_outside(actual)
 
     def same(self, other: Expected) -> bool:
         return self.finished.same(other.finished)

@@ -97,7 +97,7 @@ class Observation:
 
     def count_outside(self, trace: Trace) -> int:
         """How many elements cannot be."""
-        return sum(int(mask.sum()) for mask in self.outside(trace).values())
+        return sum(e.count_outside(self.actual[name]) for name, e in self.expected(trace).items())
 
     def compare(self, trace: Trace) -> dict[str, Comparison]:
         """Stage → statistics; the index of the worst element is one of the whole tensor."""

@@ -1,0 +1,134 @@
+"""Whether the kernels of `fused_compare` agree with the definition on a device, tested at first use."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import triton
+from torch import Tensor
+
+from harness.numerics import Enclosure
+from harness.numerics.formats import FORMATS, FP64, cast
+from harness.result import NEAR, Comparison
+from harness.verify import fused_compare, torch_compare
+from harness.verify.fused_compare import Sort
+
+TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
+
+
+def trusted(sort: Sort | None) -> bool:
+    """Whether the kernels for these tensors may be used: compiled for a GPU, and found to agree with torch."""
+    return sort is not None and not triton.knobs.runtime.interpret and _tested(sort)
+
+
+@functools.cache
+def _tested(sort: Sort) -> bool:
+    try:
+        wrong = differences(sort)
+    except Exception as error:
+        wrong = [f"{type(error).__name__}: {error}"]
+    if wrong:
+        warnings.warn(
+            f"the kernels that compare {sort.actual} on {sort.device} do not agree with torch, "
+            f"which is used instead and is slower: {wrong[0]}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return not wrong
+
+
+def differences(sort: Sort) -> list[str]:
+    """A sentence for every comparison of special values that the kernels and torch see differently."""
+    return list(_of_floats(sort) if isinstance(sort.expected, int) else _of_integers(sort, sort.expected))
+
+
+def agree(fused: Comparison, defined: Comparison) -> bool:
+    """Whether all figures are the same, but for the rounding errors of sums in another order.
+
+    A sum of n terms of fp64 has an error of at most (n - 1) 2^-53 times the sum of their magnitudes, to first order.
+    """
+    error = 2 * defined.numel * 2.0**-53
+    sums = (
+        (fused.squared_error, defined.squared_error, error * defined.squared_error),
+        (fused.squared_exact, defined.squared_exact, error * defined.squared_exact),
+        (fused.bias_sum, defined.bias_sum, error * NEAR * defined.bias_count),
+    )
+    if not all(repr(a) == repr(b) or abs(a - b) <= bound < math.inf for a, b, bound in sums):
+        return False
+    rest = (replace(c, squared_error=0.0, squared_exact=0.0, bias_sum=0.0) for c in (fused, defined))
+    return repr(next(rest)) == repr(next(rest))  # NaN and signs of zeros included
+
+
+def corners() -> Tensor:
+    """Numbers of fp64 of both signs where formats begin, end and are halfway between neighbours, inf and NaN."""
+    found = [0.0, math.inf, math.nan, 5e-324, 2.0**-1000, 2.0**1000, 3.0, 1e30]
+    for fmt in TESTED:
+        last = fmt.max * fmt.epsilon / 2
+        found += [fmt.quantum * x for x in (0.5, 1.0, 1.5, 2.5)]
+        found += [2.0**fmt.min_exponent, 2.0**fmt.min_exponent - fmt.quantum / 2, fmt.max, fmt.max + last / 2]
+        found += [1 + fmt.epsilon * x for x in (0.5, 1.0, 1.5, 3.0, 16.0, 40.0)]
+    positive = torch.tensor(found, dtype=torch.float64)
+    return torch.cat([positive, -positive])
+
+
+def specials(dtype: torch.dtype, parts: int) -> tuple[Tensor, Enclosure]:
+    """Actual values of `dtype` and what is expected of them: corners against corners, free, decided and unknown."""
+    x = corners()
+    shifts = (0, 1, 2, 7, len(x) // 2, len(x) - 1)
+    a = x.repeat(len(shifts))
+    value, exact, other = (torch.cat([x.roll(s * k + (k > 1)) for s in shifts]) for k in (1, 2, 3))
+    kind = torch.arange(len(a)) % 7
+    ends = torch.stack([torch.minimum(value, other), torch.maximum(value, other)])
+    ends = torch.where(kind % 3 == 0, value, ends)
+    ends[:, kind == 1] = torch.tensor([[-math.inf], [math.inf]], dtype=torch.float64)
+    return cast(a, dtype), Enclosure(torch.stack([exact, value, *ends] if parts > 1 else [value])[:parts])
+
+
+def sets_of(a: Tensor, e: Enclosure) -> dict[str, Tensor]:
+    """Masks of the special values, such that an error in one figure is not hidden by what is infinite in another."""
+    x = a.to(torch.float64)
+    moderate = (torch.stack([x, e.exact, e.value]).abs() < 2.0**20).all(0)
+    return {
+        "all": torch.ones_like(moderate),
+        "moderate": moderate,
+        "negative": moderate & (x < e.exact),
+        "allowed": moderate & ~torch_compare.outside_mask(a, e),
+    }
+
+
+def _of_floats(sort: Sort) -> Iterator[str]:
+    assert isinstance(sort.expected, int)
+    a, e = specials(sort.actual, sort.expected)
+    for which, chosen in sets_of(a, e).items():
+        actual, parts = _laid_out(a[chosen], sort.flat), _laid_out(e.parts[:, chosen], sort.flat)
+        actual, expected = actual.to(sort.device), Enclosure(parts.to(sort.device))
+        for fmt in TESTED:
+            fused, defined = (m.compare(actual, expected, fmt) for m in (fused_compare, torch_compare))
+            if not agree(fused, defined):
+                yield f"{which} special values in {fmt.name}: {fused} instead of {defined}"
+        if fused_compare.outside_count(actual, expected) != torch_compare.outside_count(actual, expected):
+            yield f"the number outside among {which} special values"
+
+
+def _of_integers(sort: Sort, dtype: torch.dtype) -> Iterator[str]:
+    edges = torch.tensor([0, 1, -1, 2, 3, 5, 16, 17, 127, -128, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)])
+    actual = _laid_out(edges.repeat(4).to(sort.actual), sort.flat).to(sort.device)
+    expected = _laid_out(torch.cat([edges.roll(k) for k in range(4)]).to(dtype), sort.flat).to(sort.device)
+    fused, defined = (m.compare_integers(actual, expected) for m in (fused_compare, torch_compare))
+    if not agree(fused, defined):
+        yield f"special integers: {fused} instead of {defined}"
+    if fused_compare.outside_count(actual, expected) != torch_compare.outside_count(actual, expected):
+        yield "the number outside among special integers"
+
+
+def _laid_out(x: Tensor, flat: bool) -> Tensor:
+    """As it is, or in two dimensions of which the first is the nearer one in memory."""
+    if flat:
+        return x
+    even: Tensor = x[..., : x.shape[-1] // 2 * 2].unflatten(-1, (2, -1))
+    return even.transpose(-1, -2).contiguous().transpose(-1, -2)

@@ -1,0 +1,215 @@
+"""Every statistic of a comparison in torch: the definition, and what is used wherever no fused kernel is.
+
+What is rare is computed where it happens: distances of elements that differ, ratios of those with freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.numerics import Enclosure, Format, round_to
+from harness.numerics.formats import ordinals
+from harness.result import NEAR, ULP_BINS, Comparison, Worst
+
+FARTHEST = 2.0**40
+"""More than any distance in ulp of a format of 32 bits; an infinite distance counts as this."""
+
+_EXPONENT = 0x7FF << 52
+
+
+class _Errors(NamedTuple):
+    """Against the exact part, over elements that are finite on both sides."""
+
+    squared_error: float
+    squared_exact: float
+    bias_sum: float
+    bias_count: int
+    max_error: float
+
+
+class _Strays(NamedTuple):
+    """Of the elements that are not the contract's value or that it forbids; every other one is at 0 ulp."""
+
+    mismatched: int = 0
+    outside: int = 0
+    special: int = 0
+    max_ulp: float = 0.0
+    histogram: tuple[int, ...] = (0,) * (len(ULP_BINS) + 1)
+    worst: int = 0
+    worst_ulp: float = 0.0
+
+
+def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
+    """Statistics of `actual`, which is not empty; see `harness.verify.compare.compare`."""
+    a = actual.to(torch.float64)
+    e = expected[(None,) * (a.ndim - len(expected.shape))]
+    e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
+    decided, budget_ratio = _freedom(a, e) if len(e.parts) == 4 else (a.numel(), 0.0)
+    strays = _strays(a, e, fmt)
+    index = unravel(strays.worst, a.shape)
+    known = e[index].parts.tolist()
+    exact, value, lo, hi = (known + known[-1:] * 3)[:4]
+    return Comparison(
+        numel=a.numel(),
+        decided=decided,
+        mismatched=strays.mismatched,
+        outside=strays.outside,
+        special=strays.special,
+        **_errors(a, e.exact, fmt)._asdict(),
+        max_ulp=strays.max_ulp,
+        ulp_histogram=(a.numel() - sum(strays.histogram[1:]), *strays.histogram[1:]),
+        budget_ratio=budget_ratio,
+        worst=Worst(index, float(a[index]), value, exact, lo, hi, strays.worst_ulp),
+    )
+
+
+def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
+    """Statistics of `actual`, which is not empty; see `harness.verify.compare.compare_integers`."""
+    wrong = actual != expected  # in integers: fp64 does not hold all of int64
+    a, value = actual.to(torch.float64), expected.expand(actual.shape).to(torch.float64)
+    distance = torch.where(wrong, (a - value).abs().clamp(min=1.0), 0.0)
+    at = int(distance.argmax())
+    first, second, farthest = (float(t.reshape(-1)[at]) for t in (a, value, distance))
+    return Comparison(
+        numel=a.numel(),
+        decided=a.numel(),
+        mismatched=(count := int(wrong.count_nonzero())),
+        outside=count,
+        squared_error=float(distance.square().sum()),
+        squared_exact=float(value.square().sum()),
+        max_error=farthest,
+        max_ulp=farthest,
+        ulp_histogram=_histogram(distance),
+        worst=Worst(unravel(at, a.shape), first, second, second, second, second, farthest),
+    )
+
+
+def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
+    """Elements that `expected` forbids; see `harness.verify.compare.outside_mask`."""
+    if isinstance(expected, Tensor):
+        return actual != expected
+    actual = actual.to(torch.float64)
+    lo, hi = expected.lo, expected.hi
+    inside = (actual >= lo) & (actual <= hi)
+    if inside.all():
+        return ~inside
+    inside |= torch.isnan(lo) & torch.isnan(actual)
+    return ~(inside | (torch.isneginf(lo) & torch.isposinf(hi)))
+
+
+def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
+    """How many elements of `actual` are outside."""
+    return int(outside_mask(actual, expected).count_nonzero())
+
+
+def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
+    """The index of the element at `position` in row-major order."""
+    index = []
+    for size in reversed(shape):
+        position, remainder = divmod(position, size)
+        index.append(remainder)
+    return tuple(reversed(index))
+
+
+def _errors(a: Tensor, exact: Tensor, fmt: Format) -> _Errors:
+    error, reference, finite = a - exact, exact, None
+    top = _largest(error)
+    if not math.isfinite(top) or not (a.is_contiguous() and exact.is_contiguous()):
+        finite = torch.isfinite(a) & torch.isfinite(exact)
+        error, reference = torch.where(finite, error, 0.0), torch.where(finite, exact, 0.0)
+        top = _largest(error)
+    inward = (a.abs() - exact.abs()) / _spacing(reference, fmt)
+    if finite is not None:
+        inward = torch.where(finite, inward, 0.0)
+    bias_count = a.numel()
+    if finite is not None or not _largest(inward) <= NEAR:
+        near = inward.abs() <= NEAR
+        near = near if finite is None else finite & near
+        inward, bias_count = inward * near, int(near.count_nonzero())
+    return _Errors(float(error.square().sum()), float(reference.square().sum()), float(inward.sum()), bias_count, top)
+
+
+def _freedom(a: Tensor, e: Enclosure) -> tuple[int, float]:
+    """Decided elements, and the largest |actual - middle| / radius of the others."""
+    free = ((e.lo != e.hi) & ~torch.isnan(e.lo)).reshape(-1).nonzero().squeeze(-1)
+    if not len(free):
+        return a.numel(), 0.0
+    x, (exact, _, lo, hi) = _at(free, a), (_at(free, part) for part in e.parts)
+    radius = (hi - lo) / 2
+    bounded = torch.isfinite(radius) & (radius > 0) & torch.isfinite(x) & torch.isfinite(exact)
+    ratio = torch.where(bounded, (x - (lo + radius)).abs() / radius, 0.0)
+    return a.numel() - len(free), float(ratio.max())
+
+
+def _strays(a: Tensor, e: Enclosure, fmt: Format) -> _Strays:
+    stray = a != e.value
+    if len(e.parts) == 4:
+        stray |= ~((a >= e.lo) & (a <= e.hi))
+    position = stray.reshape(-1).nonzero().squeeze(-1)
+    if not len(position):
+        return _Strays()
+    x, parts = _at(position, a), [_at(position, part) for part in e.parts]
+    at = Enclosure(torch.stack(parts))
+    outside = outside_mask(x, at)
+    distance = _ulp_distance(x, at.value, fmt)
+    severity = distance.clamp(max=FARTHEST) + outside * 2 * FARTHEST
+    worst = int(severity.argmax())
+    first = float(severity[worst]) == 0  # as severe as the elements that are no strays
+    return _Strays(
+        mismatched=int(((x != at.value) & ~(torch.isnan(x) & torch.isnan(at.value))).count_nonzero()),
+        outside=int(outside.count_nonzero()),
+        special=_special(x[outside], at.lo[outside], at.hi[outside]),
+        max_ulp=float(distance.max()),
+        histogram=_histogram(distance),
+        worst=0 if first else int(position[worst]),
+        worst_ulp=float(distance[worst]),
+    )
+
+
+def _special(a: Tensor, lo: Tensor, hi: Tensor) -> int:
+    """How many of these elements, which are outside, are of a wrong class."""
+    if not len(a):
+        return 0
+    own, low, high = _class_of(torch.stack((a, lo, hi)))
+    return int(((own != low) & (low == high)).count_nonzero())
+
+
+def _histogram(distance: Tensor) -> tuple[int, ...]:
+    edges = torch.tensor(ULP_BINS, dtype=torch.float64, device=distance.device)
+    return tuple(torch.bucketize(distance.reshape(-1), edges).bincount(minlength=len(ULP_BINS) + 1).tolist())
+
+
+def _at(position: Tensor, t: Tensor) -> Tensor:
+    return t.reshape(-1)[position]
+
+
+def _largest(x: Tensor) -> float:
+    """The largest |element|; NaN if any is."""
+    low, high = torch.aminmax(x)
+    return abs(max(float(high), -float(low)))
+
+
+def _class_of(x: Tensor) -> Tensor:
+    """0 finite, 1 and -1 the infinities, 2 NaN."""
+    infinite = torch.isinf(x) * x.sign()
+    return torch.where(torch.isnan(x), 2.0, torch.nan_to_num(infinite))
+
+
+def _spacing(x: Tensor, fmt: Format) -> Tensor:
+    """Distance between neighbours of `fmt` around `x`, which is finite."""
+    power = (x.view(torch.int64) & _EXPONENT).view(torch.float64).clamp(min=2.0**fmt.min_exponent)
+    return power * fmt.epsilon
+
+
+def _ulp_distance(a: Tensor, value: Tensor, fmt: Format) -> Tensor:
+    """Distance on the grid of `fmt`, as fp64; 0 for two NaN, inf for one."""
+    both = torch.stack((a, value))
+    nan = torch.isnan(both)
+    rounded = round_to(both.masked_fill(nan, 0.0), fmt)
+    positions = ordinals(rounded.masked_fill(torch.isnan(rounded), torch.inf), fmt)  # what overflows to NaN
+    distance = (positions[0] - positions[1]).abs().to(torch.float64)
+    return torch.where(nan[0] == nan[1], distance, torch.inf)

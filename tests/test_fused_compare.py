@@ -1,0 +1,217 @@
+"""The kernels that compare, through the interpreter, against the definition in torch; and when they are used."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.interpret import install
+from harness.numerics import Enclosure
+from harness.numerics.formats import BF16, FP32, Format
+from harness.result import ULP_BINS, Comparison
+from harness.verify import compare_selftest, fused_compare, torch_compare
+from harness.verify.compare_selftest import agree
+from harness.verify.fused_compare import FLOATS, Launch, Sort, sort_of, walk_of
+from tests.comparisons import comparisons
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def faithful_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("this process compiles Triton kernels (TRITON_INTERPRET is not 1)")
+    install()
+
+
+# The same figures
+
+
+@settings(max_examples=40)
+@given(comparisons())
+def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, Format]) -> None:
+    actual, expected, fmt = drawn
+    if sort_of(actual, expected) is None:
+        return
+    fused, defined = fused_compare.compare(actual, expected, fmt), torch_compare.compare(actual, expected, fmt)
+    assert agree(fused, defined), f"{fused}\n{defined}"
+    assert fused_compare.outside_count(actual, expected) == defined.outside
+
+
+def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "COUNT", Launch(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "FINISH", Launch(2, 1, 1))
+    actual, expected = compare_selftest.specials(torch.bfloat16, 4)
+    for start in (0, 100, 300):  # the worst elements are in other programs
+        a, e = actual[start:], expected[slice(start, None),]
+        assert agree(fused_compare.compare(a, e, BF16), torch_compare.compare(a, e, BF16))
+        assert fused_compare.outside_count(a, e) == torch_compare.outside_count(a, e)
+
+
+@pytest.mark.parametrize("at", [(3, 40), (40, 3), (95, 96), (0, 99)])
+def test_of_equally_bad_elements_the_first_is_worst(at: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
+    actual = torch.zeros(100)
+    actual[list(at)] = 1.0
+    for module in (fused_compare, torch_compare):
+        worst = module.compare(actual, Enclosure.point(torch.zeros(100)), FP32).worst
+        assert worst is not None
+        assert worst.index == (min(at),)
+
+
+def test_the_sums_are_those_of_many_terms() -> None:
+    generator = torch.Generator().manual_seed(5)
+    exact = torch.randn(40, 301, generator=generator, dtype=torch.float64)
+    actual = exact.to(torch.bfloat16)
+    expected = Enclosure(torch.stack([exact, actual.to(torch.float64)]))
+    fused, defined = (m.compare(actual, expected, BF16) for m in (fused_compare, torch_compare))
+    assert agree(fused, defined)
+    assert fused.squared_error > 0
+    assert fused.bias_sum == pytest.approx(defined.bias_sum)
+
+
+integers = st.sampled_from([0, 1, 2, 3, 5, 17, 100, 127])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(integers, integers), min_size=1, max_size=70), st.sampled_from(["int64", "uint8", "bool"]))
+def test_integers_agree_with_the_definition(pairs: list[tuple[int, int]], name: str) -> None:
+    actual, expected = (torch.tensor(side).to(getattr(torch, name)) for side in zip(*pairs, strict=True))
+    fused, defined = (m.compare_integers(actual, expected) for m in (fused_compare, torch_compare))
+    assert fused == defined
+    assert fused_compare.outside_count(actual, expected) == defined.outside
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("expected", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_special_integers_agree(expected: torch.dtype, flat: bool) -> None:
+    assert compare_selftest.differences(Sort(CPU, torch.int64, expected, flat)) == []
+
+
+@pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
+def test_special_values_agree(dtype: torch.dtype) -> None:
+    assert compare_selftest.differences(Sort(CPU, dtype, 4, dtype.itemsize > 1)) == []
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
+def test_no_set_of_special_values_is_empty(dtype: torch.dtype, parts: int) -> None:
+    sets = compare_selftest.sets_of(*compare_selftest.specials(dtype, parts))
+    assert min(int(chosen.sum()) for chosen in sets.values()) > 10
+
+
+def test_the_kernels_know_the_bins_of_the_histogram() -> None:
+    names = [name for name in fused_compare.FloatFigures._fields if name.startswith("beyond")]
+    assert names == [f"beyond_{edge}" for edge in ULP_BINS]
+
+
+# Which tensors they are for
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "flat"),
+    [
+        (torch.zeros(3, 4), torch.zeros(3, 4), True),
+        (torch.zeros(()), torch.zeros(()), True),
+        (torch.zeros(3, 1, 4), torch.zeros(4), False),
+        (torch.zeros(3, 4), torch.zeros(3, 1), False),
+        (torch.zeros(4, 3).T, torch.zeros(3, 4), False),
+        (torch.zeros(4, 3).T, torch.zeros(4, 3).T, False),
+        (torch.zeros(6, 8)[:, ::2], torch.zeros(6, 4), False),
+        (torch.zeros(9)[::3], torch.zeros(()), False),
+    ],
+)
+def test_rows_and_columns_in_row_major_order(actual: Tensor, expected: Tensor, flat: bool) -> None:
+    walk = walk_of(actual, Enclosure.point(expected))
+    assert walk is not None
+    assert walk.flat == flat
+    e = expected.to(torch.float64).expand(actual.shape)
+    for i, index in enumerate(itertools.product(*map(range, actual.shape))):
+        row, column = divmod(i, walk.width)
+        assert row * walk.a_row + column * walk.a_column == sum(map(int.__mul__, index, actual.stride()))
+        assert row * walk.e_row + column * walk.e_column == sum(map(int.__mul__, index, e.stride()))
+
+
+def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> None:
+    a = torch.zeros(4, 3, 2).permute(2, 0, 1)[:, ::2]
+    assert sort_of(a, Enclosure.point(torch.zeros(a.shape))) is None
+    assert sort_of(torch.zeros(3, dtype=torch.complex64), Enclosure.point(torch.zeros(3))) is None
+    assert sort_of(torch.zeros(3), torch.zeros(3, dtype=torch.int64)) is None
+    assert sort_of(torch.zeros(3), Enclosure.point(torch.zeros(3, device="meta"))) is None
+
+
+# Trust
+
+
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing tested yet, and one format to test."""
+    monkeypatch.setattr(compare_selftest, "TESTED", (BF16,))
+    compare_selftest._tested.cache_clear()
+    yield
+    compare_selftest._tested.cache_clear()
+
+
+def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
+    return Sort(CPU, dtype, 4, True)
+
+
+@pytest.mark.usefixtures("untested")
+def test_kernels_that_are_wrong_are_not_used_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = fused_compare.compare
+
+    def wrong(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
+        found = right(actual, expected, fmt)
+        return replace(found, special=found.special + 1)
+
+    monkeypatch.setattr(fused_compare, "compare", wrong)
+    with pytest.warns(RuntimeWarning, match="do not agree with torch") as said:
+        assert [compare_selftest._tested(sort()) for _ in range(3)] == [False] * 3
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("untested")
+def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(*_: object) -> Comparison:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(fused_compare, "compare", raising)
+    with pytest.warns(RuntimeWarning, match="no such instruction"):
+        assert not compare_selftest._tested(sort())
+
+
+@pytest.mark.usefixtures("untested")
+def test_right_kernels_are_trusted_in_silence_but_not_interpreted_ones() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compare_selftest._tested(sort(torch.float16))
+    assert not compare_selftest.trusted(sort(torch.float16))
+    assert not compare_selftest.trusted(None)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"squared_error": 4.0 + 2.0**-50}, True),
+        ({"squared_error": 4.0 + 2.0**-40}, False),
+        ({"squared_exact": math.nan}, False),
+        ({"bias_sum": 1.0 + 2.0**-40}, False),
+        ({"outside": 1}, False),
+        ({"max_error": 1.0 + 2.0**-52}, False),
+        ({"ulp_histogram": (1, 0, 0, 0, 0, 0)}, False),
+    ],
+)
+def test_what_agrees(change: dict[str, object], same: bool) -> None:
+    some = Comparison(numel=8, squared_error=4.0, squared_exact=9.0, bias_sum=1.0, bias_count=8, max_error=1.0)
+    assert agree(replace(some, **change), some) == same  # type: ignore[arg-type]
