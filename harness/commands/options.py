@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import time
 from pathlib import Path
@@ -12,10 +11,7 @@ from typing import Any
 from harness.config import Config
 from harness.devices import plan_devices
 from harness.errors import UsageError
-from harness.verify.project import read_cases
-
-Subparsers = Any
-"""What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
+from harness.verify.case_files import read_cases
 
 RUNS = Path(".lastbit", "runs")
 """Where runs are kept unless they are told otherwise, below the working directory."""
@@ -44,7 +40,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
-    """Add what a run of worker processes needs: as many of them as there are cores, unless `workers` says otherwise."""
+    """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
     add_timeout(parser)
     parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
     parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
@@ -52,9 +48,14 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
         "-n",
         dest="workers",
         type=_workers,
-        default=workers or str(min(os.cpu_count() or 1, 8)),
-        help="worker processes per device type",
+        default=workers,
+        help=f"worker processes per type of device (default: {workers or 'the cores of a CPU, few on an accelerator'})",
     )
+
+
+def workers_of(options: argparse.Namespace) -> list[str]:
+    """The option -n for pytest, where it was given or the command has a default."""
+    return [] if options.workers is None else ["-n", options.workers]
 
 
 def _workers(text: str) -> str:

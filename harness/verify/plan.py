@@ -23,6 +23,7 @@ from harness.run import NotRun
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.project import Project, open_project
+from harness.verify.stage_names import stage_names
 
 _MOST_NAMES = 4
 
@@ -33,6 +34,7 @@ class Planned:
 
     Attributes:
         cases: how many it runs unless it fails early.
+        cost: an estimate of the time that it takes, to compare items by.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Planned:
     group: str
     source: str
     cases: int
+    cost: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,14 @@ class Item:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
     def planned(self, generated: int) -> Planned:
-        """The item as data, where groups that generate cases generate that many."""
+        """The item as data, where groups that generate cases generate that many.
+
+        A case takes time by the stages that its op spells rather than by the size of its tensors, which the groups of all ops
+        keep alike.
+        """
         kernel, group = self.subject.kernel, self.group
+        cases = len(group.examples) + generated * (group.strategy is not None)
+        known = stage_names(self.subject.op.reference)
         return Planned(
             id=self.id,
             kernel=kernel.name,
@@ -68,7 +77,8 @@ class Item:
             device=str(self.subject.device),
             group=group.name,
             source=kernel.source,
-            cases=len(group.examples) + generated * (group.strategy is not None),
+            cases=cases,
+            cost=cases * max(len(known.words) if known else 0, 1),
         )
 
 

@@ -1,0 +1,128 @@
+"""Which worker runs what: items that share work go to one worker, one after the other, and the dearest go first.
+
+Kernels of an op get the same cases from a group, so that their inputs, and what a contract allows for them, are the
+same. The items of one group are a unit. A unit that would keep one worker busy while the others have ended is cut: by
+contract, then by kernel.
+
+This module imports neither torch nor pytest-xdist: the process that hands out items needs no more than their names.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_CUTS: Sequence[tuple[str, ...]] = (
+    ("op", "device", "group"),
+    ("op", "device", "group", "contract"),
+    ("op", "device", "group", "contract", "kernel"),
+)
+"""What the items of a unit have in common, from large units to small ones."""
+
+_PARTS = 4
+"""A unit is at most this part of what a worker has to do, so that at the end none works alone for long."""
+
+_AHEAD = 2
+"""Items that a worker must know: pytest asks for the next one before it runs the one at hand."""
+
+
+def units(items: Sequence[Mapping[str, Any]], workers: int) -> list[list[int]]:
+    """The units of planned items (`Planned` as data) for so many workers, as positions: the dearest unit first."""
+    most = sum(item["cost"] for item in items) / (_PARTS * workers)
+
+    def cost(unit: Sequence[int]) -> int:
+        return sum(items[place]["cost"] for place in unit)
+
+    def cut(places: Sequence[int], depth: int = 0) -> list[list[int]]:
+        together: dict[tuple[str, ...], list[int]] = {}
+        for place in places:
+            together.setdefault(tuple(items[place][name] for name in _CUTS[depth]), []).append(place)
+        small = depth == len(_CUTS) - 1
+        return [
+            part for unit in together.values() for part in ([unit] if small or cost(unit) <= most else cut(unit, depth + 1))
+        ]
+
+    in_order = [sorted(unit, key=lambda place: items[place]["contract"]) for unit in cut(range(len(items)))]
+    return sorted(in_order, key=cost, reverse=True)
+
+
+class Schedule:
+    """Hands the units to workers, as pytest-xdist asks of a scheduler (`xdist.scheduler.protocol.Scheduling`).
+
+    The item that a worker ended in does not run again; what else it had goes to the next one.
+    """
+
+    def __init__(self, workers: int, units: Callable[[], list[list[int]]]) -> None:
+        self._workers, self._units = workers, units
+        self._collected: dict[Any, list[str]] = {}
+        self._given: dict[Any, list[int]] = {}
+        self._left: deque[list[int]] | None = None
+
+    @property
+    def nodes(self) -> list[Any]:
+        return list(self._given)
+
+    @property
+    def collection_is_completed(self) -> bool:
+        return len(self._collected) >= self._workers
+
+    @property
+    def tests_finished(self) -> bool:
+        """Whether nothing is left to hand out; a worker runs the last item that it has when it is shut down."""
+        return self._left is not None and not self._left and all(len(own) < _AHEAD for own in self._given.values())
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._left) or any(self._given.values())
+
+    def add_node(self, node: Any) -> None:
+        self._given[node] = []
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        if any(known != list(collection) for known in self._collected.values()):
+            raise RuntimeError(f"worker {node.gateway.id} has collected other items than the workers before it")
+        self._collected[node] = list(collection)
+
+    def schedule(self) -> None:
+        """Begin, or go on with a worker that has come in the place of another."""
+        if self._left is None:
+            self._left = deque(self._units())
+        for node in self.nodes:
+            self._feed(node)
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        self._given[node].remove(item_index)
+        self._feed(node)
+
+    def mark_test_pending(self, item: str) -> None:
+        """Let an item run once more."""
+        self._take_back([next(iter(self._collected.values())).index(item)])
+
+    def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
+        raise NotImplementedError("nothing is taken away from a worker")
+
+    def remove_node(self, node: Any) -> str | None:
+        """Forget a worker; the item that it ended in, None if it ended in none."""
+        own = self._given.pop(node)
+        if not own:
+            return None
+        self._take_back(own[1:])
+        return self._collected[node][own[0]]
+
+    def _take_back(self, unit: list[int]) -> None:
+        if unit and self._left is not None:
+            self._left.appendleft(unit)
+        for node in self.nodes:
+            self._feed(node)
+
+    def _feed(self, node: Any) -> None:
+        """Give a worker the next units if it is about to have nothing, and let it end if there are none."""
+        if self._left is None or node not in self._collected or node.shutting_down:
+            return
+        while self._left and len(self._given[node]) < _AHEAD:
+            unit = self._left.popleft()
+            self._given[node] += unit
+            node.send_runtest_some(unit)
+        if not self._left and len(self._given[node]) < _AHEAD:
+            node.shutdown()
