@@ -86,6 +86,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _plan(config: pytest.Config) -> Plan:
     """The plan, which is noted, or why there is none."""
+    import gc
+
     import torch
 
     from harness.interpret import install
@@ -100,6 +102,7 @@ def _plan(config: pytest.Config) -> Plan:
     except LastbitError as error:
         notes.write("refused", str(error))
         raise
+    gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
     notes.write("plan", {"items": [asdict(i) for i in plan.planned], "not_run": [asdict(n) for n in plan.not_run]})
     return plan
 
