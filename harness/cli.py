@@ -32,6 +32,7 @@ COMMANDS = {
 """Command → its module in `harness.commands`, whose function `add_COMMAND` adds its options, and what it does."""
 
 BROKEN = 2
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 INTERRUPTED = 130
 """Exit code of a command that was interrupted from the keyboard, or told to end by a signal."""
@@ -107,15 +108,21 @@ def _forget_output() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Within the context SIGTERM, by which CI cancels a job, interrupts like Ctrl-C: temporary files are removed."""
+    """Within the context the signals that end a process interrupt like Ctrl-C: temporary files are removed.
+
+    CI cancels a job by SIGTERM, and a terminal that is closed sends SIGHUP, unless `nohup` lets it be ignored.
+    """
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminated)
+    before = {number: handler for number in _ENDS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,6 @@ collects none, and imports neither torch nor a kernel.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

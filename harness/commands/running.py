@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Thread
 
 from harness.config import Config
-from harness.result import CaseResult
 from harness.run import Run
 from harness.verify import run as runs
 from reports import records

@@ -19,6 +19,7 @@ from harness.config import Config
 from harness.devices import machine
 from harness.errors import unknown
 from harness.kernel import REVISION_MARK, Kernel
+from harness.op import Op
 from harness.run import NotRun
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
@@ -61,14 +62,9 @@ class Item:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
     def planned(self, generated: int) -> Planned:
-        """The item as data, where groups that generate cases generate that many.
-
-        A case takes time by the stages that its op spells rather than by the size of its tensors, which the groups of all ops
-        keep alike.
-        """
+        """The item as data, where groups that generate cases generate that many."""
         kernel, group = self.subject.kernel, self.group
         cases = len(group.examples) + generated * (group.strategy is not None)
-        known = stage_names(self.subject.op.reference)
         return Planned(
             id=self.id,
             kernel=kernel.name,
@@ -78,8 +74,14 @@ class Item:
             group=group.name,
             source=kernel.source,
             cases=cases,
-            cost=cases * max(len(known.words) if known else 0, 1),
+            cost=cases * _cost_of_a_case(self.subject.op),
         )
+
+
+def _cost_of_a_case(op: Op) -> int:
+    """The names of stages that the reference spells: time goes by these, as groups keep tensors to about one size."""
+    known = stage_names(op.reference)
+    return max(len(known.words), 1) if known else 1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ This module imports neither torch nor pytest-xdist: the process that hands out i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _CUTS: Sequence[tuple[str, ...]] = (
@@ -28,23 +28,32 @@ _AHEAD = 2
 
 
 def units(items: Sequence[Mapping[str, Any]], workers: int) -> list[list[int]]:
-    """The units of planned items (`Planned` as data) for so many workers, as positions: the dearest unit first."""
-    most = sum(item["cost"] for item in items) / (_PARTS * workers)
+    """The units of planned items (`Planned` as data) for so many workers, as positions: the dearest unit first.
 
-    def cost(unit: Sequence[int]) -> int:
-        return sum(items[place]["cost"] for place in unit)
+    Within a unit, items of one contract follow each other.
+    """
+    by_contract = sorted(range(len(items)), key=lambda place: items[place]["contract"])
+    found = _cut(by_contract, items, most=_cost(by_contract, items) / (_PARTS * workers))
+    return sorted(found, key=lambda unit: _cost(unit, items), reverse=True)
 
-    def cut(places: Sequence[int], depth: int = 0) -> list[list[int]]:
-        together: dict[tuple[str, ...], list[int]] = {}
-        for place in places:
-            together.setdefault(tuple(items[place][name] for name in _CUTS[depth]), []).append(place)
-        small = depth == len(_CUTS) - 1
-        return [
-            part for unit in together.values() for part in ([unit] if small or cost(unit) <= most else cut(unit, depth + 1))
-        ]
 
-    in_order = [sorted(unit, key=lambda place: items[place]["contract"]) for unit in cut(range(len(items)))]
-    return sorted(in_order, key=cost, reverse=True)
+def _cost(unit: Sequence[int], items: Sequence[Mapping[str, Any]]) -> int:
+    return sum(items[place]["cost"] for place in unit)
+
+
+def _cut(
+    places: Sequence[int], items: Sequence[Mapping[str, Any]], most: float, cuts: Sequence[tuple[str, ...]] = _CUTS
+) -> Iterator[list[int]]:
+    """Units that cost no more than `most`, as far as the cuts go."""
+    first, *finer = cuts
+    together: dict[tuple[str, ...], list[int]] = {}
+    for place in places:
+        together.setdefault(tuple(items[place][name] for name in first), []).append(place)
+    for unit in together.values():
+        if finer and _cost(unit, items) > most:
+            yield from _cut(unit, items, most, finer)
+        else:
+            yield unit
 
 
 class Schedule:
