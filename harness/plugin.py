@@ -109,7 +109,8 @@ def _plan(config: pytest.Config) -> Plan:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note which items are left after every option and plugin has had its say; all workers note the same."""
-    selected = [vars(item)["callspec"].params["item"].id for item in session.items if hasattr(item, "callspec")]
+    chosen = (vars(item)["callspec"].params["item"] for item in session.items if hasattr(item, "callspec"))
+    selected = [item.id for item in chosen if hasattr(item, "id")]  # of an empty plan pytest makes an item of its own
     session.config.stash[_notes].write("selected", selected)
 
 
