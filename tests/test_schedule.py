@@ -97,11 +97,13 @@ def run(schedule: Schedule, node: Node, done: list[int]) -> None:
 def test_workers_get_units_in_order_and_only_when_they_need_them() -> None:
     a, b = Node("a"), Node("b")
     schedule = begun([[0, 1, 2], [3, 4], [5], [6], [7]], a, b)
-    assert (a.told, b.told) == ([0, 1, 2], [3, 4])
+    assert (a.told, b.told) == ([0, 1], [3, 4]), "no more than the item at hand and the next, so that -x stops all soon"
     assert schedule.has_pending and not schedule.tests_finished
     schedule.mark_test_complete(b, 3)
-    assert b.told == [3, 4, 5], "it needs to know the next item before it runs the last"
-    done = [3]
+    assert b.told == [3, 4, 5], "it needs to know the next item before it runs the last of a unit"
+    schedule.mark_test_complete(a, 0)
+    assert a.told == [0, 1, 2]
+    done = [3, 0]
     run(schedule, b, done)
     run(schedule, a, done)
     assert sorted(done) == list(range(8))

@@ -70,14 +70,18 @@ def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) 
     """Show how far the processes have come, until they end."""
     from reports.progress import RunProgress
 
+    total: int | None = None
     with RunProgress() as progress:
 
         def tick() -> None:
-            new, total = results.new(), runs.planned(children)
-            if total is not None and not quiet:
+            nonlocal total
+            new = results.new()
+            if quiet:
+                return
+            if total is None and (total := runs.planned(children)) is not None:
                 progress.set_total(total)
-                for result in new:
-                    progress.advance(result)
+            for result in new:
+                progress.advance(result)
 
         runs.wait(children, tick)
 

@@ -144,16 +144,17 @@ def wait(children: Sequence[Child], tick: Callable[[], None]) -> None:
 
 
 def end(children: Sequence[Child]) -> None:
-    """End processes with all that they have started: at once, or after a moment if one does not listen."""
+    """End processes that run, with all that they have started: at once, or after a moment if one does not listen."""
+    running = [child for child in children if child.process.poll() is None]
     try:
-        _signal(children, signal.SIGTERM)
+        _signal(running, signal.SIGTERM)
         latest = time.monotonic() + _GRACE
-        for child in children:
+        for child in running:
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(latest - time.monotonic(), 0))
     finally:
-        _signal(children, signal.SIGKILL)
-        for child in children:
+        _signal(running, signal.SIGKILL)
+        for child in running:
             child.process.wait()
 
 

@@ -10,7 +10,7 @@ This module imports neither torch nor pytest-xdist: the process that hands out i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 _CUTS: Sequence[tuple[str, ...]] = (
@@ -59,18 +59,20 @@ def _cut(
 class Schedule:
     """Hands the units to workers, as pytest-xdist asks of a scheduler (`xdist.scheduler.protocol.Scheduling`).
 
-    The item that a worker ended in does not run again; what else it had goes to the next one.
+    A worker is told no more items than it must know, so that -x stops all of them soon. The item that a worker ended in
+    does not run again; the rest of its unit goes to the next one.
     """
 
-    def __init__(self, workers: int, units: Callable[[], list[list[int]]]) -> None:
+    def __init__(self, workers: int, units: Callable[[], Iterable[Sequence[int]]]) -> None:
         self._workers, self._units = workers, units
         self._collected: dict[Any, list[str]] = {}
-        self._given: dict[Any, list[int]] = {}
-        self._left: deque[list[int]] | None = None
+        self._told: dict[Any, list[int]] = {}
+        self._rest: dict[Any, deque[int]] = {}
+        self._left: deque[Sequence[int]] | None = None
 
     @property
     def nodes(self) -> list[Any]:
-        return list(self._given)
+        return list(self._told)
 
     @property
     def collection_is_completed(self) -> bool:
@@ -78,15 +80,16 @@ class Schedule:
 
     @property
     def tests_finished(self) -> bool:
-        """Whether nothing is left to hand out; a worker runs the last item that it has when it is shut down."""
-        return self._left is not None and not self._left and all(len(own) < _AHEAD for own in self._given.values())
+        """Whether nothing is left to tell; a worker runs the last item that it knows when it is shut down."""
+        nothing_left = self._left is not None and not self._left and not any(self._rest.values())
+        return nothing_left and all(len(told) < _AHEAD for told in self._told.values())
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._left) or any(self._given.values())
+        return bool(self._left) or any(self._told.values()) or any(self._rest.values())
 
     def add_node(self, node: Any) -> None:
-        self._given[node] = []
+        self._told[node], self._rest[node] = [], deque()
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
         if any(known != list(collection) for known in self._collected.values()):
@@ -97,11 +100,10 @@ class Schedule:
         """Begin, or go on with a worker that has come in the place of another."""
         if self._left is None:
             self._left = deque(self._units())
-        for node in self.nodes:
-            self._feed(node)
+        self._feed(*self.nodes)
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
-        self._given[node].remove(item_index)
+        self._told[node].remove(item_index)
         self._feed(node)
 
     def mark_test_pending(self, item: str) -> None:
@@ -113,25 +115,24 @@ class Schedule:
 
     def remove_node(self, node: Any) -> str | None:
         """Forget a worker; the item that it ended in, None if it ended in none."""
-        own = self._given.pop(node)
-        if not own:
-            return None
-        self._take_back(own[1:])
-        return self._collected[node][own[0]]
+        told, rest = self._told.pop(node), self._rest.pop(node)
+        self._take_back([*told[1:], *rest])
+        return self._collected[node][told[0]] if told else None
 
-    def _take_back(self, unit: list[int]) -> None:
+    def _take_back(self, unit: Sequence[int]) -> None:
         if unit and self._left is not None:
             self._left.appendleft(unit)
-        for node in self.nodes:
-            self._feed(node)
+        self._feed(*self.nodes)
 
-    def _feed(self, node: Any) -> None:
-        """Give a worker the next units if it is about to have nothing, and let it end if there are none."""
-        if self._left is None or node not in self._collected or node.shutting_down:
-            return
-        while self._left and len(self._given[node]) < _AHEAD:
-            unit = self._left.popleft()
-            self._given[node] += unit
-            node.send_runtest_some(unit)
-        if not self._left and len(self._given[node]) < _AHEAD:
-            node.shutdown()
+    def _feed(self, *nodes: Any) -> None:
+        """Tell workers of as many items as they must know; let those end for which there are none."""
+        for node in nodes:
+            if self._left is None or node not in self._collected or node.shutting_down:
+                continue
+            told, rest = self._told[node], self._rest[node]
+            while len(told) < _AHEAD and (rest or self._left):
+                rest.extend(() if rest else self._left.popleft())
+                told.append(rest.popleft())
+                node.send_runtest_some(told[-1:])
+            if len(told) < _AHEAD:
+                node.shutdown()
