@@ -57,6 +57,10 @@ def test_a_unit_that_would_keep_one_worker_busy_is_cut(workers: int, size: int) 
     assert {len(unit) for unit in found} == {size}
 
 
+def test_one_worker_is_always_alone_and_shares_all_it_can() -> None:
+    assert len(units(items(1), 1)) == 1
+
+
 def test_nothing_to_run_has_no_units() -> None:
     assert units([], 4) == []
 

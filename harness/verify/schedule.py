@@ -9,6 +9,7 @@ This module imports neither torch nor pytest-xdist: the process that hands out i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,8 @@ def units(items: Sequence[Mapping[str, Any]], workers: int) -> list[list[int]]:
     Within a unit, items of one contract follow each other.
     """
     by_contract = sorted(range(len(items)), key=lambda place: items[place]["contract"])
-    found = _cut(by_contract, items, most=_cost(by_contract, items) / (_PARTS * workers))
+    most = _cost(by_contract, items) / (_PARTS * workers) if workers > 1 else math.inf
+    found = _cut(by_contract, items, most)
     return sorted(found, key=lambda unit: _cost(unit, items), reverse=True)
 
 
