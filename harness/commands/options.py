@@ -12,6 +12,7 @@ from harness.config import Config
 from harness.devices import plan_devices
 from harness.errors import UsageError
 from harness.verify.case_files import read_cases
+from harness.verify.run import MOST_ON_CPU, PER_ACCELERATOR
 
 RUNS = Path(".lastbit", "runs")
 """Where runs are kept unless they are told otherwise, below the working directory."""
@@ -44,13 +45,9 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     add_timeout(parser)
     parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
     parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
-    parser.add_argument(
-        "-n",
-        dest="workers",
-        type=_workers,
-        default=workers,
-        help=f"worker processes per type of device (default: {workers or 'the cores of a CPU, few on an accelerator'})",
-    )
+    own = f"one for each core, at most {MOST_ON_CPU}, and {PER_ACCELERATOR} for each accelerator"
+    help = f"worker processes per type of device (default: {workers or own})"
+    parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
 
 
 def workers_of(options: argparse.Namespace) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -63,7 +64,8 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 def _import_ahead() -> None:
     """Import what the end of a run needs while its processes work; what fails here fails there."""
     for name in _AFTERWARDS:
-        import_module(name)
+        with suppress(Exception):
+            import_module(name)
 
 
 def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) -> None:

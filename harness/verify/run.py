@@ -29,10 +29,10 @@ _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOA
 
 _SUITE = Path(__file__).with_name("suite.py")
 
-_MOST_ON_CPU = 8
+MOST_ON_CPU = 8
 """Worker processes on a CPU, if it has as many cores: each of them uses one."""
 
-_PER_ACCELERATOR = 2
+PER_ACCELERATOR = 2
 """Worker processes for each accelerator: one launches while the other evaluates, draws cases or waits.
 
 They share the device and its memory, so that more of them mostly wait for each other.
@@ -74,8 +74,8 @@ def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]
 def workers_for(device_type: str, config: Config) -> int:
     """How many worker processes run the cases of a type of device, unless -n says otherwise."""
     if device_type == "cpu":
-        return min(os.cpu_count() or 1, _MOST_ON_CPU)
-    return _PER_ACCELERATOR * sum(device.partition(":")[0] == device_type for device in config.devices)
+        return min(os.cpu_count() or 1, MOST_ON_CPU)
+    return PER_ACCELERATOR * sum(device.partition(":")[0] == device_type for device in config.devices)
 
 
 def environment_for(device_type: str, site: Sequence[str] = ()) -> dict[str, str]:
