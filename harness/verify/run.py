@@ -95,6 +95,7 @@ def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str
     log = Path(config.folder) / f"{device_type}.log"
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(_SUITE.parent), str(_SUITE)]
     command += ["-p", "harness.plugin", "-p", "no:hypothesispytest", "--no-header", "-q", "-rN"]
+    command += ["--assert=plain"]  # to rewrite the assertions of Hypothesis, a plugin of pytest, takes a second
     command += ["-o", f"cache_dir={Path('.lastbit', 'cache').resolve()}", "--max-worker-restart=10000"]
     command += ["-n", str(workers_for(device_type, config)), *arguments]
     with log.open("wb") as output:
