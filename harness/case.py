@@ -14,26 +14,50 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.errors import UsageError, unknown
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "fp64": torch.float64,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
+if TYPE_CHECKING:
+    import torch
+
+    DTYPES: Mapping[str, torch.dtype]
+    DTYPE_NAMES: Mapping[torch.dtype, str]
+
+
+class _Dtype(NamedTuple):
+    """What a case line has to know of a dtype without torch."""
+
+    torch_name: str
+    itemsize: int
+    floating: bool = False
+
+
+_DTYPES: Mapping[str, _Dtype] = {
+    "fp64": _Dtype("float64", 8, floating=True),
+    "fp32": _Dtype("float32", 4, floating=True),
+    "bf16": _Dtype("bfloat16", 2, floating=True),
+    "fp16": _Dtype("float16", 2, floating=True),
+    "e4m3": _Dtype("float8_e4m3fn", 1, floating=True),
+    "e5m2": _Dtype("float8_e5m2", 1, floating=True),
+    "int64": _Dtype("int64", 8),
+    "int32": _Dtype("int32", 4),
+    "int8": _Dtype("int8", 1),
+    "uint8": _Dtype("uint8", 1),
+    "bool": _Dtype("bool", 1),
 }
-DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def __getattr__(name: str) -> object:
+    """`DTYPES` and `DTYPE_NAMES` when they are first asked for: a case line is read without torch."""
+    if name not in ("DTYPES", "DTYPE_NAMES"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch
+
+    dtypes = {name: getattr(torch, dtype.torch_name) for name, dtype in _DTYPES.items()}
+    globals().update(DTYPES=dtypes, DTYPE_NAMES={dtype: name for name, dtype in dtypes.items()})
+    return globals()[name]
+
 
 PEER = "peer"
 """Device of a tensor: the next one of the same type as the run's."""
@@ -73,8 +97,8 @@ class TensorSpec:
     device: str = ""
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise unknown("dtype", self.dtype, DTYPES)
+        if self.dtype not in _DTYPES:
+            raise unknown("dtype", self.dtype, _DTYPES)
         if self.strides is not None and len(self.strides) != len(self.shape):
             raise UsageError(
                 f"tensor {self.name!r} has {len(self.shape)} dimensions {self.shape} "
@@ -91,7 +115,10 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        import torch
+
+        dtype: torch.dtype = getattr(torch, _DTYPES[self.dtype].torch_name)
+        return dtype
 
     @property
     def element_strides(self) -> tuple[int, ...]:
@@ -106,7 +133,7 @@ class TensorSpec:
     def _bytes(self) -> int:
         """Size of the storage that it needs, up to its last element."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.element_strides, strict=True))
-        return (self.offset + last + 1) * self.torch_dtype.itemsize if 0 not in self.shape else 0
+        return (self.offset + last + 1) * _DTYPES[self.dtype].itemsize if 0 not in self.shape else 0
 
     def __str__(self) -> str:
         strides = "" if self.strides is None else "@" + ",".join(map(str, self.strides))
@@ -146,7 +173,7 @@ class Case:
         Vectors of one number are left out, and integers beside floating-point numbers.
         """
         several = [t for t in self.tensors if t.numel > 1 or len(t.shape) > 1] or self.tensors
-        floats = [t for t in several if t.torch_dtype.is_floating_point] or several
+        floats = [t for t in several if _DTYPES[t.dtype].floating] or several
         return "/".join(dict.fromkeys(t.dtype for t in floats))
 
     @property
@@ -160,7 +187,7 @@ class Case:
 
     def with_regime(self, regime: str) -> Case:
         """The same problem with the values of every floating-point tensor drawn from `regime`."""
-        floats = (t.torch_dtype.is_floating_point for t in self.tensors)
+        floats = (_DTYPES[t.dtype].floating for t in self.tensors)
         redrawn = (replace(t, regime=regime) if f else t for t, f in zip(self.tensors, floats, strict=True))
         return replace(self, tensors=tuple(redrawn))
 

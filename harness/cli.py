@@ -9,18 +9,34 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import metadata
-from types import FrameType, ModuleType
+from importlib import import_module, metadata
+from types import FrameType
 
-from harness.commands import bench, bisect, calibrate, diff, golden, identify, listing, report, stages, verify
-from harness.commands.running import INTERRUPTED
 from harness.errors import LastbitError
 from reports.characters import visible
 
-COMMANDS: tuple[ModuleType, ...] = (verify, report, diff, golden, bisect, stages, identify, listing, calibrate, bench)
+COMMANDS = {
+    "verify": ("verify", "check kernels against their rounding contracts"),
+    "repro": ("verify", "run one case line again, bit for bit"),
+    "report": ("report", "write what a run found as HTML, Markdown, JUnit, SARIF or annotations"),
+    "diff": ("diff", "say what got better or worse from one run to another"),
+    "golden": ("golden", "keep what kernels give, and see what changes"),
+    "bisect": ("bisect", "find the commit, or the version of a package, that changed a kernel's result"),
+    "stages": ("stages", "find the first stage of a kernel that goes wrong on a case"),
+    "identify": ("identify", "find out which contracts a kernel keeps"),
+    "list": ("listing", "list ops and their contracts, kernels, regimes and layouts"),
+    "bench": ("bench", "measure what verifying costs beside the kernels and beside plain tests"),
+    "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),
+}
+"""Command → its module in `harness.commands`, whose function `add_COMMAND` adds its options, and what it does."""
+
 BROKEN = 2
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+INTERRUPTED = 130
+"""Exit code of a command that was interrupted from the keyboard, or told to end by a signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     that goes wrong ends with 1, which stands for findings: an error of the system and a bug of lastbit end with 2.
     """
     _write_what_cannot_be_encoded()
-    parser = make_parser()
+    parser = make_parser(sys.argv[1:] if argv is None else argv)
     options, rest = parser.parse_known_args(argv)
     if rest and not vars(options).get("takes_rest"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -93,15 +109,21 @@ def _forget_output() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Within the context SIGTERM, by which CI cancels a job, interrupts like Ctrl-C: temporary files are removed."""
+    """Within the context the signals that end a process interrupt like Ctrl-C: temporary files are removed.
+
+    CI cancels a job by SIGTERM, and a terminal that is closed sends SIGHUP, unless `nohup` lets it be ignored.
+    """
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, _terminated)
+    before = {number: handler for number in _ENDS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, _terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -109,13 +131,18 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt  # SystemExit would be taken for a kernel's own
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The parser of the command line, with all commands."""
+def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """The parser of a command line of these words: of the commands that it does not name, it knows nothing more.
+
+    So only the module of the command that runs is imported, and what that imports.
+    """
     parser = argparse.ArgumentParser(prog="lastbit", description="Verify numerical kernels to the last bit.")
     parser.add_argument("--version", action="version", version=f"lastbit {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in COMMANDS:
-        module.add_to(commands)
+    for name, (module, what) in COMMANDS.items():
+        command = commands.add_parser(name, help=what)
+        if name in words:
+            getattr(import_module(f"harness.commands.{module}"), f"add_{name}")(command)
     return parser
 
 

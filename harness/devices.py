@@ -10,15 +10,18 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 AUTO = "auto"
 
 _NAME = re.compile(r"(?P<type>[a-z]\w*)(:(?P<index>0|[1-9]\d*))?")
 _WITHOUT_INDEX = ("cpu", "meta")
+_ALWAYS_HERE = frozenset({"cpu", "cpu:0"})  # torch, which takes a second to import, need not be asked
 _HIDES_DEVICES = ("VISIBLE_DEVICES", "AFFINITY_MASK")
 
 # What launchers set: torchrun, Open MPI, PMI and Slurm.
@@ -66,18 +69,24 @@ def machine(environ: Mapping[str, str] = os.environ) -> Machine:
     hidden_by = tuple(f"{n}={v}" for n, v in sorted(environ.items()) if n.endswith(_HIDES_DEVICES))
     if not (accelerator := _accelerator()):
         return Machine(hidden_by=hidden_by)
+    import torch
+
     count, current = torch.accelerator.device_count(), torch.accelerator.current_device_index()
     return Machine(accelerator, count, current, hidden_by)
 
 
 def _accelerator() -> str:
     """Type of the accelerator that is here, empty if there is none."""
+    import torch
+
     here: torch.device | None = torch.accelerator.current_accelerator(check_available=True)
     return here.type if here else ""
 
 
 def indexed(device: torch.device | str) -> torch.device:
     """The device as tensors on it name it: an accelerator has an index (by default the current one), the cpu none."""
+    import torch
+
     device = torch.device(device)
     if device.type in _WITHOUT_INDEX:
         return torch.device(device.type)
@@ -89,6 +98,8 @@ def indexed(device: torch.device | str) -> torch.device:
 
 def current(device: torch.device | str) -> AbstractContextManager[None]:
     """Make an accelerator the current one, on which Triton launches, for the duration; nothing for the cpu."""
+    import torch
+
     index = str(indexed(device)).partition(":")[2]
     return torch.accelerator.device_index(int(index)) if index else nullcontext()
 
@@ -99,6 +110,8 @@ def parse_device(name: str, here: Machine | None = None) -> torch.device:
     Raises:
         UsageError: there is no such device on this machine; the message says what there is.
     """
+    import torch
+
     return torch.device(_resolved(name, here or machine()))
 
 
@@ -116,6 +129,8 @@ def _resolved(name: str, here: Machine) -> str:
 
 def _is_type(name: str) -> bool:
     """Whether torch has heard of devices of that type; it learns plugins' types when they are installed."""
+    import torch
+
     try:
         torch.device(name)
     except RuntimeError:
@@ -155,8 +170,8 @@ def plan_devices(text: str, environ: Mapping[str, str] = os.environ, here: Machi
     Raises:
         UsageError: a device is unknown or not there, or `auto` does not stand alone.
     """
-    here = here or machine(environ)
     names = text.split(",")
+    here = here or (Machine() if set(names) <= _ALWAYS_HERE else machine(environ))
     if AUTO in names and names != [AUTO]:
         raise UsageError(f"--device {text!r}: auto chooses by itself; write auto alone, or the names of devices")
     chosen = _automatic(here) if names == [AUTO] else _given(names, here)

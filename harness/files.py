@@ -1,10 +1,14 @@
-"""Files that are either their old self or complete, whenever the process is stopped."""
+"""Where lastbit's own files are, and files that are old or complete, whenever the process is stopped."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+BUILT_IN = PACKAGE.parent
+"""The folder with references/, cases/ and reports/ of lastbit itself."""
 
 
 def replace_file(path: Path, save: Callable[[Path], object]) -> None:

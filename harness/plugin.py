@@ -1,7 +1,8 @@
 """The pytest plugin behind `lastbit verify`: turns the plan of a run into test items.
 
 It reads the run's configuration from the file that the environment variable LASTBIT_CONFIG names, and the type of
-device from LASTBIT_DEVICE, because every worker process of pytest-xdist has to make the same plan.
+device from LASTBIT_DEVICE. Every process that collects items makes the same plan; the one that hands them to workers
+collects none, and imports neither torch nor a kernel.
 """
 
 from __future__ import annotations
@@ -11,21 +12,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from harness.config import Config
 from harness.errors import LastbitError
-from harness.interpret import install
 from harness.timing import PLANNING, Clock, listening, timed
-from harness.verify.notes import Notes
-from harness.verify.plan import Plan, make_plan
-from harness.verify.recorder import Recorder, Unrecorded
-from reports.records import dump
+from harness.verify.notes import Notes, Unrecorded
+from harness.verify.schedule import Schedule, units
 
-_plan = pytest.StashKey[Plan]()
+if TYPE_CHECKING:
+    from harness.verify.plan import Plan
+    from harness.verify.recorder import Recorder
+
 _config = pytest.StashKey[Config]()
 _notes = pytest.StashKey[Notes]()
 
@@ -35,22 +35,15 @@ def _device_type() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the plan; a problem with the configuration is a usage error of pytest."""
+    """Read what the run was asked to do."""
     path = os.environ.get("LASTBIT_CONFIG")
     if path is None:
         raise pytest.UsageError("harness.plugin is started by `lastbit verify`, which sets LASTBIT_CONFIG")
-    device_type = _device_type()
     config.add_cleanup(_listening())
     settings = Config.load(Path(path))
-    try:
-        plan = _make_plan(settings, device_type)
-    except LastbitError as error:
-        raise pytest.UsageError(str(error)) from error
-    notes = Notes(Path(settings.folder), device_type)
-    config.stash[_plan], config.stash[_config], config.stash[_notes] = plan, settings, notes
+    config.stash[_config], config.stash[_notes] = settings, Notes(Path(settings.folder), _device_type())
     if not hasattr(config, "workerinput"):
-        notes.write("plan", {"items": [asdict(i) for i in plan.planned], "not_run": [asdict(n) for n in plan.not_run]})
-        config.pluginmanager.register(_Session(notes))
+        config.pluginmanager.register(_Session(config.stash[_notes]))
 
 
 def _listening() -> Callable[[], None]:
@@ -60,14 +53,6 @@ def _listening() -> Callable[[], None]:
         return stack.pop_all().close
 
 
-@timed(PLANNING)
-def _make_plan(settings: Config, device_type: str) -> Plan:
-    torch.set_num_threads(1)  # workers share the cores
-    if device_type == "cpu":
-        install()
-    return make_plan(settings, device_type)
-
-
 class _Session:
     """Hooks of the process that hands the items to workers: it notes what becomes of these, and of the session."""
 
@@ -75,10 +60,22 @@ class _Session:
         self.notes, self.crashed, self.unrecorded = notes, list[str](), ""
 
     @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Schedule | None:
+        """Hand out units of items that share work, unless --dist asks for another order."""
+        workers = len(config.getvalue("tx"))
+        return Schedule(workers, lambda: self._units(workers)) if config.getvalue("dist") == "load" else None
+
+    def _units(self, workers: int) -> list[list[int]]:
+        planned = {item["id"]: item for item in self.notes.read("plan")["items"]}
+        return units([planned[name] for name in self.notes.read("selected")], workers)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         if error and error != "keyboard-interrupt":  # as pytest-xdist calls it
             self.crashed.append(node.gateway.id)
             self.notes.write("crashed", self.crashed)
+            if self.notes.read("selected") is None:  # another one would end likewise, for ever
+                pytest.exit(f"worker {node.gateway.id} ended before it had collected anything: {error}", returncode=3)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         lines = report.longreprtext.splitlines() if report.failed else []
@@ -90,22 +87,50 @@ class _Session:
         self.notes.write("done", {"status": int(exitstatus), "unrecorded": self.unrecorded})
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note which items are left after every option and plugin has had its say; all workers note the same."""
-    selected = [vars(item)["callspec"].params["item"].id for item in session.items if hasattr(item, "callspec")]
-    session.config.stash[_notes].write("selected", selected)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per item of the plan."""
     if "item" in metafunc.fixturenames:
-        plan = metafunc.config.stash[_plan]
+        plan = _plan(metafunc.config)
         metafunc.parametrize("item", plan.items, ids=[i.id for i in plan.items])
+
+
+@timed(PLANNING)
+def _plan(config: pytest.Config) -> Plan:
+    """The plan, which is noted, or why there is none."""
+    import gc
+
+    import torch
+
+    from harness.interpret import install
+    from harness.verify.plan import make_plan
+
+    torch.set_num_threads(1)  # workers share the cores
+    notes, device_type = config.stash[_notes], _device_type()
+    if device_type == "cpu":
+        install()
+    try:
+        plan = make_plan(config.stash[_config], device_type)
+    except LastbitError as error:
+        notes.write("refused", str(error))
+        raise
+    gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
+    notes.write("plan", {"items": [asdict(i) for i in plan.planned], "not_run": [asdict(n) for n in plan.not_run]})
+    return plan
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Note which items are left after every option and plugin has had its say; all workers note the same."""
+    chosen = (vars(item)["callspec"].params["item"] for item in session.items if hasattr(item, "callspec"))
+    selected = [item.id for item in chosen if hasattr(item, "id")]  # of an empty plan pytest makes an item of its own
+    session.config.stash[_notes].write("selected", selected)
 
 
 @pytest.fixture(scope="session")
 def recorder(request: pytest.FixtureRequest) -> Recorder:
     """The files of this worker process."""
-    settings = request.config.stash[_config]
+    from harness.verify.recorder import Recorder
+    from reports.records import dump
+
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
-    return Recorder(settings, f"{os.environ.get('LASTBIT_DEVICE', 'cpu')}-{worker}", dump)
+    return Recorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)

@@ -44,14 +44,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import LastbitError
 from harness.files import replace_file
 from harness.result import ULP_BINS, CaseResult, Comparison, StageResult, Worst
 from harness.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def _ulp_columns() -> tuple[str, ...]:
@@ -126,6 +127,8 @@ def load(path: Path) -> list[CaseResult]:
 
 def frame(results: Iterable[CaseResult]) -> pd.DataFrame:
     """The table described at the top of this module."""
+    import pandas as pd
+
     rows = [{k: _in_utf8(v) for k, v in row.items()} for result in results for row in _rows(result)]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict(COLUMNS))
 

@@ -42,8 +42,8 @@ FP32_MULTIPLY = (
 def lastbit(*words: object) -> int:
     """The exit code of `lastbit golden WORDS`, whose kernels run in this process."""
     parser = argparse.ArgumentParser()
-    golden.add_to(parser.add_subparsers())
-    options = parser.parse_args(["golden", *map(str, words)])
+    golden.add_golden(parser)
+    options = parser.parse_args([*map(str, words)])
     with patch.object(golden, "Worker", InThisProcess):
         return int(options.command(options, ()))
 

@@ -20,8 +20,8 @@ MOST = math.log2(COMMITS) + 2
 
 def run_bisect(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    bisect.add_to(parser.add_subparsers())
-    options = parser.parse_args(["bisect", *arguments])
+    bisect.add_bisect(parser)
+    options = parser.parse_args(arguments)
     return int(options.command(options, []))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from bisect_demo import git
 from bisect_histories import commit_all, line_of, result
 
 from harness import cli
-from harness.commands.options import Subparsers
 from harness.errors import LastbitError, UsageError
 from harness.history.bisect import bisect
 from harness.history.criterion import Question
@@ -135,10 +135,9 @@ def test_sigterm_leaves_nothing_behind(repository: tuple[Path, list[str]], monke
                 signal.raise_signal(signal.SIGTERM)
         return 0
 
-    def add_to(commands: Subparsers) -> None:
-        commands.add_parser("wait").set_defaults(command=terminated)
-
-    monkeypatch.setattr(cli, "COMMANDS", (SimpleNamespace(add_to=add_to),))
+    module = SimpleNamespace(add_wait=lambda parser: parser.set_defaults(command=terminated))
+    monkeypatch.setitem(sys.modules, "harness.commands.wait", module)
+    monkeypatch.setattr(cli, "COMMANDS", {"wait": ("wait", "for a signal")})
     assert cli.main(["wait"]) == 130
     assert signal.getsignal(signal.SIGTERM) is before
     assert not seen[0].exists()

@@ -335,8 +335,8 @@ def test_revisions_of_one_run() -> None:
 
 def command(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
-    diff.add_to(parser.add_subparsers())
-    options = parser.parse_args(["diff", *arguments])
+    diff.add_diff(parser)
+    options = parser.parse_args(arguments)
     return int(options.command(options, ()))
 
 

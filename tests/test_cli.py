@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -15,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import harness
 from harness import cli
 from harness.commands import diff, verify
 from harness.errors import LastbitError
@@ -213,6 +215,35 @@ def test_visible_keeps_text_and_shows_the_rest() -> None:
 
 
 # What it is
+
+
+@pytest.mark.parametrize("command", ["import harness", "from harness import cli; cli.make_parser(())"])
+def test_what_only_says_something_imports_nothing_that_takes_long(command: str) -> None:
+    """`lastbit --help` answers at once, and so does `import harness` in a program that needs no verdict."""
+    program = f"{command}; import sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert "harness" in loaded
+    assert not {"torch", "numpy", "triton", "pandas", "pyarrow", "hypothesis", "rich", "pytest"}.intersection(loaded)
+
+
+def test_what_starts_a_run_and_what_hands_out_its_items_leave_torch_to_those_that_run_them() -> None:
+    program = "import harness.commands.verify, harness.plugin, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "triton", "pandas", "hypothesis", "rich"}.intersection(loaded)
+
+
+def test_names_of_the_package_are_there_when_they_are_asked_for() -> None:
+    assert harness.assert_contract.__module__ == "harness.verify.assertion"
+    assert {*harness.__all__} <= {*dir(harness)}
+    assert harness.kernel is sys.modules["harness.kernel"].kernel
+    with pytest.raises(AttributeError, match="no attribute 'assert_contracts'"):
+        harness.assert_contracts  # noqa: B018
+
+
+def test_every_command_has_a_module_that_adds_its_options() -> None:
+    [listed] = (action for action in cli.make_parser()._actions if action.choices)
+    assert [*listed.choices] == [*cli.COMMANDS]
+    assert all(parser.get_default("command") or parser._subparsers for parser in listed.choices.values())
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

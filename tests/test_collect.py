@@ -242,3 +242,23 @@ def test_the_notes_are_json_that_a_reader_of_the_folder_understands(left: Left) 
     left.plan(planned("k"))
     [item] = json.loads((left.folder / "cpu.plan.json").read_text())["items"]
     assert (item["kernel"], item["contract"], item["source"]) == ("k", CONTRACT, "k.py:1")
+
+
+def test_results_are_in_the_order_of_the_plan_whoever_had_them_when(left: Left) -> None:
+    left.plan(planned("a", "g1"), planned("a", "g2"), planned("b", "g1"))
+    run = left.run(DONE, result("b", "g1"), result("a", "g2", reason="1"), result("a", "g1"), result("a", "g2"))
+    assert [(r.kernel, r.group, r.reason) for r in run.results] == [
+        ("a", "g1", ""), ("a", "g2", "1"), ("a", "g2", ""), ("b", "g1", ""),
+    ]  # fmt: skip
+
+
+def test_a_plan_that_was_refused_says_so_in_its_own_words(left: Left) -> None:
+    left.child.notes.write("refused", "unknown kernel 'wright'")
+    with pytest.raises(LastbitError, match=r"^unknown kernel 'wright'$"):
+        left.run(DONE)
+
+
+def test_nobody_waits_for_the_power_of_an_interrupted_run(left: Left) -> None:
+    left.plan(planned("k"))
+    assert left.run(DONE, result("k")).power
+    assert not left.run(DONE, result("k"), interrupted=True).power

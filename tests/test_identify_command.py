@@ -93,8 +93,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_to(parser.add_subparsers())
-    options = parser.parse_args(["identify", *arguments])
+    command.add_identify(parser)
+    options = parser.parse_args(arguments)
     return int(options.command(options, []))
 
 

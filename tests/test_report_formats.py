@@ -347,8 +347,8 @@ def test_nothing_in_an_annotation_is_a_command(text: str) -> None:
 
 def command(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
-    report.add_to(parser.add_subparsers())
-    options = parser.parse_args(["report", *arguments])
+    report.add_report(parser)
+    options = parser.parse_args(arguments)
     return int(options.command(options, ()))
 
 

@@ -286,8 +286,8 @@ def test_a_reference_goes_on_from_an_enclosure() -> None:
 def run(*words: str) -> int:
     """The exit code of `lastbit stages WORDS`, whose kernels run in this process."""
     parser = argparse.ArgumentParser()
-    command.add_to(parser.add_subparsers())
-    options = parser.parse_args(["stages", *words])
+    command.add_stages(parser)
+    options = parser.parse_args(words)
     with patch.object(command, "Worker", InThisProcess):
         return int(options.command(options, []))
 

@@ -8,9 +8,10 @@ import torch
 
 from harness.case import Case, parse_case
 from harness.errors import UsageError
+from harness.verify.case_files import read_cases
 from harness.verify.check import Subject, unsupported
 from harness.verify.inprocess import Workplace
-from harness.verify.project import Project, read_cases
+from harness.verify.project import Project
 
 
 def case_lines(place: Workplace, file: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""The commands of the command line, a module each: `add_to` adds its parser, whose `command` runs it."""
+"""The commands of the command line: `add_NAME` gives a parser the options of a command, and what runs it."""

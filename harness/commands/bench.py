@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, config_of
+from harness.commands.options import add_device, add_kernel_choice, config_of
 
 if TYPE_CHECKING:
     from harness.bench.samples import Effort
@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from harness.verify.worker import Worker
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure what verifying costs beside the kernel, a copy, and a plain test",
-        description="Measure lastbit itself, side by side with what it is compared with, in one run.",
-    )
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.description = "Measure lastbit itself, side by side with what it is compared with, in one run."
     parser.set_defaults(command=_bench)
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     parser.add_argument("--cases", type=Path, help="the case lines of this file instead of those in cases/bench")
@@ -35,7 +31,6 @@ def add_to(commands: Subparsers) -> None:
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from harness.bench.samples import QUICK, Effort
-    from harness.commands.running import INTERRUPTED
     from harness.outcomes.bench import Bench
     from harness.verify.run import environment_of
     from harness.verify.worker import Worker
@@ -57,7 +52,9 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     line(make_console(), page(bench))
     if options.out is not None:
         _write(bench, options.out, config.devices[0])
-    return INTERRUPTED if interrupted else 2 if failed else 0
+    if interrupted:
+        raise KeyboardInterrupt
+    return 2 if failed else 0
 
 
 def _measure(worker: Worker, effort: Effort, found: list[Measurement], failed: list[str]) -> None:

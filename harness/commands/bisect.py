@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.case import parse_case
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_run, config_of
+from harness.commands.options import add_device, add_kernel_choice, add_run, config_of, workers_of
 from harness.commands.running import execute
 from harness.config import Config
 from harness.errors import UsageError
@@ -27,13 +27,9 @@ from reports.bisection import print_bisection, print_extent, print_step
 from reports.paper import make_console
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "bisect",
-        help="find the commit, or the version of a package, that changed a kernel's result",
-        description="Find the first bad commit between two revisions, or the first bad version of a package.",
-    )
+def add_bisect(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = "Find the first bad commit between two revisions, or the first bad version of a package."
     parser.set_defaults(command=_bisect)
     parser.add_argument("case", help="the case line to follow, in quotes")
     parser.add_argument("--good", required=True, metavar="A", help="a revision or version before the change")
@@ -56,7 +52,7 @@ def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
     def measure(name: str, changes: Mapping[str, Any]) -> Run:
         here = replace(config, folder=str(Path(config.folder, name)), **changes)
-        return execute(here, ["-n", options.workers], quiet=True)
+        return execute(here, workers_of(options), quiet=True)
 
     with _space(options, config) as space:
         print_extent(space.what, len(space.candidates()), options.good, options.bad, console)

@@ -7,18 +7,17 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from harness.commands.options import Subparsers, add_device
+from harness.commands.options import add_device
 from harness.commands.running import worst_code
 from harness.devices import plan_devices
 from harness.verify.run import environment_for
 from reports.paper import line, make_console
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    calibrate = commands.add_parser("calibrate", help="measure on a device what the error bounds rest on")
-    calibrate.set_defaults(command=_calibrate)
-    add_device(calibrate)
+def add_calibrate(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.set_defaults(command=_calibrate)
+    add_device(parser)
 
 
 def _calibrate(options: argparse.Namespace, rest: Sequence[str]) -> int:

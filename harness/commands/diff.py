@@ -5,29 +5,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from harness.commands.options import Subparsers
 from harness.commands.report import STANDARD_OUTPUT, add_run_argument, read_run, write_text
 from reports.changes import DRIFT, compare, with_base
 from reports.changes_json import as_json
 from reports.changes_terminal import print_changes
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    diff = commands.add_parser(
-        "diff",
-        help="say what got better or worse from one run to another",
-        description="Say what got better or worse from run BEFORE to run AFTER, per kernel and stage, on the cases "
-        "that both have. Exit code 1: a verdict got worse, or elements outside rose, or a new kernel fails.",
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Say what got better or worse from run BEFORE to run AFTER, per kernel and stage, on the cases "
+        "that both have. Exit code 1: a verdict got worse, or elements outside rose, or a new kernel fails."
     )
-    diff.set_defaults(command=_diff)
-    add_run_argument(diff, "before", help="the folder of a run")
-    add_run_argument(diff, "after", help="the folder of the run to compare with it")
-    diff.add_argument(
+    parser.set_defaults(command=_diff)
+    add_run_argument(parser, "before", help="the folder of a run")
+    add_run_argument(parser, "after", help="the folder of the run to compare with it")
+    parser.add_argument(
         "--drift", type=_factor, default=DRIFT, help=f"factor beyond which a figure has drifted (default: {DRIFT})"
     )
-    diff.add_argument("--strict", action="store_true", help="exit code 1 also for worse figures and kernels gone")
-    diff.add_argument("--json", action="store_true", help="print JSON instead")
+    parser.add_argument("--strict", action="store_true", help="exit code 1 also for worse figures and kernels gone")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
 
 
 def _factor(text: str) -> float:

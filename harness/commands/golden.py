@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_timeout, config_of
+from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
 from harness.commands.running import NOTHING_RUN
 from harness.config import Config
 from harness.errors import LastbitError, UsageError
@@ -38,10 +38,9 @@ FOLDER = Path("cases", "golden")
 """Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    golden = commands.add_parser("golden", help="keep what kernels give, and see what changes")
-    actions = golden.add_subparsers(required=True, metavar="ACTION")
+def add_golden(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
     record = actions.add_parser("record", help="make goldens of kernels that have none")
     check = actions.add_parser("check", help="run goldens again: same, changed but still legal, or broken")
     approve = actions.add_parser("approve", help="show what changes and why, then write it")

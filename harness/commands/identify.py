@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.options import Subparsers, add_device, add_folders, add_timeout, config_of
+from harness.commands.options import add_device, add_folders, add_timeout, config_of
 from harness.commands.running import worst_code
 from harness.outcomes.identification import Identification
 from harness.verify.identify import identify_kernel
@@ -17,13 +17,11 @@ from reports.identification import print_identification, print_overview
 from reports.paper import line, make_console
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "identify",
-        help="find out which contracts a kernel keeps",
-        description="Try every contract of its op on what a kernel gives, and where none fits, every combination of "
-        "rounding points. What the kernel claims plays no part.",
+def add_identify(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Try every contract of its op on what a kernel gives, and where none fits, every combination of "
+        "rounding points. What the kernel claims plays no part."
     )
     parser.set_defaults(command=_identify)
     parser.add_argument("kernel", nargs="*", help="names of kernels (default: all)")

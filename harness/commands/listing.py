@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import torch
 
-from harness.commands.options import Subparsers, add_folders
+from harness.commands.options import add_folders
 from harness.commands.report import STANDARD_OUTPUT, write_text
 from harness.config import Config
 from harness.errors import unknown
@@ -24,13 +24,9 @@ from reports.listing import print_listing
 from reports.paper import make_console
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "list",
-        help="list ops and their contracts, kernels, regimes and layouts",
-        description="List what a command line, a case line or a declaration can name.",
-    )
+def add_list(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = "List what a command line, a case line or a declaration can name."
     parser.set_defaults(command=_list)
     parser.add_argument(
         "sections", nargs="*", metavar="SECTION", help=f"only these: {', '.join(SECTIONS)} (default: all of them)"

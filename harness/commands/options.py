@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import time
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any
 from harness.config import Config
 from harness.devices import plan_devices
 from harness.errors import UsageError
-from harness.verify.project import read_cases
-
-Subparsers = Any
-"""What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
+from harness.verify.case_files import read_cases
+from harness.verify.run import MOST_ON_CPU, PER_ACCELERATOR
 
 RUNS = Path(".lastbit", "runs")
 """Where runs are kept unless they are told otherwise, below the working directory."""
@@ -44,17 +41,18 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
-    """Add what a run of worker processes needs: as many of them as there are cores, unless `workers` says otherwise."""
+    """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
     add_timeout(parser)
     parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
     parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
-    parser.add_argument(
-        "-n",
-        dest="workers",
-        type=_workers,
-        default=workers or str(min(os.cpu_count() or 1, 8)),
-        help="worker processes per device type",
-    )
+    own = f"one for each core, at most {MOST_ON_CPU}, and {PER_ACCELERATOR} for each accelerator"
+    help = f"worker processes per type of device (default: {workers or own})"
+    parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
+
+
+def workers_of(options: argparse.Namespace) -> list[str]:
+    """The option -n for pytest, where it was given or the command has a default."""
+    return [] if options.workers is None else ["-n", options.workers]
 
 
 def _workers(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.commands.options import RUNS, Subparsers
+from harness.commands.options import RUNS
 from harness.errors import LastbitError, UsageError
 from harness.files import replace_file
 from harness.run import Run
@@ -38,19 +38,15 @@ FORMATS: Mapping[str, _Format] = {
 }
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    report = commands.add_parser(
-        "report",
-        help="write what a run found as HTML, Markdown, JUnit, SARIF or annotations",
-        description="Write what a run found. FILE may be - for standard output. Without any format, print it.",
-    )
-    report.set_defaults(command=_report)
-    add_run_argument(report, "run", nargs="?", help="a run (default: the newest complete one below .lastbit/runs)")
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = "Write what a run found. FILE may be - for standard output. Without any format, print it."
+    parser.set_defaults(command=_report)
+    add_run_argument(parser, "run", nargs="?", help="a run (default: the newest complete one below .lastbit/runs)")
     for name, form in FORMATS.items():
-        report.add_argument(f"--{name}", metavar="FILE", help=form.help)
-    report.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
-    report.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
+        parser.add_argument(f"--{name}", metavar="FILE", help=form.help)
+    parser.add_argument("--annotations", action="store_true", help="print annotations of GitHub Actions")
+    parser.add_argument("--base", type=Path, metavar="RUN", help="say what changed since this run")
 
 
 def add_run_argument(parser: argparse.ArgumentParser, name: str, *, help: str, nargs: str | None = None) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 from harness.config import Config
-from harness.result import CaseResult
 from harness.run import Run
 from harness.verify import run as runs
-from harness.verify.collect import collect
 from reports import records
-from reports.terminal import RunProgress
 
-INTERRUPTED = 130
-"""Exit code of a command that was interrupted from the keyboard."""
-
+_AFTERWARDS = ("harness.verify.collect", "pandas", "reports.terminal")
+"""Modules that a run needs at its end, and that take seconds to import."""
 
 NOTHING_RUN = 3
 """Exit code of a command of which a kernel was not verified, or that found nothing to run."""
@@ -43,22 +42,50 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
         LastbitError: the run could not be planned, as when a kernel's file raises.
         Interrupted: from the keyboard; what was recorded is kept.
     """
-    children = runs.start(config, arguments)
-    results = runs.Results(config, records.parse)
-    with RunProgress() as progress:
-
-        def tick() -> None:
-            new = results.new()
-            if not quiet:
-                _show(progress, runs.planned(children), new)
-
-        interrupted = runs.wait(children, tick)
+    children: Sequence[runs.Child] = ()
+    results, interrupted = runs.Results(config, records.parse), False
+    try:
+        with runs.processes(config, arguments) as children:
+            Thread(target=_import_ahead, daemon=True).start()
+            _follow(children, results, quiet)
+    except KeyboardInterrupt:
+        interrupted, results = True, runs.Results(config, records.parse)  # it may have been reading some
+    results.new()
     if interrupted and runs.planned(children) is None:
         raise Interrupted(None)
+    from harness.verify.collect import collect
+
     run = _kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if interrupted:
         raise Interrupted(run)
     return run
+
+
+def _import_ahead() -> None:
+    """Import what the end of a run needs while its processes work; what fails here fails there."""
+    for name in _AFTERWARDS:
+        with suppress(Exception):
+            import_module(name)
+
+
+def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) -> None:
+    """Show how far the processes have come, until they end."""
+    from reports.progress import RunProgress
+
+    total: int | None = None
+    with RunProgress() as progress:
+
+        def tick() -> None:
+            nonlocal total
+            new = results.new()
+            if quiet:
+                return
+            if total is None and (total := runs.planned(children)) is not None:
+                progress.set_total(total)
+            for result in new:
+                progress.advance(result)
+
+        runs.wait(children, tick)
 
 
 def _kept(run: Run, folder: Path) -> Run:
@@ -69,10 +96,3 @@ def _kept(run: Run, folder: Path) -> Run:
         reason = f"the records cannot be written to {folder}: {error.strerror or error}"
         return replace(run, broken="; ".join(filter(None, (run.broken, reason))))
     return run
-
-
-def _show(progress: RunProgress, total: int | None, results: Sequence[CaseResult]) -> None:
-    if total is not None:
-        progress.set_total(total)
-    for result in results:
-        progress.advance(result)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from harness.case import parse_case
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_timeout, config_of
+from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
 from harness.commands.running import worst_code
 from harness.outcomes.stages import StageSearch
 from harness.result import Verdict
@@ -18,13 +18,11 @@ from reports.paper import line, make_console
 from reports.stages import print_legend, print_stages
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add the command."""
-    parser = commands.add_parser(
-        "stages",
-        help="find the first stage of a kernel that goes wrong on a case",
-        description="Replace the stages of a kernel by the reference's, one after the other, and name the first that "
-        "matters. Where a kernel shows no stages, find the one that would explain it, computed otherwise.",
+def add_stages(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Replace the stages of a kernel by the reference's, one after the other, and name the first that "
+        "matters. Where a kernel shows no stages, find the one that would explain it, computed otherwise."
     )
     parser.set_defaults(command=_stages)
     parser.add_argument("case", help="the line that a report printed, in quotes")

@@ -7,50 +7,40 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from harness.case import parse_case
-from harness.commands.options import Subparsers, add_device, add_kernel_choice, add_run, config_of
-from harness.commands.running import INTERRUPTED, Interrupted, execute
+from harness.commands.options import add_device, add_kernel_choice, add_run, config_of, workers_of
+from harness.commands.running import Interrupted, execute
 from harness.config import PROFILES, Config
-from harness.history.revisions import kernels_at
-from harness.result import CaseResult, Verdict
+from harness.result import Verdict
 from harness.run import Run
-from harness.verify.project import open_project
-from reports.changes import compare, names_of, with_base
-from reports.changes_terminal import print_changes
-from reports.paper import line, make_console
-from reports.terminal import print_run
+from reports.characters import visible
 
 
-def add_to(commands: Subparsers) -> None:
-    """Add both commands."""
-    _add_verify(commands)
-    repro = commands.add_parser("repro", help="run one case line again, bit for bit")
-    repro.set_defaults(command=_repro)
-    repro.add_argument("case", help="the line that a report printed, in quotes")
-    add_device(repro)
-    add_kernel_choice(repro)
-    add_run(repro, workers="1")
+def add_repro(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of `repro`."""
+    parser.set_defaults(command=_repro)
+    parser.add_argument("case", help="the line that a report printed, in quotes")
+    add_device(parser)
+    add_kernel_choice(parser)
+    add_run(parser, workers="1")
 
 
-def _add_verify(commands: Subparsers) -> None:
-    verify = commands.add_parser(
-        "verify",
-        help="check kernels against their rounding contracts",
-        description="Check kernels against their rounding contracts. Options that are not listed go to pytest: "
-        "-k, -x, --lf, --junitxml and the like.",
+def add_verify(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of `verify`."""
+    parser.description = (
+        "Check kernels against their rounding contracts. Options that are not listed go to pytest: "
+        "-k, -x, --lf, --junitxml and the like."
     )
-    verify.set_defaults(command=_verify, takes_rest=True)
-    verify.add_argument("--profile", default="ci", help=f"{', '.join(PROFILES)} (default: ci)")
-    verify.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
-    verify.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
-    verify.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
-    verify.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
-    verify.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
-    add_device(verify)
-    add_kernel_choice(verify)
-    add_run(verify)
+    parser.set_defaults(command=_verify, takes_rest=True)
+    parser.add_argument("--profile", default="ci", help=f"{', '.join(PROFILES)} (default: ci)")
+    parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
+    parser.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
+    parser.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
+    parser.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
+    add_device(parser)
+    add_kernel_choice(parser)
+    add_run(parser)
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -61,37 +51,43 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         seed=options.seed,
         cases=options.cases_per_group,
     )
-    arguments = ["-n", options.workers, "--dist", "worksteal", *rest]
+    arguments = [*workers_of(options), *rest]
     if options.base is None:
         return _run(config, arguments)
+    from harness.history.revisions import kernels_at
+    from harness.verify.project import open_project
+
     with kernels_at(options.base, open_project(config).kernel_folders) as folder:
         return _run(replace(config, revisions={options.base: str(folder)}), arguments)
 
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(options, lines=(str(parse_case(options.case)),))
-    return _run(config, ["-n", options.workers], show_inputs=True)
+    return _run(config, workers_of(options), show_inputs=True)
 
 
 def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
-    console = make_console()
-    line(console, str(config.device_plan))
-    interrupted = False
+    print(visible(str(config.device_plan), keep="\n"), flush=True)
     try:
-        run = execute(config, arguments)
+        return _print(execute(config, arguments), show_inputs)
     except Interrupted as interruption:
-        if interruption.run is None:
-            raise
-        run, interrupted = interruption.run, True
-    if show_inputs:
-        _print_inputs(run.results, console)
-    code = _print(run, console)
-    return INTERRUPTED if interrupted else code
+        if interruption.run is not None:
+            _print(interruption.run, show_inputs)
+        raise
 
 
-def _print(run: Run, console: Console) -> int:
+def _print(run: Run, show_inputs: bool) -> int:
     """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
+    from reports.changes import compare, names_of, with_base
+    from reports.changes_terminal import print_changes
+    from reports.paper import line, make_console
+    from reports.terminal import print_run
+
+    console = make_console()
+    for device, fingerprint in dict.fromkeys((r.device, r.fingerprint) for r in run.results if r.fingerprint):
+        if show_inputs:
+            line(console, f"input bits on {device}: {fingerprint}")
     today, base = with_base(run)
     if base is None:
         print_run(run, console)
@@ -101,8 +97,3 @@ def _print(run: Run, console: Console) -> int:
     print_changes(changes, console)
     worse = changes.exit_code() == 1 and today.overall is not Verdict.ERRORED
     return 1 if worse else today.exit_code
-
-
-def _print_inputs(results: Sequence[CaseResult], console: Console) -> None:
-    for device, fingerprint in dict.fromkeys((r.device, r.fingerprint) for r in results if r.fingerprint):
-        line(console, f"input bits on {device}: {fingerprint}")

@@ -59,7 +59,9 @@ class Ended:
 def collect(
     config: Config, children: Sequence[Child], recorded: Sequence[CaseResult], *, interrupted: bool = False
 ) -> Run:
-    """The finished run, or what there is of one that was interrupted.
+    """The finished run, with its results in the order of the plan, or what there is of one that was interrupted.
+
+    Nobody has the patience for the power of an interrupted run, and nobody can rely on it.
 
     Raises:
         LastbitError: a process could not make its plan, and the message is its own, or the run's folder is gone.
@@ -71,10 +73,10 @@ def collect(
     stops = {device: _stop(process, interrupted, failed) for device, process in ended.items()}
     died = [case for case in left if case in killed or not stops[case.device_type]]
     unfinished = [case.not_run(stops[case.device_type]) for case in left if case not in died]
-    results = [*recorded, *(case.errored for case in died)]
+    results = _in_order([*recorded, *(case.errored for case in died)], ended.values())
     missing = [n for process in ended.values() for n in _missing(process, results, stops[process.device_type])]
     with listening(Clock()) as clock:
-        power = power_of(results, open_project(config))
+        power = () if interrupted else power_of(results, open_project(config))
     return Run(
         results=tuple(results),
         broken=INTERRUPTED if interrupted else "; ".join(_broken(ended.values(), stops, missing)),
@@ -94,6 +96,8 @@ def _spent(folder: Path, clock: Clock) -> Spent:
 
 def _ended(child: Child) -> Ended:
     notes = child.notes
+    if refused := notes.read("refused"):
+        raise LastbitError(refused)
     if not (plan := notes.read("plan")):
         raise LastbitError(_last_words(child.log))
     done, selected = notes.read("done") or {}, notes.read("selected")
@@ -116,6 +120,13 @@ def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     first = next((i for i, line in enumerate(lines) if line.startswith("ERROR: ")), len(lines) - 20)
     return "\n".join(lines[max(first, 0) :]).removeprefix("ERROR: ")
+
+
+def _in_order(results: Iterable[CaseResult], processes: Iterable[Ended]) -> list[CaseResult]:
+    """The results as the plans list their items, whichever worker had them when; those of an item stay as they came."""
+    keys = [(item.device, item.kernel, item.group) for process in processes for item in process.items]
+    places = {key: place for place, key in enumerate(keys)}
+    return sorted(results, key=lambda result: places.get((result.device, result.kernel, result.group), len(places)))
 
 
 def _stop(process: Ended, interrupted: bool, failed: bool) -> str:

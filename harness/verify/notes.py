@@ -7,18 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.errors import LastbitError
 from harness.files import replace_file
 
 TIME = ".time.json"
 """Suffix of the file in which a worker notes where its time went, part by part."""
 
 
+class Unrecorded(LastbitError):
+    """A result that could not be written down."""
+
+
 @dataclass(frozen=True)
 class Notes:
     """Notes of the pytest process of one type of device, in the run's folder; each is there as a whole or not at all.
 
-    `plan`: its items, and what it leaves out. `selected`: ids of the items that pytest did not deselect. `crashed`:
-    names of the worker processes that ended in the middle of an item. `done`: how the session ended.
+    `refused`: why there is no plan, where a name or a declaration means nothing. `plan`: its items, and what it leaves
+    out. `selected`: ids of the items that pytest did not deselect, in its order. `crashed`: names of the worker
+    processes that ended in the middle of an item. `done`: how the session ended.
     """
 
     folder: Path

@@ -19,10 +19,12 @@ from harness.config import Config
 from harness.devices import machine
 from harness.errors import unknown
 from harness.kernel import REVISION_MARK, Kernel
+from harness.op import Op
 from harness.run import NotRun
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.project import Project, open_project
+from harness.verify.stage_names import stage_names
 
 _MOST_NAMES = 4
 
@@ -33,6 +35,7 @@ class Planned:
 
     Attributes:
         cases: how many it runs unless it fails early.
+        cost: an estimate of the time that it takes, to compare items by.
     """
 
     id: str
@@ -43,6 +46,7 @@ class Planned:
     group: str
     source: str
     cases: int
+    cost: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Item:
     def planned(self, generated: int) -> Planned:
         """The item as data, where groups that generate cases generate that many."""
         kernel, group = self.subject.kernel, self.group
+        cases = len(group.examples) + generated * (group.strategy is not None)
         return Planned(
             id=self.id,
             kernel=kernel.name,
@@ -68,8 +73,15 @@ class Item:
             device=str(self.subject.device),
             group=group.name,
             source=kernel.source,
-            cases=len(group.examples) + generated * (group.strategy is not None),
+            cases=cases,
+            cost=cases * _cost_of_a_case(self.subject.op),
         )
+
+
+def _cost_of_a_case(op: Op) -> int:
+    """The names of stages that the reference spells: time goes by these, as groups keep tensors to about one size."""
+    known = stage_names(op.reference)
+    return max(len(known.words), 1) if known else 1
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from harness.case import Case, Group, parse_case
+from harness.case import Case, Group
 from harness.config import Config
 from harness.errors import LastbitError, OpError, UsageError, unknown
+from harness.files import BUILT_IN, PACKAGE
 from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from harness.op import Op
 from harness.run import NotRun
+from harness.verify.case_files import read_cases
 from harness.verify.declarations import check_kernel, check_op
-
-_PACKAGE = Path(__file__).resolve().parent.parent
-BUILT_IN = _PACKAGE.parent
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Project:
         """The folders of lastbit itself and of its ops: their Python files are today's in every revision."""
         names = ("references", "cases")
         return (
-            _PACKAGE,
+            PACKAGE,
             BUILT_IN / "reports",
             BUILT_IN / "tests",
             *(folder.resolve() / name for folder in self.folders for name in names),
@@ -111,33 +110,11 @@ def open_project(config: Config) -> Project:
         for path in _modules(folder / "cases"):
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)
-    own = [BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else _PACKAGE / "_kernels"]
+    own = [BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else PACKAGE / "_kernels"]
     own += [folder / "kernels" for folder in folders[1:] if (folder / "kernels").is_dir()]
     chosen = tuple(Path(p) for p in config.kernel_folders) or tuple(own)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
     return Project(ops, cases, folders, chosen, revisions)
-
-
-def read_cases(path: Path) -> list[Case]:
-    """The cases of a file with one line each; blank lines and lines that start with # are left out."""
-    if not path.is_file():
-        raise UsageError(f"case file {str(path)!r} does not exist")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"case file {str(path)!r} cannot be read: {error}") from error
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    cases = [_case(line, f"{path}, line {number}") for number, line in lines if line and not line.startswith("#")]
-    if not cases:
-        raise UsageError(f"case file {str(path)!r} holds no case line")
-    return cases
-
-
-def _case(line: str, where: str) -> Case:
-    try:
-        return parse_case(line)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
 
 
 def _existing(folder: Path) -> Path:

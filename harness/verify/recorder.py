@@ -13,19 +13,14 @@ import torch
 
 from harness.case import Case
 from harness.config import Config
-from harness.errors import LastbitError
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
-from harness.verify.notes import TIME, write_json
+from harness.verify.notes import TIME, Unrecorded, write_json
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
 
 _FATAL = 17
 """Exit status of a worker whose accelerator can no longer be used."""
-
-
-class Unrecorded(LastbitError):
-    """A result that could not be written down."""
 
 
 class Recorder:

@@ -9,25 +9,37 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-import torch
-
-from harness.calibrate import load_premises
 from harness.config import Config
+from harness.files import BUILT_IN
 from harness.result import CaseResult
-from harness.verify import suite
 from harness.verify.notes import Notes
-from harness.verify.project import BUILT_IN
 
 _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 """Variables by which a test run beside lastbit is set up: they must not choose what is verified."""
+
+_SUITE = Path(__file__).with_name("suite.py")
+
+MOST_ON_CPU = 8
+"""Worker processes on a CPU, if it has as many cores: each of them uses one."""
+
+PER_ACCELERATOR = 2
+"""Worker processes for each accelerator: one launches while the other evaluates, draws cases or waits.
+
+They share the device and its memory, so that more of them mostly wait for each other.
+"""
+
+_GRACE = 1.0  # seconds that processes have to end themselves when they are told to
+_PAUSE = 0.1  # seconds between two looks at processes that run
 
 _PACKAGES = ("lastbit", "torch", "triton", "hypothesis", "numpy", "ml_dtypes")
 Parse = Callable[[bytes, str], CaseResult]
@@ -46,10 +58,24 @@ class Child:
         return Notes(self.log.parent, self.device_type)
 
 
-def start(config: Config, arguments: Sequence[str]) -> list[Child]:
-    """Start the processes of a run; `arguments` go to pytest."""
+@contextmanager
+def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]:
+    """The processes of a run, which end with the context at the latest; `arguments` go to pytest."""
     path = config.save()
-    return [_start(config, path, device_type, arguments) for device_type in config.device_plan.types]
+    children: list[Child] = []
+    try:
+        for device_type in config.device_plan.types:
+            children.append(_start(config, path, device_type, arguments))
+        yield children
+    finally:
+        end(children)
+
+
+def workers_for(device_type: str, config: Config) -> int:
+    """How many worker processes run the cases of a type of device, unless -n says otherwise."""
+    if device_type == "cpu":
+        return min(os.cpu_count() or 1, MOST_ON_CPU)
+    return PER_ACCELERATOR * sum(device.partition(":")[0] == device_type for device in config.devices)
 
 
 def environment_for(device_type: str, site: Sequence[str] = ()) -> dict[str, str]:
@@ -67,12 +93,20 @@ def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str
     environment = dict(environment_for(device_type, config.site), LASTBIT_CONFIG=str(path), LASTBIT_DEVICE=device_type)
     environment = {name: value for name, value in environment.items() if name not in _OF_PYTEST}
     log = Path(config.folder) / f"{device_type}.log"
-    file = Path(suite.__file__)
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(file.parent), str(file)]
+    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(_SUITE.parent), str(_SUITE)]
     command += ["-p", "harness.plugin", "-p", "no:hypothesispytest", "--no-header", "-q", "-rN"]
-    command += ["-o", f"cache_dir={Path('.lastbit', 'cache').resolve()}", "--max-worker-restart=10000", *arguments]
+    command += ["--assert=plain"]  # to rewrite the assertions of Hypothesis, a plugin of pytest, takes a second
+    command += ["-o", f"cache_dir={Path('.lastbit', 'cache').resolve()}", "--max-worker-restart=10000"]
+    command += ["-n", str(workers_for(device_type, config)), *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that it ends with all its workers, and only when it is told to
+        )
     return Child(device_type, process, log)
 
 
@@ -100,27 +134,44 @@ class Results:
 def planned(children: Sequence[Child]) -> int | None:
     """Number of cases that the processes will run, once all of them know."""
     plans = [child.notes.read("plan") for child in children]
-    return sum(int(item["cases"]) for plan in plans for item in plan["items"]) if all(plans) else None
+    return sum(int(item["cases"]) for plan in plans for item in plan["items"]) if plans and all(plans) else None
 
 
-def wait(children: Sequence[Child], tick: Callable[[], None], pause: float = 1.0) -> bool:
-    """Wait for all processes, calling `tick` now and then; True if an interrupt stopped them."""
-    try:
-        while any(c.process.poll() is None for c in children):
-            tick()
-            time.sleep(pause)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        for child in children:
-            child.process.terminate()
-            child.process.wait()
+def wait(children: Sequence[Child], tick: Callable[[], None]) -> None:
+    """Wait for all processes, calling `tick` now and then."""
+    while any(child.process.poll() is None for child in children):
         tick()
-    return False
+        time.sleep(_PAUSE)
+
+
+def end(children: Sequence[Child]) -> None:
+    """End processes that run, with all that they have started: at once, or after a moment if one does not listen."""
+    running = [child for child in children if child.process.poll() is None]
+    try:
+        _signal(running, signal.SIGTERM)
+        latest = time.monotonic() + _GRACE
+        for child in running:
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(latest - time.monotonic(), 0))
+    finally:
+        _signal(running, signal.SIGKILL)
+        for child in running:
+            child.process.wait()
+
+
+def _signal(children: Sequence[Child], number: signal.Signals) -> None:
+    """Send a signal to the sessions of processes, which are gone where nothing of them runs."""
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.killpg(child.process.pid, number)
 
 
 def environment_of(config: Config) -> dict[str, str]:
     """Versions, devices and settings that results depend on."""
+    import torch
+
+    from harness.calibrate import load_premises
+
     packages = {name: _version(name, config.site) for name in _PACKAGES}
     devices = [torch.device(d) for d in config.devices]
     accelerators = [torch.get_device_module(d).get_device_name(d) for d in devices if d.type != "cpu"]

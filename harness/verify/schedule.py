@@ -1,0 +1,140 @@
+"""Which worker runs what: items that share work go to one worker, one after the other, and the dearest go first.
+
+Kernels of an op get the same cases from a group, so that their inputs, and what a contract allows for them, are the
+same. The items of one group are a unit. A unit that would keep one worker busy while the others have ended is cut: by
+contract, then by kernel.
+
+This module imports neither torch nor pytest-xdist: the process that hands out items needs no more than their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+_CUTS: Sequence[tuple[str, ...]] = (
+    ("op", "device", "group"),
+    ("op", "device", "group", "contract"),
+    ("op", "device", "group", "contract", "kernel"),
+)
+"""What the items of a unit have in common, from large units to small ones."""
+
+_PARTS = 4
+"""A unit is at most this part of what a worker has to do, so that at the end none works alone for long."""
+
+_AHEAD = 2
+"""Items that a worker must know: pytest asks for the next one before it runs the one at hand."""
+
+
+def units(items: Sequence[Mapping[str, Any]], workers: int) -> list[list[int]]:
+    """The units of planned items (`Planned` as data) for so many workers, as positions: the dearest unit first.
+
+    Within a unit, items of one contract follow each other.
+    """
+    by_contract = sorted(range(len(items)), key=lambda place: items[place]["contract"])
+    most = _cost(by_contract, items) / (_PARTS * workers) if workers > 1 else math.inf
+    found = _cut(by_contract, items, most)
+    return sorted(found, key=lambda unit: _cost(unit, items), reverse=True)
+
+
+def _cost(unit: Sequence[int], items: Sequence[Mapping[str, Any]]) -> int:
+    return sum(items[place]["cost"] for place in unit)
+
+
+def _cut(
+    places: Sequence[int], items: Sequence[Mapping[str, Any]], most: float, cuts: Sequence[tuple[str, ...]] = _CUTS
+) -> Iterator[list[int]]:
+    """Units that cost no more than `most`, as far as the cuts go."""
+    first, *finer = cuts
+    together: dict[tuple[str, ...], list[int]] = {}
+    for place in places:
+        together.setdefault(tuple(items[place][name] for name in first), []).append(place)
+    for unit in together.values():
+        if finer and _cost(unit, items) > most:
+            yield from _cut(unit, items, most, finer)
+        else:
+            yield unit
+
+
+class Schedule:
+    """Hands the units to workers, as pytest-xdist asks of a scheduler (`xdist.scheduler.protocol.Scheduling`).
+
+    A worker is told no more items than it must know, so that -x stops all of them soon. The item that a worker ended in
+    does not run again; the rest of its unit goes to the next one.
+    """
+
+    def __init__(self, workers: int, units: Callable[[], Iterable[Sequence[int]]]) -> None:
+        self._workers, self._units = workers, units
+        self._collected: dict[Any, list[str]] = {}
+        self._told: dict[Any, list[int]] = {}
+        self._rest: dict[Any, deque[int]] = {}
+        self._left: deque[Sequence[int]] | None = None
+
+    @property
+    def nodes(self) -> list[Any]:
+        return list(self._told)
+
+    @property
+    def collection_is_completed(self) -> bool:
+        return len(self._collected) >= self._workers
+
+    @property
+    def tests_finished(self) -> bool:
+        """Whether nothing is left to tell; a worker runs the last item that it knows when it is shut down."""
+        nothing_left = self._left is not None and not self._left and not any(self._rest.values())
+        return nothing_left and all(len(told) < _AHEAD for told in self._told.values())
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._left) or any(self._told.values()) or any(self._rest.values())
+
+    def add_node(self, node: Any) -> None:
+        self._told[node], self._rest[node] = [], deque()
+
+    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+        if any(known != list(collection) for known in self._collected.values()):
+            raise RuntimeError(f"worker {node.gateway.id} has collected other items than the workers before it")
+        self._collected[node] = list(collection)
+
+    def schedule(self) -> None:
+        """Begin, or go on with a worker that has come in the place of another."""
+        if self._left is None:
+            self._left = deque(self._units())
+        self._feed(*self.nodes)
+
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        self._told[node].remove(item_index)
+        self._feed(node)
+
+    def mark_test_pending(self, item: str) -> None:
+        """Let an item run once more."""
+        self._take_back([next(iter(self._collected.values())).index(item)])
+
+    def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
+        raise NotImplementedError("nothing is taken away from a worker")
+
+    def remove_node(self, node: Any) -> str | None:
+        """Forget a worker; the item that it ended in, None if it ended in none."""
+        told, rest = self._told.pop(node), self._rest.pop(node)
+        self._take_back([*told[1:], *rest])
+        return self._collected[node][told[0]] if told else None
+
+    def _take_back(self, unit: Sequence[int]) -> None:
+        if unit and self._left is not None:
+            self._left.appendleft(unit)
+        self._feed(*self.nodes)
+
+    def _feed(self, *nodes: Any) -> None:
+        """Tell workers of as many items as they must know; let those end for which there are none."""
+        for node in nodes:
+            if self._left is None or node not in self._collected or node.shutting_down:
+                continue
+            told, rest = self._told[node], self._rest[node]
+            while len(told) < _AHEAD and (rest or self._left):
+                rest.extend(() if rest else self._left.popleft())
+                told.append(rest.popleft())
+                node.send_runtest_some(told[-1:])
+            if len(told) < _AHEAD:
+                node.shutdown()
