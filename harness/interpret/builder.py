@@ -6,6 +6,7 @@ operation gets operands of one format and returns that format, rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,25 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"Triton's interpreter has no operation {name.removeprefix('create_')!r}")
+
+    # What Python sees of values, and what it computes itself. A recording builder has the same methods.
+
+    def observe(self, arg: Any, read: Callable[[Any], Any]) -> Any:
+        """The value of the only element, by `bool` or `int`."""
+        return read(arg.data.item())
+
+    def get_number(self, value: int, dtype: Any) -> Any:
+        return handle(np.array([value], dtype=numpy_dtype(dtype)), dtype)
+
+    def create_of_arrays(self, function: Callable[..., Array], *args: Any) -> Any:
+        """A function of arrays that has no effect; the result is of the dtype of the first."""
+        return handle(function(*(x.data for x in args)), args[0].dtype)
+
+    def entered(self, function: Any) -> None:
+        """A function of the kernel begins."""
+
+    def give_up(self) -> None:
+        """What follows depends on more than operations tell."""
 
     # Constants: the compiler's builder takes them as C floats, so they round to fp32 first.
 
