@@ -10,6 +10,7 @@ from typing import Any
 
 from triton.runtime.interpreter import TensorHandle
 
+from harness.interpret.builder import Builder
 from harness.interpret.tape import Diverged, Guard, Segment, Step, Tape
 
 PURE = frozenset(
@@ -38,7 +39,7 @@ class Recorder:
     """
 
     def __init__(self, builder: Any, tape: Tape, arguments: list[Any]) -> None:
-        self._builder, self._tape = builder, tape
+        self._builder, self._tape = Noting(builder), tape
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
         self._constants: dict[int, Any] = {}
         self._kept = list(arguments)  # so that no id is given to a second object
@@ -99,6 +100,7 @@ class Recorder:
     def give_up(self) -> None:
         """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""
         self.recording, self._tape.refused = False, True
+        self._kept.clear()
 
     # Operations.
 
@@ -125,8 +127,11 @@ class Recorder:
         inputs = tuple([self._register(x) for x in operands])
         varies = name not in PURE and name != "create_get_num_programs"
         varies |= not self._varying.isdisjoint(inputs)
+        self._builder.noted.clear()
         result = method(*args, **kwargs)
-        run = on_arrays(method, args, kwargs, operands)
+        run = self._builder.function_of(operands, result) or on_arrays(
+            getattr(self._builder.other, name), args, kwargs, operands
+        )
         self._result(result, lambda output: Step(name, run, inputs, output, varies))
         return result
 
@@ -169,6 +174,30 @@ class Recorder:
         if id(operand) not in self._registers:
             self._registers[id(operand)] = self._tape.register(operand.data, operand.dtype)
         return self._registers[id(operand)]
+
+
+class Noting(Builder):
+    """The builder `other`, noting the functions that it applies to arrays."""
+
+    __slots__ = ("noted", "other")
+
+    def __init__(self, other: Builder) -> None:
+        self.__dict__ = other.__dict__
+        self.noted: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
+        self.other = other
+
+    def apply(self, function: Callable[..., Any], dtype: Any, *args: Any) -> Any:
+        result = super().apply(function, dtype, *args)
+        self.noted.append((function, args, result))
+        return result
+
+    def function_of(self, operands: list[Any], result: Any) -> Callable[..., Any] | None:
+        """The one function applied to exactly these operands that gave this result; None if there was none."""
+        if len(self.noted) != 1:
+            return None
+        function, args, returned = self.noted[0]
+        same = len(args) == len(operands) and all(x is y for x, y in zip(args, operands, strict=True))
+        return function if same and returned is result else None
 
 
 class Past:
