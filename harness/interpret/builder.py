@@ -211,9 +211,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         self, library: str, path: str, symbol: str, arguments: list[Any], return_type: Any, is_pure: bool
     ) -> Any:
         target = numpy_dtype(return_type)
-        return self.apply(
-            lambda *xs: evaluate(symbol, list(xs)).astype(target, copy=False), return_type, *arguments
-        )
+        return self.apply(lambda *xs: evaluate(symbol, list(xs)).astype(target, copy=False), return_type, *arguments)
 
     # Products of matrices: exact products, accumulated in fp32 (int32) in no particular order.
 
@@ -297,7 +295,8 @@ def _erf(x: Array) -> Array:
 
 def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
     if d.dtype.kind == "i":
-        return np.matmul(a, b, dtype=d.dtype) + d
+        product: Array = np.matmul(a, b, dtype=d.dtype) + d
+        return product
     wide = np.float64 if a.dtype == np.float64 else np.float32
     x, y = a.astype(wide), b.astype(wide)
     if truncated:

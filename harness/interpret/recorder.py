@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy as np
+import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from harness.interpret.builder import Builder
-from harness.interpret.tape import Diverged, Guard, Segment, Step, Tape
+from harness.interpret.rewrite import Namespace
+from harness.interpret.tape import Diverged, Guard, Replay, Segment, Step
 
 PURE = frozenset(
     f"create_{name}"
-    for name in (
-        "of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split gather histogram addptr "
-        "bitcast int_to_ptr ptr_to_int int_cast si_to_fp ui_to_fp fp_to_si fp_to_ui fp_to_fp fp_ext fp_trunc "
-        "add sub mul sdiv udiv srem urem idiv shl lshr ashr and or xor umulhi minsi minui maxsi maxui iabs "
-        "icmpSLE icmpSLT icmpSGE icmpSGT icmpULE icmpULT icmpUGE icmpUGT icmpEQ icmpNE "
-        "fcmpOLT fcmpOGT fcmpOLE fcmpOGE fcmpOEQ fcmpONE fcmpULT fcmpUGT fcmpULE fcmpUGE fcmpUEQ fcmpUNE "
-        "fadd fsub fmul fdiv frem fma precise_divf minimumf minnumf maximumf maxnumf clampf select fabs "
-        "cos sin exp exp2 log log2 sqrt precise_sqrt rsqrt floor ceil erf extern_elementwise dot"
-    ).split()
+    for name in re.findall(
+        r"\w+",
+        """
+        of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split gather histogram addptr
+        bitcast int_to_ptr ptr_to_int int_cast si_to_fp ui_to_fp fp_to_si fp_to_ui fp_to_fp fp_ext fp_trunc
+        add sub mul sdiv udiv srem urem idiv shl lshr ashr and or xor umulhi minsi minui maxsi maxui iabs
+        icmpSLE icmpSLT icmpSGE icmpSGT icmpULE icmpULT icmpUGE icmpUGT icmpEQ icmpNE
+        fcmpOLT fcmpOGT fcmpOLE fcmpOGE fcmpOEQ fcmpONE fcmpULT fcmpUGT fcmpULE fcmpUGE fcmpUEQ fcmpUNE
+        fadd fsub fmul fdiv frem fma precise_divf minimumf minnumf maximumf maxnumf clampf select fabs
+        cos sin exp exp2 log log2 sqrt precise_sqrt rsqrt floor ceil erf extern_elementwise dot
+        """,
+    )
 )
 """Operations that see nothing but their operands and change nothing; any other one runs in every program."""
 
@@ -32,27 +40,28 @@ LARGEST = 64 << 20
 """Bytes of the results of one program beyond which it is not worth keeping them all, as a replay does."""
 
 
+CONSTANTS = (int, float, str, type(None), tl.dtype, FunctionType, BuiltinFunctionType, partial, np.ufunc, itemgetter)
+CONSTANT_MODULES = ("triton._C.libtriton.ir", "triton._C.libtriton.interpreter")
+"""What an operation may be asked for besides handles; anything else might hide one."""
+
+
 class Recorder:
     """A builder that computes as another one does, and notes on a tape what it was asked for.
 
     Along a path that the program has already gone, it gives the results of then instead.
     """
 
-    def __init__(self, builder: Any, tape: Tape, arguments: list[Any]) -> None:
-        self._builder, self._tape = Noting(builder), tape
+    def __init__(self, builder: Builder, replay: Replay, arguments: list[Any], diverged: Diverged) -> None:
+        self._builder, self._tape = Noting(builder), replay.tape
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
         self._constants: dict[int, Any] = {}
         self._kept = list(arguments)  # so that no id is given to a second object
         self._varying: set[int] = set()
         self._first = self._segment = Segment()
-        self._past: Past | None = None
+        self._past = Past(diverged, replay.registers) if diverged.path else None
         self._seen: Any = None
         self._bytes = 0
         self.recording = True
-
-    def follow(self, past: Past) -> None:
-        """Give the results of `past` as long as there are some."""
-        self._past = past
 
     def finish(self) -> None:
         """Add what was noted to the tape, once the program has ended."""
@@ -94,28 +103,47 @@ class Recorder:
 
     def entered(self, function: Any) -> None:
         """`function` begins."""
-        if function not in self._tape.functions:
+        if not isinstance(function.__globals__, Namespace):  # its source could not be read, so its names are not known
+            self.give_up()
+        elif function not in self._tape.functions:
             self._tape.functions[function] = function.__globals__.meanings()
 
     def give_up(self) -> None:
         """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""
-        self.recording, self._tape.refused = False, True
+        if self._past and self._past.goes_on:
+            raise RuntimeError("run again with the same values, the kernel does something else")
+        self.recording = False
         self._kept.clear()
+        self._tape.refuse()
 
     # Operations.
 
     def _perform(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        operands = [x for x in _leaves((args, kwargs)) if isinstance(x, TensorHandle) or id(x) in self._registers]
+        operands = self._operands(args)
+        if kwargs:
+            operands += self._operands(kwargs.values())
         if not self._knows(operands):
             return method(*args, **kwargs)
         if name in PURE and all(id(x) in self._constants for x in operands):
             return self._constant(method(*args, **kwargs))
         if self._past and self._past.goes_on:
-            return self._recall(self._past.take(name))
+            return self._recall(self._past, self._past.take(name))
         if self._past and self._past.failed:
             self.recording = False
             return method(*args, **kwargs)
         return self._note(name, method, args, kwargs, operands)
+
+    def _operands(self, values: Iterable[Any]) -> list[Any]:
+        """The handles in `values`, and other objects that the builder made."""
+        found = []
+        for value in values:
+            if type(value) is TensorHandle or id(value) in self._registers:
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found += self._operands(value)
+            elif not isinstance(value, CONSTANTS) and type(value).__module__ not in CONSTANT_MODULES:
+                self.give_up()
+        return found
 
     def _knows(self, operands: Sequence[Any]) -> bool:
         """Every operand is a constant or in a register; if one is not, nothing is recorded from here on."""
@@ -132,39 +160,40 @@ class Recorder:
         run = self._builder.function_of(operands, result) or on_arrays(
             getattr(self._builder.other, name), args, kwargs, operands
         )
-        self._result(result, lambda output: Step(name, run, inputs, output, varies))
+        self._result(name, run, inputs, result, varies)
         return result
 
-    def _result(self, result: Any, step: Callable[[int], Step]) -> None:
+    def _result(self, name: str, run: Callable[..., Any], inputs: tuple[int, ...], result: Any, varies: bool) -> None:
+        """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
-        made = step(output)
-        self._segment.steps.append(made)
-        self._place(result, made)
+        step = Step(name, run, inputs, output, varies)
+        self._segment.steps.append(step)
+        self._place(result, step)
         if isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
-                self._result(part, lambda to, i=i: Step("part", itemgetter(i), (output,), to, made.varies))
+                self._result("part", itemgetter(i), (output,), part, varies)
         elif isinstance(result, TensorHandle):
             self._bytes += result.data.nbytes
             if self._bytes > LARGEST:
                 self.give_up()
 
     def _place(self, result: Any, step: Step) -> None:
-        if result is not None:
+        if not isinstance(result, CONSTANTS):
             self._registers[id(result)] = step.output
             self._kept.append(result)
         if step.varies:
             self._varying.add(step.output)
 
-    def _recall(self, step: Step) -> Any:
-        value, dtype = self._past.registers[step.output], self._tape.dtypes[step.output]
+    def _recall(self, past: Past, step: Step) -> Any:
+        value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
         if isinstance(value, tuple):
-            return tuple([self._recall(self._past.take("part")) for _ in value])
+            return tuple([self._recall(past, past.take("part")) for _ in value])
         result = value if dtype is None else TensorHandle(value, dtype)
         self._place(result, step)
         return result
 
     def _constant(self, result: Any) -> Any:
-        for part in _leaves(result):
+        for part in result if isinstance(result, tuple) else (result,):
             if isinstance(part, TensorHandle):
                 self._constants[id(part)] = part
         return result
@@ -224,16 +253,6 @@ class Past:
             raise RuntimeError(f"run again with the same values, the kernel asks for {name}, not for {found}")
         self._position += 1
         return step
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _leaves(part)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
 
 
 @dataclass(frozen=True)

@@ -182,13 +182,17 @@ def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
     return extreme
 
 
-def print_once_each(*values: Any, **options: Any) -> None:
+def print_in_every_program(*values: Any, **options: Any) -> None:
     """`print`, in every program."""
     interpreter_semantic.builder.give_up()
     print(*values, **options)
 
 
-_BUILTINS: dict[str, Any] = {"print": print_once_each, "min": _extreme("min", "minimum"), "max": _extreme("max", "maximum")}
+_BUILTINS: dict[str, Any] = {
+    "print": print_in_every_program,
+    "min": _extreme("min", "minimum"),
+    "max": _extreme("max", "maximum"),
+}
 
 _HELPERS: dict[str, Any] = {
     "__lastbit_assigned": lambda value: interpreter_semantic.to_tensor(value, False),

@@ -16,6 +16,10 @@ from typing import Any
 
 from harness.interpret.formats import Array
 
+LARGEST = 64 << 20
+"""Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""
+BYTES_OF_STEP = 500
+
 
 @dataclass(frozen=True)
 class Step:
@@ -95,10 +99,16 @@ class Tape:
 
     def add(self, segment: Segment, after: Segment | None, seen: Any) -> None:
         """Programs begin with `segment`, or go on with it where they have seen the value `seen` after another one."""
-        if after is None:
+        if self.bytes > LARGEST:
+            self.refuse()
+        elif after is None:
             self.root = segment
         else:
             after.branches[seen] = segment
+
+    def refuse(self) -> None:
+        """Keep nothing, now and later: Python runs every program."""
+        self.refused, self.root, self.registers, self.dtypes, self.bytes = True, None, [], [], 0
 
     def valid(self) -> bool:
         """No global name that the functions use has another meaning now."""
@@ -107,9 +117,6 @@ class Tape:
             for function, meanings in self.functions.items()
             for then, now in zip(meanings, function.__globals__.meanings(), strict=True)
         )
-
-
-BYTES_OF_STEP = 500
 
 
 class Tapes:
