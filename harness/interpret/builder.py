@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
-from triton._C.libtriton import interpreter as memory
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
@@ -32,6 +31,7 @@ from harness.interpret.formats import (
     round_float,
 )
 from harness.interpret.libdevice import evaluate
+from harness.interpret.memory import loader, store, update_16_bit
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 FLOAT16 = np.dtype(np.float16)
@@ -84,20 +84,20 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     # Memory: loads and stores move bits.
 
     def create_load(self, ptr: Any, cache: Any, eviction: Any, is_volatile: Any) -> Any:
-        return self.apply(_loader(ptr.get_element_ty()), ptr.get_element_ty(), ptr)
+        return self.apply(loader(ptr.get_element_ty()), ptr.get_element_ty(), ptr)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         """Block pointers and descriptors pass the mask as a bare array."""
         dtype, given = ptrs.get_element_ty(), () if other is None else (other,)
         if isinstance(mask, np.ndarray):
-            return self.apply(lambda where, *fill: _loader(dtype)(where, mask, *fill), dtype, ptrs, *given)
-        return self.apply(_loader(dtype), dtype, ptrs, mask, *given)
+            return self.apply(lambda where, *fill: loader(dtype)(where, mask, *fill), dtype, ptrs, *given)
+        return self.apply(loader(dtype), dtype, ptrs, mask, *given)
 
     def create_store(self, ptr: Any, val: Any, cache: Any, eviction: Any) -> Any:
-        _store(ptr.data, val.data)
+        store(ptr.data, val.data)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
-        _store(ptrs.data, value.data, _data(mask))
+        store(ptrs.data, value.data, _data(mask))
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         data = val.data
@@ -106,7 +106,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         ptrs, mask_data, data = np.broadcast_arrays(ptr.data, _data(mask), data)
         old = np.zeros(data.shape, dtype=data.dtype)
         for i in zip(*np.nonzero(mask_data), strict=True):
-            old[i] = _update_16_bit(operation, ptrs[i], data[i])
+            old[i] = update_16_bit(operation, ptrs[i], data[i])
         return handle(old, val.dtype)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
@@ -262,27 +262,6 @@ def _in_first_dtype(op: Callable[..., Array], x: DType, y: DType) -> Callable[..
     return lambda a, b: op(a, b).astype(x)
 
 
-@cache
-def _loader(dtype: Any) -> Callable[..., Array]:
-    """Loads from an array of addresses; what a mask excludes is undefined unless it is filled."""
-    stored = numpy_dtype(dtype)
-    raw = np.dtype(f"u{stored.itemsize}")
-
-    def load(where: Array, mask: Array | None = None, fill: Array | None = None) -> Array:
-        inside = np.ones(where.shape, dtype=bool) if mask is None else mask
-        # undefined by Triton's documentation: NaN, or -1 in an integer, so that a use of it shows
-        other = np.full(where.shape, np.iinfo(raw).max, raw) if fill is None else bits_of(np.ascontiguousarray(fill))
-        loaded: Array = memory.load(where, inside, other, raw)
-        return loaded.view(stored)
-
-    return load
-
-
-def _store(where: Array, value: Array, mask: Array | None = None) -> None:
-    inside = np.ones(where.shape, dtype=bool) if mask is None else mask
-    memory.store(where, bits_of(np.ascontiguousarray(value)), inside)
-
-
 def _absolute(x: Array) -> Array:
     bits = bits_of(np.ascontiguousarray(x))
     return (bits & (np.iinfo(bits.dtype).max >> 1)).view(x.dtype)
@@ -307,17 +286,3 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
 def _tf32(x: Array) -> Array:
     """fp32 as a tensor core reads it for tf32: the 13 low bits are ignored."""
     return (bits_of(x) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-def _update_16_bit(operation: Any, pointer: Any, value: Any) -> Any:
-    """One atomic update of a bf16 or fp16 in memory; returns the old value."""
-    where, always = np.array([pointer], dtype=np.uint64), np.ones(1, dtype=bool)
-    old = memory.load(where, always, np.zeros(1, dtype=np.uint16), np.dtype(np.uint16)).view(value.dtype)
-    if operation == ir.ATOMIC_OP.FADD:
-        new = old + value
-    elif operation == ir.ATOMIC_OP.XCHG:
-        new = np.array([value])
-    else:
-        raise NotImplementedError(f"no NVIDIA GPU has an atomic {operation} on {value.dtype}")
-    memory.store(where, bits_of(new.astype(value.dtype)), always)
-    return old[0]
