@@ -31,13 +31,14 @@ def install() -> None:
     if _installed:
         return
     version = _require_interpreter_mode()
-    from harness.interpret import autotune, launch, libdevice, reduction
+    from harness.interpret import autotune, launch, libdevice, memo, reduction
 
     try:
         launch.replace_launcher()
         reduction.replace_reductions()
         launch.patch_language()
         libdevice.replace_libdevice()
+        memo.replace_constructors()
         autotune.replace_benchmarks()
     except (AttributeError, ImportError, TypeError) as error:
         raise InterpreterError(

@@ -7,6 +7,8 @@ rounds to nearest, ties to even, overflowing to infinity.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -67,7 +69,7 @@ def round_float(x: Array, target: DType, toward_zero: bool = False) -> Array:
     if target.itemsize >= 4:
         rounded = x.astype(target)
     else:
-        single = float32_to_odd(x) if x.dtype == np.float64 else x.astype(np.float32)
+        single = float32_to_odd(x) if x.dtype == np.float64 else x.astype(np.float32, copy=False)
         if target in FP8_MAX and not toward_zero:
             single = np.clip(single, -FP8_MAX[target], FP8_MAX[target])
         rounded = single.astype(target)
@@ -117,11 +119,20 @@ def flush_subnormals(x: Array) -> Array:
 
 def convert(x: Array, target: DType, toward_zero: bool = False) -> Array:
     """`x` in the format `target`, whatever kinds of numbers the two are; integers wrap into narrower integers."""
-    x = np.ascontiguousarray(x)
-    if x.dtype == target:
-        return x
-    if is_float(x.dtype):
-        return round_float(x, target, toward_zero) if is_float(target) else float_to_int(x, target)
+    return converter(x.dtype, target, toward_zero)(x)
+
+
+@cache
+def converter(source: DType, target: DType, toward_zero: bool = False) -> Callable[[Array], Array]:
+    """`convert` for arrays of the format `source`."""
+    if source == target:
+        return np.ascontiguousarray
+    if is_float(source):
+        if is_float(target):
+            if target.itemsize >= 4 and not toward_zero:
+                return lambda x: np.ascontiguousarray(x).astype(target)
+            return lambda x: round_float(np.ascontiguousarray(x), target, toward_zero)
+        return lambda x: float_to_int(np.ascontiguousarray(x), target)
     if target == BFLOAT16:  # the hardware converts integers to fp32 first, and so rounds twice
-        return x.astype(np.float32).astype(target)
-    return x.astype(target)
+        return lambda x: np.ascontiguousarray(x).astype(np.float32).astype(target)
+    return lambda x: np.ascontiguousarray(x).astype(target)

@@ -7,20 +7,32 @@ function by another; here that happens once, at installation.
 from __future__ import annotations
 
 import inspect
-from types import SimpleNamespace
+from collections.abc import Callable
+from enum import Enum
+from functools import cache, cached_property, partial
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
 
 from harness.interpret.builder import Builder
-from harness.interpret.formats import convert, numpy_dtype
+from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.order import programs
-from harness.interpret.rewrite import SUBSTITUTES, Rewriter, compile_rewritten, counting_with_names
+from harness.interpret.recorder import Recorder
+from harness.interpret.rewrite import (
+    SUBSTITUTES,
+    Rewriter,
+    compile_rewritten,
+    counting_with_names,
+    print_in_every_program,
+)
+from harness.interpret.tape import Replay, Tapes
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
@@ -28,52 +40,167 @@ class Launcher(GridExecutor):  # type: ignore[misc]
 
     def __init__(self, fn: Any, arg_names: list[str], grid: Any, pre_run_hooks: Any = ()) -> None:
         self.fn, self.arg_names, self.grid, self.pre_run_hooks = fn, arg_names, grid, pre_run_hooks
-        self.annotations = {name: _normalize_ty(ty) for name, ty in inspect.get_annotations(fn).items()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         kwargs = {name: value for name, value in kwargs.items() if name in self.arg_names}
-        host_args, host_kwargs = self._init_args_hst(args, kwargs)
+        elsewhere = _any_on_device((*args, *kwargs.values()))
+        host_args, host_kwargs = self._init_args_hst(args, kwargs) if elsewhere else (args, kwargs)
         for hook in self.pre_run_hooks:
             hook(*host_args, **host_kwargs)
-        bound = inspect.getcallargs(self.fn, *host_args, **host_kwargs)
+        bound = bind(self.fn, host_args, host_kwargs)
         grid = tuple(self.grid(bound) if callable(self.grid) else self.grid)
         if not 1 <= len(grid) <= 3:
             raise ValueError(f"a grid has 1 to 3 dimensions, not {grid}")
-        arguments = {name: self._argument(name, value) for name, value in bound.items()}
         with np.errstate(all="ignore"):
-            self._run_programs(arguments, tuple(int(n) for n in grid) + (1,) * (3 - len(grid)))
-        if _any_on_device((*args, *kwargs.values())):
+            self._run_programs(Arguments(self.fn, bound), tuple(int(n) for n in grid) + (1,) * (3 - len(grid)))
+        if elsewhere:
             self._restore_args_dev(args, host_args, kwargs, host_kwargs)
 
-    def _argument(self, name: str, value: Any) -> Any:
-        annotation = self.annotations.get(name, "")
-        return value if "constexpr" in annotation else as_parameter(value, annotation)
-
-    def _run_programs(self, arguments: dict[str, Any], grid: tuple[int, ...]) -> None:
+    def _run_programs(self, arguments: Arguments, grid: tuple[int, ...]) -> None:
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*grid)
+        run = programs_of(self.fn, arguments)
         try:
             for program in programs(grid):
                 builder.set_grid_idx(*program)
-                self.fn(**arguments)
+                run()
         except Exception as error:
             raise InterpreterError(f"{type(error).__name__}: {error}") from error
 
 
-def as_parameter(value: Any, annotation: str = "") -> Any:
-    """A launch argument as the kernel sees it: a pointer or a scalar tensor of the type the compiler would give it.
+def programs_of(function: Any, arguments: Arguments) -> Callable[[], None]:
+    """What runs the next program of a launch: from a tape, if the arguments allow to keep one."""
+    if arguments.key is None:
+        return partial(function, **arguments.values)
+    tape = _tapes.find((function, arguments.key), arguments.dtypes)
+    replay = Replay(tape, arguments.arrays)
+
+    def run() -> None:
+        if tape.refused:
+            function(**arguments.values)
+        elif (diverged := replay.run()) is not None:
+            _record(function, arguments, Recorder(interpreter.interpreter_builder, replay, arguments.handles, diverged))
+
+    return run
+
+
+_tapes = Tapes(limit=128 << 20)
+
+
+def _record(function: Any, arguments: Arguments, recorder: Recorder) -> None:
+    """Run a program by Python, and add what it does to its tape."""
+    recorder.entered(function)
+    interpreter_semantic.builder = recorder
+    try:
+        function(**arguments.values)
+    finally:
+        interpreter_semantic.builder = interpreter.interpreter_builder
+    recorder.finish()
+
+
+def bind(function: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name → argument, in the order of the parameters, defaults included; TypeError as from a call."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    bound = {**dict(zip(names, args, strict=False)), **kwargs}
+    if len(bound) == len(names) == len(args) + len(kwargs):
+        return {name: bound[name] for name in names}
+    return inspect.getcallargs(function, *args, **kwargs)
+
+
+class Arguments:
+    """The arguments of a launch as the kernel sees them.
+
+    Attributes:
+        arrays, dtypes: what the pointers and scalars hold, and their types.
+        key: what the course of a program may depend on: constants, and the types. None if that is unknown.
+    """
+
+    def __init__(self, function: Any, bound: dict[str, Any]) -> None:
+        self.arrays: list[Array] = []
+        self.dtypes: list[Any] = []
+        self._names: list[str] = []
+        self._constants: dict[str, Any] = {}
+        annotations = _annotations(function)
+        key = tuple([self._add(name, value, annotations.get(name, "")) for name, value in bound.items()])
+        self.key = None if None in key else key
+
+    def _add(self, name: str, value: Any, annotation: str) -> Any:
+        if "constexpr" in annotation:
+            self._constants[name] = value
+            return constant_key(value)
+        if (parameter := _parameter(value, annotation)) is not None:
+            mangled, array = parameter
+            self.arrays.append(array)
+            self.dtypes.append(_type_named(mangled))
+            self._names.append(name)
+            return mangled
+        seen = self._constants[name] = _stock_implicit_cvt(value)
+        return constant_key(value) if seen is value else None
+
+    @cached_property
+    def handles(self) -> list[Any]:
+        return [TensorHandle(array, dtype) for array, dtype in zip(self.arrays, self.dtypes, strict=True)]
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Name → pointer or scalar tensor, or constant."""
+        tensors = map(tl.tensor, self.handles, self.dtypes)
+        return {**self._constants, **dict(zip(self._names, tensors, strict=True))}
+
+
+def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
+    """The mangled type of a pointer or scalar, and what it holds; None for any other argument.
 
     A Python float is fp32 unless annotated; an integer is i32, or i64 or u64 where it does not fit.
     """
-    if isinstance(value, (bool, int, float)):
-        known = annotation in type_canonicalisation_dict.values()
-        dtype = tl.str_to_ty(annotation if known else mangle_type(value), None)
-        wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
-        return tl.tensor(TensorHandle(convert(wide, numpy_dtype(dtype)), dtype), dtype)
-    return _stock_implicit_cvt(value)
+    if isinstance(value, torch.Tensor):
+        return mangle_type(value), np.array([value.data_ptr()], dtype=np.uint64)
+    if not isinstance(value, (bool, int, float)):
+        return None
+    mangled = annotation if annotation in _CANONICAL else mangle_type(value)
+    wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
+    return mangled, convert(wide, numpy_dtype(_type_named(mangled)))
+
+
+_CANONICAL = frozenset(type_canonicalisation_dict.values())
+
+
+def as_parameter(value: Any, annotation: str = "") -> Any:
+    """A launch argument as the kernel sees it: a pointer or a scalar tensor of the type the compiler would give it."""
+    if (parameter := _parameter(value, annotation)) is None:
+        return _stock_implicit_cvt(value)
+    dtype = _type_named(parameter[0])
+    return tl.tensor(TensorHandle(parameter[1], dtype), dtype)
 
 
 _stock_implicit_cvt = interpreter._implicit_cvt
+
+
+@cache
+def _annotations(function: Any) -> dict[str, str]:
+    return {name: _normalize_ty(ty) for name, ty in inspect.get_annotations(function).items()}
+
+
+@cache
+def _type_named(mangled: str) -> Any:
+    return tl.str_to_ty(mangled, None)
+
+
+def constant_key(value: Any) -> Any:
+    """Equal for constants of which a kernel cannot tell one from the other; None if that is unknown."""
+    if isinstance(value, tl.constexpr):
+        inner = constant_key(value.value)
+        return None if inner is None else ("constexpr", inner)
+    if isinstance(value, (tuple, list)):
+        parts = tuple(constant_key(part) for part in value)
+        return None if None in parts else (type(value), parts)
+    if isinstance(value, float):
+        return type(value), value.hex()
+    if isinstance(value, tl.dtype):
+        return type(value), str(value)
+    known = isinstance(value, (int, str, torch.dtype, InterpretedFunction, FunctionType, Enum, type(None)))
+    return (type(value), value) if known else None
 
 
 def _any_on_device(values: tuple[Any, ...]) -> bool:
@@ -105,7 +232,29 @@ def replace_launcher() -> None:
 
 def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
     """A kernel function called by another one: a plain call."""
-    return self.rewrite()(*args, **kwargs)
+    function = self.rewrite()
+    interpreter_semantic.builder.entered(function)
+    return function(*args, **kwargs)
+
+
+def _index(tensor: Any) -> int:
+    if tensor.handle.data.size != 1:
+        raise TypeError(f"a block of shape {tensor.handle.data.shape} is no index")
+    value: int = interpreter_semantic.builder.observe(tensor.handle, int)
+    return value
+
+
+def _shown(show: Callable[[Any], str]) -> Callable[[Any], str]:
+    def shown(tensor: Any) -> str:
+        interpreter_semantic.builder.give_up()
+        return show(tensor.handle.data)
+
+    return shown
+
+
+def _transposed(tensor: Any) -> Any:
+    handle = interpreter_semantic.builder.create_of_arrays(np.transpose, tensor.handle)
+    return tl.tensor(handle, tl.block_type(tensor.dtype, list(handle.data.shape)))
 
 
 def patch_language() -> None:
@@ -113,8 +262,13 @@ def patch_language() -> None:
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
+        scope.set_attr(module, "static_print", print_in_every_program)
     # Triton's own code asks `if other:` for "was it given"; the conditions of kernels are rewritten instead.
     scope.set_attr(tl.tensor, "__bool__", lambda tensor: True)
+    scope.set_attr(tl.tensor, "__index__", _index)
+    scope.set_attr(tl.tensor, "__repr__", _shown(repr))
+    scope.set_attr(tl.tensor, "__str__", _shown(str))
+    scope.set_attr(tl.tensor, "T", property(_transposed))
     for owner, name, original in scope._changes:
         if inspect.ismodule(owner) and callable(original):
             SUBSTITUTES[id(original)] = getattr(owner, name)

@@ -7,18 +7,22 @@ order of elements, so that any associative function is reduced correctly. Every 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from harness.interpret import arithmetic
 from harness.interpret.formats import Array
 from harness.interpret.rewrite import AmbiguousTruth
 
-Arrays = tuple[Array, ...]
-Combine = Callable[[Arrays, Arrays], Arrays]
+Parts = tuple[Any, ...]
+"""What is combined, a tensor each: arrays or the builder's handles."""
+Combine = Callable[[Parts, Parts], Parts]
+On = Callable[..., Any]
+"""Applies a function of arrays to parts."""
 
 
 def replace_reductions() -> None:
@@ -37,90 +41,137 @@ def _patch_reduce_scan(scope: Any) -> None:
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:
     """`tl.reduce`: combine all elements along `axis`, or all elements if it is None."""
     tensors = input if isinstance(input, tuple) else (input,)
-    ndim = tensors[0].handle.data.ndim
-    arrays = tuple(x.handle.data for x in tensors)
-    axis = _value(axis)
-    if axis is None:
-        arrays, along = tuple(x.reshape(-1) for x in arrays), 0
-    else:
-        along = _checked_axis(axis, ndim)
-    reduced = _reduce_tree(tuple(np.moveaxis(x, along, -1) for x in arrays), _combiner(combine_fn, tensors))
-    if _value(keep_dims):
-        reduced = tuple(x.reshape((1,) * ndim) if axis is None else np.expand_dims(x, along) for x in reduced)
-    return _like_input(input, tuple(_tensor(x, t.dtype) for x, t in zip(reduced, tensors, strict=True)))
+    axis, keep, ndim = _value(axis), bool(_value(keep_dims)), tensors[0].handle.data.ndim
+    axis = None if axis is None else _checked_axis(axis, ndim)
+
+    def tree(parts: Parts, combine: Combine, on: On) -> Parts:
+        moved = tuple(on(partial(_axis_last, axis), x) for x in parts)
+        return tuple(on(partial(_reduced, ndim, axis, keep), x) for x in _reduce_tree(moved, combine, on))
+
+    reduced = _combined(tree, combine_fn, tensors)
+    scalar = not keep and (axis is None or ndim == 1)
+    return _like_input(input, tuple(_tensor(x, scalar) for x in reduced))
 
 
 def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
     """`tl.associative_scan`: the running combination along `axis`, from the far end if `reverse`."""
     tensors = input if isinstance(input, tuple) else (input,)
-    along = _checked_axis(_value(axis), tensors[0].handle.data.ndim)
+    axis = _checked_axis(_value(axis), tensors[0].handle.data.ndim)
     step = -1 if _value(reverse) else 1
-    arrays = tuple(np.moveaxis(x.handle.data, along, -1)[..., ::step] for x in tensors)
-    scanned = _scan_tree(arrays, _combiner(combine_fn, tensors))
-    moved = tuple(np.ascontiguousarray(np.moveaxis(x[..., ::step], -1, along)) for x in scanned)
-    return _like_input(input, tuple(_tensor(x, t.dtype) for x, t in zip(moved, tensors, strict=True)))
+
+    def tree(parts: Parts, combine: Combine, on: On) -> Parts:
+        moved = tuple(on(lambda x: np.moveaxis(x, axis, -1)[..., ::step], x) for x in parts)
+        scanned = _scan_tree(moved, combine, on)
+        return tuple(on(lambda x: np.ascontiguousarray(np.moveaxis(x[..., ::step], -1, axis)), x) for x in scanned)
+
+    return _like_input(input, tuple(_tensor(x) for x in _combined(tree, combine_fn, tensors)))
 
 
-def _reduce_tree(arrays: Arrays, combine: Combine) -> Arrays:
-    while arrays[0].shape[-1] > 1:  # a power of two, as all of Triton's block sides
-        arrays = combine(tuple(x[..., 0::2] for x in arrays), tuple(x[..., 1::2] for x in arrays))
-    return tuple(x[..., 0] for x in arrays)
+def _combined(tree: Callable[[Parts, Combine, On], Parts], combine_fn: Any, tensors: tuple[Any, ...]) -> Parts:
+    """The handles that `tree` makes of tensors; one operation of the builder's if the language is not needed for it."""
+    handles = tuple(x.handle for x in tensors)
+    operation = interpreter_semantic.builder.create_of_arrays
+    if (direct := _direct(combine_fn, tensors)) is not None:
+        return (operation(lambda x: tree((x,), direct, _on_arrays)[0], *handles),)
+    return tree(handles, _by_language(combine_fn, tuple(x.dtype for x in tensors)), operation)
 
 
-def _scan_tree(arrays: Arrays, combine: Combine) -> Arrays:
-    index = np.arange(arrays[0].shape[-1])
+def _on_arrays(function: Callable[..., Array], *parts: Array) -> Array:
+    return function(*parts)
+
+
+def _axis_last(axis: int | None, x: Array) -> Array:
+    return x.reshape(-1) if axis is None else np.moveaxis(x, axis, -1)
+
+
+def _reduced(ndim: int, axis: int | None, keep: bool, x: Array) -> Array:
+    """The only element along the last axis of `x`, in the shape of a result; a scalar has shape [1]."""
+    first: Array = x[..., 0]
+    if keep:
+        return first.reshape((1,) * ndim) if axis is None else np.expand_dims(first, axis)
+    return first if first.ndim else first.reshape(1)
+
+
+def _reduce_tree(parts: Parts, combine: Combine, on: On) -> Parts:
+    while _shape(parts[0])[-1] > 1:  # a power of two, as all of Triton's block sides
+        parts = combine(tuple(on(_even, x) for x in parts), tuple(on(_odd, x) for x in parts))
+    return parts
+
+
+def _scan_tree(parts: Parts, combine: Combine, on: On) -> Parts:
+    index = np.arange(_shape(parts[0])[-1])
     distance = 1
     while distance < len(index):
-        ahead = combine(tuple(np.roll(x, distance, axis=-1) for x in arrays), arrays)
-        arrays = tuple(np.where(index < distance, x, y) for x, y in zip(arrays, ahead, strict=True))
+        ahead = combine(tuple(on(partial(np.roll, shift=distance, axis=-1), x) for x in parts), parts)
+        unchanged = index < distance
+        parts = tuple(on(partial(np.where, unchanged), x, y) for x, y in zip(parts, ahead, strict=True))
         distance *= 2
-    return arrays
+    return parts
 
 
-def _combiner(combine_fn: Any, tensors: tuple[Any, ...]) -> Combine:
-    """`combine_fn` on arrays; the three that nearly every kernel uses skip the language layer."""
+def _shape(part: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = (part if isinstance(part, np.ndarray) else part.data).shape
+    return shape
+
+
+def _even(x: Array) -> Array:
+    return x[..., 0::2]
+
+
+def _odd(x: Array) -> Array:
+    return x[..., 1::2]
+
+
+def _direct(combine_fn: Any, tensors: tuple[Any, ...]) -> Combine | None:
+    """The three functions that nearly every kernel uses, on arrays; None for any other one."""
     standard = tl.standard
+    if len(tensors) > 1:
+        return None
     if combine_fn is standard._sum_combine and tensors[0].handle.data.dtype != np.bool_:
         return lambda a, b: (a[0] + b[0],)
     if combine_fn is standard._elementwise_max:
         return lambda a, b: (arithmetic.maximum(a[0], b[0]),)
     if combine_fn is standard._elementwise_min:
         return lambda a, b: (arithmetic.minimum(a[0], b[0]),)
-    dtypes = tuple(x.dtype for x in tensors)
+    return None
 
-    def combine(a: Arrays, b: Arrays) -> Arrays:
+
+def _by_language(combine_fn: Any, dtypes: tuple[Any, ...]) -> Combine:
+    """`combine_fn` on handles."""
+
+    def combine(a: Parts, b: Parts) -> Parts:
         try:
             return _apply(combine_fn, dtypes, a, b)
         except AmbiguousTruth:  # the function branches on a value, so it sees one pair of elements at a time
+            interpreter_semantic.builder.give_up()
             return _apply_each(combine_fn, dtypes, a, b)
 
     return combine
 
 
-def _apply(combine_fn: Any, dtypes: tuple[Any, ...], a: Arrays, b: Arrays) -> Arrays:
-    operands = [_tensor(np.ascontiguousarray(x), t) for side in (a, b) for x, t in zip(side, dtypes, strict=True)]
-    results = combine_fn(*operands)
+def _apply(combine_fn: Any, dtypes: tuple[Any, ...], a: Parts, b: Parts) -> Parts:
+    operation = interpreter_semantic.builder.create_of_arrays
+    results = combine_fn(*(_tensor(operation(np.ascontiguousarray, x)) for side in (a, b) for x in side))
     results = results if isinstance(results, tuple) else (results,)
     returned = tuple(r.dtype for r in results)
     if returned != dtypes:
         raise TypeError(f"combine function {combine_fn.__name__!r} of {dtypes} returns {returned}")
-    return tuple(np.broadcast_to(r.handle.data, x.shape) for r, x in zip(results, a, strict=True))
+    shape = a[0].data.shape
+    return tuple(operation(lambda x: np.broadcast_to(x, shape), r.handle) for r in results)
 
 
-def _apply_each(combine_fn: Any, dtypes: tuple[Any, ...], a: Arrays, b: Arrays) -> Arrays:
-    results = tuple(np.empty_like(x) for x in a)
-    for i in np.ndindex(a[0].shape):
-        one = _apply(combine_fn, dtypes, tuple(x[i].reshape(1) for x in a), tuple(x[i].reshape(1) for x in b))
-        for result, value in zip(results, one, strict=True):
-            result[i] = value[0]
-    return results
+def _apply_each(combine_fn: Any, dtypes: tuple[Any, ...], a: Parts, b: Parts) -> Parts:
+    results = tuple(np.empty_like(x.data) for x in a)
+    for i in np.ndindex(a[0].data.shape):
+        ones = [tuple(TensorHandle(x.data[i].reshape(1), x.dtype) for x in side) for side in (a, b)]
+        for result, value in zip(results, _apply(combine_fn, dtypes, *ones), strict=True):
+            result[i] = value.data[0]
+    return tuple(TensorHandle(x, dtype) for x, dtype in zip(results, dtypes, strict=True))
 
 
-def _tensor(data: Array, dtype: Any) -> Any:
-    """A scalar tensor for no axis or a single element, else a block."""
-    if data.ndim == 0:
-        return tl.core.tensor(TensorHandle(data.reshape(1), dtype.scalar), dtype.scalar)
-    return tl.core.tensor(TensorHandle(data, dtype.scalar), tl.block_type(dtype.scalar, list(data.shape)))
+def _tensor(handle: Any, scalar: bool = False) -> Any:
+    dtype = handle.dtype.scalar
+    return tl.core.tensor(handle, dtype if scalar else tl.block_type(dtype, list(handle.data.shape)))
 
 
 def _value(x: Any) -> Any:

@@ -12,13 +12,11 @@ import builtins
 import inspect
 from collections.abc import Callable, Iterator
 from functools import reduce
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import triton.language as tl
-from triton.runtime.interpreter import TensorHandle, interpreter_semantic
-
-from harness.interpret.formats import numpy_dtype
+from triton.runtime.interpreter import interpreter_semantic
 
 SUBSTITUTES: dict[int, Any] = {}
 """id of a function of Triton's language → its interpreted form, for kernels that imported the function itself."""
@@ -83,20 +81,50 @@ class Namespace(dict[str, Any]):
     Triton's own rewriting copies its helpers into the kernel's module; this one leaves that module alone.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], tree: ast.Module) -> None:
         super().__init__(_HELPERS)
         self.update(inspect.getclosurevars(function).nonlocals)
         self._module = function.__globals__
+        self._paths = _global_paths(tree)
+
+    def meanings(self) -> tuple[Any, ...]:
+        """What every global name in the kernel means now, those of modules down to what is no module."""
+        return tuple([self._meaning(path) for path in self._paths])
+
+    def _meaning(self, path: tuple[str, ...]) -> Any:
+        value = self._module.get(path[0])
+        for name in path[1:]:
+            if not isinstance(value, ModuleType):
+                break
+            value = getattr(value, name, None)
+        return value
 
     def __missing__(self, name: str) -> Any:
         value = self._module[name] if name in self._module else _BUILTINS[name]
         return SUBSTITUTES.get(id(value), value)
 
 
+def _global_paths(tree: ast.AST) -> list[tuple[str, ...]]:
+    """`a.b.c` as (a, b, c), for every name that the tree reads and does not assign."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    local = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    local |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    paths = {tuple(path) for node in ast.walk(tree) if (path := _path(node)) and path[0] not in local}
+    return sorted(paths)
+
+
+def _path(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and (above := _path(node.value)):
+        return [*above, node.attr]
+    return []
+
+
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
     """Replaces `FunctionRewriter._compile_and_exec`."""
-    local = Namespace(self.fn)  # defaults are looked up here, names in the body in the other one
-    exec(compile(tree, self.filename, "exec"), Namespace(self.fn), local)
+    local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
+    exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
     return local[self.fn.__name__]
 
 
@@ -126,8 +154,8 @@ def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
             raise TypeError(f"range counts in integers, not {tensor.dtype}")
         dtype = interpreter_semantic.integer_promote_impl(dtype, tensor.dtype)
     dtype = interpreter_semantic.integer_promote_impl(dtype, tl.int32)
-    for i in range(*(int(tensor.handle.data.item()) for tensor in tensors)):
-        yield tl.tensor(TensorHandle(np.array([i], dtype=numpy_dtype(dtype)), dtype), dtype)
+    for i in range(*(interpreter_semantic.builder.observe(tensor.handle, int) for tensor in tensors)):
+        yield tl.tensor(interpreter_semantic.builder.get_number(i, dtype), dtype)
 
 
 def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
@@ -141,7 +169,7 @@ def _truth(value: Any) -> Any:
         return value
     if value.handle.data.size != 1:
         raise AmbiguousTruth(f"a block of shape {tuple(value.handle.data.shape)} has no single truth value")
-    return bool(value.handle.data.item())
+    return interpreter_semantic.builder.observe(value.handle, bool)
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
@@ -154,7 +182,17 @@ def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
     return extreme
 
 
-_BUILTINS: dict[str, Any] = {"min": _extreme("min", "minimum"), "max": _extreme("max", "maximum")}
+def print_in_every_program(*values: Any, **options: Any) -> None:
+    """`print`, in every program."""
+    interpreter_semantic.builder.give_up()
+    print(*values, **options)
+
+
+_BUILTINS: dict[str, Any] = {
+    "print": print_in_every_program,
+    "min": _extreme("min", "minimum"),
+    "max": _extreme("max", "maximum"),
+}
 
 _HELPERS: dict[str, Any] = {
     "__lastbit_assigned": lambda value: interpreter_semantic.to_tensor(value, False),

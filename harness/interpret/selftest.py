@@ -48,9 +48,20 @@ def _reduce(x_ptr, out_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(out_ptr + 3, tl.maximum(tl.min(x), float("nan")))
 
 
-def _ran(kernel: Any, inputs: list[torch.Tensor], dtype: torch.dtype, *scalars: float) -> torch.Tensor:
+@triton.jit  # type: ignore[untyped-decorator]
+def _repeat(x_ptr, out_ptr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    program = tl.program_id(0)
+    total = tl.zeros([1], tl.float32)
+    for _ in range(0, program % 2 + 1):
+        total += tl.load(x_ptr + program + tl.arange(0, 1)).to(tl.float32)
+    tl.store(out_ptr + program + tl.arange(0, 1), total)
+
+
+def _ran(
+    kernel: Any, inputs: list[torch.Tensor], dtype: torch.dtype, *scalars: float, programs: int = 1
+) -> torch.Tensor:
     out = torch.zeros(inputs[0].shape, dtype=dtype)
-    kernel[(1,)](*inputs, out, *scalars, N=out.numel())
+    kernel[(programs,)](*inputs, out, *scalars, N=out.numel())
     return out
 
 
@@ -59,7 +70,7 @@ def _bf16(*values: float) -> torch.Tensor:
 
 
 def checks() -> tuple[Check, ...]:
-    """Rounding, conversions, scalar arguments and reductions, a launch each."""
+    """Rounding, conversions, scalar arguments, several programs and reductions, a launch each."""
     ties = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-134, 3.4e38])
     fp8 = torch.tensor([1.0625, 1.1875, -1000.0, math.inf])
     small = torch.tensor([2.0, -1.0, 3.0, 0.5], dtype=torch.float16)
@@ -73,6 +84,7 @@ def checks() -> tuple[Check, ...]:
             [1.015625, 1.5],
         ),
         Check("scalars", lambda: _ran(_scale, [_bf16(3.0, 3.0)], torch.float32, 0.1, 50000), [0.6000000238418579] * 2),
+        Check("programs", lambda: _ran(_repeat, [small], torch.float32, programs=4), [2.0, -2.0, 3.0, 1.0]),
         Check("reductions", lambda: _ran(_reduce, [small], torch.float32), [4.5, 3.0, 11.5, -1.0]),
     )
 

@@ -1,0 +1,297 @@
+"""The builder that Triton's language layer talks to while Python runs a program whose steps are to be kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import TensorHandle
+
+from harness.interpret.builder import Builder
+from harness.interpret.rewrite import Namespace
+from harness.interpret.tape import Diverged, Guard, Replay, Segment, Step
+
+PURE = frozenset(
+    f"create_{name}"
+    for name in re.findall(
+        r"\w+",
+        """
+        of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split gather histogram addptr
+        bitcast int_to_ptr ptr_to_int int_cast si_to_fp ui_to_fp fp_to_si fp_to_ui fp_to_fp fp_ext fp_trunc
+        add sub mul sdiv udiv srem urem idiv shl lshr ashr and or xor umulhi minsi minui maxsi maxui iabs
+        icmpSLE icmpSLT icmpSGE icmpSGT icmpULE icmpULT icmpUGE icmpUGT icmpEQ icmpNE
+        fcmpOLT fcmpOGT fcmpOLE fcmpOGE fcmpOEQ fcmpONE fcmpULT fcmpUGT fcmpULE fcmpUGE fcmpUEQ fcmpUNE
+        fadd fsub fmul fdiv frem fma precise_divf minimumf minnumf maximumf maxnumf clampf select fabs
+        cos sin exp exp2 log log2 sqrt precise_sqrt rsqrt floor ceil erf extern_elementwise dot
+        """,
+    )
+)
+"""Operations that see nothing but their operands and change nothing; any other one runs in every program."""
+
+
+LARGEST = 64 << 20
+"""Bytes of the results of one program beyond which it is not worth keeping them all, as a replay does."""
+
+
+CONSTANTS = (int, float, str, type(None), tl.dtype, FunctionType, BuiltinFunctionType, partial, np.ufunc, itemgetter)
+CONSTANT_MODULES = ("triton._C.libtriton.ir", "triton._C.libtriton.interpreter")
+"""What an operation may be asked for besides handles; anything else might hide one."""
+
+
+class Recorder:
+    """A builder that computes as another one does, and notes on a tape what it was asked for.
+
+    Along a path that the program has already gone, it gives the results of then instead.
+    """
+
+    def __init__(self, builder: Builder, replay: Replay, arguments: list[Any], diverged: Diverged) -> None:
+        self._builder, self._tape = Noting(builder), replay.tape
+        self._registers = {id(argument): i for i, argument in enumerate(arguments)}
+        self._constants: dict[int, Any] = {}
+        self._kept = list(arguments)  # so that no id is given to a second object
+        self._varying: set[int] = set()
+        self._first = self._segment = Segment()
+        self._past = Past(diverged, replay.registers) if diverged.path else None
+        self._seen: Any = None
+        self._bytes = 0
+        self.recording = True
+
+    def finish(self) -> None:
+        """Add what was noted to the tape, once the program has ended."""
+        if not self.recording:
+            return
+        self._segment.close(None)
+        self._tape.add(self._first, self._past.segment if self._past else None, self._seen)
+
+    # What the builder offers besides operations.
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._builder, name)
+        if name.startswith("create_"):
+            member = partial(self._perform, name, member)
+        elif name.startswith("get_"):
+            member = partial(self._get, member)
+        self.__dict__[name] = member
+        return member
+
+    def _get(self, method: Callable[..., Any], *args: Any) -> Any:
+        return self._constant(method(*args))
+
+    def observe(self, handle: Any, read: Callable[[Any], Any]) -> Any:
+        """The value that Python asks for."""
+        value = self._builder.observe(handle, read)
+        if not self._knows((handle,)) or id(handle) in self._constants:
+            return value
+        if self._past and self._past.goes_on:
+            self._past.take(Guard.__name__)
+            self._seen = value
+        else:
+            self._decide(Guard(self._registers[id(handle)], read), value)
+        return value
+
+    def _decide(self, guard: Guard, value: Any) -> None:
+        self._segment.close(guard)
+        self._segment.branches[value] = following = Segment()
+        self._segment = following
+
+    def entered(self, function: Any) -> None:
+        """`function` begins."""
+        if not isinstance(function.__globals__, Namespace):  # its source could not be read, so its names are not known
+            self.give_up()
+        elif function not in self._tape.functions:
+            self._tape.functions[function] = function.__globals__.meanings()
+
+    def give_up(self) -> None:
+        """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""
+        if self._past and self._past.goes_on:
+            raise RuntimeError("run again with the same values, the kernel does something else")
+        self.recording = False
+        self._kept.clear()
+        self._tape.refuse()
+
+    # Operations.
+
+    def _perform(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        operands = self._operands(args)
+        if kwargs:
+            operands += self._operands(kwargs.values())
+        if not self._knows(operands):
+            return method(*args, **kwargs)
+        if name in PURE and all(id(x) in self._constants for x in operands):
+            return self._constant(method(*args, **kwargs))
+        if self._past and self._past.goes_on:
+            return self._recall(self._past, self._past.take(name))
+        if self._past and self._past.failed:
+            self.recording = False
+            return method(*args, **kwargs)
+        return self._note(name, method, args, kwargs, operands)
+
+    def _operands(self, values: Iterable[Any]) -> list[Any]:
+        """The handles in `values`, and other objects that the builder made."""
+        found = []
+        for value in values:
+            if type(value) is TensorHandle or id(value) in self._registers:
+                found.append(value)
+            elif isinstance(value, (list, tuple)):
+                found += self._operands(value)
+            elif not isinstance(value, CONSTANTS) and type(value).__module__ not in CONSTANT_MODULES:
+                self.give_up()
+        return found
+
+    def _knows(self, operands: Sequence[Any]) -> bool:
+        """Every operand is a constant or in a register; if one is not, nothing is recorded from here on."""
+        if self.recording and not all(id(x) in self._registers or id(x) in self._constants for x in operands):
+            self.give_up()
+        return self.recording
+
+    def _note(self, name: str, method: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        inputs = tuple([self._register(x) for x in operands])
+        varies = name not in PURE and name != "create_get_num_programs"
+        varies |= not self._varying.isdisjoint(inputs)
+        self._builder.noted.clear()
+        result = method(*args, **kwargs)
+        run = self._builder.function_of(operands, result) or on_arrays(
+            getattr(self._builder.other, name), args, kwargs, operands
+        )
+        self._result(name, run, inputs, result, varies)
+        return result
+
+    def _result(self, name: str, run: Callable[..., Any], inputs: tuple[int, ...], result: Any, varies: bool) -> None:
+        """Note a step that gave `result`; for a tuple also one for each of its parts."""
+        output = self._tape.register(None, getattr(result, "dtype", None))
+        step = Step(name, run, inputs, output, varies)
+        self._segment.steps.append(step)
+        self._place(result, step)
+        if isinstance(result, (tuple, list)):
+            for i, part in enumerate(result):
+                self._result("part", itemgetter(i), (output,), part, varies)
+        elif isinstance(result, TensorHandle):
+            self._bytes += result.data.nbytes
+            if self._bytes > LARGEST:
+                self.give_up()
+
+    def _place(self, result: Any, step: Step) -> None:
+        if not isinstance(result, CONSTANTS):
+            self._registers[id(result)] = step.output
+            self._kept.append(result)
+        if step.varies:
+            self._varying.add(step.output)
+
+    def _recall(self, past: Past, step: Step) -> Any:
+        value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
+        if isinstance(value, tuple):
+            return tuple([self._recall(past, past.take("part")) for _ in value])
+        result = value if dtype is None else TensorHandle(value, dtype)
+        self._place(result, step)
+        return result
+
+    def _constant(self, result: Any) -> Any:
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, TensorHandle):
+                self._constants[id(part)] = part
+        return result
+
+    def _register(self, operand: Any) -> int:
+        """The register of an operand; a constant gets one when it is first used."""
+        if id(operand) not in self._registers:
+            self._registers[id(operand)] = self._tape.register(operand.data, operand.dtype)
+        return self._registers[id(operand)]
+
+
+class Noting(Builder):
+    """The builder `other`, noting the functions that it applies to arrays."""
+
+    __slots__ = ("noted", "other")
+
+    def __init__(self, other: Builder) -> None:
+        self.__dict__ = other.__dict__
+        self.noted: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = []
+        self.other = other
+
+    def apply(self, function: Callable[..., Any], dtype: Any, *args: Any) -> Any:
+        result = super().apply(function, dtype, *args)
+        self.noted.append((function, args, result))
+        return result
+
+    def function_of(self, operands: list[Any], result: Any) -> Callable[..., Any] | None:
+        """The one function applied to exactly these operands that gave this result; None if there was none."""
+        if len(self.noted) != 1:
+            return None
+        function, args, returned = self.noted[0]
+        same = len(args) == len(operands) and all(x is y for x, y in zip(args, operands, strict=True))
+        return function if same and returned is result else None
+
+
+class Past:
+    """What a program did on a tape before it left it."""
+
+    def __init__(self, diverged: Diverged, registers: list[Any]) -> None:
+        self.registers, self.segment, self.failed = registers, diverged.path[-1], diverged.failed
+        self._events: list[tuple[str, Step | None]] = []
+        for segment in diverged.path:
+            self._events += [(step.name, step) for step in segment.steps]
+            self._events.append((Guard.__name__, None))
+        if diverged.failed:
+            del self._events[len(self._events) - 1 - len(self.segment.steps) + diverged.done :]
+        self._position = 0
+
+    @property
+    def goes_on(self) -> bool:
+        return self._position < len(self._events)
+
+    def take(self, name: str) -> Any:
+        """The next step, which must be the operation `name`."""
+        found, step = self._events[self._position]
+        if found != name:
+            raise RuntimeError(f"run again with the same values, the kernel asks for {name}, not for {found}")
+        self._position += 1
+        return step
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """The place of an operand among arguments; `dtype` is None for objects that are no handles."""
+
+    dtype: Any
+
+
+def _with_holes(value: Any, operands: dict[int, _Hole]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_with_holes(part, operands) for part in value]
+    return operands.get(id(value), value)
+
+
+def _filled(value: Any, arrays: Iterator[Any]) -> Any:
+    if isinstance(value, _Hole):
+        return next(arrays) if value.dtype is None else TensorHandle(next(arrays), value.dtype)
+    if isinstance(value, list):
+        return [_filled(part, arrays) for part in value]
+    return value
+
+
+def on_arrays(method: Callable[..., Any], args: Any, kwargs: Any, operands: list[Any]) -> Callable[..., Any]:
+    """The call of a builder's method as a function of what the registers of its operands hold."""
+    holes = {id(x): _Hole(getattr(x, "dtype", None)) for x in operands}
+    positional = [_with_holes(x, holes) for x in args]
+    named = {name: _with_holes(x, holes) for name, x in kwargs.items()}
+
+    def run(*arrays: Any) -> Any:
+        left = iter(arrays)
+        found = [_filled(x, left) for x in positional]
+        return _stored(method(*found, **{name: _filled(x, left) for name, x in named.items()}))
+
+    return run
+
+
+def _stored(result: Any) -> Any:
+    """What a register holds of a result."""
+    if isinstance(result, TensorHandle):
+        return result.data
+    return tuple(map(_stored, result)) if isinstance(result, (list, tuple)) else result
