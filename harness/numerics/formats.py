@@ -61,6 +61,7 @@ FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
 WIDE_FP32 = Format("fp32 of wide range", torch.float64, FP32.precision, FP32.min_exponent, (2 - 2.0**-23) * 2.0**1023)
 """What holds every finite result of a kernel that computes with more range than fp32, and is as precise as fp32."""
 
+_STORED = (BF16, FP16, E4M3, E5M2)  # formats narrower than fp32 that torch casts to
 FORMATS: Mapping[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E4M3, E5M2)}
 _BY_DTYPE: Mapping[torch.dtype, Format] = {f.dtype: f for f in FORMATS.values()}
 
@@ -93,7 +94,17 @@ def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "near
         return x
     if fmt is FP32 and mode == "nearest":
         return x.to(torch.float32).to(torch.float64)  # one correct rounding on every device, and the fastest
+    if mode == "nearest" and fmt in _STORED and x.device.type == "cpu":
+        narrow = x.to(torch.float32)
+        if torch.equal(narrow.to(torch.float64), x) and (x.numel() == 0 or _most(narrow) <= fmt.max):
+            return narrow.to(fmt.dtype).to(torch.float64)  # from fp32, a cast of torch rounds once
     return round_bits(x, fmt, mode)
+
+
+def _most(x: Tensor) -> float:
+    """Largest magnitude of `x`."""
+    least, most = torch.aminmax(x)
+    return max(-float(least), float(most))
 
 
 def round_bits(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:

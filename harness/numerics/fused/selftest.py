@@ -1,0 +1,89 @@
+"""The kernels against the definitions, on numbers where they are most likely to differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
+from harness.numerics.fused.launch import run
+
+_BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
+_FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
+_ALIKE = _FUNCTIONS | {"hull"}  # operands of one shape
+_INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
+
+
+def special_numbers() -> Tensor:
+    """Zeros, infinities, NaN, and numbers at, beside and between the borders and ties of the formats (fp64)."""
+    numbers = [0.0, 1.0, 1.5, 3.0, 17.33, 17.25, 88.5, 104.0, 2.0**-24, 2.0**-150, 2.0**-1040, 2.0**1000, torch.inf]
+    for fmt in (FP32, BF16, FP16, E4M3, E5M2):
+        smallest, step = 2.0**fmt.min_exponent, fmt.epsilon
+        numbers += [fmt.max, fmt.max * (1 + step / 4), fmt.max * (1 + step / 2), fmt.quantum, fmt.quantum * 1.5]
+        numbers += [smallest, smallest - fmt.quantum, smallest * (1 - step / 4), 1 + step / 2, 1 + 3 * step / 2]
+    positive = torch.tensor(numbers, dtype=torch.float64)
+    up = torch.nextafter(positive, torch.tensor(torch.inf, dtype=torch.float64))
+    positive = torch.cat([positive, up, torch.nextafter(positive, -positive)])
+    return torch.cat([positive, -positive, positive.new_tensor([torch.nan])])
+
+
+def operand(parts: int, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Stacked parts of special and random numbers: intervals in order, NaN at both ends, some unknown."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = special_numbers()
+    special = pool[torch.randint(len(pool), (parts, *shape), generator=generator)]
+    scale = 2.0 ** torch.randint(-30, 30, (parts, *shape), generator=generator).double()
+    ordinary = (torch.randn((parts, *shape), generator=generator).double() * scale).float().double()
+    x = torch.where(torch.rand((parts, *shape), generator=generator) < 0.5, special, ordinary)
+    return x if parts < 4 else _ordered(x, torch.rand(shape, generator=generator))
+
+
+def _ordered(x: Tensor, kind: Tensor) -> Tensor:
+    """Ends that are one number, in order, both NaN, or unknown."""
+    second = torch.where(kind < 0.3, x[2], x[3])
+    lo, hi = torch.minimum(x[2], second), torch.maximum(x[2], second)
+    lost = kind > 0.95
+    return torch.stack([x[0], x[1], lo.masked_fill(lost, -torch.inf), hi.masked_fill(lost, torch.inf)])
+
+
+def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
+    """Operands of every number of parts, in shapes that broadcast along rows, columns and groups where they may."""
+    shapes = _BROADCAST if name not in _ALIKE else _BROADCAST[:1]
+    for first, second in itertools.product((1, 2, 4), repeat=2):
+        if name in _FUNCTIONS and first != second:  # of an argument and what torch made of it
+            continue
+        for ours, theirs in shapes:
+            yield [operand(*((second, theirs) if n % 2 else (first, ours)), seed=n) for n in range(operands)]
+
+
+def difference(
+    name: str, definition: Callable[..., Tensor], operands: int, numbers: int, fmt: Format | None, device: torch.device
+) -> str:
+    """Where the kernel on `device` gives something else than the definition on the CPU; empty if nowhere."""
+    constants = (2.0**-22, 2.0**-21)[:numbers]
+    formats = {} if fmt is None else {"fmt": fmt}
+    for given in examples(name, operands):
+        if name == "logistic":  # the last operand has one part for each end
+            given[2] = given[2][:2] if len(given[0]) == 4 else given[2][:1]
+        expected = definition(*given, *constants, **formats)
+        actual = run(name, tuple(x.to(device) for x in given), constants, fmt)
+        if actual is not None and (found := unlike(name, actual.cpu(), expected)):
+            shapes = ", ".join(str(list(x.shape)) for x in given)
+            return f"on operands {shapes} it gives {found}"
+    return ""
+
+
+def unlike(name: str, actual: Tensor, expected: Tensor) -> str:
+    """The first number that differs; zeros are alike, and NaN."""
+    if actual.shape != expected.shape:
+        return f"{list(actual.shape)} and not {list(expected.shape)}"
+    wrong = (actual != expected) & ~(torch.isnan(actual) & torch.isnan(expected))
+    if name in _INEXACT:
+        wrong[0] &= torch.nextafter(actual[0], expected[0]) != expected[0]
+    if not bool(wrong.any()):
+        return ""
+    place = tuple(wrong.nonzero()[0].tolist())
+    return f"{actual[place].item()!r} and not {expected[place].item()!r}, part {place[0]}"
