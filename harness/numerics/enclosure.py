@@ -7,6 +7,7 @@ rounded result. Where a kernel has freedom (approximate primitives, order of a p
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,9 +152,9 @@ def unrounded_product(a: Enclosure | float, b: Enclosure | float) -> Tensor:
     return arithmetic.unrounded_product(*both(a, b))
 
 
-def widened(parts: Tensor, relative: float | Tensor, absolute: float | Tensor = 0.0) -> Tensor:
-    """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end."""
-    return arithmetic.widened(parts, relative, absolute)
+def widened(parts: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
+    """Four parts from `parts`, the ends moved outward by a relative and an absolute error."""
+    return arithmetic.spread(parts, float(relative), float(absolute))
 
 
 def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
@@ -207,7 +208,7 @@ def at_least(x: Enclosure, low: float) -> Enclosure:
 
 
 def _as_fp32(number: float) -> float:
-    return float(torch.tensor(number, dtype=torch.float32))
+    return ctypes.c_float(number).value
 
 
 def magnitudes(x: Enclosure) -> Tensor:

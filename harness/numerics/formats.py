@@ -141,10 +141,10 @@ def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
     total = x + y
     part = total - x
     error = (x - (total - part)) + (y - part)
-    even = (total.view(torch.int64) & 1) == 0
-    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
-    inexact = even & (error != 0) & torch.isfinite(error)
-    return torch.where(inexact, torch.nextafter(total, towards), total)
+    bits = total.view(torch.int64)
+    step = ((bits ^ error.view(torch.int64)) >> 63) | 1  # away from zero, 1, or -1
+    inexact = (bits & 1 == 0) & (error != 0) & (error.abs() < torch.inf)
+    return (bits + step * inexact).view(torch.float64)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

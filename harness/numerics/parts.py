@@ -58,6 +58,7 @@ def rounded(x: Tensor, fmt: Format) -> Tensor:
     return unknown_where(result, unknown(x))
 
 
+@one_kernel_on_cuda
 def negated(x: Tensor) -> Tensor:
     """-x, whose ends are exchanged."""
     return -x if len(x) < 4 else -torch.stack([x[0], x[1], x[3], x[2]])
@@ -184,6 +185,12 @@ def magnitudes(x: Tensor) -> Tensor:
         return parts
     near = torch.where((x[2] <= 0) & (x[3] >= 0), 0.0, torch.minimum(parts[2], parts[3]))
     return torch.stack([parts[0], parts[1], near, torch.maximum(parts[2], parts[3])])
+
+
+@one_kernel_on_cuda
+def spread(x: Tensor, relative: float, absolute: float) -> Tensor:
+    """x with a relative and an absolute error."""
+    return widened(x, relative, absolute)
 
 
 def widened(parts: Tensor, relative: float | Tensor, absolute: float | Tensor = 0.0) -> Tensor:

@@ -65,8 +65,8 @@ def sigmoid(x: Enclosure) -> Enclosure:
     return Enclosure(logistic(x.parts, gate, rest, relative, division, current().arithmetic))
 
 
-# What these do to stacked parts, as in `harness.numerics.parts`. Roots, exponentials and sigmoids are torch's own, which
-# are not correctly rounded everywhere: an operation takes what they give on the device that it runs on.
+# What these do to stacked parts, as in `harness.numerics.parts`. Roots, exponentials and sigmoids are torch's own. They
+# are not correctly rounded everywhere, so an operation takes what they give on the device at hand.
 
 
 @one_kernel_on_cuda
@@ -132,7 +132,8 @@ def logistic(x: Tensor, gate: Tensor, rest: Tensor, relative: float, division: f
     ends = _ends(x)
     error = (relative + _growth(ends)) * rest + U + division
     finite = all_finite(ends)
-    parts = widened(gate, error, _SMALLEST_NORMAL if finite else torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0))
+    absolute = _SMALLEST_NORMAL if finite else torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
+    parts = widened(gate, error, absolute)
     result = torch.where(parts[2:] < 0, 0.0, parts[2:])
     parts[2:] = torch.where(ends[0] >= _SATURATED, 1.0, result)
     settled = rounded(parts, fmt)

@@ -1,11 +1,12 @@
 """On CUDA, an operation on stacked parts is one kernel. This is the one place that decides it.
 
-A function marked `one_kernel_on_cuda` is the definition: it runs on the CPU. For CUDA tensors the Triton kernel of the
-same name in `kernels` runs, in one launch and one pass over memory where the definition makes 10 to 40. It gives the
-same bits, but for the sign of a zero that is an end of an interval, and the last bit of the exact part of a sum: those
-depend on the order of evaluation in torch, too. Before a kernel is used on a device, `selftest` compares it there with
-the definition on the CPU. If it differs, or there is no Triton, the definition runs on the device, and a warning says
-so once.
+A function marked `one_kernel_on_cuda` is the definition, and what runs on the CPU. For CUDA tensors a Triton kernel
+does the same in one launch and one pass over memory, where the definition makes 10 to 40; its arithmetic is the
+function of that name in `elements` or `primitives`. It gives the same bits, with two exceptions that the definition
+leaves open: the sign of a zero that is an end of an interval, and to which side the exact part of a sum is rounded.
+
+Before a kernel is used on a device, `selftest` compares it there with the definition on the CPU. If it differs, or
+cannot be compiled, the definition runs on the device, and a warning says so once.
 
 Triton is imported when the first CUDA tensor comes.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import cache, wraps
 from typing import ParamSpec
 
 import torch
@@ -28,7 +29,7 @@ P = ParamSpec("P")
 def one_kernel_on_cuda(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """The definition, which on CUDA tensors is replaced by the kernel of its name.
 
-    It is called with tensors, then numbers and a format in any order.
+    It takes tensors, then numbers, then a format.
     """
     name = definition.__name__
 
@@ -55,7 +56,7 @@ def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...
     return run(name, operands, numbers, fmt)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _trusted(
     name: str,
     definition: Callable[..., Tensor],
@@ -67,10 +68,12 @@ def _trusted(
     """Whether the kernel gives on the device what the definition gives on the CPU."""
     try:
         from harness.numerics.fused.selftest import difference
-    except ImportError as error:
-        found = f"Triton cannot be imported ({error})"
-    else:
+
         found = difference(name, definition, operands, numbers, fmt, device)
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the kernel
+    except Exception as error:  # no Triton, or one that cannot compile for this device, each in its own way
+        found = f"{type(error).__name__}: {error}"
     if found:
         warnings.warn(f"{name} on {device} is computed without its fused kernel: {found}", RuntimeWarning, stacklevel=4)
     return not found

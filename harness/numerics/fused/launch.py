@@ -1,4 +1,4 @@
-"""Launching a kernel of `kernels`: where the operands lie in memory, and as little work on the host as there can be."""
+"""Launching the kernel of an operation: where its operands lie in memory, with little work on the host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from harness.numerics.formats import Format
-from harness.numerics.fused import kernels
+from harness.numerics.fused import elements, kernel, primitives
+from harness.numerics.fused.numbers import FORMATS
 
 BLOCK = 512
 WARPS = 4
 WIDENING = frozenset(
-    ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order")
-    + ("approximate_quotient", "approximate_root", "inverse_root", "exponential", "logistic")
+    ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "inverse_root")
+    + ("approximate_root", "approximate_quotient", "exponential", "logistic")
 )
 """Operations whose results have freedom, and so four parts."""
 
@@ -68,9 +69,7 @@ def _hull(options: tuple[Tensor, ...]) -> Tensor | None:
     return first if first is None or not rest else _hull((first, *rest))
 
 
-def _launched(
-    name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None
-) -> Tensor | None:
+def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
     layout = layout_of(tuple((x.shape, x.stride()) for x in operands))
     if layout is None:
         return None
@@ -126,18 +125,23 @@ def _collapsed(shape: tuple[int, ...], strides: list[list[int]]) -> list[tuple[i
 def _launcher(
     name: str, operands: int, flat: bool, parts: int, fmt: Format | None, numbers: int, device: torch.device
 ) -> Launch:
-    """The kernel of an operation, compiled once; a launch by `kernel[grid]` would look it up anew each time."""
-    position = None if fmt is None else kernels.FORMATS.index(fmt)
-    constants = (getattr(kernels, name), operands, flat, parts, position, numbers, BLOCK)
-    if device.type != "cuda":
-        return lambda programs, arguments: kernels.elementwise[(programs,)](*arguments, *constants)
+    """The kernel of an operation, compiled once: `elementwise[grid]` would look it up at each launch."""
+    function = vars(primitives if hasattr(primitives, name) else elements)[name]
+    constants = (function, operands, flat, parts, None if fmt is None else FORMATS.index(fmt), numbers, BLOCK)
+    if device.type != "cuda":  # interpreted
+        return lambda programs, arguments: kernel.elementwise[(programs,)](*arguments, *constants)
     compiled: list[Any] = []
 
     def launch(programs: int, arguments: tuple[Any, ...]) -> None:
-        with torch.cuda.device(device):
-            if not compiled:
-                options = {"num_warps": WARPS, "enable_fp_fusion": False}
-                compiled.append(kernels.elementwise.warmup(*arguments, *constants, grid=(1,), **options))
-            compiled[0][(programs, 1, 1)](*arguments, *constants)
+        if not compiled:
+            options = {"num_warps": WARPS, "enable_fp_fusion": False}
+            compiled.append(kernel.elementwise.warmup(*arguments, *constants, grid=(1,), **options))
+        compiled[0][programs, 1, 1](*arguments, *constants)
 
-    return launch
+    def launch_there(programs: int, arguments: tuple[Any, ...]) -> None:
+        if torch.cuda.current_device() == device.index:
+            return launch(programs, arguments)
+        with torch.cuda.device(device):
+            return launch(programs, arguments)
+
+    return launch_there
