@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from harness.numerics.accumulation import (
-    Sum,
     dot,
     mean,
     mean_of_products,
@@ -32,6 +31,7 @@ from harness.numerics.moments import difference_of_products, mean_and_variance
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
+from harness.numerics.sums import Sum
 from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [

@@ -9,99 +9,16 @@ bounds the error; else the number of terms does. Probabilistic bounds are never 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, magnitudes, settled, unrounded_product, widened
+from harness.numerics.enclosure import Enclosure, settled, unrounded_product, widened
 from harness.numerics.formats import FP16, FP32
 from harness.numerics.premises import U, current
+from harness.numerics.sums import LATTICE_UNITS, UNDERFLOW, UNKNOWN, Sum, facts_of_squares, finite, flushed, quantum_of
 
-_MANTISSA_BITS = 52
-_LATTICE_UNITS = 2.0**24
 _FP64_U = 2.0**-53
-_UNDERFLOW = 2.0**-150  # largest error of a product that is rounded to a subnormal fp32 number
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """What has to be known of the terms of a sum to bound it; `+` joins the terms of two parts of one sum.
-
-    Attributes:
-        count: number of terms.
-        products: the terms are products that may underflow, or be rounded before they are added.
-        sums: stacked parts of the sum in fp64.
-        magnitude, finite: sums of the largest |term|, all of them and finite ones only.
-        known: every term is one known number.
-        quantum: largest power of two that divides all terms.
-        negative, positive: whether a term may be.
-    """
-
-    count: int
-    products: bool
-    sums: Tensor
-    magnitude: Tensor
-    finite: Tensor
-    known: Tensor
-    quantum: Tensor
-    negative: Tensor
-    positive: Tensor
-
-    @classmethod
-    def of(cls, terms: Tensor, *, dim: int = -1, products: bool = False) -> Sum:
-        """The sum of `terms` (stacked parts) over `dim`; the last dimension is kept with size 1."""
-        keep = dim == -1
-        lo, hi = Enclosure(terms).lo, Enclosure(terms).hi
-        return cls(
-            count=terms.shape[dim],
-            products=products,
-            sums=Enclosure(terms.sum(dim, keepdim=keep)).full,
-            magnitude=torch.maximum(lo.abs(), hi.abs()).sum(dim, keepdim=keep),
-            finite=torch.maximum(_finite(lo), _finite(hi)).sum(dim, keepdim=keep),
-            known=(lo == hi).all(dim, keepdim=keep),
-            quantum=_quantum(lo, dim, keepdim=keep),
-            negative=(lo < 0).any(dim, keepdim=keep),
-            positive=(hi > 0).any(dim, keepdim=keep),
-        )
-
-    def __add__(self, other: Sum) -> Sum:
-        return Sum(
-            count=self.count + other.count,
-            products=self.products,
-            sums=self.sums + other.sums,
-            magnitude=self.magnitude + other.magnitude,
-            finite=self.finite + other.finite,
-            known=self.known & other.known,
-            quantum=torch.minimum(self.quantum, other.quantum),
-            negative=self.negative | other.negative,
-            positive=self.positive | other.positive,
-        )
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.sums.shape[1:]
-
-    @property
-    def enclosure(self) -> Enclosure:
-        """The fp32 sum."""
-        return settled(self.parts())
-
-    def parts(self, *, nonnegative: bool = False) -> Tensor:
-        """Stacked parts of the sum, not rounded yet."""
-        eps = current().accumulation(self.count) + 2 * self.count * _FP64_U
-        rounding = eps * self.magnitude + (self.count * _UNDERFLOW if self.products else 0.0)
-        exact = self.known & (self.magnitude < _LATTICE_UNITS * self.quantum) & (self.quantum >= FP32.quantum)
-        slack = torch.where(exact, 0.0, rounding) + self.count * flushed()
-        low, high = self.sums[2] - slack, self.sums[3] + slack
-        if nonnegative:
-            low = torch.where(low < 0, 0.0, low)
-        low, high = (torch.where(torch.isfinite(s), e, s) for s, e in ((self.sums[2], low), (self.sums[3], high)))
-        overflows = (
-            self.negative & self.positive & (self.finite > current().arithmetic.max) & ~torch.isnan(self.sums[1])
-        )
-        sums = Enclosure(torch.stack([self.sums[0], self.sums[1], low, high]))
-        return sums.unknown_where(overflows).parts  # some order of the sum overflows
 
 
 def total(x: Enclosure) -> Enclosure:
@@ -116,9 +33,9 @@ def mean(x: Enclosure) -> Enclosure:
 
 def mean_of_squares(x: Enclosure) -> Enclosure:
     """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
-    squares = magnitudes(x).square()
-    unknown = None if x.unknown is None else x.unknown.any(-1, keepdim=True)
-    return _averaged(Sum.of(squares, products=True).parts(nonnegative=True), x.shape[-1]).unknown_where(unknown)
+    facts = facts_of_squares(x.parts)
+    squares = Sum(x.shape[-1], products=True, facts=facts[:UNKNOWN])
+    return _averaged(squares.parts(nonnegative=True), x.shape[-1]).unknown_where(facts[UNKNOWN] > 0)
 
 
 def mean_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
@@ -187,12 +104,12 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     (mid_a, rad_a), (mid_b, rad_b) = midpoint_radius(a), midpoint_radius(b)
     size_a, size_b = mid_a.abs() + rad_a, mid_b.abs() + rad_b
     magnitude = size_a @ size_b
-    quantum_a, quantum_b = _quantum(mid_a, -1), _quantum(mid_b, -2)
+    quantum_a, quantum_b = quantum_of(mid_a, -1), quantum_of(mid_b, -2)
     units, cut = quantum_a * quantum_b, _cut_off(size_a, size_b, quantum_a, quantum_b)
     points = (rad_a == 0).all(-1, keepdim=True) & (rad_b == 0).all(-2, keepdim=True)
-    exact = points & (magnitude < _LATTICE_UNITS * units) & (units >= FP32.quantum) & (units >= cut)
+    exact = points & (magnitude < LATTICE_UNITS * units) & (units >= FP32.quantum) & (units >= cut)
     eps = current().dot_accumulation(terms) + terms * _FP64_U
-    slack = torch.where(exact, 0.0, eps * magnitude + terms * (_UNDERFLOW + 2 * cut))
+    slack = torch.where(exact, 0.0, eps * magnitude + terms * (UNDERFLOW + 2 * cut))
     radius = slack + terms * flushed()
     if len(a.parts) == 4:
         radius = radius + rad_a @ size_b
@@ -207,7 +124,7 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     nan = torch.isnan(a.lo).any(-1, keepdim=True) | torch.isnan(b.lo).any(-2, keepdim=True)
     certain = (points | nan) & ~torch.isfinite(magnitude)  # what comes out does not depend on the order
     low, high = torch.where(certain, value, low), torch.where(certain, value, high)
-    overflows = (_finite(size_a) @ _finite(size_b) > current().arithmetic.max) & ~torch.isnan(value)
+    overflows = (finite(size_a) @ finite(size_b) > current().arithmetic.max) & ~torch.isnan(value)
     lost = ~certain & ~torch.isfinite(magnitude)
     return settled(torch.stack([known, value, low, high])).unknown_where(overflows, lost)
 
@@ -221,21 +138,11 @@ def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tenso
     cores = current().tensor_cores
     if cores is None or not size_a.numel() or not size_b.numel():
         return size_a.new_zeros(())
-    largest_a, largest_b = _finite(size_a).amax(-1, keepdim=True), _finite(size_b).amax(-2, keepdim=True)
+    largest_a, largest_b = finite(size_a).amax(-1, keepdim=True), finite(size_b).amax(-2, keepdim=True)
     largest = torch.maximum(largest_a.max(), largest_b.max())
     fp16 = (torch.minimum(quantum_a.min(), quantum_b.min()) >= FP16.quantum / 4) & (largest <= FP16.max)
     smallest = torch.where(fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent)
     return cores.cut * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
-
-
-def flushed() -> float:
-    """What flushing one subnormal result to zero can change."""
-    return FP32.quantum * 2.0**23 if current().flushes_subnormals else 0.0
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Magnitudes, with zeros for infinities and NaN."""
-    return torch.where(torch.isfinite(x), x.abs(), 0.0)
 
 
 def _averaged(sums: Tensor, count: int) -> Enclosure:
@@ -244,18 +151,6 @@ def _averaged(sums: Tensor, count: int) -> Enclosure:
     if count & (count - 1) == 0:
         return settled(means)
     return settled(widened(means, current().quotient))
-
-
-def _quantum(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
-    """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
-    bits = x.abs().view(torch.int64)
-    significand = (bits & ((1 << _MANTISSA_BITS) - 1)) | (1 << _MANTISSA_BITS)
-    lowest = (significand & -significand).to(torch.float64)
-    unit = ((bits >> _MANTISSA_BITS) << _MANTISSA_BITS).view(torch.float64) * 2.0**-_MANTISSA_BITS
-    if x.shape[dim] == 0:
-        return x.new_full((), torch.inf)
-    quantum = torch.where((x == 0) | ~torch.isfinite(x), torch.inf, lowest * unit)
-    return quantum.amin(dim, keepdim=keepdim)
 
 
 def midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.numerics.formats import Format
-from harness.numerics.fused import elements, kernel, primitives
+from harness.numerics.fused import elements, primitives, sums
+from harness.numerics.fused.compiled import Launch, launcher
+from harness.numerics.fused.kernel import elementwise
 from harness.numerics.fused.numbers import FORMATS
 
 BLOCK = 512
-WARPS = 4
 WIDENING = frozenset(
     ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "inverse_root")
     + ("approximate_root", "approximate_quotient", "exponential", "logistic")
@@ -29,9 +28,6 @@ _LARGEST = 2**31 - BLOCK  # elements that are counted in int32
 
 Where = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides of stacked parts."""
-
-Launch = Callable[[int, tuple[Any, ...]], object]
-"""Number of programs, arguments up to the constants."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,8 @@ class Layout:
 
 def run(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
     """The result of an operation on one device; None where its kernel does not take such operands."""
+    if name in sums.OPERATIONS:
+        return sums.run(name, operands[0], numbers)
     if name == "hull":
         return _hull(operands)
     if name == "product_in_any_order" and len(operands) != _MOST_OPERANDS:
@@ -79,8 +77,17 @@ def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...
     if size := layout.arguments[0]:
         launch = _launcher(name, len(operands), layout.flat, parts, fmt, len(numbers), first.device)
         pointers = (out, *operands, first, first)[: 1 + _MOST_OPERANDS]
-        launch(-(-size // BLOCK), (*pointers, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
+        launch((-(-size // BLOCK), 1), (*pointers, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
     return out
+
+
+@cache
+def _launcher(
+    name: str, operands: int, flat: bool, parts: int, fmt: Format | None, numbers: int, device: torch.device
+) -> Launch:
+    function = vars(primitives if hasattr(primitives, name) else elements)[name]
+    position = None if fmt is None else FORMATS.index(fmt)
+    return launcher(elementwise, (function, operands, flat, parts, position, numbers, BLOCK), device)
 
 
 @lru_cache(maxsize=4096)
@@ -119,29 +126,3 @@ def _collapsed(shape: tuple[int, ...], strides: list[list[int]]) -> list[tuple[i
         else:
             dimensions.append((size, tuple(steps)))
     return dimensions
-
-
-@cache
-def _launcher(
-    name: str, operands: int, flat: bool, parts: int, fmt: Format | None, numbers: int, device: torch.device
-) -> Launch:
-    """The kernel of an operation, compiled once: `elementwise[grid]` would look it up at each launch."""
-    function = vars(primitives if hasattr(primitives, name) else elements)[name]
-    constants = (function, operands, flat, parts, None if fmt is None else FORMATS.index(fmt), numbers, BLOCK)
-    if device.type != "cuda":  # interpreted
-        return lambda programs, arguments: kernel.elementwise[(programs,)](*arguments, *constants)
-    compiled: list[Any] = []
-
-    def launch(programs: int, arguments: tuple[Any, ...]) -> None:
-        if not compiled:
-            options = {"num_warps": WARPS, "enable_fp_fusion": False}
-            compiled.append(kernel.elementwise.warmup(*arguments, *constants, grid=(1,), **options))
-        compiled[0][programs, 1, 1](*arguments, *constants)
-
-    def launch_there(programs: int, arguments: tuple[Any, ...]) -> None:
-        if torch.cuda.current_device() == device.index:
-            return launch(programs, arguments)
-        with torch.cuda.device(device):
-            return launch(programs, arguments)
-
-    return launch_there

@@ -10,13 +10,16 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
-from harness.numerics.fused import kernel
+from harness.numerics.fused import kernel, sums
 from harness.numerics.fused.launch import run
 
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
 _ALIKE = FUNCTIONS | {"hull"}  # operands of one shape
 _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
+
+
+_SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
 
 
 def special_numbers() -> Tensor:
@@ -53,6 +56,9 @@ def _ordered(x: Tensor, kind: Tensor) -> Tensor:
 
 def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
     """Operands of every number of parts, in shapes that broadcast along rows, columns and groups where they may."""
+    if name in sums.OPERATIONS:
+        yield from _terms(name)
+        return
     shapes = _BROADCAST if name not in _ALIKE else _BROADCAST[:1]
     for first, second in itertools.product((1, 2, 4), repeat=2):
         if name in FUNCTIONS and first != second:  # of an argument and what torch made of it
@@ -64,13 +70,26 @@ def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
             yield given
 
 
+def _terms(name: str) -> Iterator[list[Tensor]]:
+    """Terms, whose first parts are ends so that the magnitudes count for all; or facts about terms."""
+    for parts, shape in itertools.product((1, 2, 4), ((3, 1000), (40, 7), (1, 20000), (1, 1), (2, 0))):
+        if name == "bounded":
+            facts = torch.cat([operand(4, shape, seed=seed + parts) for seed in (0, 5, 10)])[:10]
+            yield [torch.cat([facts[:7], (facts[7:] > 0).double()])]
+        else:
+            terms = operand(parts, shape[::-1] if name == "facts_of_columns" else shape, seed=parts)
+            terms = terms.masked_fill(terms.isfinite() & (terms.abs() > 2.0**900), 3.0)  # sums overflow in no order
+            ends = terms[min(2, parts - 1) :]
+            yield [torch.cat([ends] * (parts // len(ends)))]
+
+
 def difference(
     name: str, definition: Callable[..., Tensor], operands: int, numbers: int, fmt: Format | None, device: torch.device
 ) -> str:
     """Where the kernel on `device` gives something else than the definition on the CPU; empty if nowhere."""
     if device.type == "cuda" and isinstance(kernel.elementwise, InterpretedFunction):
         return "Triton interprets in this process"
-    constants = (2.0**-22, 2.0**-21)[:numbers]
+    constants = (2.0**-22, 2.0**-21, 2.0**-140, -0.5, FP32.max)[:numbers]
     formats = {} if fmt is None else {"fmt": fmt}
     for given in examples(name, operands):
         expected = definition(*given, *constants, **formats)
@@ -86,6 +105,8 @@ def unlike(name: str, actual: Tensor, expected: Tensor) -> str:
     if actual.shape != expected.shape:
         return f"{list(actual.shape)} and not {list(expected.shape)}"
     wrong = (actual != expected) & ~(torch.isnan(actual) & torch.isnan(expected))
+    if name in sums.OPERATIONS and name != "bounded":
+        wrong[:6] &= ~((actual[:6] - expected[:6]).abs() <= _SUMS * actual[5])
     if name in _INEXACT:
         wrong[0] &= torch.nextafter(actual[0], expected[0]) != expected[0]
     if not bool(wrong.any()):
