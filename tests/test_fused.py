@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.interpret import install
-from harness.numerics import fused, parts, primitives
+from harness.numerics import fused, parts, primitives, sums
 from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
 from harness.numerics.fused import elements, selftest
 from harness.numerics.fused import primitives as fused_primitives
+from harness.numerics.fused import sums as fused_sums
 from harness.numerics.fused.launch import layout_of, run
 
 CPU = torch.device("cpu")
@@ -32,17 +33,18 @@ def faithful_interpreter() -> None:
 
 def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
     """Every operation that is one kernel on CUDA: name, definition, operands, numbers, format."""
-    for module in (parts, primitives):
+    for module in (parts, primitives, sums):
         for name, operation in vars(module).items():
             if hasattr(operation, "__wrapped__") and operation.__module__ == module.__name__:
                 kinds = [p.annotation for p in inspect.signature(operation).parameters.values()]
                 many = 3 if name in ("hull", "product_in_any_order") else 0
-                formats = (FP32, WIDE_FP32) if "Format" in kinds else (None,)
+                formats = (FP32, WIDE_FP32)[: 1 + (name == "added")] if "Format" in kinds else (None,)
                 for fmt in (FP32, BF16, FP16, E4M3, E5M2, FP64, WIDE_FP32) if name == "rounded" else formats:
                     yield name, operation, many or kinds.count("Tensor"), kinds.count("float"), fmt
 
 
 OPERATIONS = list(operations())
+ELEMENTWISE = [o for o in OPERATIONS if o[0] not in {"logistic", *fused_sums.OPERATIONS}]
 each_operation = pytest.mark.parametrize(
     ("name", "definition", "operands", "numbers", "fmt"),
     OPERATIONS,
@@ -51,17 +53,15 @@ each_operation = pytest.mark.parametrize(
 
 
 def difference(name: str, definition: Operation, given: list[Tensor], numbers: int, fmt: Format | None) -> str:
-    constants = (2.0**-22, 2.0**-21)[:numbers]
-    expected = definition(*given, *constants, **({} if fmt is None else {"fmt": fmt}))
-    actual = run(name, tuple(given), constants, fmt)
-    assert actual is not None
-    return selftest.unlike(name, actual, expected)
+    return selftest.compared(name, definition, given, numbers, fmt, CPU)
 
 
 def test_all_operations_are_found() -> None:
     names = {name for name, *_ in OPERATIONS}
-    assert {"added", "multiplied", "hull", "rounded", "multiply_add", "approximate_quotient", "logistic"} <= names
-    assert all(hasattr(elements, name) or hasattr(fused_primitives, name) for name in names)
+    assert {"added", "hull", "rounded", "multiply_add", "approximate_quotient", "logistic", "facts_of_rows"} <= names
+    elementwise = names - fused_sums.OPERATIONS
+    assert names - elementwise == fused_sums.OPERATIONS
+    assert all(hasattr(elements, name) or hasattr(fused_primitives, name) for name in elementwise)
 
 
 @each_operation
@@ -69,7 +69,7 @@ def test_kernels_give_what_the_definitions_give(
     name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None
 ) -> None:
     """On special and random numbers, for one example of every number of parts, in changing shapes."""
-    every = 1 if name in selftest.FUNCTIONS else 5
+    every = 1 if name in selftest.FUNCTIONS else 3 if name in fused_sums.OPERATIONS else 5
     for example in itertools.islice(selftest.examples(name, operands), 0, None, every):
         assert not difference(name, definition, example, numbers, fmt)
 
@@ -87,8 +87,8 @@ def elements_of(draw: st.DrawFn, parts: int) -> list[float]:
     return [exact, value, *sorted(ends)][:parts]
 
 
-@settings(max_examples=120)
-@given(data=st.data(), operation=st.sampled_from([o for o in OPERATIONS if o[0] != "logistic"]))
+@settings(max_examples=100)
+@given(data=st.data(), operation=st.sampled_from(ELEMENTWISE))
 def test_kernels_give_what_the_definitions_give_for_any_number(
     data: st.DataObject, operation: tuple[str, Operation, int, int, Format | None]
 ) -> None:
@@ -105,14 +105,15 @@ def test_quick_ways_give_what_the_long_ways_give(
     name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where everything is finite, what is unknown is not looked for."""
-    given = [torch.randn(count, 64, dtype=torch.float64).abs() + 0.1 for count in (4, 4, 4)[:operands]]
+    count = 10 if name == "bounded" else 4
+    given = [torch.randn(count, 8, 8, dtype=torch.float64).abs() + 0.1 for _ in range(operands)]
     given = [torch.cat([x[:2], x[2:].sort(0).values]) for x in given]
     if name == "logistic":
         given[2] = given[2][:2]
-    arguments = (*given, *(0.25, 0.5)[:numbers], *([] if fmt is None else [fmt]))
+    arguments = (*given, *(0.25, 0.5, 0.0, 0.0, 8.0)[:numbers], *([] if fmt is None else [fmt]))
     arguments, options = (arguments[:-1], {"fmt": fmt}) if fmt else (arguments, {})
     quick = definition(*arguments, **options)
-    for module in (parts, primitives):
+    for module in (parts, primitives, sums):
         monkeypatch.setattr(module, "all_finite", lambda ends: False)
     assert torch.equal(quick, definition(*arguments, **options))
 
@@ -151,9 +152,9 @@ def test_operands_that_no_kernel_takes() -> None:
 
 def test_operands_need_not_be_contiguous() -> None:
     x, y = selftest.operand(4, (6, 10), 1), selftest.operand(4, (5, 3), 2)
-    given = [x[:, ::2, 1:6].mT, y[:, :, :]]
-    assert not difference("added", parts.added, given, 0, FP32)
-    assert not difference("rounded", parts.rounded, given[:1], 0, BF16)
+    assert not difference("added", parts.added, [x[:, ::2, 1:6].mT, y], 0, FP32)
+    assert not difference("rounded", parts.rounded, [x.mT], 0, BF16)
+    assert not difference("facts_of_columns", sums.facts_of_columns, [x[2:].mT], 0, None)
 
 
 def test_a_result_without_elements() -> None:

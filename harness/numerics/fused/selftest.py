@@ -10,7 +10,8 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
-from harness.numerics.fused import kernel, sums
+from harness.numerics.fused import sums
+from harness.numerics.fused.kernel import elementwise
 from harness.numerics.fused.launch import run
 
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
@@ -19,7 +20,10 @@ _ALIKE = FUNCTIONS | {"hull"}  # operands of one shape
 _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
 
 
+_NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5, FP32.max)
 _SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
+
+Operation = Callable[..., Tensor]
 
 
 def special_numbers() -> Tensor:
@@ -84,20 +88,25 @@ def _terms(name: str) -> Iterator[list[Tensor]]:
 
 
 def difference(
-    name: str, definition: Callable[..., Tensor], operands: int, numbers: int, fmt: Format | None, device: torch.device
+    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, device: torch.device
 ) -> str:
     """Where the kernel on `device` gives something else than the definition on the CPU; empty if nowhere."""
-    if device.type == "cuda" and isinstance(kernel.elementwise, InterpretedFunction):
+    if device.type == "cuda" and isinstance(elementwise, InterpretedFunction):
         return "Triton interprets in this process"
-    constants = (2.0**-22, 2.0**-21, 2.0**-140, -0.5, FP32.max)[:numbers]
-    formats = {} if fmt is None else {"fmt": fmt}
-    for given in examples(name, operands):
-        expected = definition(*given, *constants, **formats)
-        actual = run(name, tuple(x.to(device) for x in given), constants, fmt)
-        if actual is not None and (found := unlike(name, actual.cpu(), expected)):
-            shapes = ", ".join(str(list(x.shape)) for x in given)
-            return f"on operands {shapes} it gives {found}"
-    return ""
+    found = (compared(name, definition, given, numbers, fmt, device) for given in examples(name, operands))
+    return next(filter(None, found), "")
+
+
+def compared(
+    name: str, definition: Operation, given: list[Tensor], numbers: int, fmt: Format | None, device: torch.device
+) -> str:
+    """`difference` for these operands; empty also where the kernel does not take them."""
+    constants = _NUMBERS[:numbers]
+    expected = definition(*given, *constants, **({} if fmt is None else {"fmt": fmt}))
+    actual = run(name, tuple(x.to(device) for x in given), constants, fmt)
+    if actual is None or not (found := unlike(name, actual.cpu(), expected)):
+        return ""
+    return f"on operands {', '.join(str(list(x.shape)) for x in given)} it gives {found}"
 
 
 def unlike(name: str, actual: Tensor, expected: Tensor) -> str:
