@@ -7,25 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.numerics import (
     FORMATS,
     Enclosure,
+    Factor,
     Groups,
-    Matrices,
     Tensor,
     concatenate,
     dequantized,
     format_of,
     grouped_dot,
-    groups_of,
     multiply_add,
+    remembered,
     stack,
 )
 from harness.op import Contract, Rounds, StageRecorder
 from references._shapes import check_shapes
 
 ALL = slice(None)
+Kind = Literal["base", "a", "b"]
+"""The matrices of a linear map with an adapter."""
+_multiply_add = remembered(multiply_add)
 
 
 def rounded(*stages: str) -> Rounds:
@@ -66,16 +70,12 @@ class Projection:
     def rank(self) -> int:
         return self.a.shape[1]
 
-    def matrices(self, experts: list[int]) -> Enclosure:
-        """The bases of some experts [G, N, K], dequantized to the format of the adapter."""
-        scale, zero = (None if t is None else t[experts] for t in (self.scale, self.zero))
-        return dequantized(self.base[experts], scale, zero, fmt=format_of(self.a.dtype), columns=self.a.shape[2])
-
-    def adapters_a(self, experts: list[int]) -> Enclosure:
-        return Enclosure.point(self.a[experts])
-
-    def adapters_b(self, experts: list[int]) -> Enclosure:
-        return Enclosure.point(self.b[experts])
+    def matrices(self, kind: Kind, experts: tuple[int, ...]) -> Enclosure:
+        """One of the matrices of some experts [G, N, K]; the base is dequantized to the format of the adapter."""
+        if kind != "base":
+            return Enclosure.point((self.a if kind == "a" else self.b)[list(experts)])
+        scale, zero = (None if t is None else t[list(experts)] for t in (self.scale, self.zero))
+        return dequantized(self.base[list(experts)], scale, zero, fmt=format_of(self.a.dtype), columns=self.a.shape[2])
 
     def check(self, name: str, experts: int, inputs: int, outputs: int) -> None:
         """Raise ValueError unless the map has `experts` matrices from `inputs` to `outputs` numbers."""
@@ -93,14 +93,37 @@ class Projection:
                 raise ValueError(f"{name}_proj is {self.base.dtype}, and {name}_lora_a {self.a.dtype}; they must agree")
 
 
-def columns_of(matrices: Matrices, part: slice) -> Matrices:
-    """Part of the columns of each expert's matrix."""
-    return lambda experts: matrices(experts)[ALL, ALL, part]
+@dataclass(frozen=True)
+class Weights:
+    """A matrix per expert by which rows are multiplied: the same part of each, for several projections one on another.
+
+    Attributes:
+        kind: which matrices of the projections.
+        rows, columns: the part of each of them.
+        transposed: whether rows are multiplied with what this part is transposed.
+    """
+
+    projections: tuple[Projection, ...]
+    kind: Kind
+    rows: slice
+    columns: slice
+    transposed: bool
+
+    def __call__(self, experts: tuple[int, ...]) -> Factor:
+        return _factor(self, experts)
 
 
-def rows_of(matrices: Matrices, part: slice) -> Matrices:
-    """Part of the rows of each expert's matrix."""
-    return lambda experts: matrices(experts)[ALL, part, ALL]
+@remembered
+def _factor(weights: Weights, experts: tuple[int, ...]) -> Factor:
+    parts = [p.matrices(weights.kind, experts)[ALL, weights.rows, weights.columns] for p in weights.projections]
+    together = parts[0] if len(parts) == 1 else concatenate(*parts, dim=-2)
+    return Factor.right(together.transposed if weights.transposed else together)
+
+
+@remembered
+def _grouped(experts: Tensor, count: int) -> Groups:
+    """Pairs by their experts; remembered for what is looked up in it."""
+    return Groups(experts, count)
 
 
 @dataclass(frozen=True)
@@ -109,7 +132,7 @@ class Layer:
 
     Attributes:
         slots: per token, k.
-        groups: local expert → its pairs.
+        groups: the pairs of each local expert.
         skipped: whether a pair belongs to no expert here, [T · k, 1].
         shards: the slices of the intermediate dimension that are computed apart.
         scaling: of the adapters.
@@ -148,7 +171,7 @@ class Layer:
         local = (expert_ids.long() - first_expert).flatten()
         return cls(
             slots=expert_ids.shape[1],
-            groups=groups_of(local, experts),
+            groups=_grouped(local, experts),
             skipped=((local < 0) | (local >= experts))[:, None],
             shards=tuple(slice(p * width // shards, (p + 1) * width // shards) for p in range(shards)),
             scaling=scaling,
@@ -177,13 +200,18 @@ class Layer:
         """Rows from a saved [T, k, n]; zero where the pair is skipped."""
         return values.reshape(-1, values.shape[-1]).zero_where(self.skipped)
 
-    def dot(self, rows: Enclosure, matrices: Matrices, width: int) -> Enclosure:
-        """Each row times the matrix [width, K] of its expert, transposed."""
-        return grouped_dot(rows, self.groups, lambda experts: matrices(experts).transposed, width)
+    def dot(
+        self, rows: Enclosure, projection: Projection, kind: Kind, width: int, *, columns: slice = ALL
+    ) -> Enclosure:
+        """Each row times part of the columns of the matrix [width, K] of its expert, transposed."""
+        weights = Weights((projection,), kind, ALL, columns, transposed=True)
+        return grouped_dot(rows, self.groups, weights, width)
 
-    def dot_back(self, rows: Enclosure, matrices: Matrices, width: int) -> Enclosure:
-        """Each row times the matrix [N, width] of its expert."""
-        return grouped_dot(rows, self.groups, matrices, width)
+    def dot_back(
+        self, rows: Enclosure, projections: Sequence[Projection], kind: Kind, width: int, *, part: slice = ALL
+    ) -> Enclosure:
+        """Each row times part of the rows of the matrices [N, width] of its expert, one on another."""
+        return grouped_dot(rows, self.groups, Weights(tuple(projections), kind, part, ALL, transposed=False), width)
 
     def scaled(self, name: str, products: Sequence[Enclosure]) -> list[Enclosure]:
         """scaling · product, both rounded."""
@@ -193,7 +221,7 @@ class Layer:
         """base + scaling · product, of every shard."""
         if self.contract.has("rounded_lora"):
             return [b + s for b, s in zip(bases, self.scaled(name, products), strict=True)]
-        return [multiply_add(p, self.scaling, b) for b, p in zip(bases, products, strict=True)]
+        return [_multiply_add(p, self.scaling, b) for b, p in zip(bases, products, strict=True)]
 
     def by_token(self, shards: Sequence[Enclosure]) -> Enclosure:
         """The rows of all slots of a token, of every shard, side by side: [T, n, k · P]."""
@@ -202,9 +230,9 @@ class Layer:
 
     def gate_or_up(self, name: str, rows: Enclosure, projection: Projection) -> Enclosure:
         """rows · baseᵀ + scaling · (rows · aᵀ) · bᵀ, not yet rounded."""
-        base = self.stage(f"{name}_base", self.dot(rows, projection.matrices, projection.width))
-        middle = self.stage(f"{name}_lora_mid", self.dot(rows, projection.adapters_a, projection.rank))
-        product = self.dot(middle, projection.adapters_b, projection.width)
+        base = self.stage(f"{name}_base", self.dot(rows, projection, "base", projection.width))
+        middle = self.stage(f"{name}_lora_mid", self.dot(rows, projection, "a", projection.rank))
+        product = self.dot(middle, projection, "b", projection.width)
         return self.adapted(name, [base], [product])[0]
 
     def down(self, rows: Enclosure, projection: Projection) -> tuple[list[Enclosure], list[Enclosure]]:
@@ -212,8 +240,8 @@ class Layer:
         bases, middles = [], []
         for shard in self.shards:
             part = rows[ALL, shard]
-            bases.append(self.dot(part, columns_of(projection.matrices, shard), projection.width))
-            middles.append(self.dot(part, columns_of(projection.adapters_a, shard), projection.rank))
+            bases.append(self.dot(part, projection, "base", projection.width, columns=shard))
+            middles.append(self.dot(part, projection, "a", projection.rank, columns=shard))
         bases, middles = self.stages("down_base", bases), self.stages("down_lora_mid", middles)
-        products = [self.dot(middle, projection.adapters_b, projection.width) for middle in middles]
+        products = [self.dot(middle, projection, "b", projection.width) for middle in middles]
         return self.stages("expert_output", self.adapted("down", bases, products)), middles

@@ -10,6 +10,7 @@ from functools import partial
 
 from harness.numerics import (
     Enclosure,
+    Groups,
     Tensor,
     concatenate,
     fusible_product,
@@ -17,13 +18,14 @@ from harness.numerics import (
     hull,
     multiply_add,
     product_in_any_order,
+    remembered,
     sigmoid,
     stack,
     total,
     total_of_products,
 )
 from harness.op import Contract, StageRecorder, op
-from references._experts import ALL, Layer, Projection, adapter_axes, rounded, rows_of
+from references._experts import ALL, Layer, Projection, adapter_axes, rounded
 from references._shapes import check_shapes
 from references.layer_norm_gated_backward import times_slope
 from references.moe_lora import WEIGHTS, check_layer
@@ -126,7 +128,7 @@ def moe_lora_backward(
     before = old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b
     old = dict(zip(_ADAPTERS, before, strict=True))
     check_shapes({f"old_{name}": (old[name], tuple(t.shape)) for name, t in zip(_ADAPTERS, own, strict=True)})
-    layer_gradients = partial(_adapter_gradient, layer, old, down_map.a.shape[0])
+    layer_gradients = partial(_adapter_gradient, layer, old)
 
     weights = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
     grad_pairs = layer.pairs(grad_output)
@@ -135,9 +137,8 @@ def moe_lora_backward(
     grad_activated = _through_down(layer, layer_gradients, grad_experts, activated, down_map)
 
     gate, up = layer.saved(saved_gate), layer.saved(saved_up)
-    s = sigmoid(gate)
-    grad_gate = layer.stage("grad_gate", times_slope(grad_activated, up, (gate, s)))
-    grad_up = layer.stage("grad_up", product_in_any_order(grad_activated, gate, s))
+    grad_gate = layer.stage("grad_gate", _through_silu(grad_activated, up, gate))
+    grad_up = layer.stage("grad_up", _times_silu(grad_activated, gate))
     maps = {"gate": (grad_gate, gate_map), "up": (grad_up, up_map)}
     rows = layer.pairs(x)
     middles = {name: _through_adapter(layer, layer_gradients, name, rows, *maps[name]) for name in maps}
@@ -149,23 +150,41 @@ def moe_lora_backward(
     stage("grad_routing_weights", products.reshape(*expert_ids.shape), result=True)
 
 
+@remembered
+def _through_silu(grad: Enclosure, up: Enclosure, gate: Enclosure) -> Enclosure:
+    return times_slope(grad, up, (gate, sigmoid(gate)))
+
+
+@remembered
+def _times_silu(grad: Enclosure, gate: Enclosure) -> Enclosure:
+    return product_in_any_order(grad, gate, sigmoid(gate))
+
+
 def _adapter_gradient(
     layer: Layer,
     old: Mapping[str, Enclosure | None],
-    experts: int,
     name: str,
     left: Sequence[Enclosure],
     right: Sequence[Enclosure],
 ) -> None:
     """Record scaling · Σ left ⊗ right over the pairs of each expert, and over shards, plus what was there before."""
-    sums = [grouped_outer(a, b, layer.groups, experts) for a, b in zip(left, right, strict=True)]
-    before = old[name]
-    if len(sums) == 1:
-        gradient = sums[0] * layer.scaling if before is None else multiply_add(sums[0], layer.scaling, before)
-    else:
-        terms = [fusible_product(s, layer.scaling) for s in sums]
-        gradient = total(stack(*terms, *([] if before is None else [before])))[..., 0]
+    gradient = _summed(layer.groups, tuple(left), tuple(right), layer.scaling, old[name])
     layer.recorder(f"grad_{name}", gradient, result=True)
+
+
+@remembered
+def _summed(
+    groups: Groups,
+    left: tuple[Enclosure, ...],
+    right: tuple[Enclosure, ...],
+    scaling: float,
+    before: Enclosure | None,
+) -> Enclosure:
+    sums = [grouped_outer(a, b, groups) for a, b in zip(left, right, strict=True)]
+    if len(sums) == 1:
+        return sums[0] * scaling if before is None else multiply_add(sums[0], scaling, before)
+    terms = [fusible_product(s, scaling) for s in sums]
+    return total(stack(*terms, *([] if before is None else [before])))[..., 0]
 
 
 def _through_down(
@@ -173,10 +192,10 @@ def _through_down(
 ) -> Enclosure:
     """The gradient of the activated rows, from that of the outputs of the experts."""
     width = activated.shape[-1]
-    middle = layer.stage("grad_down_mid", layer.dot_back(grad_experts, projection.adapters_b, projection.rank))
+    middle = layer.stage("grad_down_mid", layer.dot_back(grad_experts, [projection], "b", projection.rank))
     gradient("down_lora_a", [middle], [activated])
-    base = layer.stage("grad_intermediate_base", layer.dot_back(grad_experts, projection.matrices, width))
-    product = layer.dot_back(middle, projection.adapters_a, width)
+    base = layer.stage("grad_intermediate_base", layer.dot_back(grad_experts, [projection], "base", width))
+    product = layer.dot_back(middle, [projection], "a", width)
     return layer.stage("grad_intermediate", layer.adapted("grad_intermediate", [base], [product])[0])
 
 
@@ -184,9 +203,9 @@ def _through_adapter(
     layer: Layer, gradient: Callable[..., None], name: str, rows: Enclosure, grad: Enclosure, projection: Projection
 ) -> list[Enclosure]:
     """Record the gradients of the gate or up adapter; the gradient of its middle, of every shard."""
-    middle = layer.stage(f"{name}_lora_mid", layer.dot(rows, projection.adapters_a, projection.rank))
+    middle = layer.stage(f"{name}_lora_mid", layer.dot(rows, projection, "a", projection.rank))
     gradient(f"{name}_lora_b", [grad], [middle])
-    parts = [layer.dot_back(grad[ALL, s], rows_of(projection.adapters_b, s), projection.rank) for s in layer.shards]
+    parts = [layer.dot_back(grad[ALL, s], [projection], "b", projection.rank, part=s) for s in layer.shards]
     middles = layer.stages(f"grad_{name}_mid", parts)
     gradient(f"{name}_lora_a", middles, [rows] * len(middles))
     return middles
@@ -202,7 +221,7 @@ def _through_gate_and_up(
     terms = _base_terms(layer, maps)
     for name, (_, projection) in maps.items():
         hidden = projection.a.shape[2]
-        products = [layer.dot_back(middle, projection.adapters_a, hidden) for middle in middles[name]]
+        products = [layer.dot_back(middle, [projection], "a", hidden) for middle in middles[name]]
         if layer.contract.has("rounded_lora"):
             terms.append(layer.scaled(f"grad_input_{name}", products))
         else:
@@ -226,10 +245,5 @@ def _base_terms(layer: Layer, maps: Mapping[str, tuple[Enclosure, Projection]]) 
 
 def _base_dot(layer: Layer, shard: slice, *maps: tuple[Enclosure, Projection]) -> Enclosure:
     """The gradients of a shard times the base weights of their maps, as one dot over all of them."""
-    hidden = maps[0][1].a.shape[2]
     rows = concatenate(*(grad[ALL, shard] for grad, _ in maps))
-
-    def matrices(experts: list[int]) -> Enclosure:
-        return concatenate(*(map_.matrices(experts)[ALL, shard, ALL] for _, map_ in maps), dim=-2)
-
-    return layer.dot_back(rows, matrices, hidden)
+    return layer.dot_back(rows, [map_ for _, map_ in maps], "base", maps[0][1].a.shape[2], part=shard)

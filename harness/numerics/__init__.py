@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from harness.numerics.accumulation import (
-    dot,
     mean,
     mean_of_products,
     mean_of_squares,
@@ -13,6 +12,7 @@ from harness.numerics.accumulation import (
     total_of_products,
     variance_about,
 )
+from harness.numerics.dots import Factor, dot
 from harness.numerics.enclosure import (
     Enclosure,
     at_least,
@@ -26,11 +26,12 @@ from harness.numerics.enclosure import (
     stack,
 )
 from harness.numerics.formats import FORMATS, Format, cast, format_of, round_to
-from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer, groups_of
+from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer
 from harness.numerics.moments import difference_of_products, mean_and_variance
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
+from harness.numerics.remembered import remembered, remembering
 from harness.numerics.sums import Sum
 from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
@@ -41,6 +42,7 @@ __all__ = [
     "LOOSEST",
     "Bound",
     "Enclosure",
+    "Factor",
     "Format",
     "Groups",
     "Matrices",
@@ -63,7 +65,6 @@ __all__ = [
     "fusible_product",
     "grouped_dot",
     "grouped_outer",
-    "groups_of",
     "hull",
     "largest_magnitude",
     "mean",
@@ -72,6 +73,8 @@ __all__ = [
     "mean_of_squares",
     "multiply_add",
     "product_in_any_order",
+    "remembered",
+    "remembering",
     "round_to",
     "rsqrt",
     "sigmoid",

@@ -1,4 +1,4 @@
-"""Sums, means and dots, whose only freedom is the order of accumulation.
+"""Sums and means, whose only freedom is the order of accumulation.
 
 Three rules, strongest first. On a *lattice* (all terms multiples of one power of two, and the sum of their magnitudes
 below 2**24 of it) every partial sum is exact in fp32, whatever the order, with or without FMA: the enclosure is a
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure, settled, unrounded_product, widened
-from harness.numerics.formats import FP16, FP32
 from harness.numerics.premises import U, current
-from harness.numerics.sums import LATTICE_UNITS, UNDERFLOW, UNKNOWN, Sum, facts_of_squares, finite, flushed, quantum_of
+from harness.numerics.remembered import remembered
+from harness.numerics.sums import UNKNOWN, Sum, facts_of_squares, flushed
 
 _FP64_U = 2.0**-53
 
 
+@remembered
 def total(x: Enclosure) -> Enclosure:
     """Sum over the last dimension, which is kept with size 1."""
     return settled(Sum.of(x.parts).parts())
@@ -89,60 +90,10 @@ def _as_rows(parts: Tensor) -> Tensor:
     return parts.reshape(len(parts), math.prod(parts.shape[1:-1]), parts.shape[-1])
 
 
+@remembered
 def total_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     """Sum of a · b over the last dimension, kept with size 1; each product rounded or fused into the sum."""
     return Sum.of(unrounded_product(a, b), products=True).enclosure
-
-
-def dot(a: Enclosure, b: Enclosure) -> Enclosure:
-    """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order.
-
-    Ends by the midpoint-radius rule: |computed - mid_a mid_b| <= rad_a |b| + |mid_a| rad_b + eps (|a| |b|), where eps
-    covers tensor cores, which cut off.
-    """
-    terms = a.shape[-1]
-    (mid_a, rad_a), (mid_b, rad_b) = midpoint_radius(a), midpoint_radius(b)
-    size_a, size_b = mid_a.abs() + rad_a, mid_b.abs() + rad_b
-    magnitude = size_a @ size_b
-    quantum_a, quantum_b = quantum_of(mid_a, -1), quantum_of(mid_b, -2)
-    units, cut = quantum_a * quantum_b, _cut_off(size_a, size_b, quantum_a, quantum_b)
-    points = (rad_a == 0).all(-1, keepdim=True) & (rad_b == 0).all(-2, keepdim=True)
-    exact = points & (magnitude < LATTICE_UNITS * units) & (units >= FP32.quantum) & (units >= cut)
-    eps = current().dot_accumulation(terms) + terms * _FP64_U
-    slack = torch.where(exact, 0.0, eps * magnitude + terms * (UNDERFLOW + 2 * cut))
-    radius = slack + terms * flushed()
-    if len(a.parts) == 4:
-        radius = radius + rad_a @ size_b
-    if len(b.parts) == 4:
-        radius = radius + mid_a.abs() @ rad_b
-    middle = mid_a @ mid_b
-    plain = len(a.parts) == len(b.parts) == 1
-    known, value = (middle, middle) if plain else (a.exact @ b.exact, a.value @ b.value)
-    low, high = middle - radius, middle + radius
-    if bool(torch.isfinite(magnitude).all()) and bool((magnitude <= current().arithmetic.max).all()):
-        return settled(torch.stack([known, value, low, high]))
-    nan = torch.isnan(a.lo).any(-1, keepdim=True) | torch.isnan(b.lo).any(-2, keepdim=True)
-    certain = (points | nan) & ~torch.isfinite(magnitude)  # what comes out does not depend on the order
-    low, high = torch.where(certain, value, low), torch.where(certain, value, high)
-    overflows = (finite(size_a) @ finite(size_b) > current().arithmetic.max) & ~torch.isnan(value)
-    lost = ~certain & ~torch.isfinite(magnitude)
-    return settled(torch.stack([known, value, low, high])).unknown_where(overflows, lost)
-
-
-def _cut_off(size_a: Tensor, size_b: Tensor, quantum_a: Tensor, quantum_b: Tensor) -> Tensor:
-    """What tensor cores cut off of each product besides a share of the largest: [M, N].
-
-    They take the exponent of a subnormal operand for that of the smallest normal number, so that its product counts for
-    larger than it is. That matters where operands may be of fp16.
-    """
-    cores = current().tensor_cores
-    if cores is None or not size_a.numel() or not size_b.numel():
-        return size_a.new_zeros(())
-    largest_a, largest_b = finite(size_a).amax(-1, keepdim=True), finite(size_b).amax(-2, keepdim=True)
-    largest = torch.maximum(largest_a.max(), largest_b.max())
-    fp16 = (torch.minimum(quantum_a.min(), quantum_b.min()) >= FP16.quantum / 4) & (largest <= FP16.max)
-    smallest = torch.where(fp16, 2.0**FP16.min_exponent, 2.0**FP32.min_exponent)
-    return cores.cut * smallest * torch.maximum(torch.maximum(largest_a, largest_b), smallest)
 
 
 def _averaged(sums: Tensor, count: int) -> Enclosure:

@@ -3,71 +3,132 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from harness.numerics.accumulation import dot
+from harness.numerics.dots import Factor, dot_of
 from harness.numerics.enclosure import Enclosure
+from harness.numerics.remembered import remembered
 
-Groups = Mapping[int, Tensor]
-"""Group → numbers of its rows, for the groups that have any."""
-
-Matrices = Callable[[list[int]], Enclosure]
-"""G groups → their matrices, [G, …]."""
+Matrices = Callable[[tuple[int, ...]], Factor]
+"""G groups → their matrices, [G, …], as right factors."""
 
 _BLOCK = 1 << 23  # elements of the operands of groups that are multiplied at once
 
 
-def groups_of(numbers: Tensor, count: int) -> dict[int, Tensor]:
-    """The rows of each group from the group number of every row [R]; numbers outside [0, count) are of no group."""
-    present = [g for g in torch.unique(numbers).tolist() if 0 <= g < count]
-    return {g: (numbers == g).nonzero()[:, 0] for g in present}
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of G groups side by side, [G, most], the shorter groups filled up.
+
+    Attributes:
+        numbers: of all rows, one group after the other.
+        places: where they are in G · most; None where nothing is filled up.
+        gathered: the number of the row at each place, any where it is filled up.
+        filling: whether a place is filled up, [G · most, 1]; None where none is.
+        shape: G and most.
+    """
+
+    numbers: Tensor
+    places: Tensor | None
+    gathered: Tensor
+    filling: Tensor | None
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, groups: list[Tensor]) -> Rows:
+        """Those of groups with these numbers of rows."""
+        numbers, lengths = torch.cat(groups), [len(numbers) for numbers in groups]
+        most = max(lengths)
+        if min(lengths) == most:
+            return cls(numbers, None, numbers, None, (len(groups), most))
+        padded = torch.nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=-1).flatten()
+        real = padded >= 0
+        return cls(numbers, real.nonzero()[:, 0], padded.clamp(min=0), ~real[:, None], (len(groups), most))
+
+    def of_matrix(self, rows: Enclosure) -> Enclosure:
+        """These rows of a matrix, [G, most, K]; zeros where it is filled up."""
+        parts = rows.parts.index_select(1, self.gathered)
+        if self.filling is not None:
+            parts.masked_fill_(self.filling, 0.0)
+        return Enclosure(parts.unflatten(1, self.shape))
+
+    def put(self, rows: Tensor, into: Tensor) -> None:
+        """Write rows [4, G, most, N] to where they belong in a matrix [4, R, N]."""
+        rows = rows.flatten(1, 2)
+        into.index_copy_(1, self.numbers, rows if self.places is None else rows.index_select(1, self.places))
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Groups of rows of a matrix.
+
+    Attributes:
+        numbers: of the group of every row [R]; a row with another number than 0 to `count` - 1 is of no group.
+        count: of the groups.
+    """
+
+    numbers: Tensor
+    count: int
+
+    @cached_property
+    def rows(self) -> dict[int, Tensor]:
+        """Group → numbers of its rows, for the groups that have any."""
+        present = [g for g in torch.unique(self.numbers).tolist() if 0 <= g < self.count]
+        return {g: (self.numbers == g).nonzero()[:, 0] for g in present}
+
+    @cached_property
+    def _together(self) -> dict[tuple[int, ...], Rows]:
+        return {}
+
+    def together(self, groups: tuple[int, ...]) -> Rows:
+        """The rows of several groups, looked up once."""
+        if groups not in self._together:
+            self._together[groups] = Rows.of([self.rows[group] for group in groups])
+        return self._together[groups]
+
+
+@remembered
 def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int) -> Enclosure:
     """Each row [K] of `rows` [R, K] times the matrix [K, width] of its group: [R, width]; zero for rows of no group."""
     products = rows.parts.new_zeros((4, rows.shape[0], width))
     step = max(1, _BLOCK // max(1, rows.shape[1]))
-    for numbers, index in _blocks(groups, width, rows.shape[1]):
-        left, right, real = _gathered(rows, index), matrices(numbers), index >= 0
+    for block in _blocks(groups.rows, width, rows.shape[1]):
+        together, right = groups.together(block), matrices(block)
+        left = Factor.left(together.of_matrix(rows))
         for start in range(0, width, step):
             part = slice(start, start + step)
-            products[:, index[real], part] = dot(left, right[..., part]).full[:, real]
+            product = dot_of(left, right.columns(part) if step < width else right)
+            together.put(product.parts, products[..., part])
     return Enclosure(products)
 
 
-def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups, count: int) -> Enclosure:
+def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosure:
     """Sum over the rows of each group of the outer products of `left` [R, M] and `right` [R, N]: [count, M, N].
 
     Zero for groups without rows.
     """
-    sums = left.parts.new_zeros((4, count, left.shape[1], right.shape[1]))
-    for length in {len(index) for index in groups.values()}:  # the bound of a sum depends on it
-        alike = {group: index for group, index in groups.items() if len(index) == length}
-        for numbers, index in _blocks(alike, left.shape[1], right.shape[1]):
-            sums[:, numbers] = dot(_gathered(left, index).transposed, _gathered(right, index)).full
+    sums = left.parts.new_zeros((4, groups.count, left.shape[1], right.shape[1]))
+    for length in {len(numbers) for numbers in groups.rows.values()}:  # the bound of a sum depends on it
+        alike = {group: numbers for group, numbers in groups.rows.items() if len(numbers) == length}
+        for block in _blocks(alike, left.shape[1], right.shape[1]):
+            together = groups.together(block)
+            columns, rows = together.of_matrix(left).transposed, together.of_matrix(right)
+            sums[:, block] = dot_of(Factor.left(columns), Factor.right(rows)).parts
     return Enclosure(sums)
 
 
-def _blocks(groups: Groups, m: int, n: int) -> Iterator[tuple[list[int], Tensor]]:
-    """Groups that are multiplied at once, and their rows: [G, most rows], -1 where a group has fewer."""
-    numbers: list[int] = []
+def _blocks(groups: Mapping[int, Tensor], m: int, n: int) -> Iterator[tuple[int, ...]]:
+    """The groups, as many at a time as are multiplied at once."""
+    block: tuple[int, ...] = ()
     most = 0
-    for group, index in groups.items():
-        longest = max(most, len(index))
-        if numbers and (len(numbers) + 1) * (m * n + longest * (m + n)) > _BLOCK:
-            yield numbers, _padded([groups[g] for g in numbers])
-            numbers, longest = [], len(index)
-        numbers, most = [*numbers, group], longest
-    if numbers:
-        yield numbers, _padded([groups[g] for g in numbers])
-
-
-def _padded(indices: list[Tensor]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(indices, batch_first=True, padding_value=-1)
-
-
-def _gathered(rows: Enclosure, index: Tensor) -> Enclosure:
-    """The rows [G, most, K] with these numbers; zeros for -1."""
-    return Enclosure(rows.parts[:, index]).zero_where((index < 0)[..., None])
+    for group, numbers in groups.items():
+        longest = max(most, len(numbers))
+        if block and (len(block) + 1) * (m * n + longest * (m + n)) > _BLOCK:
+            yield block
+            block, longest = (), len(numbers)
+        block, most = (*block, group), longest
+    if block:
+        yield block

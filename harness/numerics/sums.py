@@ -14,6 +14,9 @@ from harness.numerics.parts import all_finite, full, magnitudes, unknown_where
 from harness.numerics.premises import current
 
 _MANTISSA_BITS = 52
+_HIDDEN_BIT = 1 << _MANTISSA_BITS
+_FRACTION = _HIDDEN_BIT - 1
+_EXPONENT = 0x7FF << _MANTISSA_BITS
 _FP64_U = 2.0**-53
 LATTICE_UNITS = 2.0**24
 UNDERFLOW = 2.0**-150  # largest error of a product that is rounded to a subnormal fp32 number
@@ -80,14 +83,13 @@ def finite(x: Tensor) -> Tensor:
 
 def quantum_of(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
     """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
-    bits = x.abs().view(torch.int64)
-    significand = (bits & ((1 << _MANTISSA_BITS) - 1)) | (1 << _MANTISSA_BITS)
-    lowest = (significand & -significand).to(torch.float64)
-    unit = ((bits >> _MANTISSA_BITS) << _MANTISSA_BITS).view(torch.float64) * 2.0**-_MANTISSA_BITS
     if x.shape[dim] == 0:
         return torch.full_like(x.sum(dim, keepdim=keepdim), torch.inf)
-    quantum = torch.where((x == 0) | ~torch.isfinite(x), torch.inf, lowest * unit)
-    return quantum.amin(dim, keepdim=keepdim)
+    bits = x.view(torch.int64)
+    significand = (bits & _FRACTION).bitwise_or_(_HIDDEN_BIT)
+    lowest = significand.bitwise_and_(-significand).to(torch.float64)
+    last_place = (bits & _EXPONENT).view(torch.float64).mul_(2.0**-_MANTISSA_BITS)  # inf where x is not finite
+    return lowest.mul_(last_place).masked_fill_(x == 0, torch.inf).amin(dim, keepdim=keepdim)
 
 
 # The operations on stacked parts, as in `harness.numerics.parts`

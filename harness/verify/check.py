@@ -17,7 +17,7 @@ from harness.devices import current, machine
 from harness.errors import KernelError, UnsupportedCase, UsageError
 from harness.inputs import Inputs, build
 from harness.kernel import Kernel
-from harness.numerics import Premises
+from harness.numerics import Premises, remembering
 from harness.op import Contract, Op
 from harness.result import CaseResult, Finding, Verdict
 from harness.verify.calls import Call, Caller
@@ -137,6 +137,7 @@ def unsupported(kernel: Kernel, case: Case) -> str:
     return ""
 
 
+@remembering()
 def _judged(
     subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str]
 ) -> tuple[CaseResult, dict[str, Tensor]]:

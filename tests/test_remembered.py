@@ -1,0 +1,105 @@
+"""A remembered call is one with the same bits, numbers, layout and premises; anything else is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from harness.numerics import Enclosure, Groups, Premises, Tensor, remembered, remembering, using
+
+Made = list[tuple[object, ...]]
+
+
+@pytest.fixture
+def made() -> Made:
+    """The arguments of all calls that were computed."""
+    return []
+
+
+@pytest.fixture
+def function(made: Made) -> Iterator[Callable[..., Tensor]]:
+    """A remembered function, within `remembering`."""
+
+    @remembered
+    def doubled(x: object, *others: object) -> Tensor:
+        made.append((x, *others))
+        return (x.value if isinstance(x, Enclosure) else torch.as_tensor(x)) * 2
+
+    with remembering():
+        yield doubled
+
+
+def test_the_same_bits_are_computed_once(function: Callable[..., Tensor], made: Made) -> None:
+    x = torch.tensor([1.0, float("nan"), -0.0])
+    assert function(x) is function(x) is function(x.clone())
+    assert function(Enclosure.point(x)) is function(Enclosure.point(x))
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([0.0]), torch.tensor([-0.0])),
+        (torch.tensor([1.0]), torch.tensor([1.5])),
+        (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64)),
+        (torch.zeros(2, 2), torch.zeros(4)),
+        (torch.zeros(2, 2), torch.zeros(2, 2).t()),
+        (0.0, -0.0),
+        (1, 1.0),
+        (1, True),
+        (Enclosure(torch.zeros(1, 2)), Enclosure(torch.zeros(2, 2))),
+    ],
+)
+def test_what_differs_is_computed(one: object, other: object, made: Made, function: Callable[..., Tensor]) -> None:
+    for value in (one, other, one, other):
+        function(torch.zeros(1), value, slice(0, 1), (2,), None)
+    assert len(made) == 2
+
+
+def test_a_tensor_that_was_written_to_is_another(function: Callable[..., Tensor], made: Made) -> None:
+    x = torch.ones(3)
+    function(x)
+    x += 1
+    assert function(x).tolist() == [4.0] * 3
+    assert function(torch.ones(3)).tolist() == [2.0] * 3
+    assert len(made) == 3
+
+
+def test_other_premises_are_another_call(function: Callable[..., Tensor], made: Made) -> None:
+    x = torch.ones(3)
+    for premises in (Premises(), Premises(exact_sums=True), Premises(), Premises(exact_sums=True)):
+        with using(premises):
+            function(x)
+    assert len(made) == 2
+
+
+def test_outside_nothing_is_remembered(made: Made) -> None:
+    function = remembered(lambda x: made.append((x,)))
+    function(1)
+    with remembering():
+        function(1)
+        with remembering():
+            function(1)
+    with remembering():
+        function(1)
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("limit", ["_LARGE", "_MOST"])
+def test_what_is_large_is_not_kept(
+    limit: str, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor], made: Made
+) -> None:
+    from harness.numerics.remembered import _Memory
+
+    monkeypatch.setitem(_Memory.call.__globals__, limit, 4)
+    for _ in range(2):
+        function(torch.ones(8))
+    assert len(made) == 2
+
+
+def test_groups_are_told_apart_by_their_rows(function: Callable[..., Tensor], made: Made) -> None:
+    for numbers in ([0, 1], [0, 0], [0, 1]):
+        function(1.0, Groups(torch.tensor(numbers), 2))
+    assert len(made) == 2
