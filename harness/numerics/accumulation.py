@@ -13,10 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, settled, unrounded_product, widened
+from harness.numerics.enclosure import Enclosure, settled, unrounded_product
+from harness.numerics.parts import unknown_if
 from harness.numerics.premises import U, current
 from harness.numerics.remembered import remembered
-from harness.numerics.sums import UNKNOWN, Sum, facts_of_squares, flushed
+from harness.numerics.sums import UNKNOWN, Sum, averaged, facts_of_squares, flushed
 
 _FP64_U = 2.0**-53
 
@@ -24,24 +25,25 @@ _FP64_U = 2.0**-53
 @remembered
 def total(x: Enclosure) -> Enclosure:
     """Sum over the last dimension, which is kept with size 1."""
-    return settled(Sum.of(x.parts).parts())
+    return Sum.of(x.parts).enclosure
 
 
 def mean(x: Enclosure) -> Enclosure:
     """Mean over the last dimension, which is kept with size 1."""
-    return _averaged(Sum.of(x.parts).parts(), x.shape[-1])
+    return _averaged(Sum.of(x.parts).enclosure, x.shape[-1])
 
 
 def mean_of_squares(x: Enclosure) -> Enclosure:
     """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
     facts = facts_of_squares(x.parts)
     squares = Sum(x.shape[-1], products=True, facts=facts[:UNKNOWN])
-    return _averaged(squares.parts(nonnegative=True), x.shape[-1]).unknown_where(facts[UNKNOWN] > 0)
+    mean = _averaged(squares.enclosed(nonnegative=True), x.shape[-1])
+    return Enclosure(unknown_if(mean.parts, facts[UNKNOWN:]))
 
 
 def mean_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     """Mean of a · b over the last dimension, which is kept with size 1; each product rounded or fused into the sum."""
-    return _averaged(Sum.of(unrounded_product(a, b), products=True).parts(), a.shape[-1])
+    return _averaged(Sum.of(unrounded_product(a, b), products=True).enclosure, a.shape[-1])
 
 
 def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
@@ -96,12 +98,10 @@ def total_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     return Sum.of(unrounded_product(a, b), products=True).enclosure
 
 
-def _averaged(sums: Tensor, count: int) -> Enclosure:
-    """Mean from the parts of a sum, which overflows as fp32 does: divided by the count or times its reciprocal."""
-    means = settled(sums).parts / count
-    if count & (count - 1) == 0:
-        return settled(means)
-    return settled(widened(means, current().quotient))
+def _averaged(total: Enclosure, count: int) -> Enclosure:
+    """Mean from a sum, which overflows as fp32 does: divided by the count or times its reciprocal."""
+    relative = current().quotient if count & (count - 1) else 0.0
+    return Enclosure(averaged(total.parts, float(count), relative, current().arithmetic))
 
 
 def midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,12 @@ def unknown_where(parts: Tensor, *masks: Tensor | None) -> Tensor:
 
 
 @one_kernel_on_cuda
+def unknown_if(x: Tensor, lost: Tensor) -> Tensor:
+    """The same with nothing known about the elements where a number (one part) is not zero."""
+    return unknown_where(x, lost[0] != 0)
+
+
+@one_kernel_on_cuda
 def rounded(x: Tensor, fmt: Format) -> Tensor:
     """Value and ends correctly rounded; the exact part stays."""
     contract = x[1:] if len(x) > 1 else x

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, settled
-from harness.numerics.formats import FP32
+from harness.numerics.enclosure import Enclosure
+from harness.numerics.formats import FP32, Format
 from harness.numerics.fused import one_kernel_on_cuda
-from harness.numerics.parts import all_finite, full, magnitudes, unknown_where
+from harness.numerics.parts import all_finite, full, magnitudes, rounded, unknown_where, widened
 from harness.numerics.premises import current
 
 _MANTISSA_BITS = 52
@@ -58,17 +58,17 @@ class Sum:
     @property
     def enclosure(self) -> Enclosure:
         """The fp32 sum."""
-        return settled(self.parts())
+        return self.enclosed()
 
-    def parts(self, *, nonnegative: bool = False) -> Tensor:
-        """Stacked parts of the sum, not rounded yet.
+    def enclosed(self, *, nonnegative: bool = False) -> Enclosure:
+        """The fp32 sum, of which it may be known that it is not negative.
 
         The sums are of fp64, in an order that is not the same on every device: 2 · count · 2^-53 covers any.
         """
         relative = current().accumulation(self.count) + 2 * self.count * _FP64_U
         absolute = self.count * UNDERFLOW if self.products else 0.0
         least = 0.0 if nonnegative else -torch.inf
-        return bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic.max)
+        return Enclosure(bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic))
 
 
 def flushed() -> float:
@@ -128,8 +128,8 @@ def _facts(terms: Tensor, dim: int, *, keepdim: bool) -> Tensor:
 
 
 @one_kernel_on_cuda
-def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, least: float, largest: float) -> Tensor:
-    """The parts of a sum by its facts, with an error relative to the magnitudes and absolute ones, not below `least`.
+def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, least: float, fmt: Format) -> Tensor:
+    """A sum by its facts, with an error relative to the magnitudes and absolute ones, not below `least`.
 
     On a lattice it is exact but for what is flushed. Nothing is known where some order of the sum overflows.
     """
@@ -139,5 +139,12 @@ def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, lea
     low, high = lo - slack, hi + slack
     low = torch.where(low < least, least, low)
     low, high = torch.where(torch.isfinite(lo), low, lo), torch.where(torch.isfinite(hi), high, hi)
-    overflows = (negative > 0) & (positive > 0) & (of_finite > largest) & ~torch.isnan(value)
-    return unknown_where(torch.stack([exact, value, low, high]), overflows)
+    overflows = (negative > 0) & (positive > 0) & (of_finite > fmt.max) & ~torch.isnan(value)
+    return rounded(unknown_where(torch.stack([exact, value, low, high]), overflows), fmt)
+
+
+@one_kernel_on_cuda
+def averaged(x: Tensor, count: float, relative: float, fmt: Format) -> Tensor:
+    """x / count, with a relative error if it is not zero."""
+    means = full(x) / count
+    return rounded(widened(means, relative) if relative else means, fmt)

@@ -52,6 +52,11 @@ def extremes(a, b, c, d):
 
 
 @triton.jit
+def unknown_if(x, lost):
+    return unknown_where(x, lost[0] != 0)
+
+
+@triton.jit
 def rounded_ends(x, F: tl.constexpr):
     return x[0], round_to(x[1], F), round_to(x[2], F), round_to(x[3], F)
 
@@ -147,6 +152,15 @@ def magnitudes(x):
 @triton.jit
 def widened_end(x, margin):
     return tl.where(is_finite(x), x + margin, x)
+
+
+@triton.jit
+def averaged(x, count, relative, F: tl.constexpr):
+    means = x[0] / count, x[1] / count, x[2] / count, x[3] / count
+    wide = widened(means, relative, relative, 0.0)
+    inexact = relative != 0
+    ends = tl.where(inexact, wide[2], means[2]), tl.where(inexact, wide[3], means[3])
+    return rounded((means[0], means[1], ends[0], ends[1]), F)
 
 
 @triton.jit

@@ -17,8 +17,8 @@ from harness.numerics.fused.numbers import FORMATS
 
 BLOCK = 512
 WIDENING = frozenset(
-    ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "inverse_root")
-    + ("approximate_root", "approximate_quotient", "exponential", "logistic")
+    ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "averaged")
+    + ("inverse_root", "approximate_root", "approximate_quotient", "exponential", "logistic")
 )
 """Operations whose results have freedom, and so four parts."""
 
@@ -50,7 +50,7 @@ class Layout:
 def run(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
     """The result of an operation on one device; None where its kernel does not take such operands."""
     if name in sums.OPERATIONS:
-        return sums.run(name, operands[0], numbers)
+        return sums.run(name, operands[0], numbers, fmt)
     if name == "hull":
         return _hull(operands)
     if name == "product_in_any_order" and len(operands) != _MOST_OPERANDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,16 +17,17 @@ from harness.numerics.fused.launch import run
 
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
-_ALIKE = FUNCTIONS | {"hull"}  # operands of one shape
+_ALIKE = FUNCTIONS | {"hull", "unknown_if"}  # operands of one shape
 _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
 
 
-_NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5, FP32.max)
+_NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5)
 _SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
 
 Operation = Callable[..., Tensor]
 
 
+@cache
 def special_numbers() -> Tensor:
     """Zeros, infinities, NaN, and numbers at, beside and between the borders and ties of the formats (fp64)."""
     numbers = [0.0, 1.0, 1.5, 3.0, 17.33, 17.25, 88.5, 104.0, 2.0**-24, 2.0**-150, 2.0**-1040, 2.0**1000, torch.inf]
@@ -63,20 +65,22 @@ def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
     if name in sums.OPERATIONS:
         yield from _terms(name)
         return
-    shapes = _BROADCAST if name not in _ALIKE else _BROADCAST[:1]
-    for first, second in itertools.product((1, 2, 4), repeat=2):
+    shapes = itertools.cycle(_BROADCAST if name not in _ALIKE else _BROADCAST[:1])
+    for (first, second), (ours, theirs) in zip(itertools.product((1, 2, 4), repeat=2), shapes, strict=False):
         if name in FUNCTIONS and first != second:  # of an argument and what torch made of it
             continue
-        for ours, theirs in shapes:
-            given = [operand(*((second, theirs) if n % 2 else (first, ours)), seed=n) for n in range(operands)]
-            if name == "logistic":  # the last operand has one part for each end
-                given[2] = given[2][: first // 2 or 1][:2]
-            yield given
+        given = [operand(*((second, theirs) if n % 2 else (first, ours)), seed=n) for n in range(operands)]
+        if name == "logistic":  # the last operand has one part for each end
+            given[2] = given[2][: first // 2 or 1][:2]
+        if name == "unknown_if":
+            given[1] = (given[1][:1] > 0).double()
+        yield given
 
 
 def _terms(name: str) -> Iterator[list[Tensor]]:
     """Terms, whose first parts are ends so that the magnitudes count for all; or facts about terms."""
-    for parts, shape in itertools.product((1, 2, 4), ((3, 1000), (40, 7), (1, 20000), (1, 1), (2, 0))):
+    shapes = ((3, 1000), (2, 0)) if name == "bounded" else ((3, 1000), (40, 7), (1, 20000), (1, 1), (2, 0))
+    for parts, shape in itertools.product((1, 2, 4), shapes):
         if name == "bounded":
             facts = torch.cat([operand(4, shape, seed=seed + parts) for seed in (0, 5, 10)])[:10]
             yield [torch.cat([facts[:7], (facts[7:] > 0).double()])]

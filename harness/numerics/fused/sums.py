@@ -11,7 +11,9 @@ import torch
 import triton
 from torch import Tensor
 
+from harness.numerics.formats import Format
 from harness.numerics.fused.compiled import launcher
+from harness.numerics.fused.numbers import FORMATS
 from harness.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10
@@ -21,10 +23,10 @@ PROGRAMS = 512  # as many as keep a GPU busy
 OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares", "bounded"))
 
 
-def run(name: str, operand: Tensor, numbers: tuple[float, ...]) -> Tensor:
+def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | None) -> Tensor:
     """The result of an operation of `harness.numerics.sums`."""
-    if name == "bounded":
-        return _bounds(operand, numbers)
+    if fmt is not None:
+        return _bounds(operand, numbers, fmt)
     if name == "facts_of_columns":
         return _facts(operand, outer=operand.shape[-1], inner=operand.shape[-2], rows=False)
     facts = _facts(
@@ -58,10 +60,10 @@ def _joined(facts: Tensor) -> Tensor:
     return torch.cat([facts[:, :6].sum(0), facts[:, 6:8].amin(0), facts[:, 8:].amax(0)])
 
 
-def _bounds(facts: Tensor, numbers: tuple[float, ...]) -> Tensor:
+def _bounds(facts: Tensor, numbers: tuple[float, ...], fmt: Format) -> Tensor:
     out = facts.new_empty((4, *facts.shape[1:]))
     if size := facts[0].numel():
-        launcher(bounds_kernel, (BLOCK,), facts.device)(
+        launcher(bounds_kernel, (FORMATS.index(fmt), BLOCK), facts.device)(
             (-(-size // BLOCK), 1), (out, facts.contiguous(), size, *numbers)
         )
     return out

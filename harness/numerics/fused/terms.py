@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from harness.numerics.formats import FP32
-from harness.numerics.fused.elements import is_unknown, magnitudes, unknown_where
-from harness.numerics.fused.numbers import INF, bits_of, is_finite, like, magnitude, most, number_of
+from harness.numerics.fused.elements import is_unknown, magnitudes, rounded, unknown_where
+from harness.numerics.fused.numbers import INF, MAX, bits_of, is_finite, like, magnitude, most, number_of
 
 FRACTION = tl.constexpr((1 << 52) - 1)
 HIDDEN_BIT = tl.constexpr(1 << 52)
@@ -102,8 +102,8 @@ def slack_end(x, slack):
 @triton.jit(do_not_specialize=["out", "facts", "size"])
 def bounds_kernel(
     out, facts, size: tl.int32,
-    relative: tl.float64, absolute: tl.float64, flushed: tl.float64, least: tl.float64, largest: tl.float64,
-    BLOCK: tl.constexpr,
+    relative: tl.float64, absolute: tl.float64, flushed: tl.float64, least: tl.float64,
+    F: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`sums.bounded` of the facts [10, size]."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -119,8 +119,8 @@ def bounds_kernel(
     low = lo - slack
     low = tl.where(is_finite(lo), tl.where(low < least, least, low), lo)
     overflows = (tl.load(at + 8 * step, mask=mask) > 0) & (tl.load(at + 9 * step, mask=mask) > 0)
-    overflows = overflows & (tl.load(at + 5 * step, mask=mask) > largest) & (value == value)
-    result = unknown_where((tl.load(at, mask=mask), value, low, slack_end(hi, slack)), overflows)
+    overflows = overflows & (tl.load(at + 5 * step, mask=mask) > like(lo, MAX[F])) & (value == value)
+    result = rounded(unknown_where((tl.load(at, mask=mask), value, low, slack_end(hi, slack)), overflows), F)
     tl.store(out + index, result[0], mask=mask)
     tl.store(out + step + index, result[1], mask=mask)
     tl.store(out + 2 * step + index, result[2], mask=mask)
