@@ -112,6 +112,11 @@ def test_a_python_number_reaches_a_kernel_as_fp32() -> None:
     assert (1 / 3 + point(0.0)).value.item() == (0.1 * point(1.0)).value.item() - float(f32(0.1)) + float(f32(1 / 3))
 
 
+def test_zeros_of_either_sign_are_different_numbers() -> None:
+    zero = point(0.0)
+    assert [bool((zero * number).value.signbit()) for number in (0.0, -0.0, 0, 0.0)] == [False, True, False, False]
+
+
 def test_negation_exchanges_the_ends() -> None:
     negated = -interval(1.0, 2.0, 1.5)
     assert negated.parts.flatten().tolist() == [-1.5, -1.5, -2.0, -1.0]
