@@ -103,7 +103,7 @@ def facts_of_rows(terms: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def facts_of_columns(terms: Tensor) -> Tensor:
-    """The facts of `Sum` over the dimension before the last, which is dropped."""
+    """The facts of `Sum` for terms [parts, M, N] over the M rows: [10, N]."""
     return _facts(terms, -2, keepdim=False)
 
 

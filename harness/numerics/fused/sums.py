@@ -30,7 +30,7 @@ def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | No
     if name == "facts_of_columns":
         return _facts(operand, outer=operand.shape[-1], inner=operand.shape[-2], rows=False)
     facts = _facts(
-        operand.reshape(len(operand), -1, operand.shape[-1]) if operand.numel() else operand,
+        operand,
         outer=math.prod(operand.shape[1:-1]),
         inner=operand.shape[-1],
         squares=name == "facts_of_squares",
