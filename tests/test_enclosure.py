@@ -112,6 +112,11 @@ def test_a_python_number_reaches_a_kernel_as_fp32() -> None:
     assert (1 / 3 + point(0.0)).value.item() == (0.1 * point(1.0)).value.item() - float(f32(0.1)) + float(f32(1 / 3))
 
 
+def test_zeros_of_either_sign_are_different_numbers() -> None:
+    zero = point(0.0)
+    assert [bool((zero * number).value.signbit()) for number in (0.0, -0.0, 0, 0.0)] == [False, True, False, False]
+
+
 def test_negation_exchanges_the_ends() -> None:
     negated = -interval(1.0, 2.0, 1.5)
     assert negated.parts.flatten().tolist() == [-1.5, -1.5, -2.0, -1.0]
@@ -508,7 +513,7 @@ def test_products_of_four_factors_hold_each_order(factors: list[float], data: st
 
 def test_a_product_of_one_factor_is_the_factor() -> None:
     x = point(3.0)
-    assert product_in_any_order(x) is x
+    assert product_in_any_order(x).parts is x.parts
 
 
 def test_rounding_is_to_fp32_after_every_operation() -> None:

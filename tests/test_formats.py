@@ -224,6 +224,18 @@ def test_fast_path_of_fp32_is_the_integer_path(bits: list[int]) -> None:
         assert same(round_to(numbers, FP32), round_bits(numbers, FP32))
 
 
+@pytest.mark.parametrize("fmt", [BF16, FP16, E4M3, E5M2], ids=lambda f: f.name)
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20))
+@example(bits=[0x7F800000, 0x3F800000])
+@example(bits=[0x80000000, 0x00000001, 0x33000000, 0x477FEFFF, 0x477FF000, 0x43E80000])
+def test_fast_path_of_fp32_numbers_is_the_integer_path(fmt: Format, bits: list[int]) -> None:
+    x = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32).double()
+    for numbers in (x, x.nan_to_num(nan=1.0, posinf=2.0, neginf=3.0).clamp(-fmt.max, fmt.max)):
+        fast, slow = round_to(numbers, fmt), round_bits(numbers, fmt)
+        assert torch.equal(fast.isnan(), slow.isnan())
+        assert torch.equal(fast.nan_to_num().view(torch.int64), slow.nan_to_num().view(torch.int64))
+
+
 @every_narrow_format
 def test_rounding_is_monotone_and_idempotent(fmt: Format) -> None:
     x = tensor(*numbers_near(fmt)).sort().values

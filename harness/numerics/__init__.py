@@ -3,7 +3,6 @@
 from torch import Tensor
 
 from harness.numerics.accumulation import (
-    Sum,
     mean,
     mean_of_products,
     mean_of_squares,
@@ -33,6 +32,7 @@ from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, usin
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
 from harness.numerics.remembered import remembered, remembering
+from harness.numerics.sums import Sum
 from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [

@@ -9,126 +9,41 @@ bounds the error; else the number of terms does. Probabilistic bounds are never 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, magnitudes, settled, unrounded_product, widened
-from harness.numerics.formats import FP32
+from harness.numerics.enclosure import Enclosure, settled, unrounded_product
+from harness.numerics.parts import unknown_if
 from harness.numerics.premises import U, current
 from harness.numerics.remembered import remembered
+from harness.numerics.sums import UNKNOWN, Sum, averaged, facts_of_squares, flushed
 
-_MANTISSA_BITS = 52
-_HIDDEN_BIT = 1 << _MANTISSA_BITS
-_FRACTION = _HIDDEN_BIT - 1
-_EXPONENT = 0x7FF << _MANTISSA_BITS
-LATTICE_UNITS = 2.0**24
 _FP64_U = 2.0**-53
-UNDERFLOW = 2.0**-150  # largest error of a product that is rounded to a subnormal fp32 number
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
-    """What has to be known of the terms of a sum to bound it; `+` joins the terms of two parts of one sum.
-
-    Attributes:
-        count: number of terms.
-        products: the terms are products that may underflow, or be rounded before they are added.
-        sums: stacked parts of the sum in fp64.
-        magnitude, finite: sums of the largest |term|, all of them and finite ones only.
-        known: every term is one known number.
-        quantum: largest power of two that divides all terms.
-        negative, positive: whether a term may be.
-    """
-
-    count: int
-    products: bool
-    sums: Tensor
-    magnitude: Tensor
-    finite: Tensor
-    known: Tensor
-    quantum: Tensor
-    negative: Tensor
-    positive: Tensor
-
-    @classmethod
-    def of(cls, terms: Tensor, *, dim: int = -1, products: bool = False) -> Sum:
-        """The sum of `terms` (stacked parts) over `dim`; the last dimension is kept with size 1."""
-        keep = dim == -1
-        lo, hi = Enclosure(terms).lo, Enclosure(terms).hi
-        return cls(
-            count=terms.shape[dim],
-            products=products,
-            sums=Enclosure(terms.sum(dim, keepdim=keep)).full,
-            magnitude=torch.maximum(lo.abs(), hi.abs()).sum(dim, keepdim=keep),
-            finite=torch.maximum(_finite(lo), _finite(hi)).sum(dim, keepdim=keep),
-            known=(lo == hi).all(dim, keepdim=keep),
-            quantum=quantum_of(lo, dim, keepdim=keep),
-            negative=(lo < 0).any(dim, keepdim=keep),
-            positive=(hi > 0).any(dim, keepdim=keep),
-        )
-
-    def __add__(self, other: Sum) -> Sum:
-        return Sum(
-            count=self.count + other.count,
-            products=self.products,
-            sums=self.sums + other.sums,
-            magnitude=self.magnitude + other.magnitude,
-            finite=self.finite + other.finite,
-            known=self.known & other.known,
-            quantum=torch.minimum(self.quantum, other.quantum),
-            negative=self.negative | other.negative,
-            positive=self.positive | other.positive,
-        )
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.sums.shape[1:]
-
-    @property
-    def enclosure(self) -> Enclosure:
-        """The fp32 sum."""
-        return settled(self.parts())
-
-    def parts(self, *, nonnegative: bool = False) -> Tensor:
-        """Stacked parts of the sum, not rounded yet."""
-        eps = current().accumulation(self.count) + 2 * self.count * _FP64_U
-        rounding = eps * self.magnitude + (self.count * UNDERFLOW if self.products else 0.0)
-        exact = self.known & (self.magnitude < LATTICE_UNITS * self.quantum) & (self.quantum >= FP32.quantum)
-        slack = torch.where(exact, 0.0, rounding) + self.count * flushed()
-        low, high = self.sums[2] - slack, self.sums[3] + slack
-        if nonnegative:
-            low = torch.where(low < 0, 0.0, low)
-        low, high = (torch.where(torch.isfinite(s), e, s) for s, e in ((self.sums[2], low), (self.sums[3], high)))
-        overflows = (
-            self.negative & self.positive & (self.finite > current().arithmetic.max) & ~torch.isnan(self.sums[1])
-        )
-        sums = Enclosure(torch.stack([self.sums[0], self.sums[1], low, high]))
-        return sums.unknown_where(overflows).parts  # some order of the sum overflows
 
 
 @remembered
 def total(x: Enclosure) -> Enclosure:
     """Sum over the last dimension, which is kept with size 1."""
-    return settled(Sum.of(x.parts).parts())
+    return Sum.of(x.parts).enclosure
 
 
 def mean(x: Enclosure) -> Enclosure:
     """Mean over the last dimension, which is kept with size 1."""
-    return _averaged(Sum.of(x.parts).parts(), x.shape[-1])
+    return _averaged(Sum.of(x.parts).enclosure, x.shape[-1])
 
 
 def mean_of_squares(x: Enclosure) -> Enclosure:
     """Mean of x² over the last dimension, which is kept with size 1; each square rounded or fused into the sum."""
-    squares = magnitudes(x).square()
-    unknown = None if x.unknown is None else x.unknown.any(-1, keepdim=True)
-    return _averaged(Sum.of(squares, products=True).parts(nonnegative=True), x.shape[-1]).unknown_where(unknown)
+    facts = facts_of_squares(x.parts)
+    squares = Sum(x.shape[-1], products=True, facts=facts[:UNKNOWN])
+    mean = _averaged(squares.enclosed(nonnegative=True), x.shape[-1])
+    return Enclosure(unknown_if(mean.parts, facts[UNKNOWN:]))
 
 
 def mean_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     """Mean of a · b over the last dimension, which is kept with size 1; each product rounded or fused into the sum."""
-    return _averaged(Sum.of(unrounded_product(a, b), products=True).parts(), a.shape[-1])
+    return _averaged(Sum.of(unrounded_product(a, b), products=True).enclosure, a.shape[-1])
 
 
 def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
@@ -183,33 +98,10 @@ def total_of_products(a: Enclosure, b: Enclosure) -> Enclosure:
     return Sum.of(unrounded_product(a, b), products=True).enclosure
 
 
-def flushed() -> float:
-    """What flushing one subnormal result to zero can change."""
-    return FP32.quantum * 2.0**23 if current().flushes_subnormals else 0.0
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Magnitudes, with zeros for infinities and NaN."""
-    return torch.where(torch.isfinite(x), x.abs(), 0.0)
-
-
-def _averaged(sums: Tensor, count: int) -> Enclosure:
-    """Mean from the parts of a sum, which overflows as fp32 does: divided by the count or times its reciprocal."""
-    means = settled(sums).parts / count
-    if count & (count - 1) == 0:
-        return settled(means)
-    return settled(widened(means, current().quotient))
-
-
-def quantum_of(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
-    """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
-    if x.shape[dim] == 0:
-        return x.new_full((), torch.inf)
-    bits = x.view(torch.int64)
-    significand = (bits & _FRACTION).bitwise_or_(_HIDDEN_BIT)
-    lowest = significand.bitwise_and_(-significand).to(torch.float64)
-    last_place = (bits & _EXPONENT).view(torch.float64).mul_(2.0**-_MANTISSA_BITS)  # inf where x is not finite
-    return lowest.mul_(last_place).masked_fill_(x == 0, torch.inf).amin(dim, keepdim=keepdim)
+def _averaged(total: Enclosure, count: int) -> Enclosure:
+    """Mean from a sum, which overflows as fp32 does: divided by the count or times its reciprocal."""
+    relative = current().quotient if count & (count - 1) else 0.0
+    return Enclosure(averaged(total.parts, float(count), relative, current().arithmetic))
 
 
 def midpoint_radius(x: Enclosure) -> tuple[Tensor, Tensor]:

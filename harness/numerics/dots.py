@@ -12,10 +12,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.numerics.accumulation import LATTICE_UNITS, UNDERFLOW, flushed, midpoint_radius, quantum_of
+from harness.numerics.accumulation import midpoint_radius
 from harness.numerics.enclosure import Enclosure, settled
 from harness.numerics.formats import FP16, FP32, round_to
 from harness.numerics.premises import current
+from harness.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed, quantum_of
 
 _FP64_U = 2.0**-53
 

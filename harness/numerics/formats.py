@@ -61,6 +61,7 @@ FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
 WIDE_FP32 = Format("fp32 of wide range", torch.float64, FP32.precision, FP32.min_exponent, (2 - 2.0**-23) * 2.0**1023)
 """What holds every finite result of a kernel that computes with more range than fp32, and is as precise as fp32."""
 
+_STORED = (BF16, FP16, E4M3, E5M2)  # formats narrower than fp32 that torch casts to
 FORMATS: Mapping[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E4M3, E5M2)}
 _BY_DTYPE: Mapping[torch.dtype, Format] = {f.dtype: f for f in FORMATS.values()}
 
@@ -93,7 +94,17 @@ def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "near
         return x
     if fmt is FP32 and mode == "nearest":
         return x.to(torch.float32).to(torch.float64)  # one correct rounding on every device, and the fastest
+    if mode == "nearest" and fmt in _STORED and x.device.type == "cpu":
+        narrow = x.to(torch.float32)
+        if torch.equal(narrow.to(torch.float64), x) and (x.numel() == 0 or _most(narrow) <= fmt.max):
+            return narrow.to(fmt.dtype).to(torch.float64)  # from fp32, a cast of torch rounds once
     return round_bits(x, fmt, mode)
+
+
+def _most(x: Tensor) -> float:
+    """Largest magnitude of `x`."""
+    least, most = torch.aminmax(x)
+    return max(-float(least), float(most))
 
 
 def round_bits(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:
@@ -130,10 +141,10 @@ def sum_to_odd(x: Tensor, y: Tensor) -> Tensor:
     total = x + y
     part = total - x
     error = (x - (total - part)) + (y - part)
-    even = (total.view(torch.int64) & 1) == 0
-    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
-    inexact = even & (error != 0) & torch.isfinite(error)
-    return torch.where(inexact, torch.nextafter(total, towards), total)
+    bits = total.view(torch.int64)
+    step = ((bits ^ error.view(torch.int64)) >> 63) | 1  # away from zero, 1, or -1
+    inexact = (bits & 1 == 0) & (error != 0) & (error.abs() < torch.inf)
+    return (bits + step * inexact).view(torch.float64)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

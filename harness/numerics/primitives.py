@@ -10,7 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, aligned, extremes, settled, widened
+from harness.numerics.enclosure import Enclosure, both
+from harness.numerics.formats import Format
+from harness.numerics.fused import one_kernel_on_cuda
+from harness.numerics.parts import aligned, all_finite, extremes, full, rounded, unknown, unknown_where, widened
 from harness.numerics.premises import U, current
 
 _SMALLEST_NORMAL = 2.0**-126
@@ -19,26 +22,22 @@ _SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly round
 
 def rsqrt(x: Enclosure) -> Enclosure:
     """1 / sqrt(x), also from a root and a division. A subnormal argument may give inf, as in `rsqrt.approx.ftz`."""
-    parts = (1.0 / x.full.sqrt())[[0, 1, 3, 2]]
-    parts = widened(parts, current().inverse_root)
-    flushed = (x.lo < _SMALLEST_NORMAL) & (x.lo >= 0)
-    parts[3] = torch.where(flushed, torch.inf, parts[3])
-    return settled(parts).unknown_where(x.unknown)
+    return Enclosure(inverse_root(x.parts, full(x.parts).sqrt(), current().inverse_root, current().arithmetic))
 
 
 def sqrt_rn(x: Enclosure) -> Enclosure:
     """Correctly rounded square root."""
-    return settled(x.parts.sqrt()).unknown_where(x.unknown)
+    return Enclosure(correct_root(x.parts, x.parts.sqrt(), current().arithmetic))
 
 
 def sqrt(x: Enclosure) -> Enclosure:
     """Square root, approximate."""
-    return settled(widened(x.parts.sqrt(), current().relative("sqrt"))).unknown_where(x.unknown)
+    return Enclosure(approximate_root(x.parts, x.parts.sqrt(), current().relative("sqrt"), current().arithmetic))
 
 
 def divide_rn(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     """Correctly rounded a / b."""
-    return settled(_quotient(a, b))
+    return Enclosure(quotient(*both(a, b), current().arithmetic))
 
 
 def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
@@ -47,30 +46,12 @@ def divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     A reciprocal that is subnormal errs by 2**-150 besides. Nothing is known for a subnormal divisor, whose reciprocal
     may overflow and which may be flushed to zero.
     """
-    dividend, divisor = (parts.abs() for parts in aligned(a, b))
-    finite = torch.where(torch.isfinite(dividend), dividend, 0.0).amax(0)
-    quotient = settled(widened(_quotient(a, b), current().quotient, absolute=finite * 2.0**-150))
-    return quotient.unknown_where(((divisor > 0) & (divisor < _SMALLEST_NORMAL)).any(0))
-
-
-def _quotient(a: Enclosure | float, b: Enclosure | float) -> Tensor:
-    """Parts of the unrounded quotient; nothing is known where the divisor's interval holds a zero but is not one."""
-    x, y = aligned(a, b)
-    straight = x / y
-    if len(straight) < 4:
-        return straight
-    x, y = (p.expand(4, *p.shape[1:]) for p in (x, y))
-    lo, hi = extremes([straight[2], straight[3], x[2] / y[3], x[3] / y[2]])
-    through_zero = (y[2] <= 0) & (y[3] >= 0) & (y[2] != y[3])
-    quotient = Enclosure(torch.stack([straight[0], straight[1], lo, hi]))
-    return quotient.unknown_where(through_zero, Enclosure(x).unknown, Enclosure(y).unknown).parts
+    return Enclosure(approximate_quotient(*both(a, b), current().quotient, current().arithmetic))
 
 
 def exp(x: Enclosure) -> Enclosure:
     """e**x. The error grows with |x|, because exp(x) is computed as exp2 of a rounded product."""
-    ends = x.full[2:]
-    relative = current().relative("exp") + _growth(ends)
-    return settled(widened(x.parts.exp(), relative, absolute=2.0**-148)).unknown_where(x.unknown)
+    return Enclosure(exponential(x.parts, x.parts.exp(), current().relative("exp"), current().arithmetic))
 
 
 def sigmoid(x: Enclosure) -> Enclosure:
@@ -79,16 +60,92 @@ def sigmoid(x: Enclosure) -> Enclosure:
     From 17.33 on e**-x is below a quarter of an ulp of 1, so that the sum is 1 and the quotient of 1 and 1 exact. At an
     infinity the result is exact too, and it is never below zero.
     """
-    ends = x.full[2:]
-    exponential = (current().relative("exp") + _growth(ends)) * torch.sigmoid(-ends)
-    relative = exponential + U + max(current().relative("sigmoid"), current().relative("divide"))
-    absolute = torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
-    parts = widened(torch.sigmoid(x.parts), relative, absolute)
-    parts[2:] = torch.where(parts[2:] < 0, 0.0, parts[2:])
-    parts[2:] = torch.where(x.lo >= _SATURATED, 1.0, parts[2:])
-    return settled(parts).unknown_where(x.unknown)
+    gate, rest = torch.sigmoid(x.parts), torch.sigmoid(-_ends(x.parts))
+    relative, division = current().relative("exp"), max(current().relative("sigmoid"), current().relative("divide"))
+    return Enclosure(logistic(x.parts, gate, rest, relative, division, current().arithmetic))
+
+
+# What these do to stacked parts, as in `harness.numerics.parts`. Roots, exponentials and sigmoids are torch's own. They
+# are not correctly rounded everywhere, so an operation takes what they give on the device at hand.
+
+
+@one_kernel_on_cuda
+def inverse_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> Tensor:
+    """1 / sqrt(x) from the root, with a relative error, or inf of a subnormal number."""
+    inverse = 1.0 / full(root)
+    inverse = widened(torch.stack([inverse[0], inverse[1], inverse[3], inverse[2]]), relative)
+    lo = _ends(x)[0]
+    inverse[3] = torch.where((lo < _SMALLEST_NORMAL) & (lo >= 0), torch.inf, inverse[3])
+    return unknown_where(rounded(inverse, fmt), unknown(x))
+
+
+@one_kernel_on_cuda
+def correct_root(x: Tensor, root: Tensor, fmt: Format) -> Tensor:
+    """sqrt(x), `root`, correctly rounded."""
+    return unknown_where(rounded(root, fmt), unknown(x))
+
+
+@one_kernel_on_cuda
+def approximate_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> Tensor:
+    """sqrt(x), `root`, with a relative error."""
+    return unknown_where(rounded(widened(root, relative), fmt), unknown(x))
+
+
+@one_kernel_on_cuda
+def quotient(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+    """x / y."""
+    return rounded(_quotient(x, y), fmt)
+
+
+@one_kernel_on_cuda
+def approximate_quotient(x: Tensor, y: Tensor, relative: float, fmt: Format) -> Tensor:
+    """x / y with a relative error, and that of a subnormal reciprocal."""
+    dividend, divisor = (parts.abs() for parts in aligned(x, y))
+    finite = dividend if all_finite(dividend) else torch.where(torch.isfinite(dividend), dividend, 0.0)
+    result = rounded(widened(_quotient(x, y), relative, absolute=finite.amax(0) * 2.0**-150), fmt)
+    subnormal = ((divisor > 0) & (divisor < _SMALLEST_NORMAL)).any(0)
+    return unknown_where(result, subnormal)
+
+
+def _quotient(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, not rounded; nothing is known where the divisor's interval holds a zero but is not one."""
+    x, y = aligned(x, y)
+    quotients = x / y
+    if len(quotients) < 4:
+        return quotients
+    x, y = (p.expand(4, *p.shape[1:]) for p in (x, y))
+    quotients[2], quotients[3] = extremes([quotients[2], quotients[3], x[2] / y[3], x[3] / y[2]])
+    through_zero = (y[2] <= 0) & (y[3] >= 0) & (y[2] != y[3])
+    return unknown_where(quotients, through_zero, unknown(x), unknown(y))
+
+
+@one_kernel_on_cuda
+def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tensor:
+    """e**x, `power`, with an error that grows with |x|."""
+    parts = widened(power, relative + _growth(_ends(x)), absolute=2.0**-148)
+    return unknown_where(rounded(parts, fmt), unknown(x))
+
+
+@one_kernel_on_cuda
+def logistic(x: Tensor, gate: Tensor, rest: Tensor, relative: float, division: float, fmt: Format) -> Tensor:
+    """sigmoid(x), `gate`, from an exponential and a division with these errors; `rest` is 1 - gate at the ends."""
+    ends = _ends(x)
+    error = (relative + _growth(ends)) * rest + U + division
+    finite = all_finite(ends)
+    absolute = _SMALLEST_NORMAL if finite else torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
+    parts = widened(gate, error, absolute)
+    result = torch.where(parts[2:] < 0, 0.0, parts[2:])
+    parts[2:] = torch.where(ends[0] >= _SATURATED, 1.0, result)
+    settled = rounded(parts, fmt)
+    return settled if finite else unknown_where(settled, unknown(x))
+
+
+def _ends(x: Tensor) -> Tensor:
+    """lo and hi, or both as one."""
+    return x[2:] if len(x) == 4 else x[-1:]
 
 
 def _growth(x: Tensor) -> Tensor:
     """Relative error of exp(x) from rounding x · log2(e); none at an infinity, where the result is exact."""
-    return torch.where(torch.isfinite(x), 2 * U * x.abs(), 0.0)
+    growth = 2 * U * x.abs()
+    return growth if all_finite(x) else torch.where(torch.isfinite(x), growth, 0.0)

@@ -1,0 +1,42 @@
+"""Launching a kernel with as little work on the host as there can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+WARPS = 4
+
+Launch = Callable[[tuple[int, int], tuple[Any, ...]], None]
+"""Takes the numbers of programs along two axes, and all arguments of the kernel but its constants."""
+
+
+@cache
+def launcher(function: Any, constants: tuple[Any, ...], device: torch.device) -> Launch:
+    """A kernel with the constants that it ends with, compiled at its first launch.
+
+    `function[grid]` would look the compiled kernel up at each launch, for which it reads all arguments. So a function
+    must not be specialized for the values of any (`do_not_specialize`). On the CPU it is interpreted.
+    """
+    compiled: list[Any] = []
+
+    def interpret(programs: tuple[int, int], arguments: tuple[Any, ...]) -> None:
+        function[programs](*arguments, *constants)
+
+    def launch(programs: tuple[int, int], arguments: tuple[Any, ...]) -> None:
+        if not compiled:
+            options = {"num_warps": WARPS, "enable_fp_fusion": False}
+            compiled.append(function.warmup(*arguments, *constants, grid=(1,), **options))
+        compiled[0][*programs, 1](*arguments, *constants)
+
+    def launch_on_device(programs: tuple[int, int], arguments: tuple[Any, ...]) -> None:
+        if torch.cuda.current_device() == device.index:
+            launch(programs, arguments)
+        else:
+            with torch.cuda.device(device):
+                launch(programs, arguments)
+
+    return launch_on_device if device.type == "cuda" else interpret

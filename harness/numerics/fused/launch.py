@@ -1,0 +1,128 @@
+"""Launching the kernel of an operation: where its operands lie in memory, with little work on the host."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from harness.numerics.formats import Format
+from harness.numerics.fused import elements, primitives, sums
+from harness.numerics.fused.compiled import Launch, launcher
+from harness.numerics.fused.kernel import elementwise
+from harness.numerics.fused.numbers import FORMATS
+
+BLOCK = 512
+WIDENING = frozenset(
+    ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "averaged")
+    + ("inverse_root", "approximate_root", "approximate_quotient", "exponential", "logistic")
+)
+"""Operations whose results have freedom, and so four parts."""
+
+_MOST_OPERANDS = 3
+_MOST_DIMENSIONS = 3
+_LARGEST = 2**31 - BLOCK  # elements that are counted in int32
+
+Where = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and strides of stacked parts."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the elements of the operands are found.
+
+    Attributes:
+        shape: of the result, without parts.
+        arguments: of the kernel, from `size` to `z2`.
+        flat: the index of an element is one number.
+        parts: the most that an operand has.
+    """
+
+    shape: tuple[int, ...]
+    arguments: tuple[int, ...]
+    flat: bool
+    parts: int
+
+
+def run(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
+    """The result of an operation on one device; None where its kernel does not take such operands."""
+    if name in sums.OPERATIONS:
+        return sums.run(name, operands[0], numbers, fmt)
+    if name == "hull":
+        return _hull(operands)
+    if name == "product_in_any_order" and len(operands) != _MOST_OPERANDS:
+        return None
+    return _launched(name, operands, numbers, fmt)
+
+
+def _hull(options: tuple[Tensor, ...]) -> Tensor | None:
+    """Hull of any number of options, by three at a time."""
+    if len(options) < _MOST_OPERANDS:
+        return _launched("hull", (*options, options[0])[:2], (), None)
+    first = _launched("hull_of_three", options[:_MOST_OPERANDS], (), None)
+    rest = options[_MOST_OPERANDS:]
+    return first if first is None or not rest else _hull((first, *rest))
+
+
+def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
+    layout = layout_of(tuple((x.shape, x.stride()) for x in operands))
+    if layout is None:
+        return None
+    parts = 4 if name in WIDENING else max(layout.parts, 1 if fmt is None else 2)
+    first = operands[0]
+    out = first.new_empty((parts, *layout.shape))
+    if size := layout.arguments[0]:
+        launch = _launcher(name, len(operands), layout.flat, parts, fmt, len(numbers), first.device)
+        pointers = (out, *operands, first, first)[: 1 + _MOST_OPERANDS]
+        launch((-(-size // BLOCK), 1), (*pointers, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
+    return out
+
+
+@cache
+def _launcher(
+    name: str, operands: int, flat: bool, parts: int, fmt: Format | None, numbers: int, device: torch.device
+) -> Launch:
+    function = vars(primitives if hasattr(primitives, name) else elements)[name]
+    position = None if fmt is None else FORMATS.index(fmt)
+    return launcher(elementwise, (function, operands, flat, parts, position, numbers, BLOCK), device)
+
+
+@lru_cache(maxsize=4096)
+def layout_of(operands: tuple[Where, ...]) -> Layout | None:
+    """The layout of operands that broadcast; None if their dimensions do not collapse to three."""
+    shape = torch.broadcast_shapes(*(shape[1:] for shape, _ in operands))
+    size = math.prod(shape)
+    dimensions = _collapsed(shape, [_spread(where, shape) for where in operands])
+    if size > _LARGEST or len(dimensions) > _MOST_DIMENSIONS:
+        return None
+    padded = [(1, (0,) * len(operands))] * (_MOST_DIMENSIONS - len(dimensions)) + dimensions
+    arguments = [size, padded[-2][0], padded[-1][0]]
+    for position, (own_shape, strides) in enumerate(operands):
+        contract = strides[0] if own_shape[0] > 1 else 0
+        end = strides[0] if own_shape[0] > 2 else 0
+        arguments += [contract, end, *(steps[position] for _, steps in padded)]
+    arguments += [0] * (3 + 5 * _MOST_OPERANDS - len(arguments))
+    return Layout(tuple(shape), tuple(arguments), len(dimensions) < 2, max(own[0] for own, _ in operands))
+
+
+def _spread(where: Where, shape: tuple[int, ...]) -> list[int]:
+    """The strides of an operand, broadcast to `shape`."""
+    own, strides = where[0][1:], where[1][1:]
+    ahead = len(shape) - len(own)
+    return [0] * ahead + [stride if n == m else 0 for n, m, stride in zip(own, shape[ahead:], strides, strict=True)]
+
+
+def _collapsed(shape: tuple[int, ...], strides: list[list[int]]) -> list[tuple[int, tuple[int, ...]]]:
+    """Size and strides of as few dimensions as reach the same elements in the same order."""
+    dimensions: list[tuple[int, tuple[int, ...]]] = []
+    for size, *steps in zip(shape, *strides, strict=True):
+        if size == 1:
+            continue
+        if dimensions and all(outer == size * inner for outer, inner in zip(dimensions[-1][1], steps, strict=True)):
+            dimensions[-1] = dimensions[-1][0] * size, tuple(steps)
+        else:
+            dimensions.append((size, tuple(steps)))
+    return dimensions

@@ -1,0 +1,69 @@
+"""The operations of `harness.numerics.sums` on CUDA.
+
+The order of a sum is not torch's, so that its last bits may differ; see `Sum.parts`. All else is the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+from torch import Tensor
+
+from harness.numerics.formats import Format
+from harness.numerics.fused.compiled import launcher
+from harness.numerics.fused.numbers import FORMATS
+from harness.numerics.fused.terms import bounds_kernel, facts_kernel
+
+FACTS = 10
+TILE = 512
+BLOCK = 256
+PROGRAMS = 512  # as many as keep a GPU busy
+OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares", "bounded"))
+
+
+def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | None) -> Tensor:
+    """The result of an operation of `harness.numerics.sums`."""
+    if fmt is not None:
+        return _bounds(operand, numbers, fmt)
+    if name == "facts_of_columns":
+        return _facts(operand, outer=operand.shape[-1], inner=operand.shape[-2], rows=False)
+    facts = _facts(
+        operand,
+        outer=math.prod(operand.shape[1:-1]),
+        inner=operand.shape[-1],
+        squares=name == "facts_of_squares",
+    )
+    return facts.reshape(len(facts), *operand.shape[1:-1], 1)
+
+
+def _facts(terms: Tensor, *, outer: int, inner: int, rows: bool = True, squares: bool = False) -> Tensor:
+    """The facts of `outer` sums of `inner` terms, in as many shares as keep the device busy."""
+    terms = terms.contiguous()
+    columns = min(TILE if rows else 64, triton.next_power_of_2(max(1, terms.shape[-1])))
+    tile = TILE // columns, columns
+    sums_of_tile, terms_of_tile = tile if rows else tile[::-1]
+    programs = -(-outer // sums_of_tile)
+    shares = max(1, min(PROGRAMS // max(programs, 1), inner // (16 * terms_of_tile)))
+    out = terms.new_empty((shares, FACTS + squares, outer))
+    part = outer * inner
+    where = (part if len(terms) > 1 else 0, part if len(terms) > 2 else 0, *((inner, 1) if rows else (1, outer)))
+    if outer:
+        launch = launcher(facts_kernel, (squares, *tile, 1 if rows else 0), terms.device)
+        launch((programs, shares), (out, terms, *where, outer, inner, -(-inner // shares)))
+    return out[0] if shares == 1 else _joined(out)
+
+
+def _joined(facts: Tensor) -> Tensor:
+    """The facts of sums from those of their shares."""
+    return torch.cat([facts[:, :6].sum(0), facts[:, 6:8].amin(0), facts[:, 8:].amax(0)])
+
+
+def _bounds(facts: Tensor, numbers: tuple[float, ...], fmt: Format) -> Tensor:
+    out = facts.new_empty((4, *facts.shape[1:]))
+    if size := facts[0].numel():
+        launcher(bounds_kernel, (FORMATS.index(fmt), BLOCK), facts.device)(
+            (-(-size // BLOCK), 1), (out, facts.contiguous(), size, *numbers)
+        )
+    return out

@@ -1,0 +1,212 @@
+"""Arithmetic of stacked parts, elementwise: what every operation on enclosures does to exact, value, lo and hi.
+
+A function takes fp64 tensors [parts, ...shape] with 1, 2 or 4 parts (see `Enclosure`), whose shapes broadcast, and
+returns a new one. Where it takes a format, the contract's side of the result is rounded to it. Each function says what
+is computed, and is what runs on the CPU; those marked `one_kernel_on_cuda` are a single kernel on a CUDA device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from harness.numerics.formats import Format, are_fp32, round_to, sum_to_odd
+from harness.numerics.fused import one_kernel_on_cuda
+
+
+def full(parts: Tensor) -> Tensor:
+    """All four parts."""
+    return parts if len(parts) == 4 else torch.cat([parts[:1], parts[-1:].expand(3, *parts.shape[1:])])
+
+
+def all_finite(ends: Tensor) -> bool:
+    """True where no element is infinite or NaN, so that nothing can be unknown; False may mean anything.
+
+    Asked on the CPU only: an accelerator would have to finish everything before it could answer.
+    """
+    return ends.device.type == "cpu" and math.isfinite(float(ends.sum()))
+
+
+def unknown(parts: Tensor) -> Tensor | None:
+    """Elements about which nothing is known, NaN included; None where there can be none."""
+    return torch.isneginf(parts[2]) & torch.isposinf(parts[3]) if len(parts) == 4 else None
+
+
+def unknown_where(parts: Tensor, *masks: Tensor | None) -> Tensor:
+    """The same with nothing known about the masked elements, nor about those of which one end is NaN."""
+    if len(parts) < 4:
+        return parts
+    lost = torch.isnan(parts[2]) ^ torch.isnan(parts[3])
+    for mask in masks:
+        lost = lost if mask is None else lost | mask
+    ends = torch.where(lost, -torch.inf, parts[2]), torch.where(lost, torch.inf, parts[3])
+    return torch.stack([parts[0], parts[1], *ends])
+
+
+@one_kernel_on_cuda
+def unknown_if(x: Tensor, lost: Tensor) -> Tensor:
+    """The same with nothing known about the elements where a number (one part) is not zero."""
+    return unknown_where(x, lost[0] != 0)
+
+
+@one_kernel_on_cuda
+def rounded(x: Tensor, fmt: Format) -> Tensor:
+    """Value and ends correctly rounded; the exact part stays."""
+    contract = x[1:] if len(x) > 1 else x
+    result = torch.cat([x[:1], round_to(contract, fmt)])
+    if len(x) < 4 or all_finite(result[2:]):
+        return result
+    if fmt.overflow == "nan":  # both ends overflow, on either side of what is finite
+        return unknown_where(result, unknown(x), torch.isnan(result[2]) & (x[2] < 0) & (x[3] > 0))
+    return unknown_where(result, unknown(x))
+
+
+@one_kernel_on_cuda
+def negated(x: Tensor) -> Tensor:
+    """-x, whose ends are exchanged."""
+    return -x if len(x) < 4 else -torch.stack([x[0], x[1], x[3], x[2]])
+
+
+@one_kernel_on_cuda
+def added(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+    """x + y."""
+    return rounded(unrounded_sum(x, y), fmt)
+
+
+@one_kernel_on_cuda
+def subtracted(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+    """x - y."""
+    return added(x, negated(y), fmt)
+
+
+@one_kernel_on_cuda
+def multiplied(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+    """x · y."""
+    return rounded(unrounded_product(x, y), fmt)
+
+
+def unrounded_sum(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, such that rounding it to fp32 is one correct rounding.
+
+    For numbers of fp32 the fp64 sum is (53 >= 2 * 24 + 2, Figueroa 1995); for a product that was not rounded it is not.
+    """
+    x, y = aligned(x, y)
+    plain = all(are_fp32(parts[1:] if len(parts) > 1 else parts) for parts in (x, y))  # the exact part need not be
+    return x + y if plain else sum_to_odd(x, y)
+
+
+@one_kernel_on_cuda
+def unrounded_product(x: Tensor, y: Tensor) -> Tensor:
+    """x · y, exact in fp64 for numbers of fp32."""
+    x, y = aligned(x, y)
+    product = x * y
+    if len(product) < 4:
+        return product
+    ends = [product[2], product[3]]
+    if len(x) == len(y) == 4:
+        ends += [x[2] * y[3], x[3] * y[2]]
+    product[2], product[3] = extremes(ends)
+    return product if all_finite(product[2:]) else unknown_where(product, unknown(x), unknown(y))
+
+
+def aligned(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with as many dimensions, and as many parts unless one is a number that is known exactly."""
+    if {len(x), len(y)} == {2, 4}:
+        x, y = full(x), full(y)
+    rank = max(x.ndim, y.ndim)
+    return tuple(p.reshape(len(p), *[1] * (rank - p.ndim), *p.shape[1:]) for p in (x, y))  # type: ignore[return-value]
+
+
+def extremes(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Smallest and largest of several tensors, elementwise; where only some are NaN, nothing is known."""
+    lo = hi = ends[0]
+    for end in ends[1:]:
+        lo, hi = torch.minimum(lo, end), torch.maximum(hi, end)
+    if all_finite(lo):  # a NaN would have been the smallest
+        return lo, hi
+    lost = torch.isnan(lo) & ~torch.stack([torch.isnan(end) for end in ends]).all(0)
+    return torch.where(lost, -torch.inf, lo), torch.where(lost, torch.inf, hi)
+
+
+@one_kernel_on_cuda
+def hull(*options: Tensor) -> Tensor:
+    """What may be any of the options; exact part and value are those of the first."""
+    first = options[0]
+    ends = [end for option in options for end in (option[-2:] if len(option) == 4 else option[-1:])]
+    return torch.stack([first[0], first[min(1, len(first) - 1)], *extremes(ends)])
+
+
+@one_kernel_on_cuda
+def fusible_product(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+    """x · y, its ends rounded or not."""
+    product = unrounded_product(x, y)
+    settled = full(rounded(product, fmt))
+    return hull(settled, torch.cat([settled[:2], full(product)[2:]]))
+
+
+@one_kernel_on_cuda
+def product_in_any_order(*factors: Tensor, fmt: Format) -> Tensor:
+    """The product of all factors by two at a time in whichever order; the value is that from left to right."""
+    everything = (1 << len(factors)) - 1
+    products = {1 << position: factor for position, factor in enumerate(factors)}
+    for part in range(1, everything + 1):
+        if part not in products:
+            ways = [multiplied(products[one], products[part ^ one], fmt) for one in _halves(part)]
+            single = len(ways) == 1 and len(ways[0]) < 4 and part != everything
+            products[part] = ways[0] if single else hull(*ways)
+    return products[everything]
+
+
+def _halves(part: int) -> Iterator[int]:
+    """One side of each split of the bits of `part` in two, the one without the last bit first."""
+    last = 1 << (part.bit_length() - 1)
+    rest = part ^ last
+    one = rest
+    while one:
+        yield one
+        one = (one - 1) & rest
+
+
+@one_kernel_on_cuda
+def multiply_add(x: Tensor, y: Tensor, z: Tensor, fmt: Format) -> Tensor:
+    """x · y + z with the product rounded or not."""
+    product = unrounded_product(x, y)
+    return hull(added(rounded(product, fmt), z, fmt), added(product, z, fmt))
+
+
+@one_kernel_on_cuda
+def clamped(x: Tensor, low: float, high: float) -> Tensor:
+    """x limited to [low, high]; NaN stays NaN."""
+    return unknown_where(x.clamp(low, high), unknown(x))
+
+
+@one_kernel_on_cuda
+def magnitudes(x: Tensor) -> Tensor:
+    """|x|, exact: an interval that holds zero has it as its lower end."""
+    parts = x.abs()
+    if len(parts) < 4:
+        return parts
+    near = torch.where((x[2] <= 0) & (x[3] >= 0), 0.0, torch.minimum(parts[2], parts[3]))
+    return torch.stack([parts[0], parts[1], near, torch.maximum(parts[2], parts[3])])
+
+
+@one_kernel_on_cuda
+def spread(x: Tensor, relative: float, absolute: float) -> Tensor:
+    """x with a relative and an absolute error."""
+    return widened(x, relative, absolute)
+
+
+def widened(parts: Tensor, relative: float | Tensor, absolute: float | Tensor = 0.0) -> Tensor:
+    """Four parts from `parts`, the ends moved outward by an absolute and a relative error, which may be one per end.
+
+    The fp64 evaluation of the ends is itself rounded, by at most a few 2^-53; 2^-50 is added for it.
+    """
+    four = full(parts)
+    margin = four[2:].abs() * (relative + 2.0**-50) + absolute
+    lo, hi = four[2] - margin[0], four[3] + margin[1]
+    if not all_finite(four[2:]):
+        lo, hi = torch.where(torch.isfinite(four[2]), lo, four[2]), torch.where(torch.isfinite(four[3]), hi, four[3])
+    return torch.stack([four[0], four[1], lo, hi])

@@ -1,0 +1,150 @@
+"""A sum in any order: what has to be known of its terms, and the bounds that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure
+from harness.numerics.formats import FP32, Format
+from harness.numerics.fused import one_kernel_on_cuda
+from harness.numerics.parts import all_finite, full, magnitudes, rounded, unknown_where, widened
+from harness.numerics.premises import current
+
+_MANTISSA_BITS = 52
+_HIDDEN_BIT = 1 << _MANTISSA_BITS
+_FRACTION = _HIDDEN_BIT - 1
+_EXPONENT = 0x7FF << _MANTISSA_BITS
+_FP64_U = 2.0**-53
+LATTICE_UNITS = 2.0**24
+UNDERFLOW = 2.0**-150  # largest error of a product that is rounded to a subnormal fp32 number
+SUMS, QUANTUM, KNOWN, NEGATIVE, POSITIVE, UNKNOWN = slice(0, 6), 6, 7, 8, 9, 10
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """What has to be known of the terms of a sum to bound it; `+` joins the terms of two parts of one sum.
+
+    Attributes:
+        count: number of terms.
+        products: the terms are products that may underflow, or be rounded before they are added.
+        facts: stacked, in fp64: the four parts of the sum; the sums of the largest |term|, all of them and finite ones
+            only; the largest power of two that divides all terms; whether every term is one known number, and whether a
+            term may be negative or positive, each 0 or 1.
+    """
+
+    count: int
+    products: bool
+    facts: Tensor
+
+    @classmethod
+    def of(cls, terms: Tensor, *, dim: int = -1, products: bool = False) -> Sum:
+        """The sum of `terms` (stacked parts) over the last dimension, which is kept with size 1, or the one before."""
+        facts = facts_of_rows(terms) if dim == -1 else facts_of_columns(terms)
+        return cls(terms.shape[dim], products, facts)
+
+    def __add__(self, other: Sum) -> Sum:
+        a, b = self.facts, other.facts
+        sums, least = a[SUMS] + b[SUMS], torch.minimum(a[QUANTUM:NEGATIVE], b[QUANTUM:NEGATIVE])
+        facts = torch.cat([sums, least, torch.maximum(a[NEGATIVE:], b[NEGATIVE:])])
+        return Sum(self.count + other.count, self.products, facts)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.facts.shape[1:]
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """The fp32 sum."""
+        return self.enclosed()
+
+    def enclosed(self, *, nonnegative: bool = False) -> Enclosure:
+        """The fp32 sum, of which it may be known that it is not negative.
+
+        The sums are of fp64, in an order that is not the same on every device: 2 · count · 2^-53 covers any.
+        """
+        relative = current().accumulation(self.count) + 2 * self.count * _FP64_U
+        absolute = self.count * UNDERFLOW if self.products else 0.0
+        least = 0.0 if nonnegative else -torch.inf
+        return Enclosure(bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic))
+
+
+def flushed() -> float:
+    """What flushing one subnormal result to zero can change."""
+    return FP32.quantum * 2.0**23 if current().flushes_subnormals else 0.0
+
+
+def finite(x: Tensor) -> Tensor:
+    """Magnitudes, with zeros for infinities and NaN."""
+    return torch.where(torch.isfinite(x), x.abs(), 0.0)
+
+
+def quantum_of(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
+    """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
+    if x.shape[dim] == 0:
+        return torch.full_like(x.sum(dim, keepdim=keepdim), torch.inf)
+    bits = x.view(torch.int64)
+    significand = (bits & _FRACTION).bitwise_or_(_HIDDEN_BIT)
+    lowest = significand.bitwise_and_(-significand).to(torch.float64)
+    last_place = (bits & _EXPONENT).view(torch.float64).mul_(2.0**-_MANTISSA_BITS)  # inf where x is not finite
+    return lowest.mul_(last_place).masked_fill_(x == 0, torch.inf).amin(dim, keepdim=keepdim)
+
+
+# The operations on stacked parts, as in `harness.numerics.parts`
+
+
+@one_kernel_on_cuda
+def facts_of_rows(terms: Tensor) -> Tensor:
+    """The facts of `Sum` over the last dimension, which is kept."""
+    return _facts(terms, -1, keepdim=True)
+
+
+@one_kernel_on_cuda
+def facts_of_columns(terms: Tensor) -> Tensor:
+    """The facts of `Sum` for terms [parts, M, N] over the M rows: [10, N]."""
+    return _facts(terms, -2, keepdim=False)
+
+
+@one_kernel_on_cuda
+def facts_of_squares(x: Tensor) -> Tensor:
+    """The facts of x² over the last dimension, which is kept, and whether nothing is known about an element of x."""
+    facts = _facts(magnitudes(x).square(), -1, keepdim=True)
+    lost = torch.isneginf(x[-2]) & torch.isposinf(x[-1]) if len(x) == 4 else torch.zeros_like(x[0], dtype=torch.bool)
+    return torch.cat([facts, lost.any(-1, keepdim=True).to(facts.dtype)[None]])
+
+
+def _facts(terms: Tensor, dim: int, *, keepdim: bool) -> Tensor:
+    lo, hi = (terms[2], terms[3]) if len(terms) == 4 else (terms[-1], terms[-1])
+    magnitude = (torch.maximum(lo.abs(), hi.abs()) if len(terms) == 4 else lo.abs()).sum(dim, keepdim=keepdim)
+    of_finite = magnitude
+    if not all_finite(magnitude):
+        of_finite = torch.maximum(finite(lo), finite(hi)).sum(dim, keepdim=keepdim)
+    known, negative = (lo == hi).all(dim, keepdim=keepdim), (lo < 0).any(dim, keepdim=keepdim)
+    truths = [truth.to(terms.dtype) for truth in (known, negative, (hi > 0).any(dim, keepdim=keepdim))]
+    rest = torch.stack([magnitude, of_finite, quantum_of(lo, dim, keepdim=keepdim), *truths])
+    return torch.cat([full(terms.sum(dim, keepdim=keepdim)), rest])
+
+
+@one_kernel_on_cuda
+def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, least: float, fmt: Format) -> Tensor:
+    """A sum by its facts, with an error relative to the magnitudes and absolute ones, not below `least`.
+
+    On a lattice it is exact but for what is flushed. Nothing is known where some order of the sum overflows.
+    """
+    exact, value, lo, hi, magnitude, of_finite, quantum, known, negative, positive = facts.unbind()
+    lattice = (known > 0) & (magnitude < LATTICE_UNITS * quantum) & (quantum >= FP32.quantum)
+    slack = torch.where(lattice, 0.0, relative * magnitude + absolute) + flushed
+    low, high = lo - slack, hi + slack
+    low = torch.where(low < least, least, low)
+    low, high = torch.where(torch.isfinite(lo), low, lo), torch.where(torch.isfinite(hi), high, hi)
+    overflows = (negative > 0) & (positive > 0) & (of_finite > fmt.max) & ~torch.isnan(value)
+    return rounded(unknown_where(torch.stack([exact, value, low, high]), overflows), fmt)
+
+
+@one_kernel_on_cuda
+def averaged(x: Tensor, count: float, relative: float, fmt: Format) -> Tensor:
+    """x / count, with a relative error if it is not zero."""
+    means = full(x) / count
+    return rounded(widened(means, relative) if relative else means, fmt)

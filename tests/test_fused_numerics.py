@@ -1,0 +1,196 @@
+"""The kernels for CUDA give what the definitions give: here by Triton's interpreter, on a GPU compiled."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness.interpret import install
+from harness.numerics import fused, parts, primitives, sums
+from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
+from harness.numerics.fused import elements, selftest
+from harness.numerics.fused import primitives as fused_primitives
+from harness.numerics.fused import sums as fused_sums
+from harness.numerics.fused.launch import layout_of, run
+
+CPU = torch.device("cpu")
+Operation = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def faithful_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        install()
+
+
+def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
+    """Every operation that is one kernel on CUDA: name, definition, operands, numbers, format."""
+    for module in (parts, primitives, sums):
+        for name, operation in vars(module).items():
+            if hasattr(operation, "__wrapped__") and operation.__module__ == module.__name__:
+                kinds = [p.annotation for p in inspect.signature(operation).parameters.values()]
+                many = 3 if name in ("hull", "product_in_any_order") else 0
+                formats = (FP32, WIDE_FP32)[: 1 + (name == "added")] if "Format" in kinds else (None,)
+                for fmt in (FP32, BF16, FP16, E4M3, E5M2, FP64, WIDE_FP32) if name == "rounded" else formats:
+                    yield name, operation, many or kinds.count("Tensor"), kinds.count("float"), fmt
+
+
+OPERATIONS = list(operations())
+ELEMENTWISE = [o for o in OPERATIONS if o[0] not in {"logistic", "unknown_if", *fused_sums.OPERATIONS}]
+each_operation = pytest.mark.parametrize(
+    ("name", "definition", "operands", "numbers", "fmt"),
+    OPERATIONS,
+    ids=[f"{name}-{fmt.name.replace(' ', '_') if fmt else ''}" for name, _, _, _, fmt in OPERATIONS],
+)
+
+
+def difference(name: str, definition: Operation, given: list[Tensor], numbers: int, fmt: Format | None) -> str:
+    return selftest.compared(name, definition, given, numbers, fmt, CPU)
+
+
+def test_all_operations_are_found() -> None:
+    names = {name for name, *_ in OPERATIONS}
+    assert {"added", "hull", "rounded", "multiply_add", "approximate_quotient", "logistic", "facts_of_rows"} <= names
+    elementwise = names - fused_sums.OPERATIONS
+    assert names - elementwise == fused_sums.OPERATIONS
+    assert all(hasattr(elements, name) or hasattr(fused_primitives, name) for name in elementwise)
+
+
+@each_operation
+def test_kernels_give_what_the_definitions_give(
+    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None
+) -> None:
+    """On special and random numbers, for one example of every number of parts, in changing shapes."""
+    every = 3 if name in fused_sums.OPERATIONS else 1
+    for example in itertools.islice(selftest.examples(name, operands), 0, None, every):
+        assert not difference(name, definition, example, numbers, fmt)
+
+
+special = st.sampled_from(sorted(set(selftest.special_numbers().nan_to_num(1.25).tolist())))
+numbers_of_fp32 = st.floats(width=32, allow_nan=True)
+
+
+@st.composite
+def elements_of(draw: st.DrawFn, parts: int) -> list[float]:
+    """The parts of one element: ends in order, NaN at both or neither."""
+    exact, value, *ends = (draw(special | numbers_of_fp32) for _ in range(4))
+    if ends[0] != ends[0] or ends[1] != ends[1]:
+        ends = [float("nan")] * 2
+    return [exact, value, *sorted(ends)][:parts]
+
+
+@settings(max_examples=100)
+@given(data=st.data(), operation=st.sampled_from(ELEMENTWISE))
+def test_kernels_give_what_the_definitions_give_for_any_number(
+    data: st.DataObject, operation: tuple[str, Operation, int, int, Format | None]
+) -> None:
+    name, definition, operands, numbers, fmt = operation
+    counts = [data.draw(st.sampled_from((1, 2, 4))) for _ in range(operands)]
+    if name in selftest.FUNCTIONS:
+        counts = counts[:1] * operands
+    given = [torch.tensor([data.draw(elements_of(count)) for _ in range(3)], dtype=torch.float64).T for count in counts]
+    assert not difference(name, definition, given, numbers, fmt)
+
+
+@each_operation
+def test_quick_ways_give_what_the_long_ways_give(
+    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where everything is finite, what is unknown is not looked for."""
+    count = 10 if name == "bounded" else 4
+    given = [torch.randn(count, 8, 8, dtype=torch.float64).abs() + 0.1 for _ in range(operands)]
+    given = [torch.cat([x[:2], x[2:].sort(0).values]) for x in given]
+    if name == "logistic":
+        given[2] = given[2][:2]
+    arguments = (*given, *(0.25, 0.5, 0.0, 0.0, 8.0)[:numbers], *([] if fmt is None else [fmt]))
+    arguments, options = (arguments[:-1], {"fmt": fmt}) if fmt else (arguments, {})
+    quick = definition(*arguments, **options)
+    for module in (parts, primitives, sums):
+        monkeypatch.setattr(module, "all_finite", lambda ends: False)
+    assert torch.equal(quick, definition(*arguments, **options))
+
+
+# Layouts
+
+
+@pytest.mark.parametrize(
+    ("shapes", "flat", "sizes"),
+    [
+        ([(4, 6, 8)], True, (1, 48)),
+        ([(4, 6, 8), (1, 6, 8)], True, (1, 48)),
+        ([(4, 6, 8), (1, 8)], False, (6, 8)),
+        ([(4, 6, 8), (1, 6, 1)], False, (6, 8)),
+        ([(4, 2, 3, 8), (2, 3, 1)], False, (3, 8)),
+        ([(4, 2, 3, 8), (1, 1)], True, (1, 48)),
+        ([(4, 0, 8), (1, 8)], False, (0, 8)),
+        ([(2,)], True, (1, 1)),
+    ],
+)
+def test_dimensions_collapse(shapes: list[tuple[int, ...]], flat: bool, sizes: tuple[int, int]) -> None:
+    layout = layout_of(tuple((shape, torch.empty(shape).stride()) for shape in shapes))
+    assert layout is not None
+    assert layout.shape == torch.broadcast_shapes(*(shape[1:] for shape in shapes))
+    assert (layout.flat, layout.arguments[1:3]) == (flat, sizes)
+
+
+def test_operands_that_no_kernel_takes() -> None:
+    """Four dimensions that do not collapse, and more elements than are counted in 32 bits."""
+    apart = (4, 3, 5, 7, 9), (4, 3, 1, 7, 1)
+    assert layout_of(tuple((shape, torch.empty(shape).stride()) for shape in apart)) is None
+    assert layout_of((((1, 1 << 16, 1 << 16), (0, 0, 0)),)) is None
+    x, y = (selftest.operand(*(shape[0], shape[1:]), seed=1) for shape in apart)
+    assert run("multiplied", (x, y), (), FP32) is None
+
+
+def test_operands_need_not_be_contiguous() -> None:
+    x, y = selftest.operand(4, (6, 10), 1), selftest.operand(4, (5, 3), 2)
+    assert not difference("added", parts.added, [x[:, ::2, 1:6].mT, y], 0, FP32)
+    assert not difference("rounded", parts.rounded, [x.mT], 0, BF16)
+    assert not difference("facts_of_columns", sums.facts_of_columns, [x[2:].mT], 0, None)
+
+
+def test_a_result_without_elements() -> None:
+    result = run("added", (torch.empty(4, 0, 8).double(), torch.empty(1, 8).double()), (), FP32)
+    assert result is not None
+    assert result.shape == (4, 0, 8)
+
+
+# Trust
+
+
+def test_a_kernel_that_differs_is_not_used_and_said_so_once() -> None:
+    def wrong(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+        return parts.multiplied(x, y, fmt) * (1 + 2.0**-52)
+
+    with pytest.warns(RuntimeWarning, match=r"multiplied on cpu .* it gives .* and not "):
+        assert not fused._trusted("multiplied", wrong, 2, 0, FP32, CPU)
+    assert not fused._trusted("multiplied", wrong, 2, 0, FP32, CPU)  # a second warning would be an error
+
+
+def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> str:
+        raise ValueError("no compiler")
+
+    monkeypatch.setattr(selftest, "difference", broken)
+    with pytest.warns(RuntimeWarning, match="ValueError: no compiler"):
+        assert not fused._trusted("negated", broken, 1, 0, None, CPU)
+
+
+def test_a_kernel_that_agrees_is_used() -> None:
+    assert fused._trusted("negated", parts.negated, 1, 0, None, CPU)
+
+
+@pytest.mark.gpu
+@each_operation
+def test_compiled_kernels_give_what_the_definitions_give(
+    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None
+) -> None:
+    assert not selftest.difference(name, definition, operands, numbers, fmt, torch.device("cuda", 0))
