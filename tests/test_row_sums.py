@@ -46,7 +46,7 @@ def orders(terms: Tensor) -> list[Tensor]:
 
 @pytest.fixture(params=[1 << 22, 5 * WIDTH], ids=["whole", "blocks"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "_BLOCK", request.param)
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": request.param})
 
 
 @pytest.mark.usefixtures("block")
@@ -80,7 +80,7 @@ def test_integers_leave_one_legal_value() -> None:
 def test_blocks_give_the_statistics_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     x, dy = normals(0), normals(1)
     whole = judged(x, dy)
-    monkeypatch.setattr(judging, "_BLOCK", 7 * WIDTH)
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 7 * WIDTH})
     cut = judged(x, dy)
     for a, b in zip(whole.stages, cut.stages, strict=True):
         assert (a.name, a.cumulative.decided, a.cumulative.mismatched) == (

@@ -114,7 +114,7 @@ def test_nothing_in_between_is_legal(norm: Norm, row: int | None, scale: float, 
 
 
 def test_the_worst_element_is_named_in_the_whole_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "_BLOCK", 2 * WIDTH)
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 2 * WIDTH})
     tensors = large(1e25, BF16)
     y = mixed(**tensors)
     y[4, 7] = -torch.inf

@@ -18,11 +18,13 @@ from harness.verify.lanes import forgiven
 from harness.verify.latent import explain_rows
 from harness.verify.observation import Observation
 from harness.verify.other_contracts import OtherContracts
-from harness.verify.problem import Problem, Tensors, Trace
+from harness.verify.problem import Problem, Steps, Tensors, Trace
 from harness.verify.tally import Tally
 from harness.verify.wide import explained_by_more_range, with_more_range
 
-_BLOCK = 1 << 22  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of that size
+_BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
+_BLOCK_ELSEWHERE = 1 << 20  # they stay in the cache of a GPU, whose operations still take longer than to start them
+_OTHERS = 1 << 22  # elements in which the alternatives are tried
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
 
 
@@ -37,26 +39,30 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
         KernelError: a result is missing or has the wrong shape, dtype or device.
     """
     _check_rows_agree(problem)
-    whole, others = Observation.of(problem, actual), OtherContracts(settled)
-    tally, trace, elements = Tally(), None, 0
-    for index, part in problem.blocks(_BLOCK):
-        if trace is None:
-            trace = part.trace
-            _check_actual(problem, trace, index, actual)
-        seen = whole.block(index, part)
-        found = _tallied(seen, every_row=elements <= _ROW_CHECK)
-        if found.failed:
-            seen, found = _with_more_range(seen, found, every_row=elements <= _ROW_CHECK)
-        if alternatives and not elements and seen.count:
-            others.rule_out(seen)
-        if alternatives and found.failed:
-            others.identify(seen)
-        tally += found
+    whole, others = Observation.of(problem, actual), OtherContracts(settled) if alternatives else None
+    tally, elements = Tally(), 0
+    steps, results = Steps(), list[str]()
+    for index, part in problem.blocks(_BLOCK.get(problem.main.device.type, _BLOCK_ELSEWHERE)):
+        if not elements:
+            _check_actual(problem, part.trace, index, actual)
+            steps, results = part.steps, part.trace.results
+        tally += _judged(whole.block(index, part), others, elements)
         elements += part.main.numel()
-    assert trace is not None
     if tally.sums:
         tally = _finished(tally, actual, others)
-    return _judgement(whole, trace, tally, others)
+    return _judgement(whole, steps, results, tally, others or OtherContracts(()))
+
+
+def _judged(seen: Observation, others: OtherContracts | None, before: int) -> Tally:
+    """What there is to count in a block, after `before` elements of others; other contracts are asked on the way."""
+    found = _tallied(seen, every_row=before <= _ROW_CHECK)
+    if found.failed:
+        seen, found = _with_more_range(seen, found, every_row=before <= _ROW_CHECK)
+    if others is not None and before < _OTHERS and seen.count:
+        others.rule_out(seen)
+    if others is not None and found.failed:
+        others.identify(seen)
+    return found
 
 
 def _tallied(seen: Observation, *, every_row: bool) -> Tally:
@@ -95,27 +101,27 @@ def _with_more_range(seen: Observation, found: Tally, *, every_row: bool) -> tup
     return rest, found + _tallied(rest, every_row=every_row) if rest.count else found
 
 
-def _finished(tally: Tally, actual: Tensors, others: OtherContracts) -> Tally:
+def _finished(tally: Tally, actual: Tensors, others: OtherContracts | None) -> Tally:
     """The tally with the sums over rows, all of which have been seen; the blocks alone explain nothing of them."""
     cumulative, isolated = (
         {name: total.compare(actual[name]) for name, total in sums.items()}
         for sums in (tally.sums, tally.isolated_sums)
     )
-    if any(comparison.outside for comparison in (*cumulative.values(), *isolated.values())):
+    if others is not None and any(c.outside for c in (*cumulative.values(), *isolated.values())):
         others.explain_nothing()
     return tally + Tally(cumulative, isolated)
 
 
-def _judgement(whole: Observation, trace: Trace, tally: Tally, others: OtherContracts) -> Judgement:
-    """The verdict on everything that was counted; `trace` is that of some rows."""
+def _judgement(whole: Observation, steps: Steps, results: list[str], tally: Tally, others: OtherContracts) -> Judgement:
+    """The verdict on everything that was counted."""
     contract, rows = whole.problem.contract, tally.rows
-    names = [name for name in trace.stages if name in tally.cumulative]
+    names = [name for name in steps.formats if name in tally.cumulative]
     fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
     stages = tuple(
         StageResult(
             name,
-            trace.stages[name].format.name,
-            name in trace.results,
+            steps.formats[name].name,
+            name in results,
             tally.cumulative[name],
             tally.isolated[name],
             fingerprint,

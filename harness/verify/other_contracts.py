@@ -37,14 +37,15 @@ class OtherContracts:
 
     @timed(OTHERS)
     def rule_out(self, seen: Observation) -> None:
-        """Count what lies outside each alternative that is another computation than the claimed contract."""
+        """Count what lies outside each alternative that is another computation and that no earlier block ruled out."""
         problem, results = seen.problem, _results(seen)
         for other in problem.op.alternatives(problem.contract):
-            if str(other) in self._settled or _is_same(seen, other):
+            name = str(other)
+            if name in self._settled or self.ruled_out.get(name) or _is_same(seen, other):
                 continue
             with suppress(UsageError):  # the alternative is not defined for these arguments
                 count = results.count_outside(problem.under(other).trace)
-                self.ruled_out[str(other)] = count or _count_only_outside(other, seen)
+                self.ruled_out[name] = count or _count_only_outside(other, seen)
 
     @timed(OTHERS)
     def identify(self, seen: Observation) -> None:
