@@ -39,9 +39,9 @@ def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) ->
 
 
 def give_back(device: torch.device) -> None:
-    """Return to the device what this process does not use."""
-    gc.collect()
+    """Return to an accelerator what this process does not use."""
     if device.type != "cpu":
+        gc.collect()
         torch.accelerator.empty_cache()
 
 

@@ -15,15 +15,27 @@ from harness.numerics import Premises
 from harness.op import Contract, Op
 from harness.verify.problem import Problem
 
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 1 << 29
 _LARGE = 1 << 20  # elements of a case beyond which a kernel's call costs more than there is to share
 
 
-@dataclass
+@dataclass(eq=False)
+class _Family:
+    """A problem under the contracts that were asked for, and the memory of what was evaluated when last weighed."""
+
+    problems: dict[Hashable, Problem] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def weigh(self) -> None:
+        self.nbytes = sum(problem.nbytes for problem in self.problems.values())
+
+
+@dataclass(eq=False)
 class Problems:
     """The problems of the cases seen last, as many as fit into some memory."""
 
-    _families: OrderedDict[Hashable, dict[Hashable, Problem]] = field(default_factory=OrderedDict)
+    _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
+    _last: _Family = field(default_factory=_Family)
 
     def of(self, op: Op, contract: Contract, inputs: Inputs, premises: Premises) -> Problem:
         """The problem of a case, which was given to another kernel, or is new."""
@@ -31,11 +43,10 @@ class Problems:
         if sum(tensor.numel() for tensor in tensors.values()) > _LARGE:
             return Problem(op, contract, tensors, params, premises)
         key = id(op), str(inputs.case), tensors[op.inputs[0]].device, premises  # an op that is kept keeps its id
-        if key not in self._families:
-            self._make_room()
-            self._families[key] = {}
+        self._make_room()
+        self._last = self._families.setdefault(key, _Family())
         self._families.move_to_end(key)
-        family = self._families[key]
+        family = self._last.problems
         known = next(iter(family.values()), None)
         return (known or Problem(op, contract, tensors, params, premises, family)).under(contract)
 
@@ -44,10 +55,11 @@ class Problems:
         self._families.clear()
 
     def _make_room(self) -> None:
-        sizes = {key: sum(p.nbytes for p in family.values()) for key, family in self._families.items()}
-        excess = sum(sizes.values()) - _MOST_BYTES
+        """Let those go that were not asked for the longest; only the last one has grown since they were weighed."""
+        self._last.weigh()
+        excess = sum(family.nbytes for family in self._families.values()) - _MOST_BYTES
         while excess > 0:
-            excess -= sizes[self._families.popitem(last=False)[0]]
+            excess -= self._families.popitem(last=False)[1].nbytes
 
 
 PROBLEMS = Problems()
