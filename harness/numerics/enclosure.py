@@ -35,7 +35,7 @@ class Enclosure:
     @classmethod
     def point(cls, values: Tensor | float) -> Enclosure:
         """The enclosure of numbers that are known exactly, such as the elements of an input."""
-        return cls(torch.as_tensor(values).detach().to(torch.float64).unsqueeze(0))
+        return cls(torch.as_tensor(values).to(torch.float64).unsqueeze(0))
 
     @property
     def exact(self) -> Tensor:

@@ -159,7 +159,7 @@ def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contra
 
 def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
     """Tensors and parameters; what is None is left out."""
-    tensors = {name: v for name, v in arguments.items() if isinstance(v, Tensor)}
+    tensors = {name: v.detach() for name, v in arguments.items() if isinstance(v, Tensor)}
     params = {name: v for name, v in arguments.items() if v is not None and not isinstance(v, Tensor)}
     check_arguments(op, tensors, params)
     for name in arguments:

@@ -36,7 +36,7 @@ class Observation:
     @classmethod
     def of(cls, problem: Problem, actual: Tensors) -> Observation:
         """All rows."""
-        return cls(problem, actual, leading=problem.leading)
+        return cls(problem, {name: tensor.detach() for name, tensor in actual.items()}, leading=problem.leading)
 
     @property
     def whole(self) -> bool:
