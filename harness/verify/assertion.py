@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.calibrate import load_premises
@@ -95,14 +97,27 @@ def assert_contract(
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
     problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
-    judgement = judge(problem, _named(problem, actual))
+    with _one_thread():
+        judgement = judge(problem, _named(problem, actual))
+        decided_shares = shares(problem, judgement) if judgement.verdict is Verdict.PASSED else {}
     if judgement.verdict is not Verdict.PASSED:
         message = _message(op, str(claim.contract), judgement)
         raise ContractViolation(message, AssertedJudgement.of(judgement, {}))
-    asserted = AssertedJudgement.of(judgement, shares(problem, judgement))
+    asserted = AssertedJudgement.of(judgement, decided_shares)
     if decided is not None and any(share < decided for share in asserted.decided.values()):
         raise ContractViolation(_too_little(op, claim, decided, asserted), asserted)
     return asserted
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: several wait for each other after every operation if the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from harness.numerics.formats import ordinals
 from harness.result import Judgement, StageResult
 from harness.verify.problem import Problem
 
-_MOST = 1 << 22  # elements of the main input of which the rows are asked how well their latent value is known
+_MOST = 1 << 20  # elements of the main input of which the rows are asked how well their latent value is known
 
 
 def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
