@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.interpret import install
+from harness.judging import compare_selftest, fused_compare, torch_compare
+from harness.judging.compare_selftest import agree
+from harness.judging.fused_compare import FLOATS, Launch, Sort, sort_of, walk_of
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16, FP32, Format
 from harness.result import ULP_BINS, Comparison
-from harness.verify import compare_selftest, fused_compare, torch_compare
-from harness.verify.compare_selftest import agree
-from harness.verify.fused_compare import FLOATS, Launch, Sort, sort_of, walk_of
 from tests.comparisons import comparisons
 
 CPU = torch.device("cpu")

@@ -29,6 +29,7 @@ BELOW_VERIFY = (
     "harness.inputs",
     "harness.interpret",
 )
+ABOVE_VERIFY = (*BELOW_VERIFY, "harness.judging", "harness.verify", "harness.outcomes")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
@@ -65,14 +66,32 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.numerics",
         "harness.interpret",
     ),
-    "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.outcomes"),
-    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
-    "harness.history": (*BELOW_VERIFY, "harness.calibrate", "harness.verify", "harness.outcomes"),
-    "harness.bench": (*BELOW_VERIFY, "harness.verify", "harness.outcomes"),
-    **dict.fromkeys(
-        TOP,
-        (*BELOW_VERIFY, "harness.verify", "harness.history", "harness.bench", "harness.outcomes", "reports", *TOP),
+    "harness.judging": (
+        "harness.errors",
+        "harness.timing",
+        "harness.op",
+        "harness.case",
+        "harness.result",
+        "harness.row_check",
+        "harness.numerics",
+        "harness.inputs",
     ),
+    "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.judging"),
+    "harness.diagnosing": (
+        "harness.errors",
+        "harness.op",
+        "harness.case",
+        "harness.result",
+        "harness.numerics",
+        "harness.inputs",
+        "harness.outcomes",
+        "harness.judging",
+        "harness.verify",
+    ),
+    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
+    "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
+    "harness.bench": ABOVE_VERIFY,
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, "harness.diagnosing", "harness.history", "harness.bench", "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
     "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),

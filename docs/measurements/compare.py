@@ -16,11 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
+from harness.judging import compare_selftest, torch_compare
+from harness.judging.compare import compare, outside_count
+from harness.judging.fused_compare import FLOATS, Sort
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16
-from harness.verify import compare_selftest, torch_compare
-from harness.verify.compare import compare, outside_count
-from harness.verify.fused_compare import FLOATS, Sort
 
 DEVICE = torch.device("cuda", 0)
 SHAPES = ((16384, 7168), (8192, 4096), (64, 256))

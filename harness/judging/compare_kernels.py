@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from harness.judging.torch_compare import FARTHEST
 from harness.result import NEAR
-from harness.verify.torch_compare import FARTHEST
 
 # Columns that a program of `float_statistics` writes before the worst element.
 FLOAT_SUMS = 13

@@ -12,11 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
+from harness.judging import fused_compare, torch_compare
+from harness.judging.fused_compare import Sort
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, FP64, cast
 from harness.result import NEAR, Comparison
-from harness.verify import fused_compare, torch_compare
-from harness.verify.fused_compare import Sort
 
 TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
 

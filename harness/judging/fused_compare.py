@@ -1,6 +1,6 @@
 """Comparison by Triton kernels: one that reads everything once, one that adds up its results, one copy to the host.
 
-`harness.verify.torch_compare` is the definition. Counts, maxima, histogram and the worst element equal it exactly; sums
+`torch_compare` is the definition. Counts, maxima, histogram and the worst element equal it exactly; sums
 of fp64 differ by the order of summation only, which depends on nothing but the number of elements.
 """
 
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harness.judging import compare_kernels as kernels
+from harness.judging import compare_plain_kernels as plain_kernels
+from harness.judging.torch_compare import FARTHEST, unravel
 from harness.numerics import Enclosure, Format
 from harness.numerics.formats import ordinals
 from harness.result import Comparison, Worst
-from harness.verify import compare_kernels as kernels
-from harness.verify import compare_plain_kernels as plain_kernels
-from harness.verify.torch_compare import FARTHEST, unravel
 
 FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
