@@ -38,7 +38,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.errors": (),
     "harness.files": (),
     "harness.timing": (),
-    "harness.numerics": ("harness.errors",),
+    "harness.trust": (),
+    "harness.numerics": ("harness.errors", "harness.trust"),
     "harness.declared": ("harness.errors",),
     "harness.op": ("harness.errors", "harness.declared", "harness.numerics", *NOUNS),
     "harness.case": ("harness.errors", *NOUNS),
@@ -52,6 +53,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.inputs": (
         "harness.errors",
         "harness.timing",
+        "harness.trust",
         "harness.devices",
         "harness.op",
         "harness.case",
@@ -69,6 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.judging": (
         "harness.errors",
         "harness.timing",
+        "harness.trust",
         "harness.op",
         "harness.case",
         "harness.result",

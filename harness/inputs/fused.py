@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import linecache
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -30,20 +29,6 @@ _HEAD = (
     "    columns = start + tl.arange(0, COLUMNS)[None, :]",
 )
 _STORE = "    tl.store(target + places + along, {value}.to(target.dtype.element_ty), inside)"
-
-
-def fuses(device: torch.device) -> bool:
-    """Whether kernels are compiled for tensors on `device`."""
-    return device.type == "cuda" and _compiles()
-
-
-@functools.cache
-def _compiles() -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    import triton
-
-    return not triton.knobs.runtime.interpret
 
 
 class Kernel:
