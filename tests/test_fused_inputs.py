@@ -25,6 +25,7 @@ from harness.inputs.guards import extent
 from harness.inputs.regimes import REGIMES
 from harness.interpret import install
 from harness.numerics.formats import cast, format_of, from_ordinals, ordinals
+from harness.numerics.fused.compiled import launcher
 
 fingerprints = import_module("harness.inputs.fingerprint")  # whose name in the package is that of a function
 FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
@@ -232,7 +233,7 @@ def test_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatc
     def fails(*arguments: object) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(fused.Kernel, "launch", fails)
+    monkeypatch.setattr(fused, "launcher", fails)
     with pytest.warns(RuntimeWarning, match="fingerprints of torch.float32 on cpu: RuntimeError: no compiler"):
         assert fingerprint(torch.ones(3)) == by_torch(torch.ones(3))
 
@@ -248,3 +249,10 @@ def test_on_a_gpu(dtype: str) -> None:
         assert fingerprint(actual) == fingerprint(expected)
         assert value_fingerprint(actual) == value_fingerprint(expected)
     assert all(trust._trusted.values())
+
+
+def test_a_kernel_is_compiled_for_each_dtype() -> None:
+    kernel, cpu = fused._hashing(), torch.device("cpu")
+    narrow, wide = (launcher(kernel, ("stored", 1, 32, True), cpu, dtype) for dtype in (torch.int8, torch.int64))
+    assert narrow is not wide
+    assert narrow is launcher(kernel, ("stored", 1, 32, True), cpu, torch.int8)

@@ -72,10 +72,8 @@ def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
         part = next(_parts(tensor, _SAMPLE))[0]
         sample = flat_lines(part)
         assert sample is not None
-        compiling, actual = torch.zeros_like(total), torch.zeros_like(total)
-        for into in (compiling, actual):
-            fused.add_hashes(into, part, sample, (_INDEX, _BITS), values=values)
-        expected = _contribution(_bits(part, values=values), 0)
+        actual, expected = torch.zeros_like(total), _contribution(_bits(part, values=values), 0)
+        fused.add_hashes(actual, part, sample, (_INDEX, _BITS), values=values)
         return "" if torch.equal(actual[0], expected) else f"it adds up {int(actual)} and not {int(expected)}"
 
     key = fused.add_hashes, tensor.dtype, values, lines.tile
