@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harness.inputs.bits import bits_of_float
 from harness.judging import compare_kernels as kernels
 from harness.judging import compare_plain_kernels as plain_kernels
 from harness.judging.torch_compare import FARTHEST, unravel
@@ -249,7 +250,7 @@ def _format(fmt: Format) -> tuple[int, int, int, int, int]:
     whose last place is the format's quantum; the ordinal of what overflows; the first ordinal that has no sign.
     """
     limit = int(ordinals(torch.tensor(math.inf, dtype=torch.float64), fmt))
-    shift = int(torch.tensor(fmt.quantum * 2.0**52, dtype=torch.float64).view(torch.int64))
+    shift = bits_of_float(fmt.quantum * 2.0**52)
     return 53 - fmt.precision, fmt.min_exponent + 1023, shift, limit, limit + (fmt.overflow == "inf")
 
 
