@@ -15,11 +15,11 @@ from harness.case import Case, parse_case
 from harness.devices import machine
 from harness.errors import UnsupportedCase, UsageError
 from harness.inputs import build
+from harness.judging.problem import Problem
 from harness.kernel import Kernel, load_file, load_kernels
 from harness.placement import PlacementWarning
 from harness.result import Verdict
 from harness.verify.check import Subject, verify_case
-from harness.verify.problem import Problem
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 
 pytestmark = needs_device

@@ -16,13 +16,13 @@ from torch import Tensor
 from harness.config import Config
 from harness.errors import OpError, UsageError
 from harness.inputs import build
+from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
 from harness.op import Contract, Latent, StageRecorder, op
 from harness.verify.declarations import check_kernel, check_op, likely_slips
 from harness.verify.inprocess import draw
 from harness.verify.plan import make_plan
-from harness.verify.problem import Problem
 from harness.verify.project import Project, open_project
 from harness.verify.stage_names import StageNames, stage_names
 from references.rms_norm import rms_norm

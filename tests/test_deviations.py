@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.errors import UsageError
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
 from harness.op import Op
 from harness.result import Verdict
-from harness.verify.judge import judge
-from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 from references.rms_norm import rms_norm

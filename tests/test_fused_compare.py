@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness import trust
 from harness.interpret import install
+from harness.judging import compare_selftest, fused_compare, torch_compare
+from harness.judging.compare_selftest import agree
+from harness.judging.fused_compare import FLOATS, Launch, Sort, sort_of, walk_of
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16, FP32, Format
 from harness.result import ULP_BINS, Comparison
-from harness.verify import compare_selftest, fused_compare, torch_compare
-from harness.verify.compare_selftest import agree
-from harness.verify.fused_compare import FLOATS, Launch, Sort, sort_of, walk_of
 from tests.comparisons import comparisons
 
 CPU = torch.device("cpu")
@@ -96,12 +95,12 @@ def test_integers_agree_with_the_definition(pairs: list[tuple[int, int]], name: 
 @pytest.mark.parametrize("flat", [True, False])
 @pytest.mark.parametrize("expected", [torch.int64, torch.int32, torch.uint8, torch.bool])
 def test_special_integers_agree(expected: torch.dtype, flat: bool) -> None:
-    assert compare_selftest.differences(Sort(CPU, torch.int64, expected, flat)) == []
+    assert not compare_selftest.difference(Sort(CPU, torch.int64, expected, flat))
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
 def test_special_values_agree(dtype: torch.dtype) -> None:
-    assert compare_selftest.differences(Sort(CPU, dtype, 4, dtype.itemsize > 1)) == []
+    assert not compare_selftest.difference(Sort(CPU, dtype, 4, dtype.itemsize > 1))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
@@ -155,12 +154,10 @@ def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> N
 
 
 @pytest.fixture
-def untested(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def untested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tested yet, and one format to test."""
     monkeypatch.setattr(compare_selftest, "TESTED", (BF16,))
-    compare_selftest._tested.cache_clear()
-    yield
-    compare_selftest._tested.cache_clear()
+    monkeypatch.setattr(trust, "_trusted", {})
 
 
 def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
@@ -168,7 +165,7 @@ def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
 
 
 @pytest.mark.usefixtures("untested")
-def test_kernels_that_are_wrong_are_not_used_and_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     right = fused_compare.compare
 
     def wrong(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
@@ -176,27 +173,13 @@ def test_kernels_that_are_wrong_are_not_used_and_said_once(monkeypatch: pytest.M
         return replace(found, special=found.special + 1)
 
     monkeypatch.setattr(fused_compare, "compare", wrong)
-    with pytest.warns(RuntimeWarning, match="do not agree with torch") as said:
-        assert [compare_selftest._tested(sort()) for _ in range(3)] == [False] * 3
-    assert len(said) == 1
+    with pytest.warns(RuntimeWarning, match=r"comparing torch.bfloat16 on cpu: all special values in bf16: .* instead"):
+        assert not compare_selftest.trusted(sort())
 
 
 @pytest.mark.usefixtures("untested")
-def test_kernels_that_do_not_compile_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def raising(*_: object) -> Comparison:
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr(fused_compare, "compare", raising)
-    with pytest.warns(RuntimeWarning, match="no such instruction"):
-        assert not compare_selftest._tested(sort())
-
-
-@pytest.mark.usefixtures("untested")
-def test_right_kernels_are_trusted_in_silence_but_not_interpreted_ones() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert compare_selftest._tested(sort(torch.float16))
-    assert not compare_selftest.trusted(sort(torch.float16))
+def test_right_kernels_are_used_in_silence() -> None:
+    assert compare_selftest.trusted(sort(torch.float16))
     assert not compare_selftest.trusted(None)
 
 

@@ -5,6 +5,7 @@ The kernels run in the interpreter here, and on a GPU in the tests marked gpu.
 
 import math
 import os
+from importlib import import_module
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness import trust
 from harness.case import DTYPES, TensorSpec, parse_case
-from harness.inputs import build, fused, lines, trust, values
+from harness.inputs import build, fused, lines, values
 from harness.inputs.bits import NAN_BITS, bits_of
 from harness.inputs.device_code import encoded
 from harness.inputs.fingerprint import fingerprint, value_fingerprint
@@ -23,7 +25,9 @@ from harness.inputs.guards import extent
 from harness.inputs.regimes import REGIMES
 from harness.interpret import install
 from harness.numerics.formats import cast, format_of, from_ordinals, ordinals
+from harness.numerics.fused.compiled import launcher
 
+fingerprints = import_module("harness.inputs.fingerprint")  # whose name in the package is that of a function
 FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
 INTEGERS = ("normal", "zeros", "ones", "counting", "bits", "below_7", "around_9", "experts_5", "sequences_9")
 
@@ -31,15 +35,14 @@ INTEGERS = ("normal", "zeros", "ones", "counting", "bits", "below_7", "around_9"
 @pytest.fixture(autouse=True)
 def for_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused kernels for tensors of the CPU, too, and no memory of what earlier tests compared."""
-    monkeypatch.setattr(trust, "_proven", set())
-    monkeypatch.setattr(trust, "_refused", set())
+    monkeypatch.setattr(trust, "_trusted", {})
     if request.node.get_closest_marker("gpu"):
         return
     if os.environ["TRITON_INTERPRET"] == "0":
         pytest.skip("Triton compiles here, and these tensors are on the CPU")
     install()
-    monkeypatch.setattr(fused, "fuses", lambda device: True)
-    monkeypatch.setattr(values, "fuses", lambda device: True)
+    monkeypatch.setattr(fingerprints, "fuses", lambda tensor: True)
+    monkeypatch.setattr(values, "fuses", lambda tensor: True)
     tiles(monkeypatch, 32, 32)  # interpreted programs take a time each
 
 
@@ -181,14 +184,14 @@ def test_fingerprints(dtype: torch.dtype, values_only: bool, monkeypatch: pytest
     tensor = bit_patterns(dtype) if dtype is not torch.bool else torch.arange(99) % 3 == 0
     of = value_fingerprint if values_only else fingerprint
     actual = of(tensor)
-    assert not trust._refused
+    assert all(trust._trusted.values())
     assert actual == by_torch(tensor, values_only=values_only)
 
 
 def by_torch(tensor: Tensor, *, values_only: bool = False) -> str:
     """The fingerprint as torch makes it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused, "fuses", lambda device: False)
+        patch.setattr(fingerprints, "fuses", lambda tensor: False)
         return (value_fingerprint if values_only else fingerprint)(tensor)
 
 
@@ -220,7 +223,7 @@ def test_kernel_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
     [spec] = parse_case("op x=fp32[6,40]:rows seed=0").tensors
     encoding = fused._encoding(torch.bfloat16)
     monkeypatch.setattr(fused, "_encoding", lambda dtype: encoding)
-    with pytest.warns(UserWarning, match="without fused kernels on cpu: it gives other bits than torch"):
+    with pytest.warns(RuntimeWarning, match=r"inputs of fp32 \(rows\) on cpu: \d+ of 240 elements have other bits"):
         actual = filled(spec, 1, by_torch=False)
     assert torch.equal(actual, filled(spec, 1, by_torch=True))
     assert torch.equal(filled(spec, 2, by_torch=False), filled(spec, 2, by_torch=True))
@@ -230,8 +233,8 @@ def test_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatc
     def fails(*arguments: object) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(fused.Kernel, "launch", fails)
-    with pytest.warns(UserWarning, match="RuntimeError: no compiler"):
+    monkeypatch.setattr(fused, "launcher", fails)
+    with pytest.warns(RuntimeWarning, match="fingerprints of torch.float32 on cpu: RuntimeError: no compiler"):
         assert fingerprint(torch.ones(3)) == by_torch(torch.ones(3))
 
 
@@ -245,4 +248,11 @@ def test_on_a_gpu(dtype: str) -> None:
         assert torch.equal(bits_of(actual.cpu()), bits_of(expected)), regime
         assert fingerprint(actual) == fingerprint(expected)
         assert value_fingerprint(actual) == value_fingerprint(expected)
-    assert not trust._refused
+    assert all(trust._trusted.values())
+
+
+def test_a_kernel_is_compiled_for_each_dtype() -> None:
+    kernel, cpu = fused._hashing(), torch.device("cpu")
+    narrow, wide = (launcher(kernel, ("stored", 1, 32, True), cpu, dtype) for dtype in (torch.int8, torch.int64))
+    assert narrow is not wide
+    assert narrow is launcher(kernel, ("stored", 1, 32, True), cpu, torch.int8)

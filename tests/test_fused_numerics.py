@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from harness import trust
 from harness.interpret import install
 from harness.numerics import fused, parts, primitives, sums
 from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
-from harness.numerics.fused import elements, selftest
+from harness.numerics.fused import elements, launch, selftest
 from harness.numerics.fused import primitives as fused_primitives
 from harness.numerics.fused import sums as fused_sums
 from harness.numerics.fused.launch import layout_of, run
@@ -166,26 +167,32 @@ def test_a_result_without_elements() -> None:
 # Trust
 
 
-def test_a_kernel_that_differs_is_not_used_and_said_so_once() -> None:
-    def wrong(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
-        return parts.multiplied(x, y, fmt) * (1 + 2.0**-52)
-
-    with pytest.warns(RuntimeWarning, match=r"multiplied on cpu .* it gives .* and not "):
-        assert not fused._trusted("multiplied", wrong, 2, 0, FP32, CPU)
-    assert not fused._trusted("multiplied", wrong, 2, 0, FP32, CPU)  # a second warning would be an error
+@pytest.fixture
+def untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel tested yet, and tensors of the CPU are for kernels, too."""
+    monkeypatch.setattr(trust, "_trusted", {})
+    monkeypatch.setattr(fused, "fuses", lambda tensor: True)
 
 
-def test_a_kernel_that_cannot_be_compiled_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> str:
-        raise ValueError("no compiler")
+@pytest.mark.usefixtures("untested")
+def test_a_kernel_that_differs_is_not_used() -> None:
+    @fused.one_kernel_on_cuda
+    def multiplied(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
+        return wrong * parts.multiplied.__wrapped__(x, y, fmt)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(selftest, "difference", broken)
-    with pytest.warns(RuntimeWarning, match="ValueError: no compiler"):
-        assert not fused._trusted("negated", broken, 1, 0, None, CPU)
+    wrong = 1 + 2.0**-52
+    one = torch.ones(1, 4, dtype=torch.float64)
+    with pytest.warns(RuntimeWarning, match=r"multiplied on cpu: on operands .* it gives .* and not "):
+        assert torch.equal(multiplied(one, one, FP32), (wrong * one).expand(2, -1))
 
 
-def test_a_kernel_that_agrees_is_used() -> None:
-    assert fused._trusted("negated", parts.negated, 1, 0, None, CPU)
+@pytest.mark.usefixtures("untested")
+def test_a_kernel_that_agrees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = selftest.operand(4, (8,), seed=1)
+    expected = parts.negated.__wrapped__(x)  # type: ignore[attr-defined]
+    monkeypatch.setattr(selftest, "difference", lambda *_: "")
+    monkeypatch.setattr(launch, "run", lambda name, operands, numbers, fmt: -run(name, operands, numbers, fmt))
+    assert torch.equal(parts.negated(x).nan_to_num(), -expected.nan_to_num())
 
 
 @pytest.mark.gpu

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from harness.case import DTYPES, parse_case
 from harness.config import Config
+from harness.diagnosing.identify import identify
+from harness.diagnosing.roundings import Rounding, subsets
 from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
 from harness.op import Contract, StageRecorder, op
 from harness.outcomes.identification import Candidate, Identification
 from harness.verify.check import Subject
-from harness.verify.identify import identify
 from harness.verify.project import Project, open_project
-from harness.verify.roundings import Rounding, subsets
 from reports.identification import answer, elements, name, remarks
 from tests.faults.hunt import clean_kernels
 

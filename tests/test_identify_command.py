@@ -11,8 +11,8 @@ from in_this_process import InThisProcess
 from rich.console import Console
 
 from harness.commands import identify as command
+from harness.diagnosing.identify import identify_kernel
 from harness.outcomes.identification import Answer, Candidate, Identification, Tally
-from harness.verify.identify import identify_kernel
 from harness.verify.inprocess import Workplace
 from harness.verify.worker import WorkerEnded
 from reports.identification import elements, print_identification, print_overview

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from harness.errors import KernelError, UsageError
+from harness.judging.compare import compare_integers, outside_mask
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
 from harness.op import op
 from harness.result import Judgement, Verdict
-from harness.verify.compare import compare_integers, outside_mask
-from harness.verify.judge import judge
-from harness.verify.problem import Problem
 
 BIG = 2**62
 

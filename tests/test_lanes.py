@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
 from harness.result import Judgement, Verdict
-from harness.verify.judge import judge
-from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 

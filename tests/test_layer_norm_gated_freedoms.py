@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
 from harness.result import Verdict
-from harness.verify.judge import judge
-from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 

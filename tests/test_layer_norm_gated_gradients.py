@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.verify.expected import RowSum
-from harness.verify.problem import Problem, Trace
+from harness.judging.expected import RowSum
+from harness.judging.problem import Problem, Trace
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 

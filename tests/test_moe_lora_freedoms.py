@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.judging.compare import outside_mask
+from harness.judging.problem import Problem, Trace
 from harness.kernel import load_kernels
 from harness.numerics import Enclosure, Premises, dot, using
 from harness.op import Op
-from harness.verify.compare import outside_mask
-from harness.verify.problem import Problem, Trace
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import problem, with_gradient

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.verify.problem import Problem, Trace
+from harness.judging.problem import Problem, Trace
 from references.moe_lora import moe_lora
 from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers
 

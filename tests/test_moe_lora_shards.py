@@ -14,12 +14,12 @@ from torch import Tensor
 
 from harness import assert_contract
 from harness.config import Config
+from harness.judging.problem import Problem
 from harness.kernel import load_kernels
 from harness.numerics.formats import BF16 as BF16_FORMAT
 from harness.numerics.formats import cast
 from harness.numerics.quantized import dequantized
 from harness.verify.assertion import ContractViolation
-from harness.verify.problem import Problem
 from harness.verify.project import open_project
 from tests.quantized_weights import every_storage, stored
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, assert_bits, needs_device, normals

@@ -16,13 +16,13 @@ from harness.case import parse_case
 from harness.cli import make_parser
 from harness.commands.options import config_of
 from harness.config import Config
+from harness.diagnosing.handover import search_stages
 from harness.kernel import Kernel
 from harness.outcomes.stages import Kind
 from harness.result import CaseResult, Finding, Verdict
 from harness.row_check import RowCheck
 from harness.run import Run
 from harness.verify.check import Subject, verify_case
-from harness.verify.handover import search_stages
 from harness.verify.run import options_of
 from references.rms_norm import rms_norm
 from reports import alerts, annotations, html, junit, markdown, records, sarif

@@ -312,7 +312,8 @@ def test_sarif_says_that_a_run_broke() -> None:
 
 
 def test_every_kind_of_finding_has_a_rule() -> None:
-    source = "".join(p.read_text() for folder in ("verify", "inputs") for p in (ROOT / "harness" / folder).glob("*.py"))
+    folders = (ROOT / "harness" / name for name in ("verify", "judging", "inputs"))
+    source = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     kinds = set(re.findall(r'Finding\(\s*"(\w+)"|^KIND = "(\w+)"|"(special)" if', source, re.MULTILINE))
     found = {kind for groups in kinds for kind in groups if kind} | {"outside", "wrote_outside", "mutated_input"}
     found |= {"rebound_input"}

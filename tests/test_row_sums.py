@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import harness.verify.judge as judging
+import harness.judging.judge as judging
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
 from harness.numerics import Enclosure, Premises, Sum, sum_of_row_products, sum_of_rows
 from harness.op import op
 from harness.result import Judgement, Verdict
-from harness.verify.judge import judge
-from harness.verify.problem import Problem
 
 ROWS, WIDTH = 64, 24
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.judging.explain import describe_rows
+from harness.judging.latent import any_value_explains, check_rows
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem
 from harness.numerics import Premises, total, using
 from harness.op import Latent, op
 from harness.row_check import RowCheck
-from harness.verify.explain import describe_rows
-from harness.verify.latent import any_value_explains, check_rows
-from harness.verify.observation import Observation
-from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
 
@@ -112,7 +112,7 @@ def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
 def test_a_smaller_number_of_candidates_at_once_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(12, 256)
     y = step(normalized(x), (5, 100))
-    monkeypatch.setattr("harness.verify.candidates._AT_ONCE", {"cpu": 1})
+    monkeypatch.setattr("harness.judging.candidates._AT_ONCE", {"cpu": 1})
     assert counted(explained(y, x)) == (12, 11)
 
 

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from harness.case import parse_case
 from harness.commands import stages as command
+from harness.diagnosing.handover import search_stages
 from harness.errors import UsageError
+from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import Enclosure, hull
 from harness.op import Contract, StageRecorder, op
 from harness.outcomes.stages import Kind, StageSearch, Suspect
 from harness.verify.check import Subject
-from harness.verify.handover import search_stages
-from harness.verify.problem import Problem
 from harness.verify.worker import WorkerEnded
 from reports.stages import print_stages, sentences
 from tests.faults import hunt

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import harness.verify.judge as judging
+import harness.judging.judge as judging
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
 from harness.numerics import Enclosure, Premises, dot, exp, mean_of_squares, multiply_add, total, using, variance_about
 from harness.result import Judgement, Verdict
-from harness.verify.judge import judge
-from harness.verify.problem import Problem
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 from references.rms_norm import rms_norm

@@ -10,10 +10,10 @@ import pytest
 
 from harness.config import Config
 from harness.devices import DevicePlan
+from harness.diagnosing.handover import search_kernel
+from harness.diagnosing.identify import identify_kernel
 from harness.errors import UsageError
 from harness.outcomes.stages import Kind
-from harness.verify.handover import search_kernel
-from harness.verify.identify import identify_kernel
 from harness.verify.inprocess import planned
 from harness.verify.worker import Worker, WorkerEnded
 from tests.faults import vanishing

@@ -16,11 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
+from harness.judging import compare_selftest, torch_compare
+from harness.judging.compare import compare, outside_count
+from harness.judging.fused_compare import FLOATS, Sort
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16
-from harness.verify import compare_selftest, torch_compare
-from harness.verify.compare import compare, outside_count
-from harness.verify.fused_compare import FLOATS, Sort
 
 DEVICE = torch.device("cuda", 0)
 SHAPES = ((16384, 7168), (8192, 4096), (64, 256))
@@ -81,7 +81,7 @@ def main() -> None:
         spec.loader.exec_module(before)
     for dtype in sorted(FLOATS, key=str):
         for parts in (1, 2, 4):
-            print(dtype, parts, compare_selftest.differences(Sort(DEVICE, dtype, parts, True)) or "agrees")
+            print(dtype, parts, compare_selftest.difference(Sort(DEVICE, dtype, parts, True)) or "agrees")
     for shape in SHAPES:
         for parts in (4, 2, 1):
             for share in (0.001, 0.01):

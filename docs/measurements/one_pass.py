@@ -48,8 +48,8 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
     import torch
 
     from harness.case import DTYPES as TORCH
-    from harness.verify.judge import judge
-    from harness.verify.problem import Problem
+    from harness.judging.judge import judge
+    from harness.judging.problem import Problem
     from tests.faults.hunt import project, subject_of
 
     tensors, params = problem(offset, TORCH[dtype], device), {"eps": 1e-5}

@@ -15,13 +15,13 @@ from harness.case import Case, parse_case
 from harness.devices import current
 from harness.errors import LastbitError
 from harness.inputs import build
+from harness.judging.problems import PROBLEMS
 from harness.outcomes.bench import BUSY, MEMORY, OPERATIONS, PARTS, VERIFIED, Measurement, Sample
 from harness.result import TURNED_DOWN, CaseResult, Verdict
 from harness.timing import PARTS as PARTS_OF_TIME
 from harness.timing import Clock, listening
 from harness.verify.check import Subject, verify_case
 from harness.verify.inprocess import Workplace
-from harness.verify.problems import PROBLEMS
 
 _ONE = "one call of the kernel"
 _WHOLE = "verify_case"

@@ -14,11 +14,11 @@ from harness.bench.subjects import eager_for, subject_for
 from harness.case import parse_case
 from harness.devices import current
 from harness.inputs import build
+from harness.judging.compare import compare
 from harness.numerics import Enclosure, format_of
 from harness.outcomes.bench import ASSERTED, COMPARED, MEMORY, Measurement, Sample
 from harness.verify.assertion import assert_contract
 from harness.verify.check import Subject
-from harness.verify.compare import compare
 from harness.verify.inprocess import Workplace
 
 _WIDTH = 1 << 13

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.commands.options import add_device, add_folders, add_timeout, config_of
 from harness.commands.running import worst_code
+from harness.diagnosing.identify import identify_kernel
 from harness.outcomes.identification import Identification
-from harness.verify.identify import identify_kernel
 from harness.verify.inprocess import planned
 from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded

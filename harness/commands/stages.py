@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from harness.case import parse_case
 from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
 from harness.commands.running import worst_code
+from harness.diagnosing.handover import search_kernel
 from harness.outcomes.stages import StageSearch
 from harness.result import Verdict
-from harness.verify.handover import search_kernel
 from harness.verify.inprocess import planned
 from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded

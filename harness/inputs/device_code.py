@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from harness.inputs.bits import FIRST, SECOND, signed
+from harness.numerics.fused.numbers import bits_of, number_of
 
 _FIRST, _SECOND = tl.constexpr(signed(FIRST)), tl.constexpr(signed(SECOND))
 _INFINITY = tl.constexpr(0x7FF << 52)
@@ -60,11 +61,10 @@ def encoded(  # type: ignore[no-untyped-def]
     The bits of a magnitude are its position on the grid of the format, so rounding up into the next binade, or beyond
     the largest number, needs nothing of its own.
     """
-    bits = value.to(tl.int64, bitcast=True)
+    bits = bits_of(value)
     magnitude = bits & _MAGNITUDE
     normal = ((magnitude + half + ((magnitude >> dropped) & odd)) >> dropped) - base
-    shifted = magnitude.to(tl.float64, bitcast=True) + shift.to(tl.float64, bitcast=True)
-    subnormal = shifted.to(tl.int64, bitcast=True) - shift
+    subnormal = bits_of(number_of(magnitude) + number_of(shift)) - shift
     position = tl.where(magnitude < tiny, subnormal, normal)
     position = tl.where(position > beyond, beyond, position)
     signed_ = tl.where(bits < 0, position | sign, position)
@@ -75,7 +75,7 @@ def encoded(  # type: ignore[no-untyped-def]
 def as_fp32(bits, mask, shift, scale, last, infinity):  # type: ignore[no-untyped-def]
     """Bits of fp32 (those of an int32) of the values of a narrower format, with one kind of NaN."""
     magnitude = bits & mask
-    value = (magnitude << shift).to(tl.float64, bitcast=True) * scale.to(tl.float64, bitcast=True)
+    value = number_of(magnitude << shift) * number_of(scale)
     finite = value.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
     finite = tl.where(magnitude > last, 0x7F800000, finite)
     value = tl.where((bits & (mask + 1)) != 0, finite - 0x80000000, finite)

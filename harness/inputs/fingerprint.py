@@ -11,7 +11,7 @@ from harness.inputs import fused
 from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
 from harness.inputs.blocks import block_budget, row_blocks
 from harness.inputs.lines import flat_lines
-from harness.inputs.trust import trusted
+from harness.trust import fuses, trusted
 
 _INDEX, _BITS = signed(0xD6E8FEB86659FD93), signed(0xA0761D6478BD642F)
 _SAMPLE = 1 << 14  # elements at most that a fused kernel is compared on
@@ -56,7 +56,7 @@ def _seen_as(dtype: torch.dtype) -> torch.dtype:
 def _total(tensor: Tensor, *, values: bool) -> Tensor:
     """Sum of the hashes of all elements modulo 2**64, int64 [1] on the device of the tensor."""
     total = torch.zeros(1, dtype=torch.int64, device=tensor.device)
-    if tensor.numel() and not (fused.fuses(tensor.device) and _added_at_once(total, tensor, values=values)):
+    if tensor.numel() and not (fuses(tensor) and _added_at_once(total, tensor, values=values)):
         for part, start in _parts(tensor):
             total += _contribution(_bits(part, values=values), start)
     return total
@@ -68,16 +68,16 @@ def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
     if lines is None:
         return False
 
-    def agrees() -> bool:
+    def difference() -> str:
         part = next(_parts(tensor, _SAMPLE))[0]
         sample = flat_lines(part)
         assert sample is not None
-        compiling, actual = torch.zeros_like(total), torch.zeros_like(total)
-        for into in (compiling, actual):
-            fused.add_hashes(into, part, sample, (_INDEX, _BITS), values=values)
-        return torch.equal(actual[0], _contribution(_bits(part, values=values), 0))
+        actual, expected = torch.zeros_like(total), _contribution(_bits(part, values=values), 0)
+        fused.add_hashes(actual, part, sample, (_INDEX, _BITS), values=values)
+        return "" if torch.equal(actual[0], expected) else f"it adds up {int(actual)} and not {int(expected)}"
 
-    if not trusted(tensor.device, ("fingerprint", tensor.dtype, values, lines.tile), agrees):
+    key = fused.add_hashes, tensor.dtype, values, lines.tile
+    if not trusted(tensor.device, key, f"fingerprints of {tensor.dtype}", difference):
         return False
     fused.add_hashes(total, tensor, lines, (_INDEX, _BITS), values=values)
     return True

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import linecache
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,6 +19,7 @@ from harness.inputs.bits import NAN_BITS, bits_of, bits_of_float, signed
 from harness.inputs.lines import Lines
 from harness.inputs.symbols import Program
 from harness.numerics.formats import FP32, FP64, format_of
+from harness.numerics.fused.compiled import launcher
 
 _PROGRAMS = 1 << 11  # of a fingerprint: enough for any GPU, and few enough that their additions to one word are cheap
 _PLACE = ("size2", "size1", "size0", "step2", "step1", "step0", "stride2", "stride1", "stride0", "size", "stride")
@@ -32,51 +31,12 @@ _HEAD = (
 _STORE = "    tl.store(target + places + along, {value}.to(target.dtype.element_ty), inside)"
 
 
-def fuses(device: torch.device) -> bool:
-    """Whether kernels are compiled for tensors on `device`."""
-    return device.type == "cuda" and _compiles()
-
-
-@functools.cache
-def _compiles() -> bool:
-    if importlib.util.find_spec("triton") is None:
-        return False
-    import triton
-
-    return not triton.knobs.runtime.interpret
-
-
-class Kernel:
-    """A Triton kernel whose launches, but the first of each kind, leave out Triton's look at the arguments.
-
-    No parameter but the constexprs is specialised, so device, dtypes and constexprs say which binary is meant.
-    """
-
-    def __init__(self, function: Any) -> None:
-        import triton
-
-        names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        self._jit = triton.jit(function, do_not_specialize=[name for name in names if not name.isupper()])
-        self._compiled: dict[object, Any] = {}
-
-    def launch(
-        self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: Sequence[Any]
-    ) -> None:
-        device = tensors[0].device
-        kind = (device, *(tensor.dtype for tensor in tensors), *constants)
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            if compiled := self._compiled.get(kind):
-                compiled[programs, 1, 1](*tensors, *numbers, *constants)
-                return
-            # A fused multiplication and addition would round once where the torch functions round twice.
-            launched = self._jit[(programs,)](*tensors, *numbers, *constants, enable_fp_fusion=False)
-            self._compiled[kind] = launched  # None from the interpreter
-
-
 def fill(target: Tensor, lines: Lines, program: Program, keys: Sequence[int], width: int) -> None:
     """Write the values of a program into `target`, whose rows are `lines` and have the logical `width`."""
     numbers = [*keys, *program.constants, width, *lines.arguments, *_encoding(target.dtype)]
-    _kernel(source(program, target.dtype)).launch(lines.tiles, [bits_of(target)], numbers, lines.tile)
+    bits = bits_of(target)
+    kernel = launcher(_kernel(source(program, target.dtype)), lines.tile, target.device, bits.dtype)
+    kernel((lines.tiles, 1), (bits, *numbers))
 
 
 @functools.cache
@@ -126,7 +86,7 @@ def source(program: Program, dtype: torch.dtype) -> str:
 
 
 @functools.cache
-def _kernel(source: str) -> Kernel:
+def _kernel(source: str) -> Any:
     """The kernel of a source text, which Triton reads from the line cache as that of a file."""
     from harness.inputs import device_code
 
@@ -134,14 +94,22 @@ def _kernel(source: str) -> Kernel:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = dict(vars(device_code))
     exec(compile(source, filename, "exec"), namespace)
-    return Kernel(namespace["fill"])
+    return _jit(namespace["fill"])
 
 
 @functools.cache
-def _hashing() -> Kernel:
+def _hashing() -> Any:
     from harness.inputs import device_code
 
-    return Kernel(device_code.add_hashes)
+    return _jit(device_code.add_hashes)
+
+
+def _jit(function: Any) -> Any:
+    """A Triton kernel that is not specialized for the values of any argument but the constexprs."""
+    import triton
+
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return triton.jit(function, do_not_specialize=[name for name in names if not name.isupper()])
 
 
 Kind = Literal["stored", "wide", "narrow"]
@@ -154,7 +122,9 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
     """
     kind, decoding = _decoding(tensor.dtype) if values else ("stored", (0, 0, 0, 0, 0))
     numbers = [*factors, lines.tiles, *decoding, *lines.arguments]
-    _hashing().launch(min(lines.tiles, _PROGRAMS), [total, bits_of(tensor)], numbers, [kind, *lines.tile])
+    bits = bits_of(tensor)
+    kernel = launcher(_hashing(), (kind, *lines.tile), tensor.device, bits.dtype)
+    kernel((min(lines.tiles, _PROGRAMS), 1), (total, bits, *numbers))
 
 
 @functools.cache

@@ -1,1 +1,1 @@
-"""Verification of kernels: evaluate the reference, compare, judge, and run many cases."""
+"""Running kernels: which cases, in which processes, what the kernel does in one, and what is kept of it."""

@@ -14,13 +14,13 @@ from torch import Tensor
 from harness.calibrate import load_premises
 from harness.config import Config
 from harness.errors import KernelError, UsageError, unknown
+from harness.judging.decided import shares
+from harness.judging.judge import judge
+from harness.judging.problem import Params, Problem, Tensors, check_arguments
 from harness.kernel import Kernel, declarations_of
 from harness.numerics import Premises
 from harness.op import Contract, Op
 from harness.result import Judgement, Verdict, simplest
-from harness.verify.decided import shares
-from harness.verify.judge import judge
-from harness.verify.problem import Params, Problem, Tensors, check_arguments
 from harness.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
@@ -31,7 +31,7 @@ class AssertedJudgement(Judgement):
     """A judgement on a result that was there, and how much it says.
 
     Attributes:
-        decided: result → share of it that is decided, see `harness.verify.decided`; empty where it breaks its contract.
+        decided: result → share of it that is decided, see `judging.decided`; empty where it breaks its contract.
     """
 
     decided: Mapping[str, float] = field(default_factory=dict)

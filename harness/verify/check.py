@@ -15,16 +15,16 @@ from harness.case import Case
 from harness.devices import current, machine
 from harness.errors import KernelError, UnsupportedCase, UsageError
 from harness.inputs import Inputs, build
+from harness.judging.judge import judge
+from harness.judging.problem import Problem, check_arguments
+from harness.judging.problems import PROBLEMS
 from harness.kernel import Kernel
 from harness.numerics import Premises, remembering
 from harness.op import Contract, Op
 from harness.result import CaseResult, Finding, Judgement, Verdict
 from harness.verify.calls import Call, Caller
-from harness.verify.judge import judge
 from harness.verify.memory import out_of_memory
 from harness.verify.placed import placement_findings
-from harness.verify.problem import Problem, check_arguments
-from harness.verify.problems import PROBLEMS
 from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
 
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share

@@ -10,12 +10,12 @@ import torch
 
 from harness.case import Case, parse_case
 from harness.inputs import build
+from harness.judging.problem import Problem
 from harness.numerics import Premises
 from harness.op import Contract, Op
 from harness.result import BAD, CaseResult
 from harness.run import Agreement, Power
 from harness.timing import POWER, timed
-from harness.verify.problem import Problem
 from harness.verify.project import Project
 
 _PROBES = 4  # cases whose inputs are drawn anew to ask whether two contracts can be told apart at all

@@ -16,10 +16,10 @@ import torch
 from problem import ROOT, Problem, both, errors, expected, problem
 from torch import Tensor
 
+from harness.judging import problem as verified
+from harness.judging.compare import outside_mask
 from harness.kernel import Kernel, load_kernels
 from harness.op import Contract, Op
-from harness.verify import problem as verified
-from harness.verify.compare import outside_mask
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 

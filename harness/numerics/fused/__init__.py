@@ -5,23 +5,20 @@ does the same in one launch and one pass over memory, where the definition makes
 function of that name in `elements` or `primitives`. It gives the same bits, with two exceptions that the definition
 leaves open: the sign of a zero that is an end of an interval, and to which side the exact part of a sum is rounded.
 
-Before a kernel is used on a device, `selftest` compares it there with the definition on the CPU. If it differs, or
-cannot be compiled, the definition runs on the device, and a warning says so once.
-
-Triton is imported when the first CUDA tensor comes.
+A kernel is used on a device where it is trusted (`harness.trust`): `selftest` compares it there with the definition on
+the CPU. Elsewhere the definition runs on the device. Triton is imported when the first CUDA tensor comes.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import ParamSpec
 
-import torch
 from torch import Tensor
 
 from harness.numerics.formats import Format
+from harness.trust import fuses, trusted
 
 P = ParamSpec("P")
 
@@ -35,7 +32,7 @@ def one_kernel_on_cuda(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @wraps(definition)
     def operation(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if args[0].is_cuda:  # type: ignore[attr-defined]
+        if fuses(args[0]):  # type: ignore[arg-type]
             result = _fused(name, definition, (*args, *kwargs.values()))
             if result is not None:
                 return result
@@ -49,31 +46,14 @@ def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...
     operands = tuple(arg for arg in args if isinstance(arg, Tensor))
     numbers = tuple(arg for arg in args if isinstance(arg, float))
     fmt = next((arg for arg in args if isinstance(arg, Format)), None)
-    if not _trusted(name, definition, len(operands), len(numbers), fmt, operands[0].device):
+
+    def difference() -> str:
+        from harness.numerics.fused import selftest
+
+        return selftest.difference(name, definition, len(operands), len(numbers), fmt, operands[0].device)
+
+    if not trusted(operands[0].device, (name, len(operands), len(numbers), fmt), name, difference):
         return None
     from harness.numerics.fused.launch import run
 
     return run(name, operands, numbers, fmt)
-
-
-@cache
-def _trusted(
-    name: str,
-    definition: Callable[..., Tensor],
-    operands: int,
-    numbers: int,
-    fmt: Format | None,
-    device: torch.device,
-) -> bool:
-    """Whether the kernel gives on the device what the definition gives on the CPU."""
-    try:
-        from harness.numerics.fused.selftest import difference
-
-        found = difference(name, definition, operands, numbers, fmt, device)
-    except torch.OutOfMemoryError:
-        raise  # says nothing about the kernel
-    except Exception as error:  # no Triton, or one that cannot compile for this device, each in its own way
-        found = f"{type(error).__name__}: {error}"
-    if found:
-        warnings.warn(f"{name} on {device} is computed without its fused kernel: {found}", RuntimeWarning, stacklevel=4)
-    return not found

@@ -15,8 +15,10 @@ Launch = Callable[[tuple[int, int], tuple[Any, ...]], None]
 
 
 @cache
-def launcher(function: Any, constants: tuple[Any, ...], device: torch.device) -> Launch:
-    """A kernel with the constants that it ends with, compiled at its first launch.
+def launcher(
+    function: Any, constants: tuple[Any, ...], device: torch.device, dtype: torch.dtype = torch.float64
+) -> Launch:
+    """A kernel with the constants that it ends with, compiled at its first launch for tensors of `dtype`.
 
     `function[grid]` would look the compiled kernel up at each launch, for which it reads all arguments. So a function
     must not be specialized for the values of any (`do_not_specialize`). On the CPU it is interpreted.

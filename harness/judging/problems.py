@@ -11,9 +11,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from harness.inputs import Inputs
+from harness.judging.problem import Problem
 from harness.numerics import Premises
 from harness.op import Contract, Op
-from harness.verify.problem import Problem
 
 _MOST_BYTES = 1 << 29
 _LARGE = 1 << 20  # elements of a case beyond which a kernel's call costs more than there is to share

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from harness.judging.expected import RowSum
 from harness.result import Comparison
 from harness.row_check import RowCheck
-from harness.verify.expected import RowSum
 
 _Addend = TypeVar("_Addend", Comparison, RowSum, int)
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from contextlib import suppress
 
 from harness.errors import UsageError
+from harness.judging.latent import check_rows
+from harness.judging.observation import Observation
 from harness.op import Contract
 from harness.timing import OTHERS, timed
-from harness.verify.latent import check_rows
-from harness.verify.observation import Observation
 
 
 class OtherContracts:

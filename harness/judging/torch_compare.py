@@ -44,7 +44,7 @@ class _Strays(NamedTuple):
 
 
 def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `harness.verify.compare.compare`."""
+    """Statistics of `actual`, which is not empty; see `harness.judging.compare.compare`."""
     a = actual.to(torch.float64)
     e = expected[(None,) * (a.ndim - len(expected.shape))]
     e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
@@ -68,7 +68,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
 
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `harness.verify.compare.compare_integers`."""
+    """Statistics of `actual`, which is not empty; see `harness.judging.compare.compare_integers`."""
     wrong = actual != expected  # in integers: fp64 does not hold all of int64
     a, value = actual.to(torch.float64), expected.expand(actual.shape).to(torch.float64)
     distance = torch.where(wrong, (a - value).abs().clamp(min=1.0), 0.0)
@@ -89,7 +89,7 @@ def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Elements that `expected` forbids; see `harness.verify.compare.outside_mask`."""
+    """Elements that `expected` forbids; see `harness.judging.compare.outside_mask`."""
     if isinstance(expected, Tensor):
         return actual != expected
     actual = actual.to(torch.float64)

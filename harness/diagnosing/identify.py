@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.case import Case, parse_case
+from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.roundings import Variant
+from harness.diagnosing.trials import Sample, Trial, search_roundings, try_all
 from harness.inputs import build
+from harness.judging.observation import Observation
 from harness.op import Contract, Op, joined
 from harness.outcomes.identification import Answer, Candidate, Identification, Search
 from harness.result import TURNED_DOWN, Verdict
 from harness.verify.check import Subject, examine
-from harness.verify.handover import OF_STAGES
 from harness.verify.inprocess import Watch, Workplace, draw, unwatched
-from harness.verify.observation import Observation
 from harness.verify.power import Separable
-from harness.verify.roundings import Variant
-from harness.verify.trials import Sample, Trial, search_roundings, try_all
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:

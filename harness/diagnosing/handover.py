@@ -10,17 +10,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from harness.case import Case, parse_case
+from harness.diagnosing.suspects import suspects
 from harness.errors import UsageError
 from harness.inputs import build
+from harness.judging.lanes import forgiven
+from harness.judging.latent import ExplainedRows, explain_rows
+from harness.judging.observation import Observation
+from harness.judging.problem import Tensors, Trace
 from harness.outcomes.stages import Handover, Kind, StageSearch
 from harness.result import Comparison
 from harness.verify.check import Subject, examine
 from harness.verify.inprocess import Watch, Workplace, unwatched
-from harness.verify.lanes import forgiven
-from harness.verify.latent import ExplainedRows, explain_rows
-from harness.verify.observation import Observation
-from harness.verify.problem import Tensors, Trace
-from harness.verify.suspects import suspects
 
 OF_STAGES = ("outside", "special", "rows", "lanes")  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from harness.judging.lanes import MOST_COLUMNS
 from harness.op import Contract
 from harness.result import Comparison, Finding, StageResult
 from harness.row_check import Need, Needs, RowCheck
-from harness.verify.lanes import MOST_COLUMNS
 
 
 def describe_stage(stage: StageResult, contract: Contract) -> Finding:

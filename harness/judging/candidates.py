@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from harness.judging.problem import Problem, Tensors
 from harness.numerics.formats import FP32, from_ordinals
-from harness.verify.problem import Problem, Tensors
 
 _AT_ONCE = {"cpu": 1 << 15}  # elements: below, the cost is in the number of operations, above, in their size
 _AT_ONCE_ELSEWHERE = 1 << 22

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.judging.candidates import Rows, explained_groups
+from harness.judging.expected import Numbers
+from harness.judging.problem import Trace
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals
 from harness.op import Latent
-from harness.verify.candidates import Rows, explained_groups
-from harness.verify.expected import Numbers
-from harness.verify.problem import Trace
 
 MOST_COLUMNS = 32
 """Columns that the lanes of one warp hold one each of."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.judging.candidates import Rows, explained_groups
+from harness.judging.expected import Numbers
+from harness.judging.lanes import Shown, split_rows
+from harness.judging.observation import Observation
+from harness.judging.problem import Tensors, Trace
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.row_check import Need, Needs, RowCheck
 from harness.timing import ROWS, timed
-from harness.verify.candidates import Rows, explained_groups
-from harness.verify.expected import Numbers
-from harness.verify.lanes import Shown, split_rows
-from harness.verify.observation import Observation
-from harness.verify.problem import Tensors, Trace
 
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
 _LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))

@@ -13,11 +13,11 @@ from torch import Tensor
 from harness.case import DTYPE_NAMES
 from harness.errors import OpError, UsageError, no_such, unknown
 from harness.inputs import row_blocks
+from harness.judging.expected import Exact, Expected, Numbers, RowSum
 from harness.numerics import FORMATS, Enclosure, Format, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import REQUIRED, Contract, Op
 from harness.timing import REFERENCES, timed
-from harness.verify.expected import Exact, Expected, Numbers, RowSum
 
 _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from harness.judging.problem import Problem
 from harness.numerics.formats import ordinals
 from harness.result import Judgement, StageResult
-from harness.verify.problem import Problem
 
 _MOST = 1 << 20  # elements of the main input of which the rows are asked how well their latent value is known
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from harness.judging.compare import compare, compare_integers, outside_count, outside_mask
 from harness.numerics import Enclosure, Format, Premises, Sum, format_of, using
 from harness.numerics.formats import Integers
 from harness.result import Comparison
 from harness.timing import REFERENCES, timed
-from harness.verify.compare import compare, compare_integers, outside_count, outside_mask
 
 
 class Expected(ABC):

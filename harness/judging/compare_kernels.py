@@ -12,8 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from harness.judging.torch_compare import FARTHEST
+from harness.numerics.fused.numbers import bits_of, number_of
 from harness.result import NEAR
-from harness.verify.torch_compare import FARTHEST
 
 # Columns that a program of `float_statistics` writes before the worst element.
 FLOAT_SUMS = 13
@@ -55,9 +56,9 @@ def _same_class(x, y):
 @triton.jit
 def _per_spacing(x, dropped, least):
     """1 / distance between neighbours around x, which is finite; powers of two, so that multiplying by it divides."""
-    high = (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
+    high = (bits_of(x) >> 32).to(tl.int32)
     exponent = tl.maximum((high >> 20) & 0x7FF, least)
-    return (((2046 + 52 - dropped - exponent) << 20).to(tl.int64) << 32).to(tl.float64, bitcast=True)
+    return number_of(((2046 + 52 - dropped - exponent) << 20).to(tl.int64) << 32)
 
 
 @triton.jit
@@ -75,12 +76,12 @@ def _count(condition):
 def _position(x, dropped, least, shift, limit, signed_limit):
     """The ordinal of x, correctly rounded to the format; 0 for NaN. What overflows to NaN is positive."""
     magnitude = tl.abs(x)
-    bits = magnitude.to(tl.int64, bitcast=True)
+    bits = bits_of(magnitude)
     one = tl.full(bits.shape, 1, tl.int64)
     half = (one << (dropped - 1)) - 1 + ((bits >> dropped) & 1)
     normal = ((bits + half) >> dropped) - ((least.to(tl.int64) - 1) << (52 - dropped))
     moved = tl.full(bits.shape, 0, tl.int64) + shift
-    small = (magnitude + moved.to(tl.float64, bitcast=True)).to(tl.int64, bitcast=True) - moved
+    small = bits_of(magnitude + number_of(moved)) - moved
     position = tl.minimum(tl.where((bits >> 52) < least, small, normal), limit)
     position = tl.where(x != x, 0, position)
     return tl.where((x < 0) & (position < signed_limit), -position, position)

@@ -11,14 +11,14 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.case import Case
+from harness.diagnosing.roundings import Variant, as_stored, changes_of, subsets
 from harness.errors import UsageError
+from harness.judging.latent import check_rows
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem, Steps
 from harness.numerics import Format
 from harness.op import Contract, Op
 from harness.outcomes.identification import Search, Tally
-from harness.verify.latent import check_rows
-from harness.verify.observation import Observation
-from harness.verify.problem import Problem, Steps
-from harness.verify.roundings import Variant, as_stored, changes_of, subsets
 
 _FEW = 30  # contracts that are all tried on every case
 _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, after which it is left

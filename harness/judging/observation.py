@@ -9,10 +9,10 @@ from functools import cached_property
 
 from torch import Tensor
 
+from harness.judging.expected import Expected
+from harness.judging.problem import Problem, Tensors, Trace
 from harness.op import Contract
 from harness.result import Comparison
-from harness.verify.expected import Expected
-from harness.verify.problem import Problem, Tensors, Trace
 
 
 @dataclass(frozen=True, eq=False)

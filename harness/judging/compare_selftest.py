@@ -1,50 +1,32 @@
-"""Whether the kernels of `fused_compare` agree with the definition on a device, tested at first use."""
+"""The kernels of `fused_compare` against the definition, on numbers where they are most likely to differ."""
 
 from __future__ import annotations
 
-import functools
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-import triton
 from torch import Tensor
 
+from harness import trust
+from harness.judging import fused_compare, torch_compare
+from harness.judging.fused_compare import Sort
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, FP64, cast
 from harness.result import NEAR, Comparison
-from harness.verify import fused_compare, torch_compare
-from harness.verify.fused_compare import Sort
 
 TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
 
 
 def trusted(sort: Sort | None) -> bool:
-    """Whether the kernels for these tensors may be used: compiled for a GPU, and found to agree with torch."""
-    return sort is not None and not triton.knobs.runtime.interpret and _tested(sort)
+    """Whether there are kernels for tensors of this sort, and they are trusted."""
+    return sort is not None and trust.trusted(sort.device, sort, f"comparing {sort.actual}", lambda: difference(sort))
 
 
-@functools.cache
-def _tested(sort: Sort) -> bool:
-    try:
-        wrong = differences(sort)
-    except Exception as error:
-        wrong = [f"{type(error).__name__}: {error}"]
-    if wrong:
-        warnings.warn(
-            f"the kernels that compare {sort.actual} on {sort.device} do not agree with torch, "
-            f"which is used instead and is slower: {wrong[0]}",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    return not wrong
-
-
-def differences(sort: Sort) -> list[str]:
-    """A sentence for every comparison of special values that the kernels and torch see differently."""
-    return list(_of_floats(sort) if isinstance(sort.expected, int) else _of_integers(sort, sort.expected))
+def difference(sort: Sort) -> str:
+    """The first comparison of special values that the kernels and torch see differently; empty if none."""
+    return next(_of_floats(sort) if isinstance(sort.expected, int) else _of_integers(sort, sort.expected), "")
 
 
 def agree(fused: Comparison, defined: Comparison) -> bool:

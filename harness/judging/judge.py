@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable
 
 from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprints_of
+from harness.judging.expected import RowSum
+from harness.judging.explain import describe_rows, describe_split, describe_stage
+from harness.judging.lanes import forgiven
+from harness.judging.latent import explain_rows
+from harness.judging.observation import Observation
+from harness.judging.other_contracts import OtherContracts
+from harness.judging.problem import Problem, Steps, Tensors, Trace
+from harness.judging.tally import Tally
+from harness.judging.wide import explained_by_more_range, with_more_range
 from harness.result import Judgement, StageResult, Verdict
-from harness.verify.expected import RowSum
-from harness.verify.explain import describe_rows, describe_split, describe_stage
-from harness.verify.lanes import forgiven
-from harness.verify.latent import explain_rows
-from harness.verify.observation import Observation
-from harness.verify.other_contracts import OtherContracts
-from harness.verify.problem import Problem, Steps, Tensors, Trace
-from harness.verify.tally import Tally
-from harness.verify.wide import explained_by_more_range, with_more_range
 
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
 _BLOCK_ELSEWHERE = 1 << 20  # they stay in the cache of a GPU, whose operations still take longer than to start them

@@ -1,6 +1,6 @@
 """Comparison by Triton kernels: one that reads everything once, one that adds up its results, one copy to the host.
 
-`harness.verify.torch_compare` is the definition. Counts, maxima, histogram and the worst element equal it exactly; sums
+`torch_compare` is the definition. Counts, maxima, histogram and the worst element equal it exactly; sums
 of fp64 differ by the order of summation only, which depends on nothing but the number of elements.
 """
 
@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harness.inputs.bits import bits_of_float
+from harness.judging import compare_kernels as kernels
+from harness.judging import compare_plain_kernels as plain_kernels
+from harness.judging.torch_compare import FARTHEST, unravel
 from harness.numerics import Enclosure, Format
 from harness.numerics.formats import ordinals
 from harness.result import Comparison, Worst
-from harness.verify import compare_kernels as kernels
-from harness.verify import compare_plain_kernels as plain_kernels
-from harness.verify.torch_compare import FARTHEST, unravel
 
 FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
@@ -249,7 +250,7 @@ def _format(fmt: Format) -> tuple[int, int, int, int, int]:
     whose last place is the format's quantum; the ordinal of what overflows; the first ordinal that has no sign.
     """
     limit = int(ordinals(torch.tensor(math.inf, dtype=torch.float64), fmt))
-    shift = int(torch.tensor(fmt.quantum * 2.0**52, dtype=torch.float64).view(torch.int64))
+    shift = bits_of_float(fmt.quantum * 2.0**52)
     return 53 - fmt.precision, fmt.min_exponent + 1023, shift, limit, limit + (fmt.overflow == "inf")
 
 

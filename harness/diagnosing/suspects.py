@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
+from harness.judging.expected import Numbers
+from harness.judging.latent import any_value_explains
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem, Tensors, Trace
 from harness.numerics import FORMATS, Enclosure, Format, round_to
 from harness.numerics.enclosure import widened
 from harness.numerics.formats import FP32
 from harness.op import Contract
 from harness.outcomes.stages import Suspect
-from harness.verify.expected import Numbers
-from harness.verify.latent import any_value_explains
-from harness.verify.observation import Observation
-from harness.verify.problem import Problem, Tensors, Trace
 
 _NARROW = ("bf16", "fp16")
 _WIDENINGS = (1, 4, 16)  # ulp of the op's first input

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.verify.latent import check_rows
-from harness.verify.observation import Observation
+from harness.judging.latent import check_rows
+from harness.judging.observation import Observation
 
 _MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained, beside others that are not
 

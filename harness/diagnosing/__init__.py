@@ -1,0 +1,1 @@
+"""What else a kernel computes, or where it goes wrong: what the commands `identify` and `stages` do."""
