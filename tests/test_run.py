@@ -65,12 +65,13 @@ def test_an_interrupt_while_processes_are_ended_does_not_keep_them(
 
 
 @pytest.mark.parametrize(
-    ("device_type", "cores", "expected"), [("cpu", 2, 2), ("cpu", 64, 8), ("cpu", None, 1), ("cuda", 64, 4)]
+    ("device_type", "cores", "expected"),
+    [("cpu", 2, 2), ("cpu", 64, 8), ("cpu", None, 1), ("cuda", 64, 16), ("cuda", 4, 4)],
 )
 def test_each_type_of_device_has_its_own_number_of_workers(
     device_type: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two accelerators have twice as many as one, whatever the cores."""
+    """Two accelerators have twice as many as one, if there are cores for them."""
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     plan = DevicePlan(("cpu", "cuda:0", "cuda:1"), ("", "", ""))
     assert workers_for(device_type, Config(folder="", device_plan=plan)) == expected

@@ -45,7 +45,7 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     add_timeout(parser)
     parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
     parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
-    own = f"one for each core, at most {MOST_ON_CPU}, and {PER_ACCELERATOR} for each accelerator"
+    own = f"one for each core, at most {MOST_ON_CPU}, or {PER_ACCELERATOR} for each accelerator"
     help = f"worker processes per type of device (default: {workers or own})"
     parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
 
