@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -257,3 +257,18 @@ def _check_contracts(made: Op) -> None:
     known = [*(name for name in made.inputs if name not in made.integers), *FORMATS]
     for rounds in (made.rounds, *(rounds for choices in made.axes.values() for rounds in choices.values())):
         check_targets(made.where, rounds, known)
+
+
+def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:
+    """Raise `UsageError` unless the names are those of `op` and none that it needs is missing."""
+    for name in tensors:
+        if name not in op.inputs:
+            raise unknown(f"tensor of {op.name}", name, op.inputs)
+    for name in params:
+        if name not in op.params:
+            raise unknown(f"parameter of {op.name}", name, op.params)
+    required = [n for n in op.inputs if n not in op.optional]
+    required += [n for n, default in op.params.items() if default is REQUIRED]
+    missing = [n for n in required if n not in tensors and n not in params]
+    if missing:
+        raise UsageError(f"{op.name} was not given {', '.join(missing)}")

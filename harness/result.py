@@ -169,7 +169,8 @@ class Judgement:
     """A verdict and everything it rests on.
 
     Attributes:
-        ruled_out: alternative contract → elements of the actual result that lie outside it.
+        ruled_out: alternative contract → elements that lie outside it in the first block of rows that rules it out, of
+            results, or of stages where no result does; 0 if none of the first 2^22 elements does.
         explained_by: contracts of the op that allow every bit of a result which failed.
         reason: why a case was skipped, unsupported, inconclusive or errored.
     """

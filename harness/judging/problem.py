@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from harness.case import DTYPE_NAMES
-from harness.errors import OpError, UsageError, no_such, unknown
+from harness.errors import OpError, UsageError, no_such
 from harness.inputs import row_blocks
 from harness.judging.expected import Exact, Expected, Numbers, RowSum
 from harness.numerics import FORMATS, Enclosure, Format, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
-from harness.op import REQUIRED, Contract, Op
+from harness.op import Contract, Op
 from harness.timing import REFERENCES, timed
 
 _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row
@@ -295,18 +295,3 @@ class _AskedContract:
             raise OpError(no_such(f"contract option that the reference of {self.op.where} asks for:", option, known))
         self.consulted.add(option)
         return self.contract.has(option)
-
-
-def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:
-    """Raise `UsageError` unless the names are those of `op` and none that it needs is missing."""
-    for name in tensors:
-        if name not in op.inputs:
-            raise unknown(f"tensor of {op.name}", name, op.inputs)
-    for name in params:
-        if name not in op.params:
-            raise unknown(f"parameter of {op.name}", name, op.params)
-    required = [n for n in op.inputs if n not in op.optional]
-    required += [n for n, default in op.params.items() if default is REQUIRED]
-    missing = [n for n in required if n not in tensors and n not in params]
-    if missing:
-        raise UsageError(f"{op.name} was not given {', '.join(missing)}")

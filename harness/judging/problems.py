@@ -10,13 +10,17 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from harness.inputs import Inputs
-from harness.judging.problem import Problem
+import torch
+
+from harness.inputs import Inputs, bits_of
+from harness.judging.problem import Problem, Tensors
 from harness.numerics import Premises
 from harness.op import Contract, Op
 
 _MOST_BYTES = 1 << 29
-_LARGE = 1 << 20  # elements of a case beyond which a kernel's call costs more than there is to share
+_MOST_CASES = 256
+_LARGE = 1 << 20  # elements of a case beyond which it is not kept
+_LARGE_ROWS = 1 << 16  # elements of the first input beyond which rows are judged in blocks, which nobody keeps
 
 
 @dataclass(eq=False)
@@ -27,12 +31,14 @@ class _Family:
     nbytes: int = 0
 
     def weigh(self) -> None:
-        self.nbytes = sum(problem.nbytes for problem in self.problems.values())
+        problems = self.problems.values()
+        inputs = {t.untyped_storage().data_ptr(): t.untyped_storage() for p in problems for t in p.tensors.values()}
+        self.nbytes = sum(p.nbytes for p in problems) + sum(storage.nbytes() for storage in inputs.values())
 
 
 @dataclass(eq=False)
 class Problems:
-    """The problems of the cases seen last, as many as fit into some memory."""
+    """The problems of the cases seen last, as many as fit into some memory; their inputs are compared bit by bit."""
 
     _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
     _last: _Family = field(default_factory=_Family)
@@ -40,14 +46,20 @@ class Problems:
     def of(self, op: Op, contract: Contract, inputs: Inputs, premises: Premises) -> Problem:
         """The problem of a case, which was given to another kernel, or is new."""
         params, tensors = dict(inputs.case.params), inputs.tensors
-        if sum(tensor.numel() for tensor in tensors.values()) > _LARGE:
+        main = tensors[op.inputs[0]]
+        if sum(t.numel() for t in tensors.values()) > _LARGE or (op.rows and main.numel() > _LARGE_ROWS):
             return Problem(op, contract, tensors, params, premises)
-        key = id(op), str(inputs.case), tensors[op.inputs[0]].device, premises  # an op that is kept keeps its id
+        key = id(op), str(inputs.case), main.device, premises  # an op that is kept keeps its id
         self._make_room()
         self._last = self._families.setdefault(key, _Family())
         self._families.move_to_end(key)
         family = self._last.problems
         known = next(iter(family.values()), None)
+        if known is not None and not _same_bits(
+            known.tensors, tensors
+        ):  # something wrote to them, or to a file of values
+            family.clear()
+            known = None
         return (known or Problem(op, contract, tensors, params, premises, family)).under(contract)
 
     def forget(self) -> None:
@@ -58,8 +70,13 @@ class Problems:
         """Let those go that were not asked for the longest; only the last one has grown since they were weighed."""
         self._last.weigh()
         excess = sum(family.nbytes for family in self._families.values()) - _MOST_BYTES
-        while excess > 0:
+        while excess > 0 or len(self._families) > _MOST_CASES:
             excess -= self._families.popitem(last=False)[1].nbytes
+
+
+def _same_bits(one: Tensors, other: Tensors) -> bool:
+    """Whether tensors of one case hold the same."""
+    return all(torch.equal(bits_of(one[name]), bits_of(tensor)) for name, tensor in other.items())
 
 
 PROBLEMS = Problems()

@@ -32,7 +32,7 @@ class _Errors(NamedTuple):
 
 
 class _Strays(NamedTuple):
-    """Of the elements that are not the contract's value or that it forbids; every other one is at 0 ulp."""
+    """Of the elements that are not the contract's value or that it excludes; every other one is at 0 ulp."""
 
     mismatched: int = 0
     outside: int = 0
@@ -89,7 +89,7 @@ def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Elements that `expected` forbids; see `harness.judging.compare.outside_mask`."""
+    """Elements that lie outside what is expected; see `harness.judging.compare.outside_mask`."""
     if isinstance(expected, Tensor):
         return actual != expected
     actual = actual.to(torch.float64)

@@ -47,7 +47,11 @@ def _outside(seen: Observation) -> Tensor:
         for name, expected in seen.expected(trace).items()
         if not trace.stages[name].of_all_rows
     ]
-    return torch.stack(masks).any(0)
+    return (
+        torch.stack(masks).any(0)
+        if masks
+        else torch.zeros(seen.count, dtype=torch.bool, device=seen.problem.main.device)
+    )
 
 
 def _with_one_latent(seen: Observation, rows: Tensor) -> Tensor:

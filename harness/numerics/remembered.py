@@ -103,7 +103,7 @@ def _shown(value: object, operands: list[Tensor]) -> object:
     if isinstance(value, tuple | list):
         return tuple([_shown(v, operands) for v in value])
     if isinstance(value, slice):
-        return slice, value.start, value.stop
+        return slice, value.start, value.stop, value.step
     if is_dataclass(value) and not isinstance(value, type):
         return type(value), *[_shown(getattr(value, f.name), operands) for f in fields(value)]
     return type(value), value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0

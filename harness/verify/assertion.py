@@ -16,10 +16,10 @@ from harness.config import Config
 from harness.errors import KernelError, UsageError, unknown
 from harness.judging.decided import shares
 from harness.judging.judge import judge
-from harness.judging.problem import Params, Problem, Tensors, check_arguments
+from harness.judging.problem import Params, Problem, Tensors
 from harness.kernel import Kernel, declarations_of
 from harness.numerics import Premises
-from harness.op import Contract, Op
+from harness.op import Contract, Op, check_arguments
 from harness.result import Judgement, Verdict, simplest
 from harness.verify.project import Project, open_project
 
@@ -82,8 +82,8 @@ def assert_contract(
             an argument that is left out.
 
     Returns:
-        The judgement: the statistics of every stage, which share of each result was `decided`, how many elements each
-        alternative contract excludes (`ruled_out`), and which alternatives exclude none (`not_ruled_out`).
+        The judgement: the statistics of every stage, which share of each result was `decided`, how many elements rule
+        out each alternative contract (`ruled_out`), and which alternatives nothing rules out (`not_ruled_out`).
 
     Raises:
         ContractViolation: the result is impossible under the contract, or nothing or less than `decided` is decided.

@@ -16,11 +16,11 @@ from harness.devices import current, machine
 from harness.errors import KernelError, UnsupportedCase, UsageError
 from harness.inputs import Inputs, build
 from harness.judging.judge import judge
-from harness.judging.problem import Problem, check_arguments
+from harness.judging.problem import Problem
 from harness.judging.problems import PROBLEMS
 from harness.kernel import Kernel
 from harness.numerics import Premises, remembering
-from harness.op import Contract, Op
+from harness.op import Contract, Op, check_arguments
 from harness.result import CaseResult, Finding, Judgement, Verdict
 from harness.verify.calls import Call, Caller
 from harness.verify.memory import out_of_memory
@@ -98,9 +98,9 @@ def verify_case(subject: Subject, case: Case, *, repeat: bool = True, settled: C
 
 
 def examine(subject: Subject, case: Case) -> tuple[CaseResult, dict[str, Tensor]]:
-    """Like `verify_case` without `repeat`; also the tensors that were judged, by stage: none if nothing was."""
+    """Like `verify_case` without `repeat`; also copies of the tensors that were judged, by stage, if any were."""
     examined = _examined(subject, case, repeat=False, settled=())
-    return examined.result, examined.actual
+    return examined.result, {name: tensor.clone() for name, tensor in examined.actual.items()}
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
         raised = traceback.format_exc()
+        PROBLEMS.forget()  # nobody knows what the kernel did before
         lacking = out_of_memory(error, kernel, subject.device)
         verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
         outcome = replace(outcome, verdict=verdict, reason=reason)
@@ -156,10 +157,10 @@ def _judged(
     calls = make_calls(caller, inputs, repeat=repeat)
     judgement, actual = _judgement(problem, calls, settled)
     findings = [*calls.findings(), *_placement(caller, case)]
-    if any(finding.kind == "wrote_outside" for finding in findings):
-        PROBLEMS.forget()
     if calls.other is not None and judgement.verdict is not Verdict.FAILED:
         findings += _other_values(subject, *calls.other)
+    if any(finding.kind == "wrote_outside" for finding in findings):
+        PROBLEMS.forget()
     findings = list(dict.fromkeys(findings))
     verdict = Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings])
     judged = replace(judgement, verdict=verdict, findings=(*findings, *judgement.findings))

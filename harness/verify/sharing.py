@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from harness.judging.problems import PROBLEMS
 from harness.result import CaseResult
 from harness.verify.memory import give_back, ran_out
 
@@ -28,6 +29,12 @@ Verify = Callable[[Attempt], CaseResult]
 def directly(attempt: Attempt) -> CaseResult:
     """Verify a case on a device whose memory need not be shared."""
     return attempt()
+
+
+def _give_back(device: torch.device) -> None:
+    """Let others have all the memory that this process can do without."""
+    PROBLEMS.forget()
+    give_back(device)
 
 
 class SharedDevice:
@@ -55,7 +62,7 @@ class SharedDevice:
         try:
             flock(self._gate, LOCK_SH | LOCK_NB)
         except BlockingIOError:
-            give_back(self._device)
+            _give_back(self._device)
             flock(self._gate, LOCK_SH)
         flock(self._cases, LOCK_SH)
         flock(self._gate, LOCK_UN)
@@ -67,7 +74,7 @@ class SharedDevice:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Wait until every other case has ended; none begins before this one has."""
-        give_back(self._device)
+        _give_back(self._device)
         flock(self._gate, LOCK_EX)
         flock(self._cases, LOCK_EX)
         try:

@@ -1,0 +1,76 @@
+"""Problems that kernels share: what is found again, and what must not be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.case import parse_case
+from harness.inputs import Inputs, build
+from harness.judging.expected import Numbers, RowSum
+from harness.judging.problem import Problem
+from harness.judging.problems import Problems
+from harness.numerics import Enclosure, Premises, sum_of_rows
+from harness.numerics.formats import FP32
+from references.rms_norm import rms_norm
+
+NATIVE, FP32_MULTIPLY = rms_norm.contract("native_multiply"), rms_norm.contract("fp32_multiply")
+
+
+def inputs(rows: int = 4, seed: int = 1) -> Inputs:
+    return build(parse_case(f"rms_norm x=bf16[{rows},64] weight=bf16[64]:near_one eps=1e-06 seed={seed}"), "cpu")
+
+
+def test_a_case_that_another_kernel_had_is_evaluated_once() -> None:
+    problems = Problems()
+    first = problems.of(rms_norm, NATIVE, inputs(), Premises())
+    assert first.under(FP32_MULTIPLY).trace is problems.of(rms_norm, FP32_MULTIPLY, inputs(), Premises()).trace
+
+
+@pytest.mark.parametrize(
+    ("again", "premises"), [(inputs(seed=2), Premises()), (inputs(), Premises(depth=lambda terms: 3))]
+)
+def test_other_values_or_premises_are_another_problem(again: Inputs, premises: Premises) -> None:
+    problems = Problems()
+    first = problems.of(rms_norm, NATIVE, inputs(), Premises())
+    assert problems.of(rms_norm, NATIVE, again, premises).trace is not first.trace
+
+
+def test_inputs_that_were_written_to_are_not_used_again() -> None:
+    problems = Problems()
+    first = problems.of(rms_norm, NATIVE, inputs(), Premises())
+    before = first.trace.enclosure("output").value.clone()
+    first.tensors["x"][0, 0] = 7.0
+    again = problems.of(rms_norm, NATIVE, inputs(), Premises())
+    assert torch.equal(again.trace.enclosure("output").value, before)
+    assert again.tensors["x"][0, 0] != 7.0
+
+
+def test_rows_that_are_judged_in_blocks_are_not_kept() -> None:
+    problems = Problems()
+    first, again = (problems.of(rms_norm, NATIVE, inputs(rows=1025), Premises()) for _ in range(2))
+    assert first is not again and first.siblings is None
+
+
+def test_other_inputs_or_premises_have_siblings_of_their_own() -> None:
+    problem = Problems().of(rms_norm, NATIVE, inputs(), Premises())
+    assert problem.siblings is not None
+    assert problem.on(problem.tensors).siblings is None and problem.with_more_range.siblings is None
+
+
+def test_a_sum_over_rows_is_finished_before_it_is_held_beside_numbers() -> None:
+    x = Enclosure.point(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    total = RowSum(sum_of_rows(x), FP32, False, Premises())
+    same, other = (Numbers(Enclosure.point(torch.tensor(values)), FP32) for values in ([4.0, 6.0], [4.0, 7.0]))
+    assert not same.apart(total) and not total.apart(same)
+    assert other.apart(total) and total.apart(other)
+    assert same.same(total) and total.same(same) and not other.same(total)
+
+
+def test_a_problem_under_its_own_contract_is_itself() -> None:
+    problem = Problems().of(rms_norm, NATIVE, inputs(), Premises())
+    assert problem.under(NATIVE) is problem
+    bare = Problem(rms_norm, NATIVE, problem.tensors, problem.params)
+    assert replace(bare).under(NATIVE) is not bare
