@@ -48,7 +48,7 @@ def test_inputs_that_were_written_to_are_not_used_again() -> None:
     assert again.tensors["x"][0, 0] != 7.0
 
 
-def test_rows_that_are_judged_in_blocks_are_not_kept() -> None:
+def test_many_rows_are_not_kept() -> None:
     problems = Problems()
     first, again = (problems.of(rms_norm, NATIVE, inputs(rows=1025), Premises()) for _ in range(2))
     assert first is not again and first.siblings is None

@@ -38,7 +38,7 @@ def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Elements that `expected` forbids. NaN is allowed only where it must be, or where nothing is known."""
+    """Elements that lie outside what is expected. NaN is allowed only where it must be, or where nothing is known."""
     return torch_compare.outside_mask(actual, expected)
 
 

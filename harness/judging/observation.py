@@ -70,6 +70,11 @@ class Observation:
         """What every stage must be, seen from what the kernel gave for earlier stages."""
         return self.problem.evaluate(self.actual) if len(self.actual) > 1 else self.problem.trace
 
+    @cached_property
+    def astray(self) -> dict[str, Tensor]:
+        """Stage → mask of the elements that cannot be, seen from what the kernel gave for earlier stages."""
+        return self.outside(self.onward)
+
     def under(self, contract: Contract) -> Observation:
         """The same under another contract."""
         return replace(self, problem=self.problem.under(contract))

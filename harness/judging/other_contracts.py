@@ -84,8 +84,7 @@ def _count_only_outside(contract: Contract, seen: Observation) -> int:
     """
     if len(seen.actual) == 1:
         return 0  # there is no earlier stage
-    other = seen.under(contract)
-    own, theirs = seen.outside(seen.onward), other.outside(other.onward)
+    own, theirs = seen.astray, seen.under(contract).astray
     return sum(int((mask & ~own[name] if name in own else mask).sum()) for name, mask in theirs.items())
 
 

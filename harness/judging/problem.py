@@ -75,7 +75,7 @@ class Steps:
     chosen: frozenset[str] = frozenset()
     formats: Mapping[str, Format | Integers] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def numbers(self) -> dict[str, Format]:
         """The formats of the stages of floating-point numbers."""
         return {name: fmt for name, fmt in self.formats.items() if isinstance(fmt, Format)}
@@ -197,7 +197,7 @@ class Problem:
         trace: Trace | None = vars(self).get("trace")
         return 0 if trace is None else trace.nbytes
 
-    @property
+    @cached_property
     def steps(self) -> Steps:
         """Which computation the reference makes of the problem; errors as in `evaluate`."""
         consulted = frozenset(self.trace.consulted)

@@ -20,7 +20,7 @@ from harness.op import Contract, Op
 _MOST_BYTES = 1 << 29
 _MOST_CASES = 256
 _LARGE = 1 << 20  # elements of a case beyond which it is not kept
-_LARGE_ROWS = 1 << 16  # elements of the first input beyond which rows are judged in blocks, which nobody keeps
+_LARGE_ROWS = 1 << 16  # elements of rows beyond which a case is not kept
 
 
 @dataclass(eq=False)
@@ -55,9 +55,7 @@ class Problems:
         self._families.move_to_end(key)
         family = self._last.problems
         known = next(iter(family.values()), None)
-        if known is not None and not _same_bits(
-            known.tensors, tensors
-        ):  # something wrote to them, or to a file of values
+        if known is not None and not _same_bits(known.tensors, tensors):
             family.clear()
             known = None
         return (known or Problem(op, contract, tensors, params, premises, family)).under(contract)
@@ -65,6 +63,7 @@ class Problems:
     def forget(self) -> None:
         """Forget all of them: their inputs may not be what they were."""
         self._families.clear()
+        self._last = _Family()
 
     def _make_room(self) -> None:
         """Let those go that were not asked for the longest; only the last one has grown since they were weighed."""
@@ -75,7 +74,7 @@ class Problems:
 
 
 def _same_bits(one: Tensors, other: Tensors) -> bool:
-    """Whether tensors of one case hold the same."""
+    """Whether tensors of one case hold the same: not if something wrote to one, or to the file of captured values."""
     return all(torch.equal(bits_of(one[name]), bits_of(tensor)) for name, tensor in other.items())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ class AssertedJudgement(Judgement):
     """
 
     decided: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, judgement: Judgement, decided: Mapping[str, float]) -> AssertedJudgement:
-        return cls(**{f.name: getattr(judgement, f.name) for f in fields(Judgement)}, decided=decided)
 
 
 class ContractViolation(AssertionError):
@@ -99,11 +95,10 @@ def assert_contract(
     problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
     with _one_thread():
         judgement = judge(problem, _named(problem, actual))
-        decided_shares = shares(problem, judgement) if judgement.verdict is Verdict.PASSED else {}
-    if judgement.verdict is not Verdict.PASSED:
-        message = _message(op, str(claim.contract), judgement)
-        raise ContractViolation(message, AssertedJudgement.of(judgement, {}))
-    asserted = AssertedJudgement.of(judgement, decided_shares)
+        passed = judgement.verdict is Verdict.PASSED
+        asserted = AssertedJudgement(**vars(judgement), decided=shares(problem, judgement) if passed else {})
+    if not passed:
+        raise ContractViolation(_message(op, str(claim.contract), asserted), asserted)
     if decided is not None and any(share < decided for share in asserted.decided.values()):
         raise ContractViolation(_too_little(op, claim, decided, asserted), asserted)
     return asserted
