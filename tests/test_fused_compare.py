@@ -16,8 +16,9 @@ from torch import Tensor
 from harness import trust
 from harness.interpret import install
 from harness.judging import compare_selftest, fused_compare, torch_compare
+from harness.judging.compare import Begun, finished
 from harness.judging.compare_selftest import agree
-from harness.judging.fused_compare import FLOATS, Launch, Sort, sort_of, walk_of
+from harness.judging.fused_compare import FLOATS, FloatFigures, Launch, Sort, sort_of, walk_of
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16, FP32, Format
 from harness.result import ULP_BINS, Comparison
@@ -33,6 +34,11 @@ def faithful_interpreter() -> None:
     install()
 
 
+def compared(actual: Tensor, expected: Enclosure | Tensor, *fmt: Format) -> Comparison:
+    begin = fused_compare.begin_integers if isinstance(expected, Tensor) else fused_compare.begin
+    return finished([begin(actual, expected, *fmt)])[0]  # type: ignore[operator]
+
+
 # The same figures
 
 
@@ -42,7 +48,7 @@ def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, F
     actual, expected, fmt = drawn
     if sort_of(actual, expected) is None:
         return
-    fused, defined = fused_compare.compare(actual, expected, fmt), torch_compare.compare(actual, expected, fmt)
+    fused, defined = compared(actual, expected, fmt), torch_compare.compare(actual, expected, fmt)
     assert agree(fused, defined), f"{fused}\n{defined}"
     assert fused_compare.outside_count(actual, expected) == defined.outside
 
@@ -54,7 +60,7 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     actual, expected = compare_selftest.specials(torch.bfloat16, 4)
     for start in (0, 100, 300):  # the worst elements are in other programs
         a, e = actual[start:], expected[slice(start, None),]
-        assert agree(fused_compare.compare(a, e, BF16), torch_compare.compare(a, e, BF16))
+        assert agree(compared(a, e, BF16), torch_compare.compare(a, e, BF16))
         assert fused_compare.outside_count(a, e) == torch_compare.outside_count(a, e)
 
 
@@ -63,8 +69,8 @@ def test_of_equally_bad_elements_the_first_is_worst(at: tuple[int, int], monkeyp
     monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
     actual = torch.zeros(100)
     actual[list(at)] = 1.0
-    for module in (fused_compare, torch_compare):
-        worst = module.compare(actual, Enclosure.point(torch.zeros(100)), FP32).worst
+    for compare in (compared, torch_compare.compare):
+        worst = compare(actual, Enclosure.point(torch.zeros(100)), FP32).worst
         assert worst is not None
         assert worst.index == (min(at),)
 
@@ -74,10 +80,18 @@ def test_the_sums_are_those_of_many_terms() -> None:
     exact = torch.randn(40, 301, generator=generator, dtype=torch.float64)
     actual = exact.to(torch.bfloat16)
     expected = Enclosure(torch.stack([exact, actual.to(torch.float64)]))
-    fused, defined = (m.compare(actual, expected, BF16) for m in (fused_compare, torch_compare))
+    fused, defined = (compare(actual, expected, BF16) for compare in (compared, torch_compare.compare))
     assert agree(fused, defined)
     assert fused.squared_error > 0
     assert fused.bias_sum == pytest.approx(defined.bias_sum)
+
+
+def test_comparisons_that_are_begun_together_are_finished_each_for_itself() -> None:
+    actual, expected = compare_selftest.specials(torch.bfloat16, 4)
+    whole = torch.arange(7)
+    begun = [fused_compare.begin(actual, expected, BF16), Comparison(), fused_compare.begin_integers(whole, whole % 5)]
+    assert repr(finished(begun)) == repr([finished([one])[0] for one in begun])
+    assert finished([Comparison()]) == [Comparison()]
 
 
 integers = st.sampled_from([0, 1, 2, 3, 5, 17, 100, 127])
@@ -87,7 +101,7 @@ integers = st.sampled_from([0, 1, 2, 3, 5, 17, 100, 127])
 @given(st.lists(st.tuples(integers, integers), min_size=1, max_size=70), st.sampled_from(["int64", "uint8", "bool"]))
 def test_integers_agree_with_the_definition(pairs: list[tuple[int, int]], name: str) -> None:
     actual, expected = (torch.tensor(side).to(getattr(torch, name)) for side in zip(*pairs, strict=True))
-    fused, defined = (m.compare_integers(actual, expected) for m in (fused_compare, torch_compare))
+    fused, defined = (compare(actual, expected) for compare in (compared, torch_compare.compare_integers))
     assert fused == defined
     assert fused_compare.outside_count(actual, expected) == defined.outside
 
@@ -166,13 +180,14 @@ def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
 
 @pytest.mark.usefixtures("untested")
 def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fused_compare.compare
+    right = fused_compare.begin
 
-    def wrong(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
-        found = right(actual, expected, fmt)
-        return replace(found, special=found.special + 1)
+    def wrong(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun:
+        begun = right(actual, expected, fmt)
+        begun.figures[FloatFigures._fields.index("special")] += 1
+        return begun
 
-    monkeypatch.setattr(fused_compare, "compare", wrong)
+    monkeypatch.setattr(fused_compare, "begin", wrong)
     with pytest.warns(RuntimeWarning, match=r"comparing torch.bfloat16 on cpu: all special values in bf16: .* instead"):
         assert not compare_selftest.trusted(sort())
 

@@ -38,10 +38,11 @@ def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
         for name, operation in vars(module).items():
             if hasattr(operation, "__wrapped__") and operation.__module__ == module.__name__:
                 kinds = [p.annotation for p in inspect.signature(operation).parameters.values()]
-                many = 3 if name in ("hull", "product_in_any_order") else 0
+                counts = {"hull": (3,), "product_in_any_order": (3, 4)}.get(name, (kinds.count("Tensor"),))
                 formats = (FP32, WIDE_FP32)[: 1 + (name == "added")] if "Format" in kinds else (None,)
-                for fmt in (FP32, BF16, FP16, E4M3, E5M2, FP64, WIDE_FP32) if name == "rounded" else formats:
-                    yield name, operation, many or kinds.count("Tensor"), kinds.count("float"), fmt
+                formats = (FP32, BF16, FP16, E4M3, E5M2, FP64, WIDE_FP32) if name == "rounded" else formats
+                for count, fmt in itertools.product(counts, formats):
+                    yield name, operation, count, kinds.count("float"), fmt
 
 
 OPERATIONS = list(operations())
@@ -49,7 +50,7 @@ ELEMENTWISE = [o for o in OPERATIONS if o[0] not in {"logistic", "unknown_if", *
 each_operation = pytest.mark.parametrize(
     ("name", "definition", "operands", "numbers", "fmt"),
     OPERATIONS,
-    ids=[f"{name}-{fmt.name.replace(' ', '_') if fmt else ''}" for name, _, _, _, fmt in OPERATIONS],
+    ids=[f"{name}-{count}-{fmt.name.replace(' ', '_') if fmt else ''}" for name, _, count, _, fmt in OPERATIONS],
 )
 
 

@@ -95,7 +95,7 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
                 isolated=isolated,
                 forward=functools.reduce(operator.add, forward, Comparison()),
                 error=max((comparison.rel_l2 for comparison in forward), default=0.0),
-                backward=sum(expected[name].count_outside(seen.actual[name]) for name in later),
+                backward=sum(int(expected[name].count_outside(seen.actual[name])) for name in later),
             )
         )
     return tuple(made)

@@ -109,7 +109,7 @@ def _tally(seen: Observation) -> Tally:
     trace = seen.problem.trace
     results = seen.of_stages(trace.results)
     elements = sum(tensor.numel() for tensor in results.actual.values())
-    outside = results.count_outside(trace)
+    outside = int(results.count_outside(trace))
     if outside or not results.has_latent:
         return Tally(cases=1, against=int(outside > 0), elements=elements, outside=outside)
     rows = check_rows(results.under(as_stored(seen.problem, results.actual)))

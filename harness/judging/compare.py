@@ -1,12 +1,17 @@
 """Comparison of actual values with an enclosure, in one pass; it knows no threshold.
 
-`torch_compare` is the definition. On a GPU, `fused_compare` reads everything once and gives the same figures.
+`torch_compare` is the definition. On a GPU, `fused_compare` reads everything once and gives the same figures; several
+comparisons are begun before the first is asked for, because each time that the host waits is lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 from harness.judging import torch_compare
@@ -17,24 +22,60 @@ from harness.timing import COMPARING, timed
 from harness.trust import fuses
 
 
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A comparison that a device makes.
+
+    Attributes:
+        figures: where its figures will be.
+        comparison: what is made of them.
+    """
+
+    figures: Tensor
+    comparison: Callable[[list[float]], Comparison]
+
+
 @timed(COMPARING)
-def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
+def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun | Comparison:
     """Statistics of `actual` (any float dtype) against `expected`, which broadcasts to its shape.
 
     Distances in ulp are those of `fmt`, the format that the stage has under the contract.
     """
     if actual.numel() == 0:
         return Comparison()
-    module = torch_compare if fmt is FP64 else _module_for(actual, expected)
-    return module.compare(actual, expected, fmt)  # type: ignore[no-any-return]
+    if fmt is FP64 or (fused := _fused_for(actual, expected)) is None:
+        return torch_compare.compare(actual, expected, fmt)
+    return fused.begin(actual, expected, fmt)  # type: ignore[no-any-return]
 
 
 @timed(COMPARING)
-def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
+def begin_integers(actual: Tensor, expected: Tensor) -> Begun | Comparison:
     """Statistics of `actual` against integers or truth values, all of which must be equal; an ulp is 1."""
     if actual.numel() == 0:
         return Comparison()
-    return _module_for(actual, expected).compare_integers(actual, expected)  # type: ignore[no-any-return]
+    if (fused := _fused_for(actual, expected)) is None:
+        return torch_compare.compare_integers(actual, expected)
+    return fused.begin_integers(actual, expected)  # type: ignore[no-any-return]
+
+
+@timed(COMPARING)
+def finished(comparisons: Sequence[Begun | Comparison]) -> list[Comparison]:
+    """The statistics, in order; the device is waited for once."""
+    begun = [c.figures for c in comparisons if isinstance(c, Begun)]
+    if not begun:
+        return [c for c in comparisons if isinstance(c, Comparison)]
+    figures = iter(torch.cat(begun).tolist())
+    return [c.comparison(list(islice(figures, len(c.figures)))) if isinstance(c, Begun) else c for c in comparisons]
+
+
+def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
+    """A comparison that is asked for at once; see `begin`."""
+    return finished([begin(actual, expected, fmt)])[0]
+
+
+def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
+    """A comparison that is asked for at once; see `begin_integers`."""
+    return finished([begin_integers(actual, expected)])[0]
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
@@ -42,18 +83,18 @@ def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     return torch_compare.outside_mask(actual, expected)
 
 
-def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
-    """How many elements of `actual` are outside `expected`, which broadcasts to its shape."""
-    if actual.numel() == 0:
-        return 0
-    return _module_for(actual, expected).outside_count(actual, expected)  # type: ignore[no-any-return]
+def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
+    """How many elements of `actual` are outside `expected`, which broadcasts to its shape: int64, on their device."""
+    if actual.numel() == 0 or (fused := _fused_for(actual, expected)) is None:
+        return torch_compare.outside_count(actual, expected)
+    return fused.outside_count(actual, expected)  # type: ignore[no-any-return]
 
 
-def _module_for(actual: Tensor, expected: Enclosure | Tensor) -> ModuleType:
-    """What compares these tensors; Triton is not imported for tensors in the memory of the CPU."""
+def _fused_for(actual: Tensor, expected: Enclosure | Tensor) -> ModuleType | None:
+    """`fused_compare` where it may be used; Triton is not imported for tensors in the memory of the CPU."""
     if fuses(actual):
         from harness.judging import compare_selftest, fused_compare
 
         if compare_selftest.trusted(fused_compare.sort_of(actual, expected)):
             return fused_compare
-    return torch_compare
+    return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.compare import compare, compare_integers, outside_count, outside_mask
+from harness.judging.compare import Begun, begin, begin_integers, finished, outside_count, outside_mask
 from harness.numerics import Enclosure, Format, Premises, Sum, format_of, using
 from harness.numerics.formats import Integers
 from harness.result import Comparison
@@ -42,15 +42,19 @@ class Expected(ABC):
         """The contract's own value of every element, as fp64 unless it is an integer."""
 
     @abstractmethod
+    def begin(self, actual: Tensor) -> Begun | Comparison:
+        """Begin to compare what a kernel gave for the stage."""
+
     def compare(self, actual: Tensor) -> Comparison:
         """Statistics of what a kernel gave for the stage."""
+        return finished([self.begin(actual)])[0]
 
     def outside(self, actual: Tensor) -> Tensor:
         """Which elements of `actual` cannot be, as a mask of its shape."""
         return outside_mask(actual, self.allowed)
 
-    def count_outside(self, actual: Tensor) -> int:
-        """How many these are."""
+    def count_outside(self, actual: Tensor) -> Tensor:
+        """How many these are: int64, on the device of `actual`."""
         return outside_count(actual, self.allowed)
 
     @abstractmethod
@@ -86,8 +90,8 @@ class Numbers(Expected):
     def value(self) -> Tensor:
         return self.enclosure.value
 
-    def compare(self, actual: Tensor) -> Comparison:
-        return compare(actual, self.enclosure, self.format)
+    def begin(self, actual: Tensor) -> Begun | Comparison:
+        return begin(actual, self.enclosure, self.format)
 
     def same(self, other: Expected) -> bool:
         other = other.finished
@@ -122,8 +126,8 @@ class Exact(Expected):
     def value(self) -> Tensor:
         return self.values
 
-    def compare(self, actual: Tensor) -> Comparison:
-        return compare_integers(actual, self.values)
+    def begin(self, actual: Tensor) -> Begun | Comparison:
+        return begin_integers(actual, self.values)
 
     def same(self, other: Expected) -> bool:
         return isinstance(other, Exact) and torch.equal(self.values, other.values)
@@ -170,8 +174,8 @@ class RowSum(Expected):
     def __add__(self, other: RowSum) -> RowSum:
         return replace(self, sum=self.sum + other.sum)
 
-    def compare(self, actual: Tensor) -> Comparison:
-        return self.finished.compare(actual)
+    def begin(self, actual: Tensor) -> Begun | Comparison:
+        return self.finished.begin(actual)
 
     def same(self, other: Expected) -> bool:
         return self.finished.same(other)

@@ -17,6 +17,7 @@ from torch import Tensor
 from harness.inputs.bits import bits_of_float
 from harness.judging import compare_kernels as kernels
 from harness.judging import compare_plain_kernels as plain_kernels
+from harness.judging.compare import Begun
 from harness.judging.torch_compare import FARTHEST, unravel
 from harness.numerics import Enclosure, Format
 from harness.numerics.formats import ordinals
@@ -140,16 +141,24 @@ def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
     return Walk(actual.numel(), width, a_row, a_column, e_row, e_column)
 
 
-def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
-    """Statistics of tensors that have a `Sort`; a format of less than 53 bits."""
-    numbers = _float_numbers(actual, expected, fmt)
-    figures = FloatFigures(*numbers[: len(FloatFigures._fields)])
+def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun:
+    """Begin to compare tensors that have a `Sort`, in a format of less than 53 bits."""
+    return Begun(_float_figures(actual, expected, fmt), functools.partial(_comparison, actual.shape))
+
+
+def begin_integers(actual: Tensor, expected: Tensor) -> Begun:
+    """Begin to compare tensors of integers or truth values that have a `Sort`."""
+    return Begun(_integer_figures(actual, expected), functools.partial(_comparison_of_integers, actual.shape))
+
+
+def _comparison(shape: torch.Size, numbers: list[float]) -> Comparison:
+    figures, numel = FloatFigures(*numbers[: len(FloatFigures._fields)]), shape.numel()
     known = numbers[len(FloatFigures._fields) :]
     exact, value, lo, hi = (known + known[-1:] * 3)[:4]
-    index = unravel(int(figures.position), actual.shape)
+    index = unravel(int(figures.position), shape)
     return Comparison(
-        numel=actual.numel(),
-        decided=actual.numel() - int(figures.undecided),
+        numel=numel,
+        decided=numel - int(figures.undecided),
         mismatched=int(figures.mismatched),
         outside=int(figures.outside),
         special=int(figures.special),
@@ -157,33 +166,32 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
         squared_exact=figures.squared_exact,
         max_error=figures.max_error,
         bias_sum=figures.bias_sum,
-        bias_count=actual.numel() - int(figures.far),
+        bias_count=numel - int(figures.far),
         max_ulp=figures.max_ulp,
-        ulp_histogram=_histogram(actual.numel(), figures),
+        ulp_histogram=_histogram(numel, figures),
         budget_ratio=figures.budget_ratio,
         worst=Worst(index, figures.actual, value, exact, lo, hi, _ulp_of(figures.severity)),
     )
 
 
-def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """Statistics of tensors of integers or truth values that have a `Sort`."""
-    figures = IntegerFigures(*_integer_numbers(actual, expected))
-    index, value = unravel(int(figures.position), actual.shape), figures.expected
+def _comparison_of_integers(shape: torch.Size, numbers: list[float]) -> Comparison:
+    figures, numel = IntegerFigures(*numbers), shape.numel()
+    index, value = unravel(int(figures.position), shape), figures.expected
     return Comparison(
-        numel=actual.numel(),
-        decided=actual.numel(),
+        numel=numel,
+        decided=numel,
         mismatched=int(figures.wrong),
         outside=int(figures.wrong),
         squared_error=figures.squared_error,
         squared_exact=figures.squared_exact,
         max_error=figures.farthest,
         max_ulp=figures.farthest,
-        ulp_histogram=_histogram(actual.numel(), figures),
+        ulp_histogram=_histogram(numel, figures),
         worst=Worst(index, figures.actual, value, value, value, value, figures.farthest),
     )
 
 
-def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
+def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     """How many elements of `actual` are outside, for tensors that have a `Sort`."""
     walk = walk_of(actual, expected)
     assert walk is not None
@@ -195,10 +203,10 @@ def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
             actual, e, count, e.stride(0) if parts else 0, walk.numel, blocks, *walk[1:],
             PARTS=parts, FLAT=walk.flat, BLOCK=COUNT.block, **_options(COUNT),
         )  # fmt: skip
-    return int(count)
+    return count[0]
 
 
-def _float_numbers(actual: Tensor, expected: Enclosure, fmt: Format) -> list[float]:
+def _float_figures(actual: Tensor, expected: Enclosure, fmt: Format) -> Tensor:
     walk = walk_of(actual, expected)
     assert walk is not None
     parts, blocks = expected.parts, -(-walk.numel // STATISTICS.block)
@@ -216,10 +224,10 @@ def _float_numbers(actual: Tensor, expected: Enclosure, fmt: Format) -> list[flo
             PARTS=len(parts), SUMS=kernels.FLOAT_SUMS, MAXIMA=kernels.FLOAT_MAXIMA,
             FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
         )  # fmt: skip
-    return figures.tolist()
+    return figures
 
 
-def _integer_numbers(actual: Tensor, expected: Tensor) -> list[float]:
+def _integer_figures(actual: Tensor, expected: Tensor) -> Tensor:
     walk = walk_of(actual, expected)
     assert walk is not None
     blocks = -(-walk.numel // STATISTICS.block)
@@ -235,7 +243,7 @@ def _integer_numbers(actual: Tensor, expected: Tensor) -> list[float]:
             columns, figures, actual, expected, 0, programs, *walk[1:],
             PARTS=1, SUMS=plain_kernels.INTEGER_SUMS, MAXIMA=0, FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
         )  # fmt: skip
-    return figures.tolist()
+    return figures
 
 
 def _options(launch: Launch) -> dict[str, Any]:

@@ -68,12 +68,11 @@ def _judged(seen: Observation, others: OtherContracts | None, before: int) -> Ta
 def _tallied(seen: Observation, *, every_row: bool) -> Tally:
     """What there is to count; without `every_row` only rows are checked that do not follow from the kernel's stages."""
     trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
-    cumulative = seen.compare(trace)
-    isolated = cumulative if onward is trace else seen.compare(onward)
+    cumulative, isolated = seen.compare(trace) * 2 if onward is trace else seen.compare(trace, onward)
     stray = onward is not trace and any(isolated[name].outside for name in seen.through)
     rows = explain_rows(seen, onward if stray else None) if seen.has_latent and (every_row or stray) else None
     if latent is not None and stray and rows is not None and rows.check.split:
-        isolated = seen.compare(forgiven(onward, trace, latent, rows.split))
+        [isolated] = seen.compare(forgiven(onward, trace, latent, rows.split))
     check = None if rows is None else rows.check
     return Tally(
         cumulative=cumulative,

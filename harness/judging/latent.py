@@ -54,10 +54,11 @@ def explain_rows(seen: Observation, own: Trace | None) -> ExplainedRows:
     whole = explained_groups(every.only(at))[0].all(-1)
     doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
     split = torch.zeros_like(every.tried[:, 0])
-    if len(doubtful):
-        given = {} if shown is None else {n: _as_rows(seen.actual[n]) for n in _earlier(seen, every.stage)}
-        part = None if shown is None else shown.only(doubtful)
-        split[doubtful] = split_rows(replace(every, given=given).only(doubtful), part)
+    if not len(doubtful):
+        return ExplainedRows(RowCheck(every.stage, len(at), len(at), 0, Needs()), split)
+    given = {} if shown is None else {n: _as_rows(seen.actual[n]) for n in _earlier(seen, every.stage)}
+    part = None if shown is None else shown.only(doubtful)
+    split[doubtful] = split_rows(replace(every, given=given).only(doubtful), part)
     unexplained = at[~whole & ~split[at]]
     latent = seen.problem.trace.enclosure(every.stage)
     needs = _needs(every, unexplained, _as_rows(latent.value)) if len(unexplained) else Needs()

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from harness.judging.compare import finished
 from harness.judging.expected import Expected
 from harness.judging.problem import Problem, Tensors, Trace
 from harness.op import Contract
@@ -100,13 +102,16 @@ class Observation:
         """Stage → mask of the elements that cannot be."""
         return {name: expected.outside(self.actual[name]) for name, expected in self.expected(trace).items()}
 
-    def count_outside(self, trace: Trace) -> int:
-        """How many elements cannot be."""
-        return sum(e.count_outside(self.actual[name]) for name, e in self.expected(trace).items())
+    def count_outside(self, trace: Trace) -> Tensor:
+        """How many elements cannot be: int64, on the device of the inputs."""
+        counts = [e.count_outside(self.actual[name]) for name, e in self.expected(trace).items()]
+        return torch.stack([torch.zeros((), dtype=torch.int64, device=self.problem.main.device), *counts]).sum()
 
-    def compare(self, trace: Trace) -> dict[str, Comparison]:
-        """Stage → statistics; the index of the worst element is one of the whole tensor."""
-        return {n: self._located(e.compare(self.actual[n])) for n, e in self.expected(trace).items()}
+    def compare(self, *traces: Trace) -> list[dict[str, Comparison]]:
+        """For each trace, stage → statistics; the index of the worst element is one of the whole tensor."""
+        expected = [self.expected(trace) for trace in traces]
+        found = iter(finished([e.begin(self.actual[name]) for stages in expected for name, e in stages.items()]))
+        return [{name: self._located(next(found)) for name in stages} for stages in expected]
 
     def block(self, index: tuple[slice, ...], part: Problem) -> Observation:
         """The rows at `index`, of which `part` is the problem; itself where that is the whole one."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
+import torch
+from torch import Tensor
+
 from harness.errors import UsageError
+from harness.inputs.bits import numbers
 from harness.judging.latent import check_rows
 from harness.judging.observation import Observation
 from harness.op import Contract
@@ -39,13 +43,17 @@ class OtherContracts:
     def rule_out(self, seen: Observation) -> None:
         """Count what lies outside each alternative that is another computation and that no earlier block ruled out."""
         problem, results = seen.problem, _results(seen)
-        for other in problem.op.alternatives(problem.contract):
-            name = str(other)
-            if name in self._settled or self.ruled_out.get(name) or _is_same(seen, other):
-                continue
-            with suppress(UsageError):  # the alternative is not defined for these arguments
-                count = results.count_outside(problem.under(other).trace)
-                self.ruled_out[name] = count or _count_only_outside(other, seen)
+        asked = {
+            name: other
+            for other in problem.op.alternatives(problem.contract)
+            if (name := str(other)) not in self._settled and not self.ruled_out.get(name) and not _is_same(seen, other)
+        }
+        found = _counted(asked, lambda other: results.count_outside(problem.under(other).trace))
+        left = {name: asked[name] for name, count in found.items() if not count}
+        of_stages = _counted(left, lambda other: _count_only_outside(other, seen))
+        for name, count in found.items():
+            if count or name in of_stages:
+                self.ruled_out[name] = count or of_stages[name]
 
     @timed(OTHERS)
     def identify(self, seen: Observation) -> None:
@@ -77,15 +85,26 @@ def _allows_stages(contract: Contract, seen: Observation) -> bool:
         return False
 
 
-def _count_only_outside(contract: Contract, seen: Observation) -> int:
+def _counted(contracts: Mapping[str, Contract], count: Callable[[Contract], Tensor]) -> dict[str, int]:
+    """What is counted for each contract that is defined for these arguments; the device is waited for once."""
+    found = {}
+    for name, contract in contracts.items():
+        with suppress(UsageError):
+            found[name] = count(contract)
+    return dict(zip(found, numbers(list(found.values())), strict=True))
+
+
+def _count_only_outside(contract: Contract, seen: Observation) -> Tensor:
     """Elements of any stage that lie outside `contract`, given the earlier ones, and not outside the claimed one.
 
     The claimed one excludes elements of a right kernel where lanes disagree: a saved statistic is that of one half.
     """
+    none = torch.zeros((), dtype=torch.int64, device=seen.problem.main.device)
     if len(seen.actual) == 1:
-        return 0  # there is no earlier stage
+        return none  # there is no earlier stage
     own, theirs = seen.astray, seen.under(contract).astray
-    return sum(int((mask & ~own[name] if name in own else mask).sum()) for name, mask in theirs.items())
+    counts = [(mask & ~own[name] if name in own else mask).sum() for name, mask in theirs.items()]
+    return torch.stack([none, *counts]).sum()
 
 
 def _is_same(seen: Observation, other: Contract) -> bool:

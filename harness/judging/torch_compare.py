@@ -95,15 +95,15 @@ def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     actual = actual.to(torch.float64)
     lo, hi = expected.lo, expected.hi
     inside = (actual >= lo) & (actual <= hi)
-    if inside.all():
+    if actual.device.type == "cpu" and inside.all():  # to ask another device takes longer than the rest
         return ~inside
     inside |= torch.isnan(lo) & torch.isnan(actual)
     return ~(inside | (torch.isneginf(lo) & torch.isposinf(hi)))
 
 
-def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> int:
+def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     """How many elements of `actual` are outside."""
-    return int(outside_mask(actual, expected).count_nonzero())
+    return outside_mask(actual, expected).count_nonzero()
 
 
 def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:

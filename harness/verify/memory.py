@@ -38,9 +38,9 @@ def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) ->
     return Verdict.SKIPPED, f"{_OUT}{device}: {need}; verify the case on another device, or one with fewer rows"
 
 
-def give_back(device: torch.device) -> None:
-    """Return to an accelerator what this process does not use."""
-    if device.type != "cpu":
+def give_back(device: torch.device, *, beyond: int = 0) -> None:
+    """Return to an accelerator what this process does not use, if it holds more than `beyond` bytes of it."""
+    if device.type != "cpu" and torch.accelerator.memory_reserved(device) > beyond:
         gc.collect()
         torch.accelerator.empty_cache()
 

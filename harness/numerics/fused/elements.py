@@ -125,9 +125,27 @@ def multiply_add(x, y, z, F: tl.constexpr):
 
 
 @triton.jit
-def product_in_any_order(x, y, z, F: tl.constexpr):
+def product_of_three(x, y, z, F: tl.constexpr):
     first = multiplied(multiplied(x, y, F), z, F)
     return hull(hull(first, multiplied(y, multiplied(x, z, F), F)), multiplied(x, multiplied(y, z, F), F))
+
+
+@triton.jit
+def product_of_four(x, y, z, w, F: tl.constexpr):
+    first = hull(multiplied(product_of_three(x, y, z, F), w, F), multiplied(z, product_of_three(x, y, w, F), F))
+    second = hull(multiplied(y, product_of_three(x, z, w, F), F), multiplied(x, product_of_three(y, z, w, F), F))
+    third = multiplied(multiplied(x, y, F), multiplied(z, w, F), F)
+    fourth = multiplied(multiplied(x, z, F), multiplied(y, w, F), F)
+    fifth = multiplied(multiplied(x, w, F), multiplied(y, z, F), F)
+    return hull(hull(hull(first, second), third), hull(fourth, fifth))
+
+
+@triton.jit
+def product_in_any_order(x, y, z, w=None, F: tl.constexpr = 0):
+    if w is None:
+        return product_of_three(x, y, z, F)
+    else:
+        return product_of_four(x, y, z, w, F)
 
 
 @triton.jit

@@ -22,7 +22,9 @@ WIDENING = frozenset(
 )
 """Operations whose results have freedom, and so four parts."""
 
-_MOST_OPERANDS = 3
+_MOST_OPERANDS = 4
+_MOST_OPTIONS = 3  # of which the hull is made at once
+_FACTORS = (3, 4)  # of a product in any order that is made at once
 _MOST_DIMENSIONS = 3
 _LARGEST = 2**31 - BLOCK  # elements that are counted in int32
 
@@ -36,7 +38,7 @@ class Layout:
 
     Attributes:
         shape: of the result, without parts.
-        arguments: of the kernel, from `size` to `z2`.
+        arguments: of the kernel, from `size` to `w2`.
         flat: the index of an element is one number.
         parts: the most that an operand has.
     """
@@ -53,17 +55,17 @@ def run(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt
         return sums.run(name, operands[0], numbers, fmt)
     if name == "hull":
         return _hull(operands)
-    if name == "product_in_any_order" and len(operands) != _MOST_OPERANDS:
+    if name == "product_in_any_order" and len(operands) not in _FACTORS:
         return None
     return _launched(name, operands, numbers, fmt)
 
 
 def _hull(options: tuple[Tensor, ...]) -> Tensor | None:
     """Hull of any number of options, by three at a time."""
-    if len(options) < _MOST_OPERANDS:
+    if len(options) < _MOST_OPTIONS:
         return _launched("hull", (*options, options[0])[:2], (), None)
-    first = _launched("hull_of_three", options[:_MOST_OPERANDS], (), None)
-    rest = options[_MOST_OPERANDS:]
+    first = _launched("hull_of_three", options[:_MOST_OPTIONS], (), None)
+    rest = options[_MOST_OPTIONS:]
     return first if first is None or not rest else _hull((first, *rest))
 
 
@@ -76,7 +78,7 @@ def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...
     out = first.new_empty((parts, *layout.shape))
     if size := layout.arguments[0]:
         launch = _launcher(name, len(operands), layout.flat, parts, fmt, len(numbers), first.device)
-        pointers = (out, *operands, first, first)[: 1 + _MOST_OPERANDS]
+        pointers = (out, *operands, *[first] * (_MOST_OPERANDS - len(operands)))
         launch((-(-size // BLOCK), 1), (*pointers, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
     return out
 
