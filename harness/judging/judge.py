@@ -18,6 +18,7 @@ from harness.judging.latent import explain_rows
 from harness.judging.observation import Observation
 from harness.judging.other_contracts import OtherContracts
 from harness.judging.problem import Problem, Steps, Tensors, Trace
+from harness.judging.screen import Screened
 from harness.judging.tally import Tally
 from harness.judging.wide import explained_by_more_range, with_more_range
 from harness.result import Judgement, StageResult, Verdict
@@ -26,6 +27,7 @@ _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an en
 _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
 _OTHERS = 1 << 22  # elements in which the alternatives are tried
 _ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
+_THOROUGH = max(_OTHERS, _ROW_CHECK)
 
 
 def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
@@ -42,12 +44,20 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
     whole, others = Observation.of(problem, actual), OtherContracts(settled) if alternatives else None
     tally, elements = Tally(), 0
     steps, results = Steps(), list[str]()
+    under_way: Screened | None = None
     for index, part in problem.blocks(_BLOCK.get(problem.main.device.type, _BLOCK_ELSEWHERE)):
         if not elements:
             _check_actual(problem, part.trace, index, actual)
             steps, results = part.steps, part.trace.results
-        tally += _judged(whole.block(index, part), others, elements)
-        elements += part.main.numel()
+        seen = whole.block(index, part, steps.sums)
+        begun = Screened.begin(seen) if elements > _THOROUGH and not tally.failed else None
+        if under_way is not None:
+            tally += _screened(under_way, others, elements)
+        if begun is None:
+            tally += _judged(seen, others, elements)
+        under_way, elements = begun, elements + part.main.numel()
+    if under_way is not None:
+        tally += _screened(under_way, others, elements)
     if tally.sums:
         tally = _finished(tally, actual, others)
     return _judgement(whole, steps, results, tally, others or OtherContracts(()))
@@ -63,6 +73,12 @@ def _judged(seen: Observation, others: OtherContracts | None, before: int) -> Ta
     if others is not None and found.failed:
         others.identify(seen)
     return found
+
+
+def _screened(block: Screened, others: OtherContracts | None, before: int) -> Tally:
+    """The same of a block whose comparisons are under way."""
+    tally = block.tally
+    return _judged(block.seen, others, before) if tally.failed else tally
 
 
 def _tallied(seen: Observation, *, every_row: bool) -> Tally:

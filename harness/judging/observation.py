@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -65,7 +65,8 @@ class Observation:
     def has_rows(self) -> bool:
         """Whether every stage but the sums over rows has a row for each row of the inputs."""
         leading = self.leading if self.numbers is None else tuple(self.numbers.shape)
-        return all(t.shape[: len(leading)] == leading for n, t in self.actual.items() if n not in self._sums)
+        sums = self.problem.steps.sums
+        return all(t.shape[: len(leading)] == leading for n, t in self.actual.items() if n not in sums)
 
     @cached_property
     def onward(self) -> Trace:
@@ -91,12 +92,20 @@ class Observation:
         A result is what it is as stored, also where the contract does not round it. A sum over rows is left out where
         these are not all rows.
         """
-        found = {}
-        for name, expected in trace.stages.items():
-            if name in self.actual and (self.whole or not expected.of_all_rows):
-                stored = name in trace.results and self.actual[name].is_floating_point()
-                found[name] = expected.stored_as(self.actual[name].dtype) if stored else expected.finished
-        return found
+        return {
+            name: self.as_given(name, expected, result=name in trace.results)
+            for name, expected in trace.stages.items()
+            if self.says(name, expected)
+        }
+
+    def says(self, name: str, expected: Expected) -> bool:
+        """Whether the kernel gave the stage, all of it if it is a sum over rows."""
+        return name in self.actual and (self.whole or not expected.of_all_rows)
+
+    def as_given(self, name: str, expected: Expected, *, result: bool) -> Expected:
+        """What a stage that the kernel gave must be, as stored if it is a result."""
+        stored = result and self.actual[name].is_floating_point()
+        return expected.stored_as(self.actual[name].dtype) if stored else expected.finished
 
     def outside(self, trace: Trace) -> dict[str, Tensor]:
         """Stage → mask of the elements that cannot be."""
@@ -111,34 +120,32 @@ class Observation:
         """For each trace, stage → statistics; the index of the worst element is one of the whole tensor."""
         expected = [self.expected(trace) for trace in traces]
         found = iter(finished([e.begin(self.actual[name]) for stages in expected for name, e in stages.items()]))
-        return [{name: self._located(next(found)) for name in stages} for stages in expected]
+        return [{name: self.located(next(found)) for name in stages} for stages in expected]
 
-    def block(self, index: tuple[slice, ...], part: Problem) -> Observation:
-        """The rows at `index`, of which `part` is the problem; itself where that is the whole one."""
+    def block(self, index: tuple[slice, ...], part: Problem, sums: Collection[str]) -> Observation:
+        """The rows at `index`, of which `part` is the problem; itself where that is the whole one.
+
+        `sums` are the stages that are sums over rows.
+        """
         if not index:
             return self
-        rows = {name for name, expected in part.trace.stages.items() if not expected.of_all_rows}
-        actual = {n: t[index] if n in rows else t for n, t in self.actual.items()}
+        actual = {n: t if n in sums else t[index] for n, t in self.actual.items()}
         return Observation(part, actual, index, part.leading)
 
     def only(self, rows: Tensor) -> Observation:
         """The rows with these numbers, in one dimension."""
         tensors = {n: self._taken(t, rows) if n in self.problem.op.rows else t for n, t in self.problem.tensors.items()}
-        actual = {n: t if n in self._sums else self._taken(t, rows) for n, t in self.actual.items()}
+        sums = self.problem.steps.sums
+        actual = {n: t if n in sums else self._taken(t, rows) for n, t in self.actual.items()}
         numbers = rows if self.numbers is None else self.numbers[rows]
         return replace(self, problem=self.problem.on(tensors), actual=actual, numbers=numbers)
-
-    @cached_property
-    def _sums(self) -> frozenset[str]:
-        """The stages that are sums over rows."""
-        return frozenset(name for name, expected in self.problem.trace.stages.items() if expected.of_all_rows)
 
     def _taken(self, tensor: Tensor, rows: Tensor) -> Tensor:
         if self.numbers is not None:
             return tensor[rows]
         return tensor.reshape(self.count, *tensor.shape[len(self.leading) :])[rows]
 
-    def _located(self, comparison: Comparison) -> Comparison:
+    def located(self, comparison: Comparison) -> Comparison:
         """The same statistics with the worst element's index counted from the start of the whole tensor."""
         worst = comparison.worst
         if worst is None or self.whole:

@@ -33,13 +33,20 @@ class Trace:
 
     Attributes:
         stages: stage → what it must be, in order.
+        formats: stage → format, in order.
         results: stages that a kernel must return.
         consulted: contract options that the reference asked for.
     """
 
     stages: dict[str, Expected] = field(default_factory=dict)
+    formats: dict[str, Format | Integers] = field(default_factory=dict)
     results: list[str] = field(default_factory=list)
     consulted: set[str] = field(default_factory=set)
+
+    def record(self, name: str, expected: Expected) -> None:
+        """Take note of the next stage; if it is a result, `results` says so already."""
+        self.formats[name] = expected.format
+        self.stages[name] = expected
 
     def numbers(self, stage: str) -> Numbers:
         """What a stage of floating-point numbers must be that has one value per row at least."""
@@ -50,11 +57,6 @@ class Trace:
     def enclosure(self, stage: str) -> Enclosure:
         """The enclosure of such a stage."""
         return self.numbers(stage).enclosure
-
-    @property
-    def formats(self) -> dict[str, Format | Integers]:
-        """Stage → format, in order."""
-        return {name: expected.format for name, expected in self.stages.items()}
 
     @property
     def nbytes(self) -> int:
@@ -69,11 +71,13 @@ class Steps:
     Attributes:
         consulted, chosen: contract options that it asked for, and those of them that the contract has.
         formats: stage → format.
+        sums: stages that are sums over rows.
     """
 
     consulted: frozenset[str] = frozenset()
     chosen: frozenset[str] = frozenset()
     formats: Mapping[str, Format | Integers] = field(default_factory=dict)
+    sums: frozenset[str] = frozenset()
 
     @cached_property
     def numbers(self) -> dict[str, Format]:
@@ -159,19 +163,19 @@ class Problem:
         return self.evaluate()
 
     @timed(REFERENCES)
-    def evaluate(self, given: Given | None = None) -> Trace:
+    def evaluate(self, given: Given | None = None, trace: Trace | None = None) -> Trace:
         """Run the reference on enclosures of the inputs; integers and plain inputs reach it as they are.
 
         Where `given` has a stage, the reference goes on from that instead of its own enclosure: the kernel's own values
         make the check of the next stage an isolated one, a candidate makes it a check of a latent value, and another
-        enclosure shows what would follow if the stage were computed otherwise.
+        enclosure shows what would follow if the stage were computed otherwise. `trace` records the stages, if given.
 
         Raises:
             UsageError: the op is not defined for these arguments under this contract.
             OpError: the reference asks for an option that the op does not have, records a stage twice or no result, or
                 leaves out the latent stage of one that it records.
         """
-        op, recorder = self.op, _Recorder(self, given or {})
+        op, recorder = self.op, _Recorder(self, given or {}, trace or Trace())
         with using(self.premises):
             inputs = [self._operand(name) for name in op.inputs]
             asked = _AskedContract(op, self.contract, recorder.trace.consulted)
@@ -200,8 +204,9 @@ class Problem:
     @cached_property
     def steps(self) -> Steps:
         """Which computation the reference makes of the problem; errors as in `evaluate`."""
-        consulted = frozenset(self.trace.consulted)
-        return Steps(consulted, consulted.intersection(self.contract.options), self.trace.formats)
+        trace, consulted = self.trace, frozenset(self.trace.consulted)
+        sums = frozenset(name for name, expected in trace.stages.items() if expected.of_all_rows)
+        return Steps(consulted, consulted.intersection(self.contract.options), trace.formats, sums)
 
     def takes(self, steps: Steps) -> bool:
         """Whether these are its steps, which were those of the same inputs under another contract."""
@@ -226,10 +231,10 @@ class Problem:
         op = self.op
         if not trace.results:
             raise OpError(f"{op.where}: the reference records no stage with result=True here")
-        if op.latent is None or (latent := op.latent.under(self.contract)) in trace.stages:
+        if op.latent is None or (latent := op.latent.under(self.contract)) in trace.formats:
             return
         for stage in op.latent.through:
-            if stage in trace.stages:
+            if stage in trace.formats:
                 raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
 
 
@@ -239,24 +244,24 @@ class _Recorder:
 
     problem: Problem
     given: Given
-    trace: Trace = field(default_factory=Trace)
+    trace: Trace
 
     def __call__(self, name: str, value: Any, *, result: bool = False) -> Any:
-        if name in self.trace.stages:
+        if name in self.trace.formats:
             raise OpError(f"{self.problem.op.where}: the reference records the stage {name!r} twice")
         if result:
             self.trace.results.append(name)
         if isinstance(value, Tensor):
-            self.trace.stages[name] = Exact(value, Integers(DTYPE_NAMES[value.dtype], value.dtype))
+            self.trace.record(name, Exact(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
             return self.given.get(name, value)
         fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
         if isinstance(value, Sum):
-            self.trace.stages[name] = RowSum(value, fmt, rounds, self._premises_of_sum(name))
+            self.trace.record(name, RowSum(value, fmt, rounds, self._premises_of_sum(name)))
             return value
         enclosure = value.rounded(fmt) if rounds else value
         wide = self.problem.premises.wide
         held = value.rounded(fmt) if wide and not rounds else enclosure  # what a tensor can hold of it
-        self.trace.stages[name] = Numbers(held, fmt)
+        self.trace.record(name, Numbers(held, fmt))
         stand_in = self.given.get(name, enclosure)
         return _values(stand_in, enclosure, wide) if isinstance(stand_in, Tensor) else stand_in
 

@@ -1,0 +1,64 @@
+"""Blocks in which nothing is to be expected but numbers within their enclosures: most of a large case.
+
+Each stage is compared as soon as the reference records it, and nothing of it is kept. The figures are asked for later:
+the device compares one block while the host begins the next. A block in which an element lies outside has to be judged
+in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.judging.compare import Begun, finished
+from harness.judging.expected import Expected, RowSum
+from harness.judging.observation import Observation
+from harness.judging.problem import Trace
+from harness.judging.tally import Tally
+from harness.result import Comparison
+
+
+@dataclass
+class _Compared(Trace):
+    """A trace whose stages are compared with what the kernel gave; it keeps those only that are sums over rows."""
+
+    seen: Observation = field(kw_only=True)
+    begun: dict[str, Begun | Comparison] = field(default_factory=dict)
+
+    def record(self, name: str, expected: Expected) -> None:
+        self.formats[name] = expected.format
+        if isinstance(expected, RowSum):
+            self.stages[name] = expected
+        elif self.seen.says(name, expected):
+            allowed = self.seen.as_given(name, expected, result=name in self.results)
+            self.begun[name] = allowed.begin(self.seen.actual[name])
+
+    @property
+    def sums(self) -> dict[str, RowSum]:
+        return {name: expected for name, expected in self.stages.items() if isinstance(expected, RowSum)}
+
+
+@dataclass(frozen=True, eq=False)
+class Screened:
+    """Some rows, but not all, that are being compared: from the inputs, and from the kernel's own earlier stages."""
+
+    seen: Observation
+    cumulative: _Compared
+    isolated: _Compared
+
+    @classmethod
+    def begin(cls, seen: Observation) -> Screened:
+        """Begin to compare; errors as of `Problem.evaluate`."""
+        cumulative = isolated = _Compared(seen=seen)
+        seen.problem.evaluate(trace=cumulative)
+        if len(seen.actual) > 1:
+            isolated = _Compared(seen=seen)
+            seen.problem.evaluate(seen.actual, isolated)
+        return cls(seen, cumulative, isolated)
+
+    @property
+    def tally(self) -> Tally:
+        """What there is to count but rows, which are not checked; the device is waited for."""
+        traces = [self.cumulative, self.isolated]
+        found = iter(finished([begun for trace in traces for begun in trace.begun.values()]))
+        cumulative, isolated = ({name: self.seen.located(next(found)) for name in trace.begun} for trace in traces)
+        return Tally(cumulative, isolated, self.cumulative.sums, self.isolated.sums)

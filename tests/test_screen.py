@@ -1,0 +1,87 @@
+"""Blocks that are compared while the reference goes on say what blocks say that are judged in full."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import harness.judging.judge as judging
+from harness.judging.judge import judge
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem
+from harness.judging.screen import Screened
+from harness.result import Judgement, Verdict
+from references.rms_norm import rms_norm
+from tests.test_judge import EPS, eager
+
+CONTRACT = "native_multiply+rounded_sum"
+ROWS, WIDTH = 12, 64
+
+
+def inputs() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"x": (ROWS, WIDTH), "residual": (ROWS, WIDTH), "weight": (WIDTH,)}
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+
+
+def problem(tensors: dict[str, Tensor]) -> Problem:
+    return Problem(rms_norm, rms_norm.contract(CONTRACT), tensors, {"eps": EPS})
+
+
+def judged(
+    stages: dict[str, Tensor], tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, *, screened: bool
+) -> Judgement:
+    """Judged by three rows, of which only the first have their rows checked and are tried under other contracts."""
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 3 * WIDTH})
+    monkeypatch.setattr(judging, "_ROW_CHECK", 0)
+    monkeypatch.setattr(judging, "_OTHERS", 1)
+    monkeypatch.setattr(judging, "_THOROUGH", 0 if screened else 1 << 60)
+    return judge(problem(tensors), stages)
+
+
+def spoil(stages: dict[str, Tensor], spoilt: dict[str, tuple[int, int]]) -> None:
+    for name, place in spoilt.items():
+        stages[name][place] = 50.0
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [{}, {"output": (0, 3)}, {"output": (5, 63)}, {"output": (11, 0)}, {"normalized": (7, 2)}, {"inv_rms": (7, 0)}],
+    ids=str,
+)
+@pytest.mark.parametrize("given", [("output",), ("inv_rms", "normalized", "output")], ids=len)
+def test_the_judgement_is_the_same(
+    given: tuple[str, ...], spoilt: dict[str, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = inputs()
+    stages = eager(CONTRACT, **tensors)
+    stages = {name: stages[name].clone() for name in ("residual_sum", *given)}
+    spoil(stages, {name: place for name, place in spoilt.items() if name in stages})
+    full, screened = (judged(stages, tensors, monkeypatch, screened=s) for s in (False, True))
+    assert repr(screened) == repr(full)
+    assert (full.verdict is Verdict.FAILED) == any(name in stages for name in spoilt)
+
+
+def test_rows_beyond_fp32_are_judged_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that more range than that of fp32 explains fails the screen, and passes."""
+    tensors = {"x": torch.ones(6, 32), "weight": torch.ones(32)}
+    tensors["x"][5] = 2.0**100
+    wide = tensors["x"].double()
+    output = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).float()
+    for first in (0, 1 << 60):
+        monkeypatch.setattr(judging, "_BLOCK", {"cpu": 64})
+        monkeypatch.setattr(judging, "_THOROUGH", first)
+        assert judge(problem(tensors), {"output": output}).verdict is Verdict.PASSED
+
+
+def test_a_screen_keeps_no_enclosure() -> None:
+    tensors = inputs()
+    stages = eager(CONTRACT, **tensors)
+    whole = Observation.of(problem(tensors), {name: stages[name] for name in ("residual_sum", "output")})
+    index, part = next(whole.problem.blocks(3 * WIDTH))
+    block = Screened.begin(whole.block(index, part, ()))
+    assert not block.cumulative.stages
+    assert not block.isolated.stages
+    assert "trace" not in vars(part)
+    assert block.tally.cumulative["output"].numel == 3 * WIDTH
