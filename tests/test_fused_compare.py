@@ -18,7 +18,8 @@ from harness.interpret import install
 from harness.judging import compare_selftest, fused_compare, torch_compare
 from harness.judging.compare import Begun, finished
 from harness.judging.compare_selftest import agree
-from harness.judging.fused_compare import FLOATS, FloatFigures, Launch, Sort, sort_of, walk_of
+from harness.judging.figures import FloatFigures
+from harness.judging.fused_compare import FLOATS, Launch, Pair, Sort, walk_of
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16, FP32, Format
 from harness.result import ULP_BINS, Comparison
@@ -34,23 +35,28 @@ def faithful_interpreter() -> None:
     install()
 
 
-def compared(actual: Tensor, expected: Enclosure | Tensor, *fmt: Format) -> Comparison:
-    begin = fused_compare.begin_integers if isinstance(expected, Tensor) else fused_compare.begin
-    return finished([begin(actual, expected, *fmt)])[0]  # type: ignore[operator]
+def pair_of(actual: Tensor, expected: Enclosure | Tensor, large: bool) -> Pair:
+    pair = Pair.of(actual, expected, large=large)
+    assert pair is not None
+    return pair
+
+
+def compared(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
+    return finished([pair_of(actual, expected, True).begin(fmt)])[0]
 
 
 # The same figures
 
 
 @settings(max_examples=40)
-@given(comparisons())
-def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, Format]) -> None:
+@given(comparisons(), st.booleans())
+def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, Format], large: bool) -> None:
     actual, expected, fmt = drawn
-    if sort_of(actual, expected) is None:
+    if (pair := Pair.of(actual, expected, large=large)) is None:
         return
-    fused, defined = compared(actual, expected, fmt), torch_compare.compare(actual, expected, fmt)
+    [fused], defined = finished([pair.begin(fmt)]), torch_compare.compare(actual, expected, fmt)
     assert agree(fused, defined), f"{fused}\n{defined}"
-    assert fused_compare.outside_count(actual, expected) == defined.outside
+    assert pair.outside_count() == defined.outside
 
 
 def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +67,7 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
     for start in (0, 100, 300):  # the worst elements are in other programs
         a, e = actual[start:], expected[slice(start, None),]
         assert agree(compared(a, e, BF16), torch_compare.compare(a, e, BF16))
-        assert fused_compare.outside_count(a, e) == torch_compare.outside_count(a, e)
+        assert pair_of(a, e, True).outside_count() == torch_compare.outside_count(a, e)
 
 
 @pytest.mark.parametrize("at", [(3, 40), (40, 3), (95, 96), (0, 99)])
@@ -89,7 +95,8 @@ def test_the_sums_are_those_of_many_terms() -> None:
 def test_comparisons_that_are_begun_together_are_finished_each_for_itself() -> None:
     actual, expected = compare_selftest.specials(torch.bfloat16, 4)
     whole = torch.arange(7)
-    begun = [fused_compare.begin(actual, expected, BF16), Comparison(), fused_compare.begin_integers(whole, whole % 5)]
+    pairs = pair_of(actual, expected, False), pair_of(whole, whole % 5, False)
+    begun = [pairs[0].begin(BF16), Comparison(), pairs[1].begin_integers()]
     assert repr(finished(begun)) == repr([finished([one])[0] for one in begun])
     assert finished([Comparison()]) == [Comparison()]
 
@@ -101,20 +108,24 @@ integers = st.sampled_from([0, 1, 2, 3, 5, 17, 100, 127])
 @given(st.lists(st.tuples(integers, integers), min_size=1, max_size=70), st.sampled_from(["int64", "uint8", "bool"]))
 def test_integers_agree_with_the_definition(pairs: list[tuple[int, int]], name: str) -> None:
     actual, expected = (torch.tensor(side).to(getattr(torch, name)) for side in zip(*pairs, strict=True))
-    fused, defined = (compare(actual, expected) for compare in (compared, torch_compare.compare_integers))
-    assert fused == defined
-    assert fused_compare.outside_count(actual, expected) == defined.outside
+    pair, defined = pair_of(actual, expected, False), torch_compare.compare_integers(actual, expected)
+    assert finished([pair.begin_integers()]) == [defined]
+    assert pair.outside_count() == defined.outside
 
 
-@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(("flat", "large"), [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("expected", [torch.int64, torch.int32, torch.uint8, torch.bool])
-def test_special_integers_agree(expected: torch.dtype, flat: bool) -> None:
-    assert not compare_selftest.difference(Sort(CPU, torch.int64, expected, flat))
+def test_special_integers_agree(expected: torch.dtype, flat: bool, large: bool) -> None:
+    assert not compare_selftest.difference(Sort(CPU, torch.int64, expected, flat, large))
 
 
 @pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
 def test_special_values_agree(dtype: torch.dtype) -> None:
-    assert not compare_selftest.difference(Sort(CPU, dtype, 4, dtype.itemsize > 1))
+    assert not compare_selftest.difference(Sort(CPU, dtype, 4, flat=dtype.itemsize > 1, large=True))
+
+
+def test_special_values_of_any_number_of_parts_agree() -> None:
+    assert not compare_selftest.difference(Sort(CPU, torch.bfloat16, 4, flat=False, large=False))
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
@@ -125,7 +136,7 @@ def test_no_set_of_special_values_is_empty(dtype: torch.dtype, parts: int) -> No
 
 
 def test_the_kernels_know_the_bins_of_the_histogram() -> None:
-    names = [name for name in fused_compare.FloatFigures._fields if name.startswith("beyond")]
+    names = [name for name in FloatFigures._fields if name.startswith("beyond")]
     assert names == [f"beyond_{edge}" for edge in ULP_BINS]
 
 
@@ -158,10 +169,10 @@ def test_rows_and_columns_in_row_major_order(actual: Tensor, expected: Tensor, f
 
 def test_there_is_no_kernel_for_three_strides_other_dtypes_or_two_devices() -> None:
     a = torch.zeros(4, 3, 2).permute(2, 0, 1)[:, ::2]
-    assert sort_of(a, Enclosure.point(torch.zeros(a.shape))) is None
-    assert sort_of(torch.zeros(3, dtype=torch.complex64), Enclosure.point(torch.zeros(3))) is None
-    assert sort_of(torch.zeros(3), torch.zeros(3, dtype=torch.int64)) is None
-    assert sort_of(torch.zeros(3), Enclosure.point(torch.zeros(3, device="meta"))) is None
+    assert Pair.of(a, Enclosure.point(torch.zeros(a.shape))) is None
+    assert Pair.of(torch.zeros(3, dtype=torch.complex64), Enclosure.point(torch.zeros(3))) is None
+    assert Pair.of(torch.zeros(3), torch.zeros(3, dtype=torch.int64)) is None
+    assert Pair.of(torch.zeros(3), Enclosure.point(torch.zeros(3, device="meta"))) is None
 
 
 # Trust
@@ -175,19 +186,19 @@ def untested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sort(dtype: torch.dtype = torch.bfloat16) -> Sort:
-    return Sort(CPU, dtype, 4, True)
+    return Sort(CPU, dtype, 4, flat=True, large=True)
 
 
 @pytest.mark.usefixtures("untested")
 def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = fused_compare.begin
+    right = Pair.begin
 
-    def wrong(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun:
-        begun = right(actual, expected, fmt)
+    def wrong(pair: Pair, fmt: Format) -> Begun:
+        begun = right(pair, fmt)
         begun.figures[FloatFigures._fields.index("special")] += 1
         return begun
 
-    monkeypatch.setattr(fused_compare, "begin", wrong)
+    monkeypatch.setattr(Pair, "begin", wrong)
     with pytest.warns(RuntimeWarning, match=r"comparing torch.bfloat16 on cpu: all special values in bf16: .* instead"):
         assert not compare_selftest.trusted(sort())
 
@@ -195,7 +206,6 @@ def test_kernels_that_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("untested")
 def test_right_kernels_are_used_in_silence() -> None:
     assert compare_selftest.trusted(sort(torch.float16))
-    assert not compare_selftest.trusted(None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness import trust
 from harness.case import DTYPES, TensorSpec, parse_case
-from harness.inputs import build, fused, lines, values
+from harness.inputs import build, device_code, fused, lines, values
 from harness.inputs.bits import NAN_BITS, bits_of
 from harness.inputs.device_code import encoded
 from harness.inputs.fingerprint import fingerprint, value_fingerprint
@@ -25,7 +25,7 @@ from harness.inputs.guards import extent
 from harness.inputs.regimes import REGIMES
 from harness.interpret import install
 from harness.numerics.formats import cast, format_of, from_ordinals, ordinals
-from harness.numerics.fused.compiled import launcher
+from harness.numerics.fused.compiled import launcher, unspecialized
 
 fingerprints = import_module("harness.inputs.fingerprint")  # whose name in the package is that of a function
 FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
@@ -252,7 +252,7 @@ def test_on_a_gpu(dtype: str) -> None:
 
 
 def test_a_kernel_is_compiled_for_each_dtype() -> None:
-    kernel, cpu = fused._hashing(), torch.device("cpu")
+    kernel, cpu = unspecialized(device_code.add_hashes), torch.device("cpu")
     narrow, wide = (launcher(kernel, ("stored", 1, 32, True), cpu, dtype) for dtype in (torch.int8, torch.int64))
     assert narrow is not wide
     assert narrow is launcher(kernel, ("stored", 1, 32, True), cpu, torch.int8)

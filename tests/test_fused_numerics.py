@@ -55,7 +55,9 @@ each_operation = pytest.mark.parametrize(
 
 
 def difference(name: str, definition: Operation, given: list[Tensor], numbers: int, fmt: Format | None) -> str:
-    return selftest.compared(name, definition, given, numbers, fmt, CPU)
+    """Of the kernel that serves all operands, and of the one for operands like these."""
+    kernels = (selftest.compared(name, definition, given, numbers, fmt, CPU, large) for large in (False, True))
+    return next(filter(None, kernels), "")
 
 
 def test_all_operations_are_found() -> None:
@@ -149,7 +151,7 @@ def test_operands_that_no_kernel_takes() -> None:
     assert layout_of(tuple((shape, torch.empty(shape).stride()) for shape in apart)) is None
     assert layout_of((((1, 1 << 16, 1 << 16), (0, 0, 0)),)) is None
     x, y = (selftest.operand(*(shape[0], shape[1:]), seed=1) for shape in apart)
-    assert run("multiplied", (x, y), (), FP32) is None
+    assert run("multiplied", (x, y), (), FP32, large=True) is None
 
 
 def test_operands_need_not_be_contiguous() -> None:
@@ -160,7 +162,7 @@ def test_operands_need_not_be_contiguous() -> None:
 
 
 def test_a_result_without_elements() -> None:
-    result = run("added", (torch.empty(4, 0, 8).double(), torch.empty(1, 8).double()), (), FP32)
+    result = run("added", (torch.empty(4, 0, 8).double(), torch.empty(1, 8).double()), (), FP32, large=False)
     assert result is not None
     assert result.shape == (4, 0, 8)
 
@@ -192,13 +194,26 @@ def test_a_kernel_that_agrees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     x = selftest.operand(4, (8,), seed=1)
     expected = parts.negated.__wrapped__(x)  # type: ignore[attr-defined]
     monkeypatch.setattr(selftest, "difference", lambda *_: "")
-    monkeypatch.setattr(launch, "run", lambda name, operands, numbers, fmt: -run(name, operands, numbers, fmt))
+    monkeypatch.setattr(launch, "run", lambda *what, large: -run(*what, large=large))
     assert torch.equal(parts.negated(x).nan_to_num(), -expected.nan_to_num())
 
 
+@pytest.mark.usefixtures("untested")
+def test_large_operands_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(fused, "LARGE", 16)
+    monkeypatch.setattr(selftest, "difference", lambda *_: "")
+    monkeypatch.setattr(launch, "run", lambda *what, large: asked.append(large) or run(*what, large=large))
+    for width in (15, 16):
+        parts.negated(selftest.operand(4, (width,), seed=1))
+    assert asked == [False, True]
+    assert len(trust._trusted) == 2
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
 @each_operation
 def test_compiled_kernels_give_what_the_definitions_give(
-    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None
+    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, large: bool
 ) -> None:
-    assert not selftest.difference(name, definition, operands, numbers, fmt, torch.device("cuda", 0))
+    assert not selftest.difference(name, definition, operands, numbers, fmt, torch.device("cuda", 0), large)

@@ -81,7 +81,9 @@ def main() -> None:
         spec.loader.exec_module(before)
     for dtype in sorted(FLOATS, key=str):
         for parts in (1, 2, 4):
-            print(dtype, parts, compare_selftest.difference(Sort(DEVICE, dtype, parts, True)) or "agrees")
+            print(
+                dtype, parts, compare_selftest.difference(Sort(DEVICE, dtype, parts, flat=True, large=True)) or "agrees"
+            )
     for shape in SHAPES:
         for parts in (4, 2, 1):
             for share in (0.001, 0.01):

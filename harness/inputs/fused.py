@@ -19,7 +19,7 @@ from harness.inputs.bits import NAN_BITS, bits_of, bits_of_float, signed
 from harness.inputs.lines import Lines
 from harness.inputs.symbols import Program
 from harness.numerics.formats import FP32, FP64, format_of
-from harness.numerics.fused.compiled import launcher
+from harness.numerics.fused.compiled import launcher, unspecialized
 
 _PROGRAMS = 1 << 11  # of a fingerprint: enough for any GPU, and few enough that their additions to one word are cheap
 _PLACE = ("size2", "size1", "size0", "step2", "step1", "step0", "stride2", "stride1", "stride0", "size", "stride")
@@ -94,22 +94,7 @@ def _kernel(source: str) -> Any:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     namespace = dict(vars(device_code))
     exec(compile(source, filename, "exec"), namespace)
-    return _jit(namespace["fill"])
-
-
-@functools.cache
-def _hashing() -> Any:
-    from harness.inputs import device_code
-
-    return _jit(device_code.add_hashes)
-
-
-def _jit(function: Any) -> Any:
-    """A Triton kernel that is not specialized for the values of any argument but the constexprs."""
-    import triton
-
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return triton.jit(function, do_not_specialize=[name for name in names if not name.isupper()])
+    return unspecialized(namespace["fill"])
 
 
 Kind = Literal["stored", "wide", "narrow"]
@@ -120,10 +105,12 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
 
     With `values`, the bits are those of fp32 where they are of a narrower format, and NaN has one kind.
     """
+    from harness.inputs import device_code
+
     kind, decoding = _decoding(tensor.dtype) if values else ("stored", (0, 0, 0, 0, 0))
     numbers = [*factors, lines.tiles, *decoding, *lines.arguments]
     bits = bits_of(tensor)
-    kernel = launcher(_hashing(), (kind, *lines.tile), tensor.device, bits.dtype)
+    kernel = launcher(unspecialized(device_code.add_hashes), (kind, *lines.tile), tensor.device, bits.dtype)
     kernel((min(lines.tiles, _PROGRAMS), 1), (total, bits, *numbers))
 
 

@@ -13,6 +13,7 @@ from harness.case import contiguous_strides
 
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)
+_LARGE = 1 << 20  # elements from which on a kernel is compiled for their lines; one serves whatever is smaller
 _NARROW, _MANY = 128, 256  # columns and lines from which on most of a tile of one line would be idle
 
 Dimension = tuple[int, int, int]
@@ -37,6 +38,8 @@ class Lines:
     def tile(self) -> tuple[int, int, bool]:
         """Lines and columns that are handled at a time, and whether neighbours in a line are so in memory."""
         count = math.prod(size for size, _, _ in self.leading)
+        if count * self.size < _LARGE:
+            return (*_NARROW_TILE, False)
         narrow = self.size <= _NARROW and count >= _MANY
         return (*(_NARROW_TILE if narrow else _TILE), self.stride == 1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from harness.numerics.formats import FP64
 from harness.result import Comparison
 from harness.timing import COMPARING, timed
 from harness.trust import fuses
+
+if TYPE_CHECKING:
+    from harness.judging.fused_compare import Pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +46,9 @@ def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun | Compariso
     """
     if actual.numel() == 0:
         return Comparison()
-    if fmt is FP64 or (fused := _fused_for(actual, expected)) is None:
+    if fmt is FP64 or (pair := _pair(actual, expected)) is None:
         return torch_compare.compare(actual, expected, fmt)
-    return fused.begin(actual, expected, fmt)  # type: ignore[no-any-return]
+    return pair.begin(fmt)
 
 
 @timed(COMPARING)
@@ -53,9 +56,9 @@ def begin_integers(actual: Tensor, expected: Tensor) -> Begun | Comparison:
     """Statistics of `actual` against integers or truth values, all of which must be equal; an ulp is 1."""
     if actual.numel() == 0:
         return Comparison()
-    if (fused := _fused_for(actual, expected)) is None:
+    if (pair := _pair(actual, expected)) is None:
         return torch_compare.compare_integers(actual, expected)
-    return fused.begin_integers(actual, expected)  # type: ignore[no-any-return]
+    return pair.begin_integers()
 
 
 @timed(COMPARING)
@@ -85,16 +88,17 @@ def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
 
 def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
     """How many elements of `actual` are outside `expected`, which broadcasts to its shape: int64, on their device."""
-    if actual.numel() == 0 or (fused := _fused_for(actual, expected)) is None:
+    if actual.numel() == 0 or (pair := _pair(actual, expected)) is None:
         return torch_compare.outside_count(actual, expected)
-    return fused.outside_count(actual, expected)  # type: ignore[no-any-return]
+    return pair.outside_count()
 
 
-def _fused_for(actual: Tensor, expected: Enclosure | Tensor) -> ModuleType | None:
-    """`fused_compare` where it may be used; Triton is not imported for tensors in the memory of the CPU."""
-    if fuses(actual):
-        from harness.judging import compare_selftest, fused_compare
+def _pair(actual: Tensor, expected: Enclosure | Tensor) -> Pair | None:
+    """What the kernels take, where they may be used; Triton is not imported for tensors in the memory of the CPU."""
+    if not fuses(actual):
+        return None
+    from harness.judging.compare_selftest import trusted
+    from harness.judging.fused_compare import Pair
 
-        if compare_selftest.trusted(fused_compare.sort_of(actual, expected)):
-            return fused_compare
-    return None
+    pair = Pair.of(actual, expected)
+    return pair if pair is not None and trusted(pair.sort) else None

@@ -2,7 +2,9 @@
 
 Elements are taken in row-major order, cut into blocks; program p of P takes the blocks p, p + P, p + 2P and so on.
 A tensor is addressed by two strides: element i lies in row i // width and column i % width; a flat one has no rows.
-All numbers are fp64, formats are handled by integer operations on their bits. Launched without fused multiply-add.
+An element's value is `contract` from its exact part, and each end is `end` from what comes before; 0 where these are
+one number. All numbers are fp64, formats are handled by integer operations on their bits. Launched without fused
+multiply-add.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -89,8 +91,9 @@ def _position(x, dropped, least, shift, limit, signed_limit):
 
 @triton.jit(do_not_specialize=(*SHAPE, *_FORMAT))
 def float_statistics(
-    a_ptr, e_ptr, columns_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
-    dropped, least, shift, limit, signed_limit,
+    a_ptr, e_ptr, columns_ptr, contract: tl.int64, end: tl.int64, numel: tl.int64, blocks: tl.int32,
+    width: tl.int64, a_row: tl.int64, a_column: tl.int64, e_row: tl.int64, e_column: tl.int64,
+    dropped: tl.int32, least: tl.int32, shift: tl.int64, limit: tl.int64, signed_limit: tl.int64,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.arange(0, BLOCK // 2)
@@ -122,12 +125,12 @@ def float_statistics(
         exact = tl.load(e_at, there, other=0.0)
         value = exact
         if PARTS > 1:
-            value = tl.load(e_at + part, there, other=0.0)
+            value = tl.load(e_at + contract, there, other=0.0)
         lo = value
         hi = value
         if PARTS == 4:
-            lo = tl.load(e_at + part + part, there, other=0.0)
-            hi = tl.load(e_at + part + part + part, there, other=0.0)
+            lo = tl.load(e_at + contract + end, there, other=0.0)
+            hi = tl.load(e_at + contract + end + end, there, other=0.0)
 
         finite = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
         error = tl.where(finite, a - exact, 0.0)
@@ -206,7 +209,8 @@ def store_worst(into, step, worst, position):
 
 @triton.jit(do_not_specialize=("programs", "width", "a_row", "a_column", "e_row", "e_column"))
 def finish(
-    columns_ptr, figures_ptr, a_ptr, e_ptr, part, programs, width, a_row, a_column, e_row, e_column,
+    columns_ptr, figures_ptr, a_ptr, e_ptr, contract: tl.int64, end: tl.int64, programs: tl.int64,
+    width: tl.int64, a_row: tl.int64, a_column: tl.int64, e_row: tl.int64, e_column: tl.int64,
     PARTS: tl.constexpr, SUMS: tl.constexpr, MAXIMA: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Figures: the sums, the maxima, position and severity of the worst element, its actual value and its parts.
@@ -242,6 +246,8 @@ def finish(
         tl.store(into + 2, as_fp64(tl.load(a_ptr + offsets(worst, 0, width, a_row, a_column, FLAT))))
         e_at = e_ptr + offsets(worst, 0, width, e_row, e_column, FLAT)
         tl.store(into + 3, as_fp64(tl.load(e_at)))
-        for i in tl.static_range(1, PARTS):
-            e_at += part
-            tl.store(into + 3 + i, tl.load(e_at))
+        if PARTS > 1:
+            tl.store(into + 4, tl.load(e_at + contract))
+        if PARTS == 4:
+            tl.store(into + 5, tl.load(e_at + contract + end))
+            tl.store(into + 6, tl.load(e_at + contract + end + end))

@@ -14,7 +14,8 @@ INTEGER_SUMS = 8  # columns that a program of `integer_statistics` writes before
 
 @triton.jit(do_not_specialize=SHAPE)
 def integer_statistics(
-    a_ptr, e_ptr, columns_ptr, numel, blocks, width, a_row, a_column, e_row, e_column,
+    a_ptr, e_ptr, columns_ptr, numel: tl.int64, blocks: tl.int32,
+    width: tl.int64, a_row: tl.int64, a_column: tl.int64, e_row: tl.int64, e_column: tl.int64,
     FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     lanes = tl.arange(0, BLOCK)
@@ -62,7 +63,8 @@ def integer_statistics(
 
 @triton.jit(do_not_specialize=SHAPE)
 def count_outside(
-    a_ptr, e_ptr, count_ptr, part, numel, blocks, width, a_row, a_column, e_row, e_column,
+    a_ptr, e_ptr, count_ptr, contract: tl.int64, end: tl.int64, numel: tl.int64, blocks: tl.int32,
+    width: tl.int64, a_row: tl.int64, a_column: tl.int64, e_row: tl.int64, e_column: tl.int64,
     PARTS: tl.constexpr, FLAT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds the elements outside to a counter; no part stands for an expected integer."""
@@ -76,14 +78,10 @@ def count_outside(
         if PARTS == 0:
             outside = a.to(tl.int64) != tl.load(e_at, there).to(tl.int64)
         else:
-            if PARTS > 1:
-                e_at += part
-            if PARTS == 4:
-                e_at += part
-            lo = tl.load(e_at, there)
+            lo = tl.load(e_at + contract + end, there)
             hi = lo
             if PARTS == 4:
-                hi = tl.load(e_at + part, there)
+                hi = tl.load(e_at + contract + end + end, there)
             outside = is_outside(as_fp64(a), lo, hi)
         outsides += (outside & there).to(tl.int32)
     tl.atomic_add(count_ptr, tl.sum(outsides, 0).to(tl.int64))

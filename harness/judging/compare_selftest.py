@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness import trust
-from harness.judging import fused_compare, torch_compare
+from harness.judging import torch_compare
 from harness.judging.compare import finished
-from harness.judging.fused_compare import Sort
+from harness.judging.fused_compare import Pair, Sort
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, FP64, cast
 from harness.result import NEAR, Comparison
@@ -20,9 +20,9 @@ from harness.result import NEAR, Comparison
 TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
 
 
-def trusted(sort: Sort | None) -> bool:
-    """Whether there are kernels for tensors of this sort, and they are trusted."""
-    return sort is not None and trust.trusted(sort.device, sort, f"comparing {sort.actual}", lambda: difference(sort))
+def trusted(sort: Sort) -> bool:
+    """Whether the kernels for tensors of this sort are trusted."""
+    return trust.trusted(sort.device, sort, f"comparing {sort.actual}", lambda: difference(sort))
 
 
 def difference(sort: Sort) -> str:
@@ -86,28 +86,34 @@ def sets_of(a: Tensor, e: Enclosure) -> dict[str, Tensor]:
 
 def _of_floats(sort: Sort) -> Iterator[str]:
     assert isinstance(sort.expected, int)
-    a, e = specials(sort.actual, sort.expected)
-    for which, chosen in sets_of(a, e).items():
-        actual, parts = _laid_out(a[chosen], sort.flat), _laid_out(e.parts[:, chosen], sort.flat)
-        actual, expected = actual.to(sort.device), Enclosure(parts.to(sort.device))
-        for fmt in TESTED:
-            [fused] = finished([fused_compare.begin(actual, expected, fmt)])
-            defined = torch_compare.compare(actual, expected, fmt)
-            if not agree(fused, defined):
-                yield f"{which} special values in {fmt.name}: {fused} instead of {defined}"
-        if fused_compare.outside_count(actual, expected) != torch_compare.outside_count(actual, expected):
-            yield f"the number outside among {which} special values"
+    kinds = [(sort.expected, sort.flat)] if sort.large else [(1, True), (2, True), (4, False)]
+    for parts, flat in kinds:
+        a, e = specials(sort.actual, parts)
+        for which, chosen in sets_of(a, e).items():
+            actual, stacked = _laid_out(a[chosen], flat), _laid_out(e.parts[:, chosen], flat)
+            actual, expected = actual.to(sort.device), Enclosure(stacked.to(sort.device))
+            pair = Pair.of(actual, expected, large=sort.large)
+            assert pair is not None
+            for fmt in TESTED:
+                [fused] = finished([pair.begin(fmt)])
+                defined = torch_compare.compare(actual, expected, fmt)
+                if not agree(fused, defined):
+                    yield f"{which} special values in {fmt.name}: {fused} instead of {defined}"
+            if pair.outside_count() != torch_compare.outside_count(actual, expected):
+                yield f"the number outside among {which} special values"
 
 
 def _of_integers(sort: Sort, dtype: torch.dtype) -> Iterator[str]:
     edges = torch.tensor([0, 1, -1, 2, 3, 5, 16, 17, 127, -128, 2**31 - 1, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63)])
     actual = _laid_out(edges.repeat(4).to(sort.actual), sort.flat).to(sort.device)
     expected = _laid_out(torch.cat([edges.roll(k) for k in range(4)]).to(dtype), sort.flat).to(sort.device)
-    [fused] = finished([fused_compare.begin_integers(actual, expected)])
+    pair = Pair.of(actual, expected, large=sort.large)
+    assert pair is not None
+    [fused] = finished([pair.begin_integers()])
     defined = torch_compare.compare_integers(actual, expected)
     if not agree(fused, defined):
         yield f"special integers: {fused} instead of {defined}"
-    if fused_compare.outside_count(actual, expected) != torch_compare.outside_count(actual, expected):
+    if pair.outside_count() != torch_compare.outside_count(actual, expected):
         yield "the number outside among special integers"
 
 

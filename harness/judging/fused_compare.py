@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,15 +18,17 @@ from harness.inputs.bits import bits_of_float
 from harness.judging import compare_kernels as kernels
 from harness.judging import compare_plain_kernels as plain_kernels
 from harness.judging.compare import Begun
-from harness.judging.torch_compare import FARTHEST, unravel
+from harness.judging.figures import FloatFigures, IntegerFigures, comparison, comparison_of_integers
 from harness.numerics import Enclosure, Format
 from harness.numerics.formats import ordinals
-from harness.result import Comparison, Worst
+from harness.numerics.fused import LARGE
+from harness.numerics.fused.compiled import launcher, unspecialized
 
 FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 )
 INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_PARTS = 4
 
 
 class Launch(NamedTuple):
@@ -59,69 +61,119 @@ class Walk(NamedTuple):
 
 
 class Sort(NamedTuple):
-    """What the kernels are compiled for: the dtype of the actual values, and parts of fp64 or a dtype of integers."""
+    """What the kernels are compiled for.
+
+    Attributes:
+        actual: the dtype of the actual values.
+        expected: the dtype of expected integers, or how many parts of fp64 there are.
+        flat: both lie in memory as they are gone through.
+        large: the kernels are for such tensors alone. Those that are not large take any number of parts, which counts
+            as four, and any way to go through them.
+    """
 
     device: torch.device
     actual: torch.dtype
     expected: int | torch.dtype
     flat: bool
+    large: bool
 
 
-class FloatFigures(NamedTuple):
-    """What `finish` writes of a comparison with an enclosure; the parts of the worst element follow.
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """An actual tensor that is not empty and what is expected of it, as the kernels take them.
 
-    `undecided` and `far` are what is not decided and what does not count in the bias; `beyond_16` are the elements
-    farther than 16 ulp from the contract's value.
+    Attributes:
+        expected: stacked parts, or integers.
+        contract, end: how far an element's value is from its exact part, and each end from what comes before.
     """
 
-    undecided: float
-    mismatched: float
-    outside: float
-    special: float
-    far: float
-    beyond_0: float
-    beyond_1: float
-    beyond_2: float
-    beyond_4: float
-    beyond_16: float
-    squared_error: float
-    squared_exact: float
-    bias_sum: float
-    max_error: float
-    max_ulp: float
-    budget_ratio: float
-    position: float
-    severity: float
-    actual: float
+    actual: Tensor
+    expected: Tensor
+    walk: Walk
+    sort: Sort
+    contract: int = 0
+    end: int = 0
 
+    @classmethod
+    def of(cls, actual: Tensor, expected: Enclosure | Tensor, *, large: bool | None = None) -> Pair | None:
+        """None where there is no kernel for them; `large` unless their size is to say which kernels."""
+        large = actual.numel() >= LARGE if large is None else large
+        walk = walk_of(actual, expected)
+        e = expected if isinstance(expected, Tensor) else expected.parts
+        if walk is None or actual.device != e.device:
+            return None
+        flat = large and walk.flat
+        if isinstance(expected, Tensor):
+            sort = Sort(actual.device, actual.dtype, e.dtype, flat, large)
+            return cls(actual, e, walk, sort) if {actual.dtype, e.dtype} <= INTEGERS else None
+        sort = Sort(actual.device, actual.dtype, len(e) if large else _PARTS, flat, large)
+        step = e.stride(0)
+        known = actual.dtype in FLOATS and e.dtype == torch.float64
+        return cls(actual, e, walk, sort, step * (len(e) > 1), step * (len(e) > 2)) if known else None
 
-class IntegerFigures(NamedTuple):
-    """What `finish` writes of a comparison of integers."""
+    def begin(self, fmt: Format) -> Begun:
+        """Begin to compare numbers, in a format of less than 53 bits."""
+        parts, blocks = self.sort.expected, self._blocks(STATISTICS)
+        assert isinstance(parts, int)
+        programs = min(blocks, STATISTICS.programs)
+        figures, columns = self._room(len(FloatFigures._fields) + parts, (len(FloatFigures._fields) - 1) * programs)
+        where = (self.contract, self.end, self.walk.numel, blocks, *self.walk[1:])
+        self._launch(
+            kernels.float_statistics, STATISTICS, programs,
+            (self.actual, self.expected, columns, *where, *_format(fmt)), (parts, self.sort.flat, STATISTICS.block),
+        )  # fmt: skip
+        self._finish(figures, columns, programs, (parts, kernels.FLOAT_SUMS, kernels.FLOAT_MAXIMA))
+        return Begun(figures, functools.partial(comparison, self.actual.shape))
 
-    wrong: float
-    beyond_0: float
-    beyond_1: float
-    beyond_2: float
-    beyond_4: float
-    beyond_16: float
-    squared_error: float
-    squared_exact: float
-    position: float
-    farthest: float
-    actual: float
-    expected: float
+    def begin_integers(self) -> Begun:
+        """Begin to compare integers or truth values."""
+        blocks, size = self._blocks(STATISTICS), len(IntegerFigures._fields)
+        programs = min(blocks, STATISTICS.programs)
+        figures, columns = self._room(size, (size - 2) * programs)
+        self._launch(
+            plain_kernels.integer_statistics, STATISTICS, programs,
+            (self.actual, self.expected, columns, self.walk.numel, blocks, *self.walk[1:]),
+            (self.sort.flat, STATISTICS.block),
+        )  # fmt: skip
+        self._finish(figures, columns, programs, (1, plain_kernels.INTEGER_SUMS, 0))
+        return Begun(figures, functools.partial(comparison_of_integers, self.actual.shape))
 
+    def outside_count(self) -> Tensor:
+        """How many elements are outside."""
+        count = torch.zeros(1, dtype=torch.int64, device=self.actual.device)
+        blocks, parts = self._blocks(COUNT), self.sort.expected if isinstance(self.sort.expected, int) else 0
+        self._launch(
+            plain_kernels.count_outside, COUNT, min(blocks, COUNT.programs),
+            (self.actual, self.expected, count, self.contract, self.end, self.walk.numel, blocks, *self.walk[1:]),
+            (parts, self.sort.flat, COUNT.block),
+        )  # fmt: skip
+        return count[0]
 
-def sort_of(actual: Tensor, expected: Enclosure | Tensor) -> Sort | None:
-    """What is needed for these tensors; None where there is no kernel for them."""
-    e = expected if isinstance(expected, Tensor) else expected.parts
-    kind: int | torch.dtype
-    if isinstance(expected, Tensor):
-        known, kind = {actual.dtype, e.dtype} <= INTEGERS, e.dtype
-    else:
-        known, kind = actual.dtype in FLOATS and e.dtype == torch.float64, len(e)
-    walk = walk_of(actual, expected)
-    return Sort(actual.device, actual.dtype, kind, walk.flat) if known and walk and actual.device == e.device else None
+    def _blocks(self, launch: Launch) -> int:
+        return -(-self.walk.numel // launch.block)
+
+    def _room(self, figures: int, columns: int) -> list[Tensor]:
+        """Memory for figures, and for what they are made of."""
+        room = torch.empty(figures + columns, dtype=torch.float64, device=self.actual.device)
+        return [room[:figures], room[figures:]]
+
+    def _finish(self, figures: Tensor, columns: Tensor, programs: int, constants: tuple[int, int, int]) -> None:
+        self._launch(
+            kernels.finish, FINISH, sum(constants[1:]) + 1,
+            (columns, figures, self.actual, self.expected, self.contract, self.end, programs, *self.walk[1:]),
+            (*constants, self.sort.flat, FINISH.block),
+        )  # fmt: skip
+
+    def _launch(
+        self, kernel: Any, launch: Launch, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+    ) -> None:
+        if self.sort.large:  # worth a kernel for each alignment
+            with torch.cuda.device_of(self.actual):
+                kernel[(programs,)](*arguments, *constants, num_warps=launch.warps, enable_fp_fusion=False)
+        else:
+            dtypes = self.actual.dtype, self.expected.dtype
+            start = launcher(unspecialized(kernel), constants, self.actual.device, dtypes, launch.warps)
+            start((programs, 1), arguments)
 
 
 def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
@@ -141,115 +193,6 @@ def walk_of(actual: Tensor, expected: Enclosure | Tensor) -> Walk | None:
     return Walk(actual.numel(), width, a_row, a_column, e_row, e_column)
 
 
-def begin(actual: Tensor, expected: Enclosure, fmt: Format) -> Begun:
-    """Begin to compare tensors that have a `Sort`, in a format of less than 53 bits."""
-    return Begun(_float_figures(actual, expected, fmt), functools.partial(_comparison, actual.shape))
-
-
-def begin_integers(actual: Tensor, expected: Tensor) -> Begun:
-    """Begin to compare tensors of integers or truth values that have a `Sort`."""
-    return Begun(_integer_figures(actual, expected), functools.partial(_comparison_of_integers, actual.shape))
-
-
-def _comparison(shape: torch.Size, numbers: list[float]) -> Comparison:
-    figures, numel = FloatFigures(*numbers[: len(FloatFigures._fields)]), shape.numel()
-    known = numbers[len(FloatFigures._fields) :]
-    exact, value, lo, hi = (known + known[-1:] * 3)[:4]
-    index = unravel(int(figures.position), shape)
-    return Comparison(
-        numel=numel,
-        decided=numel - int(figures.undecided),
-        mismatched=int(figures.mismatched),
-        outside=int(figures.outside),
-        special=int(figures.special),
-        squared_error=figures.squared_error,
-        squared_exact=figures.squared_exact,
-        max_error=figures.max_error,
-        bias_sum=figures.bias_sum,
-        bias_count=numel - int(figures.far),
-        max_ulp=figures.max_ulp,
-        ulp_histogram=_histogram(numel, figures),
-        budget_ratio=figures.budget_ratio,
-        worst=Worst(index, figures.actual, value, exact, lo, hi, _ulp_of(figures.severity)),
-    )
-
-
-def _comparison_of_integers(shape: torch.Size, numbers: list[float]) -> Comparison:
-    figures, numel = IntegerFigures(*numbers), shape.numel()
-    index, value = unravel(int(figures.position), shape), figures.expected
-    return Comparison(
-        numel=numel,
-        decided=numel,
-        mismatched=int(figures.wrong),
-        outside=int(figures.wrong),
-        squared_error=figures.squared_error,
-        squared_exact=figures.squared_exact,
-        max_error=figures.farthest,
-        max_ulp=figures.farthest,
-        ulp_histogram=_histogram(numel, figures),
-        worst=Worst(index, figures.actual, value, value, value, value, figures.farthest),
-    )
-
-
-def outside_count(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """How many elements of `actual` are outside, for tensors that have a `Sort`."""
-    walk = walk_of(actual, expected)
-    assert walk is not None
-    e, parts = (expected, 0) if isinstance(expected, Tensor) else (expected.parts, len(expected.parts))
-    count = torch.zeros(1, dtype=torch.int64, device=actual.device)
-    blocks = -(-walk.numel // COUNT.block)
-    with torch.cuda.device_of(actual):
-        plain_kernels.count_outside[(min(blocks, COUNT.programs),)](
-            actual, e, count, e.stride(0) if parts else 0, walk.numel, blocks, *walk[1:],
-            PARTS=parts, FLAT=walk.flat, BLOCK=COUNT.block, **_options(COUNT),
-        )  # fmt: skip
-    return count[0]
-
-
-def _float_figures(actual: Tensor, expected: Enclosure, fmt: Format) -> Tensor:
-    walk = walk_of(actual, expected)
-    assert walk is not None
-    parts, blocks = expected.parts, -(-walk.numel // STATISTICS.block)
-    programs = min(blocks, STATISTICS.programs)
-    size = len(FloatFigures._fields) + len(parts)
-    room = torch.empty(size + (len(FloatFigures._fields) - 1) * programs, dtype=torch.float64, device=actual.device)
-    figures, columns = room[:size], room[size:]
-    with torch.cuda.device_of(actual):
-        kernels.float_statistics[(programs,)](
-            actual, parts, columns, parts.stride(0), walk.numel, blocks, *walk[1:], *_format(fmt),
-            PARTS=len(parts), FLAT=walk.flat, BLOCK=STATISTICS.block, **_options(STATISTICS),
-        )  # fmt: skip
-        kernels.finish[(kernels.FLOAT_SUMS + kernels.FLOAT_MAXIMA + 1,)](
-            columns, figures, actual, parts, parts.stride(0), programs, *walk[1:],
-            PARTS=len(parts), SUMS=kernels.FLOAT_SUMS, MAXIMA=kernels.FLOAT_MAXIMA,
-            FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
-        )  # fmt: skip
-    return figures
-
-
-def _integer_figures(actual: Tensor, expected: Tensor) -> Tensor:
-    walk = walk_of(actual, expected)
-    assert walk is not None
-    blocks = -(-walk.numel // STATISTICS.block)
-    programs, size = min(blocks, STATISTICS.programs), len(IntegerFigures._fields)
-    room = torch.empty(size + (size - 2) * programs, dtype=torch.float64, device=actual.device)
-    figures, columns = room[:size], room[size:]
-    with torch.cuda.device_of(actual):
-        plain_kernels.integer_statistics[(programs,)](
-            actual, expected, columns, walk.numel, blocks, *walk[1:],
-            FLAT=walk.flat, BLOCK=STATISTICS.block, **_options(STATISTICS),
-        )  # fmt: skip
-        kernels.finish[(plain_kernels.INTEGER_SUMS + 1,)](
-            columns, figures, actual, expected, 0, programs, *walk[1:],
-            PARTS=1, SUMS=plain_kernels.INTEGER_SUMS, MAXIMA=0, FLAT=walk.flat, BLOCK=FINISH.block, **_options(FINISH),
-        )  # fmt: skip
-    return figures
-
-
-def _options(launch: Launch) -> dict[str, Any]:
-    return {"num_warps": launch.warps, "enable_fp_fusion": False}
-
-
 @functools.cache
 def _format(fmt: Format) -> tuple[int, int, int, int, int]:
     """What the kernels need to know of a format, as integers.
@@ -260,15 +203,3 @@ def _format(fmt: Format) -> tuple[int, int, int, int, int]:
     limit = int(ordinals(torch.tensor(math.inf, dtype=torch.float64), fmt))
     shift = bits_of_float(fmt.quantum * 2.0**52)
     return 53 - fmt.precision, fmt.min_exponent + 1023, shift, limit, limit + (fmt.overflow == "inf")
-
-
-def _histogram(numel: int, figures: FloatFigures | IntegerFigures) -> tuple[int, ...]:
-    f = figures
-    beyond = map(int, (numel, f.beyond_0, f.beyond_1, f.beyond_2, f.beyond_4, f.beyond_16, 0))
-    return tuple(more - less for more, less in pairwise(beyond))
-
-
-def _ulp_of(severity: float) -> float:
-    """The distance of an element of that severity."""
-    distance = severity - 2 * FARTHEST if severity >= 2 * FARTHEST else severity
-    return math.inf if distance == FARTHEST else distance

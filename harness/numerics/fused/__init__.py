@@ -22,6 +22,12 @@ from harness.trust import fuses, trusted
 
 P = ParamSpec("P")
 
+LARGE = 1 << 20
+"""Elements of an operand from which on a kernel is compiled for how many parts there are, and how they lie in memory.
+
+One kernel serves whatever is smaller: to compile another takes longer than it saves.
+"""
+
 
 def one_kernel_on_cuda(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """The definition, which on CUDA tensors is replaced by the kernel of its name.
@@ -46,14 +52,15 @@ def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...
     operands = tuple(arg for arg in args if isinstance(arg, Tensor))
     numbers = tuple(arg for arg in args if isinstance(arg, float))
     fmt = next((arg for arg in args if isinstance(arg, Format)), None)
+    large = any(operand[0].numel() >= LARGE for operand in operands)
 
     def difference() -> str:
         from harness.numerics.fused import selftest
 
-        return selftest.difference(name, definition, len(operands), len(numbers), fmt, operands[0].device)
+        return selftest.difference(name, definition, len(operands), len(numbers), fmt, operands[0].device, large)
 
-    if not trusted(operands[0].device, (name, len(operands), len(numbers), fmt), name, difference):
+    if not trusted(operands[0].device, (name, len(operands), len(numbers), fmt, large), name, difference):
         return None
     from harness.numerics.fused.launch import run
 
-    return run(name, operands, numbers, fmt)
+    return run(name, operands, numbers, fmt, large=large)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -16,12 +16,16 @@ Launch = Callable[[tuple[int, int], tuple[Any, ...]], None]
 
 @cache
 def launcher(
-    function: Any, constants: tuple[Any, ...], device: torch.device, dtype: torch.dtype = torch.float64
+    function: Any,
+    constants: tuple[Any, ...],
+    device: torch.device,
+    dtypes: Hashable = torch.float64,
+    warps: int = WARPS,
 ) -> Launch:
-    """A kernel with the constants that it ends with, compiled at its first launch for tensors of `dtype`.
+    """A kernel with the constants that it ends with, compiled at its first launch for tensors of these `dtypes`.
 
     `function[grid]` would look the compiled kernel up at each launch, for which it reads all arguments. So a function
-    must not be specialized for the values of any (`do_not_specialize`). On the CPU it is interpreted.
+    must be `unspecialized`, and say of every integer how many bits it has. On the CPU it is interpreted.
     """
     compiled: list[Any] = []
 
@@ -30,7 +34,7 @@ def launcher(
 
     def launch(programs: tuple[int, int], arguments: tuple[Any, ...]) -> None:
         if not compiled:
-            options = {"num_warps": WARPS, "enable_fp_fusion": False}
+            options = {"num_warps": warps, "enable_fp_fusion": False}
             compiled.append(function.warmup(*arguments, *constants, grid=(1,), **options))
         compiled[0][*programs, 1](*arguments, *constants)
 
@@ -42,3 +46,13 @@ def launcher(
                 launch(programs, arguments)
 
     return launch_on_device if device.type == "cuda" else interpret
+
+
+@cache
+def unspecialized(function: Any) -> Any:
+    """A Triton kernel of a Python function or kernel that is specialized for the values of its constants alone."""
+    import triton
+
+    plain = getattr(function, "fn", function)
+    names = plain.__code__.co_varnames[: plain.__code__.co_argcount]
+    return triton.jit(plain, do_not_specialize=[name for name in names if not name.isupper()])

@@ -20,7 +20,7 @@ def load(pointer, contract, end, offset, mask):
 
 
 ARGUMENTS = [
-    *["out", "x", "y", "z", "w", "size", "rows", "columns"],
+    *["out", "x", "y", "z", "w", "parts", "size", "rows", "columns"],
     *[f"{operand}{what}" for operand in "xyzw" for what in ("_contract", "_end", "0", "1", "2")],
     *["first", "second"],
 ]
@@ -28,13 +28,13 @@ ARGUMENTS = [
 
 @triton.jit(do_not_specialize=ARGUMENTS)  # one compiled kernel serves all of their values
 def elementwise(
-    out, x, y, z, w, size: tl.int32, rows: tl.int32, columns: tl.int32,
+    out, x, y, z, w, parts: tl.int32, size: tl.int32, rows: tl.int32, columns: tl.int32,
     x_contract: tl.int64, x_end: tl.int64, x0: tl.int64, x1: tl.int64, x2: tl.int64,
     y_contract: tl.int64, y_end: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64,
     z_contract: tl.int64, z_end: tl.int64, z0: tl.int64, z1: tl.int64, z2: tl.int64,
     w_contract: tl.int64, w_end: tl.int64, w0: tl.int64, w1: tl.int64, w2: tl.int64,
     first: tl.float64, second: tl.float64,
-    FUNCTION: tl.constexpr, OPERANDS: tl.constexpr, FLAT: tl.constexpr, PARTS: tl.constexpr,
+    FUNCTION: tl.constexpr, OPERANDS: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr,
     F: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`FUNCTION` of the elements of up to four operands, whose indices have three dimensions [..., rows, columns]."""
@@ -63,8 +63,8 @@ def elementwise(
         result = FUNCTION(*operands, F=F)
     step = size.to(tl.int64)
     tl.store(out + index, result[0], mask=mask)
-    if PARTS > 1:
-        tl.store(out + step + index, result[1], mask=mask)
-    if PARTS > 2:
-        tl.store(out + 2 * step + index, result[2], mask=mask)
-        tl.store(out + 3 * step + index, result[3], mask=mask)
+    if MOST > 1:
+        tl.store(out + step + index, result[1], mask=mask & (parts > 1))
+    if MOST > 2:
+        tl.store(out + 2 * step + index, result[2], mask=mask & (parts > 2))
+        tl.store(out + 3 * step + index, result[3], mask=mask & (parts > 2))

@@ -49,27 +49,34 @@ class Layout:
     parts: int
 
 
-def run(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
-    """The result of an operation on one device; None where its kernel does not take such operands."""
+def run(
+    name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None, *, large: bool
+) -> Tensor | None:
+    """The result of an operation on one device; None where its kernel does not take such operands.
+
+    `large` asks for the kernel that is compiled for operands like these.
+    """
     if name in sums.OPERATIONS:
         return sums.run(name, operands[0], numbers, fmt)
     if name == "hull":
-        return _hull(operands)
+        return _hull(operands, large)
     if name == "product_in_any_order" and len(operands) not in _FACTORS:
         return None
-    return _launched(name, operands, numbers, fmt)
+    return _launched(name, operands, numbers, fmt, large)
 
 
-def _hull(options: tuple[Tensor, ...]) -> Tensor | None:
+def _hull(options: tuple[Tensor, ...], large: bool) -> Tensor | None:
     """Hull of any number of options, by three at a time."""
     if len(options) < _MOST_OPTIONS:
-        return _launched("hull", (*options, options[0])[:2], (), None)
-    first = _launched("hull_of_three", options[:_MOST_OPTIONS], (), None)
+        return _launched("hull", (*options, options[0])[:2], (), None, large)
+    first = _launched("hull_of_three", options[:_MOST_OPTIONS], (), None, large)
     rest = options[_MOST_OPTIONS:]
-    return first if first is None or not rest else _hull((first, *rest))
+    return first if first is None or not rest else _hull((first, *rest), large)
 
 
-def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None) -> Tensor | None:
+def _launched(
+    name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt: Format | None, large: bool
+) -> Tensor | None:
     layout = layout_of(tuple((x.shape, x.stride()) for x in operands))
     if layout is None:
         return None
@@ -77,19 +84,20 @@ def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...
     first = operands[0]
     out = first.new_empty((parts, *layout.shape))
     if size := layout.arguments[0]:
-        launch = _launcher(name, len(operands), layout.flat, parts, fmt, len(numbers), first.device)
+        flat, most = (layout.flat, parts) if large else (False, 4)
+        launch = _launcher(name, len(operands), flat, most, fmt, len(numbers), first.device)
         pointers = (out, *operands, *[first] * (_MOST_OPERANDS - len(operands)))
-        launch((-(-size // BLOCK), 1), (*pointers, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
+        launch((-(-size // BLOCK), 1), (*pointers, parts, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
     return out
 
 
 @cache
 def _launcher(
-    name: str, operands: int, flat: bool, parts: int, fmt: Format | None, numbers: int, device: torch.device
+    name: str, operands: int, flat: bool, most: int, fmt: Format | None, numbers: int, device: torch.device
 ) -> Launch:
     function = vars(primitives if hasattr(primitives, name) else elements)[name]
     position = None if fmt is None else FORMATS.index(fmt)
-    return launcher(elementwise, (function, operands, flat, parts, position, numbers, BLOCK), device)
+    return launcher(elementwise, (function, operands, flat, most, position, numbers, BLOCK), device)
 
 
 @lru_cache(maxsize=4096)

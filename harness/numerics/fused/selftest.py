@@ -90,20 +90,32 @@ def _terms(name: str) -> Iterator[list[Tensor]]:
 
 
 def difference(
-    name: str, definition: Operation, operands: int, numbers: int, fmt: Format | None, device: torch.device
+    name: str,
+    definition: Operation,
+    operands: int,
+    numbers: int,
+    fmt: Format | None,
+    device: torch.device,
+    large: bool,
 ) -> str:
     """Where the kernel on `device` gives something else than the definition on the CPU; empty if nowhere."""
-    found = (compared(name, definition, given, numbers, fmt, device) for given in examples(name, operands))
+    found = (compared(name, definition, given, numbers, fmt, device, large) for given in examples(name, operands))
     return next(filter(None, found), "")
 
 
 def compared(
-    name: str, definition: Operation, given: list[Tensor], numbers: int, fmt: Format | None, device: torch.device
+    name: str,
+    definition: Operation,
+    given: list[Tensor],
+    numbers: int,
+    fmt: Format | None,
+    device: torch.device,
+    large: bool,
 ) -> str:
     """`difference` for these operands; empty also where the kernel does not take them."""
     constants = _NUMBERS[:numbers]
     expected = definition(*given, *constants, **({} if fmt is None else {"fmt": fmt}))
-    actual = run(name, tuple(x.to(device) for x in given), constants, fmt)
+    actual = run(name, tuple(x.to(device) for x in given), constants, fmt, large=large)
     if actual is None or not (found := unlike(name, actual.cpu(), expected)):
         return ""
     return f"on operands {', '.join(str(list(x.shape)) for x in given)} it gives {found}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from harness.numerics.formats import Format
@@ -18,6 +17,7 @@ from harness.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10
 TILE = 512
+_COLUMNS = {True: (32, 128, 512), False: (16, 64)}  # of a tile of rows, or of columns: few, as each is compiled
 BLOCK = 256
 PROGRAMS = 512  # as many as keep a GPU busy
 OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares", "bounded"))
@@ -41,7 +41,8 @@ def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | No
 def _facts(terms: Tensor, *, outer: int, inner: int, rows: bool = True, squares: bool = False) -> Tensor:
     """The facts of `outer` sums of `inner` terms, in as many shares as keep the device busy."""
     terms = terms.contiguous()
-    columns = min(TILE if rows else 64, triton.next_power_of_2(max(1, terms.shape[-1])))
+    most = _COLUMNS[rows]
+    columns = next((columns for columns in most if columns >= terms.shape[-1]), most[-1])
     tile = TILE // columns, columns
     sums_of_tile, terms_of_tile = tile if rows else tile[::-1]
     programs = -(-outer // sums_of_tile)
