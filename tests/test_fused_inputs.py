@@ -5,6 +5,7 @@ The kernels run in the interpreter here, and on a GPU in the tests marked gpu.
 
 import math
 import os
+from collections import Counter
 from importlib import import_module
 
 import pytest
@@ -36,6 +37,7 @@ INTEGERS = ("normal", "zeros", "ones", "counting", "bits", "below_7", "around_9"
 def for_any_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused kernels for tensors of the CPU, too, and no memory of what earlier tests compared."""
     monkeypatch.setattr(trust, "_trusted", {})
+    monkeypatch.setattr(values, "_FEW_USES", 0)
     if request.node.get_closest_marker("gpu"):
         return
     if os.environ["TRITON_INTERPRET"] == "0":
@@ -227,6 +229,20 @@ def test_kernel_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
         actual = filled(spec, 1, by_torch=False)
     assert torch.equal(actual, filled(spec, 1, by_torch=True))
     assert torch.equal(filled(spec, 2, by_torch=False), filled(spec, 2, by_torch=True))
+
+
+def test_small_tensors_are_filled_by_torch_until_a_kernel_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large tensor is worth it at once; whatever fills a tensor, its values are the same."""
+    monkeypatch.setattr(values, "_FEW_USES", 2)
+    monkeypatch.setattr(values, "_uses", Counter())
+    monkeypatch.setattr(lines, "_LARGE", 300)
+    filled_at_once = []
+    fill_at_once = values.fill_at_once
+    monkeypatch.setattr(values, "fill_at_once", lambda *what: (filled_at_once.append(1), fill_at_once(*what)))
+    for shape, kernels in (("6,40", 0), ("6,40", 0), ("6,40", 2), ("6,40", 3), ("7,50", 5)):
+        [spec] = parse_case(f"op x=fp32[{shape}]:rows seed=0").tensors
+        assert torch.equal(filled(spec, 1, by_torch=False), filled(spec, 1, by_torch=True))
+        assert len(filled_at_once) == kernels, shape
 
 
 def test_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from harness.case import contiguous_strides
 
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)
-_LARGE = 1 << 20  # elements from which on a kernel is compiled for their lines; one serves whatever is smaller
+_LARGE = 1 << 20  # elements
 _NARROW, _MANY = 128, 256  # columns and lines from which on most of a tile of one line would be idle
 
 Dimension = tuple[int, int, int]
@@ -34,19 +34,28 @@ class Lines:
     size: int
     stride: int
 
+    @property
+    def count(self) -> int:
+        """How many lines there are."""
+        return math.prod(size for size, _, _ in self.leading)
+
+    @functools.cached_property
+    def large(self) -> bool:
+        """Whether a kernel is compiled for such lines; one serves whatever is smaller."""
+        return self.count * self.size >= _LARGE
+
     @functools.cached_property
     def tile(self) -> tuple[int, int, bool]:
         """Lines and columns that are handled at a time, and whether neighbours in a line are so in memory."""
-        count = math.prod(size for size, _, _ in self.leading)
-        if count * self.size < _LARGE:
+        if not self.large:
             return (*_NARROW_TILE, False)
-        narrow = self.size <= _NARROW and count >= _MANY
+        narrow = self.size <= _NARROW and self.count >= _MANY
         return (*(_NARROW_TILE if narrow else _TILE), self.stride == 1)
 
     @functools.cached_property
     def tiles(self) -> int:
         """How many tiles there are."""
-        return -(-math.prod(size for size, _, _ in self.leading) // self.tile[0]) * self._across
+        return -(-self.count // self.tile[0]) * self._across
 
     @property
     def _across(self) -> int:
