@@ -13,7 +13,7 @@ from harness.case import contiguous_strides
 
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)
-_LARGE = 1 << 20  # elements
+_LARGE = 1 << 21  # elements
 _NARROW, _MANY = 128, 256  # columns and lines from which on most of a tile of one line would be idle
 
 Dimension = tuple[int, int, int]

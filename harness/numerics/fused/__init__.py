@@ -22,7 +22,7 @@ from harness.trust import fuses, trusted
 
 P = ParamSpec("P")
 
-LARGE = 1 << 20
+LARGE = 1 << 21
 """Elements of an operand from which on a kernel is compiled for how many parts there are, and how they lie in memory.
 
 One kernel serves whatever is smaller: to compile another takes longer than it saves.
