@@ -330,16 +330,16 @@ def test_compiled_functions_stay_compiled() -> None:
 
 def twice(kernel: Callable[[Tensor], object], dtype: torch.dtype) -> Tensor:
     """The mask of unwritten elements after two runs of a kernel that fills what it is given."""
-    results, poison = [], []
+    results, held = [], []
     for number in (0, 1):
         with guarded_allocations(number) as allocations:
             out = torch.empty(4, 6, dtype=dtype)
         kernel(out)
         results.append(out)
-        poison.append(allocations.poison_of(out))
-    blank, stale = unwritten(*results, *poison)
+        held.append(allocations.poison_of(out))
+    blank, stale = unwritten(*results, *held)
     assert not stale.any()
-    found = differences(*results, *poison)
+    found = differences(*results, *held)
     assert (found.unwritten, found.uninitialised) == (int(blank.sum()), 0)
     return blank
 
@@ -381,8 +381,8 @@ def test_poison_mask_of_a_view_and_of_complex() -> None:
 def test_elements_that_come_from_unwritten_scratch_were_written(dtype: str, first: str) -> None:
     """Loaded and stored, or added to a number: one element of the result is left out, two are poison of the scratch."""
     results, copies = [], []
-    for poison in (0, 1):
-        with guarded_allocations(poison) as allocations:
+    for number in (0, 1):
+        with guarded_allocations(number) as allocations:
             names = (first, *({"result", "scratch"} - {first}))
             both = {name: torch.empty(4, dtype=DTYPES[dtype]) for name in names}
         result, scratch = both["result"], both["scratch"]
@@ -391,14 +391,14 @@ def test_elements_that_come_from_unwritten_scratch_were_written(dtype: str, firs
         copy = scratch.clone()
         results.append((result, allocations.poison_of(result)))
         copies.append((copy, allocations.poison_of(copy)))
-    (a, b), poison = zip(*results, strict=True)
-    own, other = unwritten(a, b, *poison)
+    (a, b), held = zip(*results, strict=True)
+    own, other = unwritten(a, b, *held)
     assert own.tolist() == [False, False, False, True]
     assert other.tolist() == [False, True, True, False]
-    found = differences(a, b, *poison)
+    found = differences(a, b, *held)
     assert (found.unwritten, found.uninitialised, found.changed) == (1, 2, 3)
-    (a, b), poison = zip(*copies, strict=True)
-    own, other = unwritten(a, b, *poison)
+    (a, b), held = zip(*copies, strict=True)
+    own, other = unwritten(a, b, *held)
     assert (own.any(), other.all()) == (False, True), "its own memory is no guarded allocation"
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from harness.inputs.blocks import row_blocks
+from harness.inputs.blocks import pieces
 
 INCREMENT = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -90,12 +90,6 @@ def numbers(tensors: Sequence[Tensor]) -> list[int]:
     return [found[place] for place in range(len(tensors))]
 
 
-def pieces(*tensors: Tensor, budget: int = _AT_ONCE) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of one shape in the same parts, views of at most `budget` elements each, in logical order."""
-    for index in row_blocks(tuple(tensors[0].shape), 1, budget):
-        yield tuple(tensor[index] for tensor in tensors)
-
-
 def unequal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     """Which pairs of tensors, each of one shape and dtype, differ in a bit; a device is waited for once."""
     flags = [(place, flag) for place, pair in enumerate(pairs) for flag in unequal_flags(*pair)]
@@ -109,7 +103,7 @@ def unequal_flags(a: Tensor, b: Tensor) -> list[Tensor]:
     a, b = _widest(*(bits_of(torch.view_as_real(t) if t.is_complex() else t) for t in (a, b)))
     if a.device.type == "cpu":  # stops at the first difference
         return [torch.tensor(not torch.equal(a, b))]
-    return [(x != y).any() for x, y in pieces(a, b)]
+    return [(x != y).any() for x, y in pieces(a, b, budget=_AT_ONCE)]
 
 
 def _widest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

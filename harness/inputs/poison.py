@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.inputs.bits import bits_of, pieces
+from harness.inputs.bits import bits_of
+from harness.inputs.blocks import pieces
 from harness.inputs.guards import canary, integer_of
 
 _AT_ONCE = 1 << 22  # elements that are counted at a time; there are several masks of them
