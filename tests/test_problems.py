@@ -81,7 +81,8 @@ def test_both_problems_of_a_case_are_weighed_when_the_next_one_is_asked_for(monk
     problems = Problems()
     own, other = (problems.of(rms_norm, NATIVE, inputs(seed=seed), Premises()) for seed in (1, 2))
     held = sum(t.untyped_storage().nbytes() for problem in (own, other) for t in problem.tensors.values())
-    monkeypatch.setattr("harness.judging.problems._MOST_BYTES", held)
     assert own.trace.nbytes > 0
-    problems.of(rms_norm, NATIVE, inputs(seed=3), Premises())
+    with monkeypatch.context() as patch:
+        patch.setattr("harness.judging.problems._MOST_BYTES", held)
+        problems.of(rms_norm, NATIVE, inputs(seed=3), Premises())
     assert problems.of(rms_norm, NATIVE, inputs(seed=1), Premises()) is not own
