@@ -176,3 +176,27 @@ def test_a_device_is_waited_for_once_a_call_and_once_for_calls_that_are_compared
         monkeypatch.setattr(module, "numbers", lambda flags: found.append(len(flags)) or numbers(flags))
     assert list(called(norm, repeat=repeat, stages=("normalized",)).findings()) == []
     assert len(found) == waits
+
+
+def test_a_result_beyond_an_input_is_what_the_kernel_wrote_there() -> None:
+    """What lastbit restores before the next call is copied before."""
+
+    def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return x.as_strided(x.shape, (64, 1), x.storage_offset() + 512).copy_(norm(x, weight, eps=eps)["output"])
+
+    calls = called(kernel)
+    expected = norm(*build(SMALL, CPU).tensors.values(), eps=1e-6)["output"]
+    assert torch.equal(calls.first.actual["output"], expected)
+    assert [finding.kind for finding in calls.findings()] == ["wrote_outside", "reused_memory"]
+
+
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_a_result_without_memory_is_an_error(number: int) -> None:
+    count = iter(range(1, 5))
+
+    def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        output = norm(x, weight, eps=eps)["output"]
+        return output.to("meta") if next(count) == number else output
+
+    result = verify_case(Subject(Kernel("mine", "rms_norm", "", kernel), RMS_NORM, CPU), SMALL)
+    assert result.verdict is Verdict.ERRORED and "device meta" in result.reason

@@ -111,18 +111,22 @@ class Caller:
         poison = {} if allocations is None else {name: allocations.poison_of(named[name]) for name in self.results}
         shared = _shared(named, inputs)
         borrowed = {a for a, b in shared if b.startswith(_INPUT)}
-        restored = {g.words.untyped_storage().data_ptr() for g in inputs.guards}
-        fleeting = borrowed | {n for n, t in named.items() if t.untyped_storage().data_ptr() in restored}
-        # Other objects than the kernel's, which it may hold on to.
-        actual = {n: t.clone() if n in fleeting else t.detach() for n, t in named.items()}
+        named = {n: t.detach() for n, t in named.items()}  # other objects than the kernel's, which it may hold on to
+        actual = {n: t.clone() if n in borrowed or _within(inputs, t) else t for n, t in named.items()}
         if seen or mutates:
             inputs.restore()
         findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.changed
         shared = [(a, b) for a, b in shared if a in self.results and (b in self.results or b.startswith(_INPUT))]
         findings += [_overlap(a, b) for a, b in shared if b not in {f"{_INPUT}{name}" for name in mutates}]
-        own = {name: actual[name] for name in self.results if name not in borrowed}
+        own = {name: named[name] for name in self.results if name not in borrowed}
         findings += _reused(self.held, own)
         return Call(self.results, actual, {} if self.held else own, tuple(findings), poison)
+
+
+def _within(inputs: Inputs, tensor: Tensor) -> bool:
+    """Whether a tensor lies in the allocation of an input, all of which is restored."""
+    memory = tensor.untyped_storage().data_ptr()
+    return any(memory == guarded.words.untyped_storage().data_ptr() for guarded in inputs.guards)
 
 
 def _is_ours_alone(tensor: Tensor) -> bool:

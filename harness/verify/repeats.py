@@ -143,10 +143,10 @@ def guard_dependent(kernel: Kernel, guarded: Call, unguarded: Call) -> Iterator[
 
 @timed(GUARDS)
 def _apart(first: Call, second: Call, names: Iterable[str]) -> list[str]:
-    """Which of the named stages differ in kind or in a bit, where both calls gave them."""
+    """Which of the named stages differ in kind, device or a bit, where both calls gave them; none without memory."""
     a, b = first.actual, second.actual
-    names = [name for name in dict.fromkeys(names) if name in a and name in b]
-    alike = [name for name in names if not _another_kind(a[name], b[name]) and not a[name].is_meta]
+    names = [name for name in dict.fromkeys(names) if name in a and name in b and not a[name].is_meta]
+    alike = [n for n in names if not _another_kind(a[n], b[n]) and a[n].device == b[n].device]
     differing = dict(zip(alike, unequal([(a[name], b[name]) for name in alike]), strict=True))
     return [name for name in names if differing.get(name, True)]
 
