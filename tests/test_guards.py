@@ -11,9 +11,21 @@ from torch import Tensor
 
 from harness.case import DTYPES, parse_case
 from harness.errors import UsageError
-from harness.inputs import Inputs, Violation, build, guarded_allocations, overlaps, poison_mask, unwritten, written
+from harness.inputs import (
+    Inputs,
+    Poison,
+    Violation,
+    build,
+    differences,
+    guarded_allocations,
+    overlaps,
+    poison,
+    poison_mask,
+    unwritten,
+    written,
+)
 from harness.inputs.bits import bits_of, numbers
-from harness.inputs.guards import canary, integer_of
+from harness.inputs.guards import MANTISSA_BITS, canary, integer_of
 
 EVERY_DTYPE = sorted(DTYPES)
 
@@ -318,15 +330,18 @@ def test_compiled_functions_stay_compiled() -> None:
 
 def twice(kernel: Callable[[Tensor], object], dtype: torch.dtype) -> Tensor:
     """The mask of unwritten elements after two runs of a kernel that fills what it is given."""
-    results = []
-    for poison in (0, 1):
-        with guarded_allocations(poison) as allocations:
+    results, held = [], []
+    for number in (0, 1):
+        with guarded_allocations(number) as allocations:
             out = torch.empty(4, 6, dtype=dtype)
         kernel(out)
-        results.append(allocations.poisoned(out))
-    found = unwritten(*results)
-    assert not found.other.any()
-    return found.own
+        results.append(out)
+        held.append(allocations.poison_of(out))
+    blank, stale = unwritten(*results, *held)
+    assert not stale.any()
+    found = differences(*results, *held)
+    assert (found.unwritten, found.uninitialised) == (int(blank.sum()), 0)
+    return blank
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE)
@@ -365,19 +380,44 @@ def test_poison_mask_of_a_view_and_of_complex() -> None:
 @pytest.mark.parametrize("first", ["result", "scratch"])
 def test_elements_that_come_from_unwritten_scratch_were_written(dtype: str, first: str) -> None:
     """Loaded and stored, or added to a number: one element of the result is left out, two are poison of the scratch."""
-    seen = []
-    for poison in (0, 1):
-        with guarded_allocations(poison) as allocations:
+    results, copies = [], []
+    for number in (0, 1):
+        with guarded_allocations(number) as allocations:
             names = (first, *({"result", "scratch"} - {first}))
             both = {name: torch.empty(4, dtype=DTYPES[dtype]) for name in names}
         result, scratch = both["result"], both["scratch"]
         result[0], result[1] = 1, scratch[1]
         result[2] = scratch[2] + 1 if dtype != "bf16" else scratch[2]  # torch adds bf16 with one NaN for all
-        seen.append((allocations.poisoned(result), allocations.poisoned(scratch.clone())))
-    found, copied = (unwritten(*pair) for pair in zip(*seen, strict=True))
-    assert found.own.tolist() == [False, False, False, True]
-    assert found.other.tolist() == [False, True, True, False]
-    assert (copied.own.any(), copied.other.all()) == (False, True), "its own memory is no guarded allocation"
+        copy = scratch.clone()
+        results.append((result, allocations.poison_of(result)))
+        copies.append((copy, allocations.poison_of(copy)))
+    (a, b), held = zip(*results, strict=True)
+    own, other = unwritten(a, b, *held)
+    assert own.tolist() == [False, False, False, True]
+    assert other.tolist() == [False, True, True, False]
+    found = differences(a, b, *held)
+    assert (found.unwritten, found.uninitialised, found.changed) == (1, 2, 3)
+    (a, b), held = zip(*copies, strict=True)
+    own, other = unwritten(a, b, *held)
+    assert (own.any(), other.all()) == (False, True), "its own memory is no guarded allocation"
+
+
+@pytest.mark.parametrize("dtype", [*(t for t in DTYPES.values() if t is not torch.bool), torch.complex64])
+def test_poison_of_two_runs_always_differs(dtype: torch.dtype) -> None:
+    """So that a result whose bits are the same in both holds none."""
+    even, odd = ({canary(dtype, number) for number in range(start, 64, 2)} for start in (0, 1))
+    assert even.isdisjoint(odd)
+    assert dtype not in MANTISSA_BITS or len(even) == len(odd) == 32
+
+
+def test_differences_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poison, "_AT_ONCE", 5)
+    a = torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2)
+    b = a.clone()
+    b[3, 1, 0], b[0, 2, 1] = -1.0, -1.0
+    assert differences(a, b, Poison(), Poison()).changed == 2
+    assert differences(a[0, 0, 0], b[0, 0, 0], Poison(), Poison()).changed == 0
+    assert differences(a[:0], b[:0], Poison(), Poison()).changed == 0
 
 
 # Shared memory

@@ -74,3 +74,15 @@ def test_a_problem_under_its_own_contract_is_itself() -> None:
     assert problem.under(NATIVE) is problem
     bare = Problem(rms_norm, NATIVE, problem.tensors, problem.params)
     assert replace(bare).under(NATIVE) is not bare
+
+
+def test_both_problems_of_a_case_are_weighed_when_the_next_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case's own is asked for before that of other values, and evaluated after it."""
+    problems = Problems()
+    own, other = (problems.of(rms_norm, NATIVE, inputs(seed=seed), Premises()) for seed in (1, 2))
+    held = sum(t.untyped_storage().nbytes() for problem in (own, other) for t in problem.tensors.values())
+    assert own.trace.nbytes > 0
+    with monkeypatch.context() as patch:
+        patch.setattr("harness.judging.problems._MOST_BYTES", held)
+        problems.of(rms_norm, NATIVE, inputs(seed=3), Premises())
+    assert problems.of(rms_norm, NATIVE, inputs(seed=1), Premises()) is not own

@@ -6,30 +6,33 @@ with guarded_allocations(0) as allocations:
 problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violations({"result": result})]
 """
 
-from harness.inputs.allocations import Allocations, Poisoned, guarded_allocations, poison_mask, unwritten
-from harness.inputs.bits import bits_of
+from harness.inputs.allocations import Allocations, guarded_allocations
+from harness.inputs.bits import bits_of, unequal
 from harness.inputs.blocks import row_blocks
 from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
 from harness.inputs.overlap import overlaps
+from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
 from harness.inputs.problem import Inputs, build, fingerprints
 from harness.inputs.rebound import Rebound
 from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
 from harness.inputs.values import regimes
-from harness.inputs.written import Violation
+from harness.inputs.written import Violation, violations
 
 __all__ = [
     "LAYOUTS",
     "Allocations",
+    "Differences",
     "Inputs",
     "Layout",
-    "Poisoned",
+    "Poison",
     "Rebound",
     "Violation",
     "applicable_layouts",
     "bits_of",
     "build",
     "cut_rows",
+    "differences",
     "fingerprint",
     "fingerprints",
     "fingerprints_of",
@@ -41,7 +44,9 @@ __all__ = [
     "row_blocks",
     "strided",
     "tensor_layouts",
+    "unequal",
     "unwritten",
     "value_fingerprint",
+    "violations",
     "widths",
 ]

@@ -1,9 +1,7 @@
 """Guards around what a kernel allocates itself, and which elements of it were never written.
 
 While `guarded_allocations` is active, torch's functions that return uninitialised memory return tensors amid canaries,
-filled with a poison. Run a kernel twice, once with each of the two poisons: an element that holds the poison both times
-was not written. One run alone cannot tell, because a kernel may write the poison's bits; and for bool, whose only
-patterns are False (poison 0) and True (poison 1), it tells nothing at all.
+filled with a poison; `harness.inputs.poison` says which elements of a result still hold it after two runs.
 
 Each allocation has a poison with a payload of its own, where its dtype has NaNs with payloads: loads, stores and most
 arithmetic keep it. An element of a result that holds the poison of another allocation was written, with a value that
@@ -13,24 +11,22 @@ was computed from memory that was not.
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.inputs.bits import bits_of
-from harness.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, integer_of, is_whole
-from harness.inputs.written import Violation, only_canaries, violations
+from harness.inputs.guards import MANTISSA_BITS, Guarded, guard, is_whole
+from harness.inputs.poison import POISONS, Poison
+from harness.inputs.written import Check, Violation, only_canaries, violations
 
 Allocate = Callable[..., Any]
 
-_POISONS = (0, 1)
 _PAYLOADS = 32
 _FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (torch, "empty"),
@@ -50,7 +46,7 @@ class Allocations:
     """
 
     def __init__(self, poison: int, device: torch.device | str | None) -> None:
-        if poison not in _POISONS:
+        if poison not in POISONS:
             raise UsageError(f"poison={poison!r} must be 0 or 1")
         self.poison = poison
         self.unguarded: list[str] = []
@@ -60,18 +56,22 @@ class Allocations:
     def __len__(self) -> int:
         return len(self._guarded)
 
-    def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Violation]:
-        """Writes outside the allocated tensors; an allocation that backs a tensor in `names` is called by its name.
+    def checks(self, names: Mapping[str, Tensor]) -> list[Check]:
+        """Nothing was written outside the allocated tensors; one that backs a tensor in `names` is called by its name.
 
         Of an allocation whose storage the kernel resized, which it may do with its own, nothing is known.
         """
-        known = {tensor.untyped_storage().data_ptr(): name for name, tensor in (names or {}).items()}
+        known = {tensor.untyped_storage().data_ptr(): name for name, tensor in names.items()}
         checks = []
         for index, guarded in enumerate(self._guarded):
             if is_whole(guarded):
                 name = known.get(guarded.words.untyped_storage().data_ptr(), guarded.name)
                 checks.append(only_canaries(replace(guarded, name=name), self._number(index)))
-        return violations(checks)
+        return checks
+
+    def violations(self, names: Mapping[str, Tensor] | None = None) -> list[Violation]:
+        """Writes outside the allocated tensors: see `checks`."""
+        return violations(self.checks(names or {}))
 
     def allocate(self, original: Allocate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `original` returns for these arguments, amid canaries where that is possible."""
@@ -106,35 +106,17 @@ class Allocations:
         self._guarded.append(Guarded(name, guarded.tensor.detach(), guarded.words, guarded.start))
         return guarded.tensor.requires_grad_(plan.requires_grad)
 
-    def poisoned(self, result: Tensor) -> Poisoned:
-        """Which elements of a result hold what its own memory, or another allocation, was filled with."""
+    def poison_of(self, result: Tensor) -> Poison:
+        """What the memory of a result and the other allocations of its dtype were filled with."""
         memory = result.untyped_storage().data_ptr()
         numbers = {g.words.untyped_storage().data_ptr(): self._number(i) for i, g in enumerate(self._guarded)}
         own = numbers.get(memory)
-        alike = {self._number(i) for i, g in enumerate(self._guarded) if g.tensor.dtype is result.dtype} - {own}
-        nowhere = torch.zeros_like(result, dtype=torch.bool)
-        other = [_mask(result, number) for number in alike] if result.dtype in MANTISSA_BITS else []
-        return Poisoned(
-            own=nowhere if own is None else _mask(result, own),
-            other=functools.reduce(operator.or_, other, nowhere),
-        )
+        alike = {self._number(i) for i, g in enumerate(self._guarded) if g.tensor.dtype is result.dtype}
+        return Poison(own, frozenset(alike - {own} if result.dtype in MANTISSA_BITS else ()))
 
     def _number(self, index: int) -> int:
         """The canary of an allocation: of the parity of the poison, and the same in a run with the other poison."""
         return 2 * (index % _PAYLOADS) + self.poison
-
-
-@dataclass(frozen=True, eq=False)
-class Poisoned:
-    """Which elements of a result hold poison, as bool of its shape.
-
-    Attributes:
-        own: that of its own memory.
-        other: that of another allocation.
-    """
-
-    own: Tensor
-    other: Tensor
 
 
 @contextmanager
@@ -165,32 +147,6 @@ def guarded_allocations(poison: int, *, device: torch.device | str | None = None
                 delattr(owner, name)
         for table in set(_tables_of_originals()) - tables:
             table.cache_clear()
-
-
-def poison_mask(tensor: Tensor, poison: int) -> Tensor:
-    """Which elements of `tensor` hold the bits that a first allocation gets with `poison` (0 or 1), as bool."""
-    if poison not in _POISONS:
-        raise UsageError(f"poison={poison!r} must be 0 or 1")
-    return _mask(tensor, poison)
-
-
-def _mask(tensor: Tensor, number: int) -> Tensor:
-    """Which elements hold the bits of canary `number`, as bool of the same shape."""
-    if tensor.dtype is torch.bool:
-        return tensor == bool(number % 2)
-    bits = bits_of(torch.view_as_real(tensor)) if tensor.is_complex() else bits_of(tensor)
-    pattern = integer_of(canary(tensor.dtype, number) % 2 ** (8 * bits.element_size()), bits.element_size())
-    return (bits == pattern).all(dim=-1) if tensor.is_complex() else bits == pattern
-
-
-def unwritten(first: Poisoned, second: Poisoned) -> Poisoned:
-    """Which elements a kernel left unwritten, or computed from memory that it had not written.
-
-    `first` is of its result under poison 0, `second` under poison 1. Elements that were not written are exact for every
-    dtype if the kernel writes the same elements both times and the same values to them.
-    """
-    own = first.own & second.own
-    return Poisoned(own, (first.own | first.other) & (second.own | second.other) & ~own)
 
 
 def _intercepted(original: Allocate, allocations: Allocations) -> Allocate:

@@ -14,11 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.inputs.blocks import pieces
+
 INCREMENT = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Element size in bytes → the integer dtype through which bits are compared."""
+
+_AT_ONCE = 1 << 25  # integers that are compared at a time: the mask of that many is all the memory that it takes
 
 NAN_BITS = {
     torch.float64: 0x7FF8 << 48,
@@ -84,3 +88,27 @@ def numbers(tensors: Sequence[Tensor]) -> list[int]:
             values = torch.stack([tensors[place].reshape(()) for place in places]).tolist()
             found.update(zip(places, values, strict=True))
     return [found[place] for place in range(len(tensors))]
+
+
+def unequal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Which pairs of tensors, each of one shape and dtype, differ in a bit; a device is waited for once."""
+    flags = [(place, flag) for place, pair in enumerate(pairs) for flag in unequal_flags(*pair)]
+    raised = numbers([flag for _, flag in flags])
+    found = {place for (place, _), is_raised in zip(flags, raised, strict=True) if is_raised}
+    return [place in found for place in range(len(pairs))]
+
+
+def unequal_flags(a: Tensor, b: Tensor) -> list[Tensor]:
+    """Whether two tensors of one shape and dtype differ in a bit: bools on their device, any of which may say so."""
+    a, b = _widest(*(bits_of(torch.view_as_real(t) if t.is_complex() else t) for t in (a, b)))
+    if a.device.type == "cpu":  # stops at the first difference
+        return [torch.tensor(not torch.equal(a, b))]
+    return [(x != y).any() for x, y in pieces(a, b, budget=_AT_ONCE)]
+
+
+def _widest(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The same integers, eight bytes at a time where both tensors allow it."""
+    size = a.element_size()
+    if all(t.is_contiguous() and t.numel() * size % 8 == 0 and t.storage_offset() * size % 8 == 0 for t in (a, b)):
+        return a.flatten().view(torch.int64), b.flatten().view(torch.int64)
+    return a, b

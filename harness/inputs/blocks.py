@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 
 def block_budget(device: torch.device) -> int:
@@ -40,6 +41,12 @@ def row_blocks(leading: tuple[int, ...], row_elements: int, budget: int) -> Iter
     for outer in _single_indices(leading[: split - 1]):
         for start in range(0, size, step):
             yield (*outer, slice(start, min(start + step, size)), *whole)
+
+
+def pieces(*tensors: Tensor, budget: int) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of one shape in the same pieces: views of at most `budget` consecutive elements, in logical order."""
+    for index in row_blocks(tuple(tensors[0].shape), 1, budget):
+        yield tuple(tensor[index] for tensor in tensors)
 
 
 def _single_indices(sizes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.inputs import fused
 from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
-from harness.inputs.blocks import block_budget, row_blocks
+from harness.inputs.blocks import block_budget, pieces
 from harness.inputs.lines import flat_lines
 from harness.trust import fuses, trusted
 
@@ -85,15 +85,10 @@ def _added_at_once(total: Tensor, tensor: Tensor, *, values: bool) -> bool:
 
 def _parts(tensor: Tensor, budget: int | None = None) -> Iterator[tuple[Tensor, int]]:
     """Parts of a tensor, and the logical index of the first element of each; every element is in one."""
-    elements = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    *leading, width = elements.shape
-    budget = budget or block_budget(tensor.device)
     start = 0
-    for block in row_blocks(tuple(leading), width, budget):
-        piece = elements[block]
-        for column in range(0, width, budget):
-            yield piece[..., column : column + budget], start + column
-        start += piece.numel()
+    for (part,) in pieces(tensor, budget=budget or block_budget(tensor.device)):
+        yield part, start
+        start += part.numel()
 
 
 def _bits(part: Tensor, *, values: bool) -> Tensor:

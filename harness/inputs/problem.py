@@ -16,7 +16,7 @@ from harness.inputs.fingerprint import combined, fingerprints_of
 from harness.inputs.guards import Guarded, check_separate, guard, is_whole, twin
 from harness.inputs.rebound import Rebound, rebound
 from harness.inputs.values import check_regime, fill
-from harness.inputs.written import Violation, unchanged, violations
+from harness.inputs.written import Check, Violation, unchanged, violations
 from harness.timing import INPUTS, timed
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
@@ -54,7 +54,11 @@ class Inputs:
         return fingerprints(self.tensors)
 
     def violations(self, expect: Collection[str] = ()) -> list[Violation]:
-        """What changed in memory since the tensors were built; elements of those in `expect` may.
+        """What changed in memory since the tensors were built: see `checks`."""
+        return violations(self.checks(expect))
+
+    def checks(self, expect: Collection[str] = ()) -> list[Check]:
+        """Nothing changed in memory since the tensors were built; elements of those in `expect` may.
 
         What became of an allocation that was resized is not looked at; `rebound` says that it was.
 
@@ -65,7 +69,7 @@ class Inputs:
             if name not in self.tensors:
                 raise unknown("input", name, self.tensors)
         pairs = zip(self.guards, self.pristine, strict=True)
-        return violations(unchanged(g, p, elements=g.name not in expect) for g, p in pairs if is_whole(g))
+        return [unchanged(g, p, elements=g.name not in expect) for g, p in pairs if is_whole(g)]
 
     def rebound(self, handed: Mapping[str, Tensor]) -> list[Rebound]:
         """Those of the tensors `handed` to a kernel that have another shape or other memory now."""

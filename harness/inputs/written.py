@@ -10,11 +10,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import INTEGER_OF_SIZE, numbers
+from harness.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
 from harness.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
 
 _PIECE = 1 << 22  # places that are compared at a time where differences are looked for
-_WORDS = 1 << 25  # words that are compared at a time where the question is only whether there is one
 
 Region = Literal["before", "gap", "element", "after"]
 _REGIONS: tuple[Region, ...] = get_args(Region)
@@ -78,11 +77,10 @@ class Check:
 
     def flags(self) -> list[Tensor]:
         """Whether there are differences: bools on the device of the allocation, any of which may say so."""
-        if not self.elements:
-            return [_unequal(actual, expected) for _, actual, expected in self.pieces()]
-        words, expected = self.guarded.words, self.expected.view(torch.int64)
-        starts = range(0, words.numel(), _WORDS)
-        return [_unequal(words[start : start + _WORDS], expected[start : start + _WORDS]) for start in starts]
+        if self.elements:
+            return unequal_flags(self.guarded.words, self.expected.view(torch.int64))
+        parts = [unequal_flags(actual, expected.expand_as(actual)) for _, actual, expected in self.pieces()]
+        return [flag for flags in parts for flag in flags]
 
     def violations(self) -> list[Violation]:
         """All differences."""
@@ -112,12 +110,6 @@ def violations(checks: Iterable[Check]) -> list[Violation]:
     found = numbers([flag for _, flag in flags])
     suspects = dict.fromkeys(check for (check, _), raised in zip(flags, found, strict=True) if raised)
     return [violation for check in suspects for violation in check.violations()]
-
-
-def _unequal(a: Tensor, b: Tensor) -> Tensor:
-    if a.device.type == "cpu":  # stops at the first difference
-        return torch.tensor(not torch.equal(a, b.expand_as(a)))
-    return (a != b).any()
 
 
 def _canary_ranges(guarded: Guarded) -> Iterator[tuple[int, int]]:

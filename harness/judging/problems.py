@@ -6,19 +6,18 @@ for two kernels if case, device, contract and premises are.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-import torch
-
-from harness.inputs import Inputs, bits_of
+from harness.inputs import Inputs, unequal
 from harness.judging.problem import Problem, Tensors
 from harness.numerics import Premises
 from harness.op import Contract, Op
 
 _MOST_BYTES = 1 << 29
 _MOST_CASES = 256
+_TOGETHER = 2  # problems that a case asks for before it is judged: its own, and that of other values
 _LARGE = 1 << 20  # elements of a case beyond which it is not kept
 _LARGE_ROWS = 1 << 16  # elements of rows beyond which a case is not kept
 
@@ -41,7 +40,7 @@ class Problems:
     """The problems of the cases seen last, as many as fit into some memory; their inputs are compared bit by bit."""
 
     _families: OrderedDict[Hashable, _Family] = field(default_factory=OrderedDict)
-    _last: _Family = field(default_factory=_Family)
+    _recent: deque[_Family] = field(default_factory=lambda: deque(maxlen=_TOGETHER))
 
     def of(self, op: Op, contract: Contract, inputs: Inputs, premises: Premises) -> Problem:
         """The problem of a case, which was given to another kernel, or is new."""
@@ -51,9 +50,9 @@ class Problems:
             return Problem(op, contract, tensors, params, premises)
         key = id(op), str(inputs.case), main.device, premises  # an op that is kept keeps its id
         self._make_room()
-        self._last = self._families.setdefault(key, _Family())
+        self._recent.append(self._families.setdefault(key, _Family()))
         self._families.move_to_end(key)
-        family = self._last.problems
+        family = self._recent[-1].problems
         known = next(iter(family.values()), None)
         if known is not None and not _same_bits(known.tensors, tensors):
             family.clear()
@@ -63,11 +62,12 @@ class Problems:
     def forget(self) -> None:
         """Forget all of them: their inputs may not be what they were."""
         self._families.clear()
-        self._last = _Family()
+        self._recent.clear()
 
     def _make_room(self) -> None:
-        """Let those go that were not asked for the longest; only the last one has grown since they were weighed."""
-        self._last.weigh()
+        """Let those go that were not asked for the longest; only the recent ones have grown since they were weighed."""
+        for family in self._recent:
+            family.weigh()
         excess = sum(family.nbytes for family in self._families.values()) - _MOST_BYTES
         while excess > 0 or len(self._families) > _MOST_CASES:
             excess -= self._families.popitem(last=False)[1].nbytes
@@ -75,7 +75,7 @@ class Problems:
 
 def _same_bits(one: Tensors, other: Tensors) -> bool:
     """Whether tensors of one case hold the same: not if something wrote to one, or to the file of captured values."""
-    return all(torch.equal(bits_of(one[name]), bits_of(tensor)) for name, tensor in other.items())
+    return not any(unequal([(one[name], tensor) for name, tensor in other.items()]))
 
 
 PROBLEMS = Problems()

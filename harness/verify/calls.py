@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import KernelError
-from harness.inputs import Allocations, Inputs, Poisoned, Rebound, Violation, guarded_allocations, overlaps
+from harness.inputs import Allocations, Inputs, Poison, Rebound, Violation, guarded_allocations, overlaps, violations
 from harness.inputs.guards import extent
 from harness.interpret import descending
 from harness.kernel import Kernel
@@ -26,10 +27,10 @@ class Call:
 
     Attributes:
         results: names of the results.
-        actual: the tensors that it returned, by stage; copies where a later call could change them.
+        actual: the tensors that it returned, by stage; copies of those in memory of an input.
         own: its results themselves, unless those of an earlier call are held; without those in memory of an input.
         findings: what it did that it must not do.
-        poisoned: result → elements with the bits that its memory, or other memory of the kernel's, was filled with.
+        poison: result → what its memory, and other memory of the kernel's, was filled with.
         descended: several programs of a launch ran in descending order.
     """
 
@@ -37,8 +38,12 @@ class Call:
     actual: dict[str, Tensor]
     own: dict[str, Tensor]
     findings: tuple[Finding, ...]
-    poisoned: Mapping[str, Poisoned] = field(default_factory=dict)
+    poison: Mapping[str, Poison] = field(default_factory=dict)
     descended: bool = False
+
+    def kept(self) -> Call:
+        """The same with copies of those tensors that a later call could change, to be asked for when no one uses it."""
+        return replace(self, actual={n: t if _is_ours_alone(t) else t.clone() for n, t in self.actual.items()})
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Caller:
         """A call under the second poison that also stores the stages, with all programs in descending order."""
         with descending() as descent:
             stages = {"stages": self.kernel.stages} if self.kernel.stages else {}
-            call = self._guarded(inputs, 1, stages, last=True)
+            call = self._guarded(inputs, 1, stages)
         return replace(call, descended=descent.seen)
 
     def results_of(self, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -85,11 +90,11 @@ class Caller:
         named = _named(self._returned(tensors, params).value, self.results)
         return {name: named[name] for name in self.results}
 
-    def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any], *, last: bool = False) -> Call:
+    def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any]) -> Call:
         handed = inputs.hand_out()
         with guarded_allocations(poison) as allocations:
             returned = self._returned(handed, {**inputs.case.params, **asked})
-        return self._seen(inputs, returned, allocations, last=last)
+        return self._seen(inputs, returned, allocations)
 
     def _returned(self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> _Returned:
         with kept_process_state() as changed, timed(KERNEL):
@@ -98,28 +103,44 @@ class Caller:
                 torch.accelerator.synchronize(self.device)
         return _Returned(value, tensors, changed)
 
-    def _seen(
-        self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None, *, last: bool = False
-    ) -> Call:
-        """What a call gave; tensors that nothing will write to any more are not copied."""
+    def _seen(self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None) -> Call:
         named = _named(returned.value, self.results)
         mutates = [name for name in self.kernel.mutates if name in returned.handed]
-        seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *inputs.violations(mutates)]
-        results = {name: named[name] for name in self.results}
-        seen += allocations.violations(named) if allocations is not None else []
-        poisoned = {} if allocations is None else {name: allocations.poisoned(t) for name, t in results.items()}
+        checks = [*inputs.checks(mutates), *(() if allocations is None else allocations.checks(named))]
+        seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *violations(checks)]
+        poison = {} if allocations is None else {name: allocations.poison_of(named[name]) for name in self.results}
         shared = _shared(named, inputs)
-        fleeting = {a for a, b in shared if b.startswith(_INPUT)} if last else named
-        copies = {name: tensor.clone() if name in fleeting else tensor for name, tensor in named.items()}
-        shared = [(a, b) for a, b in shared if a in results and (b in results or b.startswith(_INPUT))]
+        borrowed = {a for a, b in shared if b.startswith(_INPUT)}
+        named = {n: t.detach() for n, t in named.items()}  # other objects than the kernel's, which it may hold on to
+        actual = {n: t.clone() if n in borrowed or _within(inputs, t) else t for n, t in named.items()}
         if seen or mutates:
             inputs.restore()
         findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.changed
+        shared = [(a, b) for a, b in shared if a in self.results and (b in self.results or b.startswith(_INPUT))]
         findings += [_overlap(a, b) for a, b in shared if b not in {f"{_INPUT}{name}" for name in mutates}]
-        borrowed = {a for a, b in shared if b.startswith(_INPUT)}
-        own = {name: tensor for name, tensor in results.items() if name not in borrowed}
+        own = {name: named[name] for name in self.results if name not in borrowed}
         findings += _reused(self.held, own)
-        return Call(self.results, copies, {} if self.held else own, tuple(findings), poisoned)
+        return Call(self.results, actual, {} if self.held else own, tuple(findings), poison)
+
+
+def _within(inputs: Inputs, tensor: Tensor) -> bool:
+    """Whether a tensor lies in the allocation of an input, all of which is restored."""
+    memory = tensor.untyped_storage().data_ptr()
+    return any(memory == guarded.words.untyped_storage().data_ptr() for guarded in inputs.guards)
+
+
+def _is_ours_alone(tensor: Tensor) -> bool:
+    """Whether torch allocated its memory and nothing else refers to it, so that nothing else can write to it."""
+    return tensor.untyped_storage().resizable() and _uses(tensor) == _ALONE
+
+
+def _uses(tensor: Tensor) -> tuple[int, int]:
+    """How often the memory of a tensor is referred to, by tensors and from Python."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+_ALONE = _uses(torch.zeros(1))
 
 
 _INPUT = "input "

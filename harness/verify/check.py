@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from harness.case import Case
 from harness.devices import current, machine
-from harness.errors import KernelError, UnsupportedCase, UsageError
-from harness.inputs import Inputs, build
+from harness.errors import UnsupportedCase
+from harness.inputs import Inputs, build, fingerprints
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.judging.problems import PROBLEMS
@@ -22,10 +22,11 @@ from harness.kernel import Kernel
 from harness.numerics import Premises, remembering
 from harness.op import Contract, Op, check_arguments
 from harness.result import CaseResult, Finding, Judgement, Verdict
-from harness.verify.calls import Call, Caller
+from harness.verify.calls import Caller
 from harness.verify.memory import out_of_memory
+from harness.verify.other_values import ELSEWHERE
 from harness.verify.placed import placement_findings
-from harness.verify.repeats import ELSEWHERE, Calls, differ, elsewhere, make_calls
+from harness.verify.repeats import Calls, make_calls
 
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
 
@@ -151,44 +152,36 @@ def unsupported(kernel: Kernel, case: Case) -> str:
 def _judged(
     subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str]
 ) -> tuple[CaseResult, dict[str, Tensor]]:
-    inputs = build(case.gathered(), subject.device)
-    problem = subject.problem(inputs)
-    caller = Caller(subject.kernel, subject.device, tuple(problem.results))
-    calls = make_calls(caller, inputs, repeat=repeat)
+    caller, problem, calls = _called(subject, case, repeat)
     judgement, actual = _judgement(problem, calls, settled)
     findings = [*calls.findings(), *_placement(caller, case)]
     if calls.other is not None and judgement.verdict is not Verdict.FAILED:
-        findings += _other_values(subject, *calls.other)
+        findings += calls.other.forbidden
     if any(finding.kind == "wrote_outside" for finding in findings):
         PROBLEMS.forget()
     findings = list(dict.fromkeys(findings))
     verdict = Verdict.worst(judgement.verdict, *[Verdict.FAILED for _ in findings])
     judged = replace(judgement, verdict=verdict, findings=(*findings, *judgement.findings))
-    result = replace(outcome.judged(judged), fingerprint=inputs.fingerprint)
+    result = replace(outcome.judged(judged), fingerprint=fingerprints(problem.tensors))
     return result.strict if subject.strict else result, actual
+
+
+def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem, Calls]:
+    """Everything that the kernel is called for but placement; what it was given is held no longer than that."""
+    inputs = build(case.gathered(), subject.device)
+    problem = subject.problem(inputs)
+    caller = Caller(subject.kernel, subject.device, tuple(problem.results))
+    return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
 
 
 def _judgement(problem: Problem, calls: Calls, settled: Collection[str]) -> tuple[Judgement, dict[str, Tensor]]:
     """The judgement on the first call with the stages of the last, or on the last where its results are worse."""
     first, last = calls.first.actual, calls.last.actual
     candidates = [{**last, **{name: first[name] for name in calls.first.results}}]
-    if differ(calls.first, calls.last, calls.kernel.unordered):
+    if not calls.apart.isdisjoint(calls.kernel.unordered):
         candidates.append(last)
     judged = ((judge(problem, actual, settled=settled), actual) for actual in candidates)
     return max(judged, key=lambda pair: list(Verdict).index(pair[0].verdict))
-
-
-def _other_values(subject: Subject, inputs: Inputs, call: Call) -> Iterator[Finding]:
-    """What the reference says against the call with other values, of which nothing else is recorded."""
-    try:
-        judgement = judge(subject.problem(inputs), call.actual, alternatives=False)
-    except UsageError:  # the op is not defined for values that nobody chose
-        return
-    except KernelError as error:
-        yield Finding("other_values", "", f"{elsewhere(inputs)}: {error}")
-        return
-    for finding in judgement.faults:
-        yield Finding("other_values", finding.stage, f"{elsewhere(inputs)}: {finding.sentence}")
 
 
 def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:

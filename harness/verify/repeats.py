@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, bits_of, build, unwritten
+from harness.inputs import Inputs, Poison, differences, unequal
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.timing import GUARDS, timed
 from harness.verify.calls import Call, Caller
 from harness.verify.memory import LATER
-
-ELSEWHERE = "with other values of the same shapes"
+from harness.verify.other_values import OtherValues, ProblemOf, call_elsewhere, elsewhere
 
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of a kernel in a case.
+    """The calls of a kernel in a case; of those between the first and the last one, what they showed.
 
     Attributes:
         kernel: the kernel.
-        first, last: on the inputs of the case; the last one under another poison, with stages, in descending order.
-        other: inputs of the same shapes with other values, and the call on them, between these two.
-        unguarded: on the inputs of the case after that, without guards on allocations.
+        first, last: on the inputs of the case; the last one under another poison, with stages, in descending order. A
+            result that is the same in both is held once.
+        apart: results that differ between these two.
+        other: a call with other values of the same shapes, between these two.
+        unguarded: one on the inputs of the case after that, without guards on allocations.
     """
 
     kernel: Kernel
     first: Call
     last: Call
-    other: tuple[Inputs, Call] | None = None
-    unguarded: Call | None = None
+    apart: frozenset[str]
+    other: OtherValues | None = None
+    unguarded: Unguarded | None = None
 
     def findings(self) -> Iterator[Finding]:
         """What the kernel did wrong in a call, and where its calls contradict each other."""
@@ -43,27 +44,36 @@ class Calls:
         known = dict.fromkeys(finding for call in same for finding in call.findings)
         yield from known
         if self.other is not None:
-            inputs, other = self.other
-            new = (finding for finding in other.findings if finding not in known)
-            yield from (replace(f, sentence=f"{elsewhere(inputs)}: {f.sentence}") for f in new)
-        unsteady = list(unstable(self.kernel, self.first, self.last))
+            new = [finding for finding in self.other.findings if finding not in known]
+            yield from (replace(f, sentence=f"{elsewhere(self.other.case)}: {f.sentence}") for f in new)
+        unsteady = list(unstable(self.kernel, self.first, self.last, self.apart))
         yield from unsteady
         if self.unguarded is not None:
-            apart = guard_dependent(self.kernel, self.first, self.unguarded)
-            yield from (finding for finding in apart if finding.stage not in {f.stage for f in unsteady})
+            yield from (f for f in self.unguarded.apart if f.stage not in {f.stage for f in unsteady})
+
+
+@dataclass(frozen=True)
+class Unguarded:
+    """A call without guards on allocations: what it did that it must not do, and how its results differ."""
+
+    findings: tuple[Finding, ...]
+    apart: tuple[Finding, ...]
 
 
 @timed(GUARDS)
-def make_calls(caller: Caller, inputs: Inputs, *, repeat: bool) -> Calls:
+def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat: bool) -> Calls:
     """Call the kernel on `inputs`: twice, or with `repeat` four times; one that writes outside keeps its guards."""
-    first = caller.guarded(inputs)
+    first = caller.guarded(inputs).kept()
     caller = replace(caller, held=first.own)
     with _later():
-        other = _other(caller, inputs) if repeat else None
-        seen = [*first.findings, *(other[1].findings if other else ())]
+        other = call_elsewhere(caller, inputs.case, problem_of) if repeat else None
+        seen = [*first.findings, *(other.findings if other else ())]
         harmless = all(finding.kind != "wrote_outside" for finding in seen)
-        unguarded = caller.unguarded(inputs) if repeat and harmless else None
-        return Calls(caller.kernel, first, caller.last(inputs), other, unguarded)
+        unguarded = _unguarded(caller, inputs, first) if repeat and harmless else None
+        last = caller.last(inputs)
+    apart = _apart(first, last, (*first.results, *caller.kernel.unordered))
+    once = {n: first.actual[n] if n in first.results and n not in apart else t for n, t in last.actual.items()}
+    return Calls(caller.kernel, replace(first, own={}), replace(last, actual=once), frozenset(apart), other, unguarded)
 
 
 @contextmanager
@@ -78,43 +88,30 @@ def _later() -> Iterator[None]:
         raise
 
 
-def _other(caller: Caller, inputs: Inputs) -> tuple[Inputs, Call] | None:
-    """The call with other values; None where the kernel declines them."""
-    case = inputs.case
-    others = build(replace(case, seed=(case.seed + 1) % 2**63), caller.device)
-    try:
-        return others, caller.guarded(others)
-    except UnsupportedCase:
-        return None
-    except Exception as error:
-        error.add_note(elsewhere(others))
-        raise
+def _unguarded(caller: Caller, inputs: Inputs, first: Call) -> Unguarded:
+    call = caller.unguarded(inputs)
+    return Unguarded(call.findings, tuple(guard_dependent(caller.kernel, first, call)))
 
 
-def elsewhere(inputs: Inputs) -> str:
-    """Which inputs a finding is about that are not those of the case."""
-    return f"{ELSEWHERE}, in {inputs.case}"
-
-
-def unstable(kernel: Kernel, first: Call, last: Call) -> Iterator[Finding]:
+def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> Iterator[Finding]:
     """Findings for results that were not written, or whose bits differ between the first and the last call.
 
-    The bits of results that are `unordered` may differ.
+    Those that differ are `apart`. The bits of results that are `unordered` may.
     """
-    for name in first.results:
+    for name in (name for name in first.results if name in apart):
         a, b = first.actual[name], last.actual[name]
         if _another_kind(a, b):
             yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
             continue
-        poison = unwritten(first.poisoned[name], last.poisoned[name])
-        blank, stale = int(poison.own.sum()), int(poison.other.sum())
+        found = differences(a, b, first.poison[name], last.poison[name])
         share = f"of {a.numel():,} elements of {name} were"
-        if blank:
-            yield Finding("unwritten", name, f"{blank:,} {share} never written.")
-        if stale:
-            yield Finding("uninitialised", name, f"{stale:,} {share} computed from memory that was never written.")
-        changed = 0 if name in kernel.unordered else _changed(a, b) - blank - stale
-        if changed > 0:
+        if found.unwritten:
+            yield Finding("unwritten", name, f"{found.unwritten:,} {share} never written.")
+        if found.uninitialised:
+            sentence = f"{found.uninitialised:,} {share} computed from memory that was never written."
+            yield Finding("uninitialised", name, sentence)
+        changed = found.changed - found.unwritten - found.uninitialised
+        if changed > 0 and name not in kernel.unordered:
             sentence = (
                 f"{changed:,} of {a.numel():,} elements of {name} differ between two calls on the same input; the "
                 f"second {_otherwise(kernel, last)}."
@@ -135,26 +132,24 @@ _UNGUARDED = "when torch's allocations are not guarded"
 
 def guard_dependent(kernel: Kernel, guarded: Call, unguarded: Call) -> Iterator[Finding]:
     """Findings for results that differ when torch's allocations are not guarded, in bits unless `unordered`."""
-    for name in guarded.results:
+    for name in _apart(guarded, unguarded, guarded.results):
         a, b = guarded.actual[name], unguarded.actual[name]
         if _another_kind(a, b):
             yield Finding("guards", name, f"{name} has another shape or dtype {_UNGUARDED}.")
-        elif name not in kernel.unordered and (changed := _changed(a, b)):
+        elif name not in kernel.unordered:
+            changed = differences(a, b, Poison(), Poison()).changed
             yield Finding("guards", name, f"{changed:,} of {a.numel():,} elements of {name} differ {_UNGUARDED}.")
 
 
-def differ(first: Call, second: Call, names: tuple[str, ...]) -> bool:
-    """Whether any bit of the named stages differs, where both calls gave them."""
+@timed(GUARDS)
+def _apart(first: Call, second: Call, names: Iterable[str]) -> list[str]:
+    """Which of the named stages differ in kind, device or a bit, where both calls gave them; none without memory."""
     a, b = first.actual, second.actual
-    return any(_another_kind(a[n], b[n]) or _changed(a[n], b[n]) for n in names if n in a and n in b)
+    names = [name for name in dict.fromkeys(names) if name in a and name in b and not a[name].is_meta]
+    alike = [n for n in names if not _another_kind(a[n], b[n]) and a[n].device == b[n].device]
+    differing = dict(zip(alike, unequal([(a[name], b[name]) for name in alike]), strict=True))
+    return [name for name in names if differing.get(name, True)]
 
 
 def _another_kind(a: Tensor, b: Tensor) -> bool:
     return a.shape != b.shape or a.dtype != b.dtype
-
-
-@timed(GUARDS)
-def _changed(a: Tensor, b: Tensor) -> int:
-    """How many elements differ in bits; those of complex numbers, which no op has, count in parts."""
-    x, y = (bits_of(torch.view_as_real(t) if t.is_complex() else t) for t in (a, b))
-    return int((x != y).sum())

@@ -1,0 +1,100 @@
+"""Which elements of a result hold what memory was filled with before a kernel got it.
+
+Run a kernel twice, once with each of the two poisons: an element that holds the poison both times was not written. One
+run alone cannot tell, because a kernel may write the poison's bits; and for bool, whose only patterns are False
+(poison 0) and True (poison 1), it tells nothing at all.
+
+Such an element differs between the two runs, so that results of the same bits have none.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.errors import UsageError
+from harness.inputs.bits import bits_of
+from harness.inputs.blocks import pieces
+from harness.inputs.guards import canary, integer_of
+
+_AT_ONCE = 1 << 22  # elements that are counted at a time; there are several masks of them
+
+POISONS = (0, 1)
+
+
+@dataclass(frozen=True)
+class Poison:
+    """What a result may hold if it was not written, or was computed from memory that was not.
+
+    Attributes:
+        own: the canary that its own memory was filled with; None if that was not guarded.
+        others: the canaries of other allocations of its dtype, where that tells them apart.
+    """
+
+    own: int | None = None
+    others: frozenset[int] = frozenset()
+
+    def masks(self, result: Tensor) -> tuple[Tensor, Tensor]:
+        """Which elements of the result hold the poison of its own memory, and which hold any poison."""
+        own = _held(result, [] if self.own is None else [self.own])
+        return own, own | _held(result, self.others)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How many elements of a result were never written, came from such memory, and differ between two runs at all."""
+
+    unwritten: int
+    uninitialised: int
+    changed: int
+
+
+def poison_mask(tensor: Tensor, poison: int) -> Tensor:
+    """Which elements of `tensor` hold the bits that a first allocation gets with `poison` (0 or 1), as bool."""
+    if poison not in POISONS:
+        raise UsageError(f"poison={poison!r} must be 0 or 1")
+    return _mask(tensor, poison)
+
+
+def unwritten(a: Tensor, b: Tensor, first: Poison, second: Poison) -> tuple[Tensor, Tensor]:
+    """Which elements a kernel left unwritten, and which it computed from memory that it had not written, as bool.
+
+    `a` is its result under poison 0, `b` under poison 1. Elements that were not written are exact for every dtype if
+    the kernel writes the same elements both times and the same values to them.
+    """
+    (own, any_one), (own_too, any_too) = first.masks(a), second.masks(b)
+    blank = own & own_too
+    return blank, any_one & any_too & ~blank
+
+
+def differences(a: Tensor, b: Tensor, first: Poison, second: Poison) -> Differences:
+    """The elements in which results of one shape and dtype differ; those of complex numbers count in parts."""
+    total = torch.zeros(3, dtype=torch.int64, device=a.device)
+    for x, y in pieces(a, b, budget=_AT_ONCE):
+        masks = [*unwritten(x, y, first, second), _bits(x) != _bits(y)]
+        total += torch.stack([mask.sum() for mask in masks])
+    return Differences(*total.tolist())
+
+
+def _held(tensor: Tensor, numbers: Collection[int]) -> Tensor:
+    """Which elements hold the bits of one of these canaries."""
+    masks = (_mask(tensor, number) for number in numbers)
+    return functools.reduce(operator.or_, masks, torch.zeros_like(tensor, dtype=torch.bool))
+
+
+def _mask(tensor: Tensor, number: int) -> Tensor:
+    """Which elements hold the bits of canary `number`, as bool of the same shape."""
+    if tensor.dtype is torch.bool:
+        return tensor == bool(number % 2)
+    bits = _bits(tensor)
+    pattern = integer_of(canary(tensor.dtype, number) % 2 ** (8 * bits.element_size()), bits.element_size())
+    return (bits == pattern).all(dim=-1) if tensor.is_complex() else bits == pattern
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return bits_of(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
