@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,20 +92,20 @@ def judging(held: Held) -> Iterator[Judge]:
 
 @pytest.mark.parametrize("repeat", [False, True])
 def test_a_case_holds_no_more_than_it_must(repeat: bool) -> None:
-    """In the last call the inputs twice, the first results, its own and the stages; those of other values before."""
+    """In the last call the inputs twice, the first results and a copy, its own and the stages; other values before."""
     kernel = Kernel("frugal", "rms_norm", "", norm, stages=("normalized",))
     subject = Subject(kernel, RMS_NORM, CPU)
     inputs = sum(guarded.words.nbytes for guarded in build(LARGE, CPU).guards)
     result, stage, little = MIB + MIB // 4, 2 * MIB + MIB // 4, MIB // 4
     with judging(Held()) as judge, judge.held:
         assert verify_case(subject, LARGE, repeat=repeat).verdict is Verdict.PASSED
-    last = 2 * inputs + 2 * result + stage
-    elsewhere = 4 * inputs + 2 * result
+    last = 2 * inputs + 3 * result + stage
+    elsewhere = 4 * inputs + 3 * result
     assert judge.held.most <= max(last, elsewhere if repeat else 0) + little
     whole = inputs + result + stage
     assert judge.seen[-1] <= whole + little, "what the kernel was given, and the same results again, are gone"
     assert len(judge.seen) == 1 + repeat
-    assert judge.seen[0] <= (3 * inputs + 2 * result if repeat else whole) + little
+    assert judge.seen[0] <= (3 * inputs + 3 * result if repeat else whole) + little
 
 
 def called(function: Callable[..., Any], *, repeat: bool = False, case: Case = SMALL, **declared: Any) -> Calls:
@@ -114,42 +115,22 @@ def called(function: Callable[..., Any], *, repeat: bool = False, case: Case = S
         return make_calls(caller, build(case, CPU), Subject(kernel, RMS_NORM, CPU).problem, repeat=repeat)
 
 
-def fresh(keep: Callable[[Tensor], object]) -> Callable[..., Any]:
-    """A kernel whose result is in memory of its own, of which it keeps something."""
-    kept = []
+def test_what_the_first_call_returned_is_judged_as_it_was_then() -> None:
+    """Whatever a kernel keeps of its result, if only the address, and writes there later."""
+    kept: list[int] = []
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-        output = norm(x, weight, eps=eps)["output"]
-        kept.append(keep(output))
-        return output
+        right = norm(x, weight, eps=eps)["output"]
+        if kept:
+            ctypes.memmove(kept[0], right.data_ptr(), right.nbytes)
+            return right
+        wrong = torch.zeros_like(right)
+        kept.append(wrong.data_ptr())
+        return wrong
 
-    return kernel
-
-
-@pytest.mark.parametrize(
-    ("keep", "copied"),
-    [
-        (lambda t: None, False),
-        (lambda t: t.data_ptr(), False),
-        (lambda t: t, True),
-        (lambda t: t[0, :1], True),
-        (lambda t: t.untyped_storage(), True),
-        (lambda t: t.view(torch.int16).numpy(), True),
-    ],
-    ids=["nothing", "address", "tensor", "view", "storage", "array"],
-)
-def test_a_result_is_copied_if_something_else_holds_it(keep: Callable[[Tensor], object], copied: bool) -> None:
-    caller = Caller(Kernel("mine", "rms_norm", "", fresh(keep)), CPU, ("output",))
-    call = caller.guarded(build(SMALL, CPU)).kept()
-    assert (call.actual["output"] is not call.own["output"]) is copied
-    assert torch.equal(call.actual["output"], call.own["output"])
-
-
-def test_memory_that_torch_did_not_allocate_is_copied() -> None:
-    array = torch.zeros(4, 64).numpy()
-    caller = Caller(Kernel("mine", "rms_norm", "", lambda x, weight, *, eps: torch.from_numpy(array)), CPU, ("output",))
-    assert caller.guarded(build(SMALL, CPU)).kept().own["output"].data_ptr() == array.ctypes.data
-    assert caller.guarded(build(SMALL, CPU)).kept().actual["output"].data_ptr() != array.ctypes.data
+    calls = called(kernel)
+    assert not calls.first.actual["output"].any()
+    assert calls.apart == {"output"}
 
 
 def test_results_that_are_the_same_are_held_once() -> None:

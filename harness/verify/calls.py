@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -42,8 +41,8 @@ class Call:
     descended: bool = False
 
     def kept(self) -> Call:
-        """The same with copies of those tensors that a later call could change, to be asked for when no one uses it."""
-        return replace(self, actual={n: t if _is_ours_alone(t) else t.clone() for n, t in self.actual.items()})
+        """The same with copies of what it returned: a later call could change that, be it through an address."""
+        return replace(self, actual={name: tensor.clone() for name, tensor in self.actual.items()})
 
 
 @dataclass(frozen=True)
@@ -127,20 +126,6 @@ def _within(inputs: Inputs, tensor: Tensor) -> bool:
     """Whether a tensor lies in the allocation of an input, all of which is restored."""
     memory = tensor.untyped_storage().data_ptr()
     return any(memory == guarded.words.untyped_storage().data_ptr() for guarded in inputs.guards)
-
-
-def _is_ours_alone(tensor: Tensor) -> bool:
-    """Whether torch allocated its memory and nothing else refers to it, so that nothing else can write to it."""
-    return tensor.untyped_storage().resizable() and _uses(tensor) == _ALONE
-
-
-def _uses(tensor: Tensor) -> tuple[int, int]:
-    """How often the memory of a tensor is referred to, by tensors and from Python."""
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
-
-
-_ALONE = _uses(torch.zeros(1))
 
 
 _INPUT = "input "
