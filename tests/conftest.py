@@ -22,7 +22,7 @@ hypothesis.settings.load_profile("lastbit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first, so that no worker is left alone with one; tests marked gpu are skipped where they cannot run."""
+    """Slow tests first, so that no worker is left alone with one; those marked gpu skipped where they cannot run."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if marked else ""
