@@ -10,8 +10,11 @@ nox.options.sessions = ["verify", "tests", "lint"]
 
 
 def install(session: nox.Session, requirement: str) -> None:
-    """Install the checkout, editable, at the versions that constraints.txt pins."""
-    session.install("--constraint", "constraints.txt", "--editable", requirement)
+    """Install the checkout, editable, at the versions that constraints.txt pins.
+
+    Python compiles what it imports: to compile all of torch and the others beforehand takes half of the installation.
+    """
+    session.install("--no-compile", "--constraint", "constraints.txt", "--editable", requirement)
 
 
 @nox.session
@@ -26,7 +29,7 @@ def verify(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests of lastbit itself; arguments after -- go to pytest."""
     install(session, ".[dev]")
-    session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session

@@ -22,7 +22,8 @@ hypothesis.settings.load_profile("lastbit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu where they cannot run, saying why."""
+    """Slow tests first, so that no worker is left alone with one; those marked gpu skipped where they cannot run."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = why_no_gpu() if marked else ""
     for item in marked:

@@ -14,6 +14,7 @@ from harness import ContractViolation, assert_contract, kernel
 from harness.errors import KernelError, LastbitError, UsageError
 from harness.numerics import Bound, Premises
 from harness.result import Verdict
+from harness.verify import assertion
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPS = 1e-6
@@ -42,6 +43,14 @@ def test_a_kept_contract(kernel, contract: str, dtype: torch.dtype) -> None:
     judgement = assert_contract("rms_norm", kernel(**arguments), **arguments, eps=EPS, contract=contract)
     assert judgement.verdict is Verdict.PASSED
     assert [stage.name for stage in judgement.stages] == ["output"]
+
+
+def test_the_ops_of_lastbit_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = inputs(torch.bfloat16)
+    y = native(**arguments)
+    first = assert_contract("rms_norm", y, **arguments, eps=EPS)
+    monkeypatch.setattr(assertion, "open_project", lambda config: pytest.fail(f"opened again: {config}"))
+    assert assert_contract("rms_norm", y, **arguments, eps=EPS) == first
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,24 @@ import pytest
 import torch
 
 from harness.case import Case
+from harness.kernel import load_kernels
 from harness.result import Verdict
 from harness.verify.check import verify_case
 from tests.faults import hunt, upstream
 from tests.faults.catalogue import FAULTS
 from tests.faults.known_bugs import NOT_PLANTED, ROWS, rows_of
-from tests.faults.plant import Edit, Fault, Outdated, alternatives, kernel_of, mutated, planted, read_sources
+from tests.faults.plant import (
+    FOLDER,
+    Edit,
+    Fault,
+    Outdated,
+    alternatives,
+    kernel_of,
+    mutated,
+    planted,
+    read_sources,
+    without_faults,
+)
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter; a GPU runs sight.py")
@@ -45,8 +58,10 @@ def test_fault_is_seen_and_named(fault: Fault):
     cases = [case for seed in SEEDS for case in hunt.cases_for(fault, fault.dtypes[0], COUNT, seed)]
     with planted(fault) as kernel:
         exposed = hunt.hunt(kernel, cases, CPU)
-        hidden = hunt.hunt(hunt.without_stages(kernel), cases, CPU)
-    assert exposed is not None and hidden is not None
+        assert exposed is not None
+        # The same results are judged with stages and without, so that it is not seen earlier without.
+        hidden = hunt.hunt(hunt.without_stages(kernel), cases, CPU, start=exposed.cases)
+    assert hidden is not None
     assert exposed.named in alternatives(fault.exposed)
     assert hidden.named in alternatives(fault.hidden)
     assert (exposed.result.verdict, hidden.result.verdict) == (verdict_of(fault.exposed), verdict_of(fault.hidden))
@@ -73,6 +88,18 @@ def test_a_replacement_that_does_not_apply_is_an_error():
     fault = Fault("gone", "does what no kernel does", (Edit("no such line", ""),), "output", "output")
     with pytest.raises(Outdated, match=r"rms_norm\.py has 0 places that read 'no such line'"):
         mutated(fault, read_sources())
+
+
+def test_a_planted_kernel_shares_the_files_that_the_fault_leaves_alone():
+    fault = next(f for f in FAULTS if {e.file for e in f.edits} == {"moe_lora_gradients.py"})
+    folder = without_faults()
+    assert [k.name for k in folder.kernels] == [k.name for k in load_kernels(FOLDER)]
+    with planted(fault) as kernel:
+        pair_dot, grouped_linear = (kernel.call.__globals__[name] for name in ("pair_dot", "grouped_linear"))
+    assert kernel.call is not kernel_of(folder.kernels, fault.variant).call
+    assert pair_dot is not folder.modules["moe_lora_gradients"].pair_dot
+    assert grouped_linear is folder.modules["grouped_linear"].grouped_linear
+    assert not folder.modules.keys() & sys.modules.keys()
 
 
 @pytest.mark.parametrize("name", ["rms_norm: squares rounded", "moe_lora: base rounded"])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from harness import cli
 
 REFERENCE = """\
 from harness.op import op
@@ -56,11 +55,20 @@ def repository(folder: Path, before: str, after: str) -> Path:
     return folder
 
 
-def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "verify", "--project", ".", "--kernels", "kernels", "-n", "1"]
-    command += ["--cases", "lines.txt", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+Verify = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Runs the command line in this process, and the kernels in others: its exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(folder: Path, *options: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        command = ["verify", "--project", ".", "--kernels", "kernels", "-n", "1", "--cases", "lines.txt"]
+        return cli.main([*command, *options]), *capsys.readouterr()
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -68,13 +76,15 @@ def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     [(RIGHT, CUTS_OFF, 1, "WORSE"), (CUTS_OFF, RIGHT, 0, "BETTER")],
     ids=["it breaks", "it is mended"],
 )
-def test_only_the_working_tree_decides(tmp_path: Path, before: str, after: str, code: int, word: str) -> None:
-    done = verify(repository(tmp_path, before, after), "--base", "HEAD")
-    assert done.returncode == code, done.stderr
-    assert "triple@HEAD on cpu" in done.stdout
-    changes = done.stdout.partition("Changes from HEAD")[2]
+def test_only_the_working_tree_decides(
+    verify: Verify, tmp_path: Path, before: str, after: str, code: int, word: str
+) -> None:
+    found, printed, errors = verify(repository(tmp_path, before, after), "--base", "HEAD")
+    assert found == code, errors
+    assert "triple@HEAD on cpu" in printed
+    changes = printed.partition("Changes from HEAD")[2]
     assert any(line.startswith(f"{word}  triple on cpu") for line in changes.splitlines()), changes
-    assert "--kernel 'triple@HEAD'" not in done.stdout, "findings are those of today's kernels"
+    assert "--kernel 'triple@HEAD'" not in printed, "findings are those of today's kernels"
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
 
@@ -85,13 +95,13 @@ def test_only_the_working_tree_decides(tmp_path: Path, before: str, after: str, 
         (("--base", "HEAD", "--kernels", "more"), "--base HEAD takes one folder of kernels, not kernels, more"),
     ],
 )
-def test_a_base_that_means_nothing(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    done = verify(repository(tmp_path, RIGHT, RIGHT), *options)
-    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+def test_a_base_that_means_nothing(verify: Verify, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    code, _, errors = verify(repository(tmp_path, RIGHT, RIGHT), *options)
+    assert (code, message in errors) == (2, True), errors
 
 
 @pytest.mark.parametrize("present", [True, False], ids=["does not load", "is not there"])
-def test_a_base_without_kernels_is_not_compared(tmp_path: Path, present: bool) -> None:
+def test_a_base_without_kernels_is_not_compared(verify: Verify, tmp_path: Path, present: bool) -> None:
     folder = repository(tmp_path, RIGHT, RIGHT)
     kernel = folder / "kernels/thrice.py"
     if present:
@@ -101,24 +111,24 @@ def test_a_base_without_kernels_is_not_compared(tmp_path: Path, present: bool) -
         git(folder, "rm", "-q", "--cached", "-r", "kernels")
     git(folder, "commit", "-q", "-m", "no kernel")
     kernel.write_text(KERNEL.replace("EXPRESSION", RIGHT))
-    done = verify(folder, "--base", "HEAD")
-    assert done.returncode == 0, done.stderr
-    assert "the kernels of HEAD: " in done.stdout
+    code, printed, errors = verify(folder, "--base", "HEAD")
+    assert code == 0, errors
+    assert "the kernels of HEAD: " in printed
 
 
-def test_a_kernel_that_turns_its_cases_down_is_worse(tmp_path: Path) -> None:
+def test_a_kernel_that_turns_its_cases_down_is_worse(verify: Verify, tmp_path: Path) -> None:
     folder = repository(tmp_path, RIGHT, RIGHT)
     more = KERNEL.replace("EXPRESSION", RIGHT).replace("triple", "other")
     (folder / "kernels/other.py").write_text(more)
     narrower = KERNEL.replace("EXPRESSION", RIGHT).replace("y = x", "raise UnsupportedCase('no case')\n    y = x")
     narrower = narrower.replace("import kernel", "import UnsupportedCase, kernel")
     (folder / "kernels/thrice.py").write_text(narrower)
-    assert verify(folder, "--base", "HEAD").returncode == 1
+    assert verify(folder, "--base", "HEAD")[0] == 1
 
 
-def test_kernels_that_are_in_no_repository(tmp_path: Path) -> None:
+def test_kernels_that_are_in_no_repository(verify: Verify, tmp_path: Path) -> None:
     repository(tmp_path, RIGHT, RIGHT)
     subprocess.run(["rm", "-rf", str(tmp_path / ".git")], check=True)
-    done = verify(tmp_path, "--base", "HEAD")
-    assert done.returncode == 2
-    assert "--base HEAD needs kernels that are in a git repository" in done.stderr
+    code, _, errors = verify(tmp_path, "--base", "HEAD")
+    assert code == 2
+    assert "--base HEAD needs kernels that are in a git repository" in errors

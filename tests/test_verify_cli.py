@@ -103,13 +103,25 @@ class Done:
         return found
 
 
-def run(folder: Path, command: str, *options: str) -> Done:
-    """Run lastbit on the project in `folder`, keeping the records in `folder`/run."""
-    arguments = [sys.executable, "-m", "harness", command, *options, "--project", str(folder)]
-    arguments += ["--kernels", str(folder / "kernels"), "--run-folder", str(folder / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    return Done(done.returncode, done.stdout, done.stderr, folder / "run")
+def command(folder: Path, name: str, *options: str) -> list[str]:
+    """The command line of a run of the project in `folder`, which keeps the records in `folder`/run."""
+    places = {"--project": folder, "--kernels": folder / "kernels", "--run-folder": folder / "run"}
+    return [name, *options, *(str(part) for place in places.items() for part in place)]
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs lastbit on a project: the command line in this process, the kernels in others."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(folder: Path, name: str, *options: str) -> Done:
+        monkeypatch.chdir(folder)
+        return Done(cli.main(command(folder, name, *options)), *capsys.readouterr(), folder / "run")
+
+    return call
 
 
 def make_project(folder: Path) -> Path:
@@ -128,9 +140,15 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """One run of all kernels, of which two take their process with them."""
+    """One run of all kernels, of which two take their process with them; the command line has one of its own, too."""
     folder = make_project(tmp_path_factory.mktemp("project"))
-    return run(folder, "verify", "--cases", str(folder / "lines.txt"), "--timeout", "3", "-n", "2")
+    arguments = command(folder, "verify", "--cases", str(folder / "lines.txt"), "--timeout", "3", "-n", "2")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr, folder / "run")
 
 
 # One run of everything
@@ -193,7 +211,7 @@ def test_what_was_not_run_is_listed_with_the_reason(everything: Done) -> None:
 # Exit codes
 
 
-def test_passing_kernels_end_with_0(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passing_kernels_end_with_0(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of pytest choose nothing."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")
     done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "--kernel", "right")
@@ -201,7 +219,7 @@ def test_passing_kernels_end_with_0(project: Path, monkeypatch: pytest.MonkeyPat
     assert set(done.records()) == {"right"}
 
 
-def test_k_selects_and_says_which_kernels_are_left_out(project: Path) -> None:
+def test_k_selects_and_says_which_kernels_are_left_out(run: Run, project: Path) -> None:
     done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "-k", "right")
     assert done.code == 3, done.text
     assert set(done.records()) == {"right"}
@@ -209,7 +227,7 @@ def test_k_selects_and_says_which_kernels_are_left_out(project: Path) -> None:
 
 
 def test_the_plan_of_devices_that_is_printed_is_the_one_of_the_run(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "--kernel", "right", "--device", "auto")
@@ -221,7 +239,7 @@ def test_the_plan_of_devices_that_is_printed_is_the_one_of_the_run(
     assert {r["device"] for r in done.records()["right"].values()} == set(device_plan.devices)
 
 
-def test_a_failure_is_reproduced_with_the_same_input_bits(project: Path) -> None:
+def test_a_failure_is_reproduced_with_the_same_input_bits(run: Run, project: Path) -> None:
     done = run(project, "repro", LARGE, "--kernel", "truncates", "-n", "1")
     assert done.code == 1, done.text
     fingerprint = build(parse_case(LARGE), "cpu").fingerprint
@@ -230,13 +248,13 @@ def test_a_failure_is_reproduced_with_the_same_input_bits(project: Path) -> None
     assert "have a value that is not possible" in done.text
 
 
-def test_nothing_to_run_ends_with_3(project: Path) -> None:
+def test_nothing_to_run_ends_with_3(run: Run, project: Path) -> None:
     done = run(project, "verify", "--kernel", "elsewhere", "-n", "1")
     assert done.code == 3, done.text
     assert "elsewhere on cpu" in done.text
 
 
-def test_a_usage_error_of_the_plan_ends_with_2_and_its_own_message(project: Path) -> None:
+def test_a_usage_error_of_the_plan_ends_with_2_and_its_own_message(run: Run, project: Path) -> None:
     done = run(project, "verify", "--kernel", "wright", "-n", "1")
     assert done.code == 2
     assert done.stderr.startswith("lastbit: unknown kernel 'wright'; did you mean 'right'?")
@@ -398,32 +416,36 @@ def test_a_config_is_read_back(tmp_path: Path) -> None:
     assert Config.load(settings.save()) == settings
 
 
-def test_a_run_folder_that_holds_another_run_is_refused(project: Path) -> None:
+def test_a_run_folder_that_holds_another_run_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (project / "used").mkdir()
     (project / "used" / "config.json").write_text("{}")
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "verify", "--run-folder", "used"],
-        cwd=project, env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "run folder 'used' is not empty" in done.stderr
+    monkeypatch.chdir(project)
+    assert cli.main(["verify", "--run-folder", "used"]) == 2
+    assert "run folder 'used' is not empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("option", "message"),
     [
-        ("--timeout", "0", "timeout 0.0 must be"),
-        ("--cases-per-group", "-1", "-1 generated cases"),
-        ("-n", "-1", "neither a number of processes"),
+        ("--timeout=0", "timeout 0.0 must be"),
+        ("--cases-per-group=-1", "-1 generated cases"),
     ],
 )
-def test_numbers_out_of_range_are_refused(project: Path, option: str, value: str, message: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "verify", f"{option}={value}" if len(option) > 2 else f"{option}{value}"],
-        cwd=project, env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert message in done.stderr
+def test_numbers_out_of_range_are_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    monkeypatch.chdir(project)
+    assert cli.main(["verify", option]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_number_of_processes_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", "-n-1"])
+    assert caught.value.code == 2
+    assert "neither a number of processes" in capsys.readouterr().err
 
 
 def test_the_command_line_leaves_triton_to_whoever_knows_the_device() -> None:

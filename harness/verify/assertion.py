@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -86,7 +87,7 @@ def assert_contract(
         UsageError: unknown op, contract, kernel or argument, or shapes that do not fit.
         KernelError: the result has the wrong shape, dtype or device.
     """
-    opened = open_project(Config(folder="", projects=(str(project),) if project is not None else ()))
+    opened = _built_in() if project is None else open_project(Config(folder="", projects=(str(project),)))
     the_op = opened.op(op)
     claim = _claim(opened, the_op, contract, depth, kernel)
     if decided is not None and not 0 <= decided <= 1:
@@ -102,6 +103,12 @@ def assert_contract(
     if decided is not None and any(share < decided for share in asserted.decided.values()):
         raise ContractViolation(_too_little(op, claim, decided, asserted), asserted)
     return asserted
+
+
+@functools.cache
+def _built_in() -> Project:
+    """The ops of lastbit, which are read and checked once in a process."""
+    return open_project(Config(folder=""))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from harness.case import Case
 from harness.config import Config
 from harness.inputs import build, guarded_allocations
-from harness.kernel import Kernel, load_kernels
+from harness.kernel import Kernel
 from harness.op import Contract, Op
 from harness.result import BAD, CaseResult, Comparison
 from harness.verify.check import Subject, verify_case
 from harness.verify.inprocess import draw
 from harness.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
-from tests.faults.plant import FOLDER, Fault, kernel_of
+from tests.faults.plant import Fault, kernel_of, without_faults
 
 _STAGE_KINDS = ("outside", "special")
 
@@ -30,9 +30,8 @@ def project() -> Project:
     return open_project(Config(folder=""))
 
 
-@functools.cache
 def clean_kernels() -> tuple[Kernel, ...]:
-    return load_kernels(FOLDER)
+    return without_faults().kernels
 
 
 def clean(fault: Fault, family: str = "triton") -> Kernel:
@@ -71,9 +70,15 @@ class OneContract(Op):
         return ()
 
 
+@functools.cache
+def op_of(name: str) -> OneContract:
+    """One object per op, so that all kernels of an op are given the same problems."""
+    op = project().op(name)
+    return OneContract(**{field.name: getattr(op, field.name) for field in fields(op)})
+
+
 def subject_of(kernel: Kernel, device: torch.device) -> Subject:
-    op = project().op(kernel.op)
-    return Subject(kernel, OneContract(**{field.name: getattr(op, field.name) for field in fields(op)}), device)
+    return Subject(kernel, op_of(kernel.op), device)
 
 
 def without_stages(kernel: Kernel) -> Kernel:
@@ -111,10 +116,10 @@ class Sighting:
         return next((c for c in results if c.outside), results[-1] if results else Comparison())
 
 
-def hunt(kernel: Kernel, cases: Iterable[Case], device: torch.device) -> Sighting | None:
-    """The first of `cases` that the kernel fails, None if there is none."""
+def hunt(kernel: Kernel, cases: Sequence[Case], device: torch.device, start: int = 1) -> Sighting | None:
+    """The first of `cases` that the kernel fails, from the case with the number `start` on; None if there is none."""
     subject = subject_of(kernel, device)
-    for number, case in enumerate(cases, 1):
+    for number, case in enumerate(cases[start - 1 :], start):
         result = verify_case(subject, case, repeat=False)
         if result.verdict in BAD:
             return Sighting(number, result)

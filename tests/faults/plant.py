@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
+import functools
+import importlib
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 
-from harness.kernel import Kernel, load_kernels
+from harness.kernel import Kernel, _collect, _siblings, load_kernels
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels"
 Sources = Mapping[str, str]
@@ -91,14 +95,56 @@ def read_sources(folder: Path = FOLDER) -> dict[str, str]:
 def planted(fault: Fault) -> Iterator[Kernel]:
     """The kernel of `fault.variant` with the fault; its source exists as long as the context is open.
 
-    Triton reads a kernel's source from its file, so that the copy has to be one.
+    Triton reads a kernel's source from its file, so that the copy has to be one. Files that have nothing to do with the
+    fault are those of `without_faults`, so that what the interpreter and the harness know of them holds here as well.
     """
+    sources = read_sources()
+    changed = mutated(fault, sources)
     with TemporaryDirectory(prefix="fault") as parent:
         folder = Path(parent) / "kernels"
-        shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        for name, text in mutated(fault, read_sources()).items():
-            (folder / name).write_text(text)
-        yield kernel_of(load_kernels(folder), fault.variant)
+        folder.mkdir()
+        for name in _users(changed, sources):
+            (folder / name).write_text({**sources, **changed}[name])
+        with _lent(folder):
+            kernel = kernel_of(load_kernels(folder), fault.variant)
+        yield replace(kernel, depth=kernel_of(without_faults().kernels, fault.variant).depth)
+
+
+def _users(names: Iterable[str], sources: Sources) -> frozenset[str]:
+    """Those files and all that import one of them, or one that does."""
+    found = frozenset(names)
+    imports = re.compile(rf"^(from|import) ({'|'.join(Path(name).stem for name in found)})\b", re.MULTILINE)
+    users = found.union(name for name, text in sources.items() if imports.search(text))
+    return found if users == found else _users(users, sources)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The kernels of a folder, and its files by the names under which they import each other."""
+
+    kernels: tuple[Kernel, ...]
+    modules: Mapping[str, ModuleType]
+
+
+@functools.cache
+def without_faults() -> Folder:
+    """The folder as it is."""
+    names = [path.stem for path in sorted(FOLDER.glob("*.py"))]
+    with _collect() as declared, _siblings(FOLDER):
+        modules = {name: importlib.import_module(name) for name in names}
+    return Folder(tuple(one.kernel for one in declared), modules)
+
+
+@contextmanager
+def _lent(folder: Path) -> Iterator[None]:
+    """Let the files of a folder import those that it lacks."""
+    lent = {name: module for name, module in without_faults().modules.items() if not (folder / f"{name}.py").exists()}
+    sys.modules.update(lent)
+    try:
+        yield
+    finally:
+        for name in lent:
+            del sys.modules[name]
 
 
 def kernel_of(kernels: Iterable[Kernel], variant: str, family: str = "triton") -> Kernel:
