@@ -1,7 +1,9 @@
-"""What was computed before from the same bits need not be computed again, such as what two contracts have in common.
+"""What was computed before from the same operands need not be computed again, such as what two contracts have in common.
 
-Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, tensors of the same
-bits and layout, and equal premises. A tensor that was written to since is another one.
+Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, the same tensors and
+equal premises. A tensor is the same if it is the same memory, read in the same way and not written to since: nobody has
+to read its elements, for which an accelerator would have to finish everything before. What follows from remembered
+results by remembered functions, and by views of them, is found again in turn.
 """
 
 from __future__ import annotations
@@ -9,60 +11,57 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import fields, is_dataclass
+from functools import cache, wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-import torch
 from torch import Tensor
 
+from harness.numerics.formats import Format
 from harness.numerics.premises import Premises, current
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LARGE = 1 << 18  # elements of the operands of a call from which on it is not remembered: to compare them takes long
+_LARGE = 1 << 18  # elements of the operands of a call from which on it is not remembered
 _MOST = 1 << 23  # elements of all operands and results that are kept
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """Operands of a call with the versions that they had, and what it gave."""
+class _Call(NamedTuple):
+    """A call: its operands, which keep their memory as long as they are known by it, and what it gave."""
 
     operands: list[Tensor]
-    versions: list[int]
     result: Any
-
-    def had(self, operands: list[Tensor]) -> bool:
-        """Whether its operands were these, bit by bit."""
-        return all(map(_is_same, self.operands, self.versions, operands))
 
 
 class _Memory:
-    """The calls so far, by everything that they depend on besides bits."""
+    """The calls so far, by everything that they depend on."""
 
     def __init__(self) -> None:
-        self._calls: dict[object, list[_Call]] = {}
+        self._calls: dict[object, _Call] = {}
         self._premises: list[Premises] = []
+        self._kept: set[int] = set()
         self._elements = 0
 
     def call(self, function: Callable[..., R], args: tuple[object, ...]) -> R:
         operands: list[Tensor] = []
-        shown = _shown(args, operands)
-        elements = sum(operand.numel() for operand in operands)
-        if elements > _LARGE:
-            return function(*args)
-        calls = self._calls.setdefault((function, self._premises_in_force(), shown), [])
-        for call in calls:
-            if call.had(operands):
-                result: R = call.result
-                return result
+        key = function, self._premises_in_force(), _shown(args, operands)
+        known = self._calls.get(key)
+        if known is not None:
+            result: R = known.result
+            return result
         result = function(*args)
-        self._elements += elements + sum(t.numel() for t in _tensors(result))
-        if self._elements <= _MOST:
-            calls.append(_Call(operands, [operand._version for operand in operands], result))
+        if sum([operand.numel() for operand in operands]) <= _LARGE:
+            self._keep(key, _Call(operands, result))
         return result
+
+    def _keep(self, key: object, call: _Call) -> None:
+        """Keep a call if there is room for it; memory that is kept already takes none."""
+        new = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
+        self._elements += sum([count for address, count in new.items() if address not in self._kept])
+        if self._elements <= _MOST:
+            self._kept.update(new)
+            self._calls[key] = call
 
     def _premises_in_force(self) -> int:
         """Their number among those that there were."""
@@ -96,28 +95,26 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shown(value: object, operands: list[Tensor]) -> object:
-    """All that can be told of a value without looking at bits, hashable; its tensors are added to the operands."""
+    """All that a value can be told from others by, hashable; its tensors are added to the operands."""
     if isinstance(value, Tensor):
         operands.append(value)
-        return value.dtype, value.shape, value.stride(), value.device
+        return value.data_ptr(), value._version, value.dtype, value.shape, value.stride(), value.device
     if isinstance(value, tuple | list):
         return tuple([_shown(v, operands) for v in value])
     if isinstance(value, slice):
         return slice, value.start, value.stop, value.step
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *[_shown(getattr(value, f.name), operands) for f in fields(value)]
+    if is_dataclass(value) and not isinstance(value, type | Format):
+        return type(value), *[_shown(getattr(value, name), operands) for name in _names(type(value))]
     return type(value), value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    return tuple(f.name for f in fields(kind))
 
 
 def _tensors(value: object) -> list[Tensor]:
     found: list[Tensor] = []
     _shown(value, found)
     return found
-
-
-def _is_same(known: Tensor, version: int, given: Tensor) -> bool:
-    """Whether two tensors of one layout have the same bits."""
-    if known._version != version:
-        return False
-    bits = _BITS[known.itemsize]
-    return known is given or torch.equal(known.view(bits), given.view(bits))
