@@ -108,7 +108,9 @@ def moe_lora(
     layer.stage("saved_up", up, result=True)
 
     separate = contract.has("rounded_silu")
-    product = layer.stage("silu", gate * sigmoid(gate)) * up if separate else product_in_any_order(gate, sigmoid(gate), up)
+    product = (
+        layer.stage("silu", gate * sigmoid(gate)) * up if separate else product_in_any_order(gate, sigmoid(gate), up)
+    )
     intermediate = layer.stage("intermediate", product, result=True)
     outputs, _ = layer.down(intermediate, down_map)
 

@@ -24,7 +24,7 @@ from harness.numerics import (
     total_of_products,
     using,
 )
-from harness.numerics.dots import _cut_off
+from harness.numerics.dots import cut_off
 
 INF, NAN = math.inf, math.nan
 
@@ -257,5 +257,5 @@ def test_a_single_product_is_rounded_once() -> None:
 def test_what_is_cut_off_is_not_lost_to_fp32(cores: TensorCores) -> None:
     """Operands beyond fp16, the largest 1: each product may lose 2**-126 of the share that is cut off."""
     a = Enclosure.point(torch.tensor([[1.0, 2.0**-100]]))
-    with using(Premises(tensor_cores=cores, depth=lambda terms: 0)):
-        assert float(_cut_off(Factor.left(a), Factor.right(a.transposed))) == cores.cut * 2.0**-126
+    left, right = Factor.left(a), Factor.right(a.transposed)
+    assert float(cut_off(left.limits, right.limits, left.least_limits, cores.cut)) == cores.cut * 2.0**-126

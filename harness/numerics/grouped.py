@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.numerics.dots import Factor, dot_of
+from harness.numerics.dots import dot_of
 from harness.numerics.enclosure import Enclosure
+from harness.numerics.factors import Factor
 from harness.numerics.remembered import remembered
 
 Matrices = Callable[[Tensor], Factor]

@@ -1,9 +1,9 @@
-"""What was computed before from the same operands need not be computed again, such as what two contracts have in common.
+"""What was computed before from the same operands is not computed again, such as what two contracts have in common.
 
-Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, the same tensors and
-equal premises. A tensor is the same if it is the same memory, read in the same way and not written to since: nobody has
-to read its elements, for which an accelerator would have to finish everything before. What follows from remembered
-results by remembered functions, and by views of them, is found again in turn.
+Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, the same tensors
+and equal premises. A tensor is the same if it is the same memory, read in the same way, and was not written to since.
+So what follows from remembered results, by remembered functions and by views, is found again in turn. On the CPU a
+tensor with the same bits is the same, too; an accelerator would have to finish everything before it could compare them.
 """
 
 from __future__ import annotations
@@ -68,10 +68,13 @@ class _Memory:
 
     def _has_room(self, call: _Call) -> bool:
         """Whether there is room for a call; memory that is kept already takes none."""
-        new = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
-        self._elements += sum([count for address, count in new.items() if address not in self._kept])
-        self._kept.update(new)
-        return self._elements <= _MOST
+        taken = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
+        elements = self._elements + sum([count for address, count in taken.items() if address not in self._kept])
+        if elements > _MOST:
+            return False
+        self._elements = elements
+        self._kept.update(taken)
+        return True
 
     def _premises_in_force(self) -> int:
         """Their number among those that there were."""

@@ -20,23 +20,24 @@ def load(pointer, contract, end, offset, mask):
 
 
 ARGUMENTS = [
-    *["out", "x", "y", "z", "size", "rows", "columns"],
-    *[f"{operand}{what}" for operand in "xyz" for what in ("_contract", "_end", "0", "1", "2")],
-    *["first", "second"],
+    *["out", "x", "y", "z", "w", "size", "rows", "columns"],
+    *[f"{operand}{what}" for operand in "xyzw" for what in ("_contract", "_end", "0", "1", "2")],
+    *["first", "second", "third", "fourth"],
 ]
 
 
 @triton.jit(do_not_specialize=ARGUMENTS)  # one compiled kernel serves all of their values
 def elementwise(
-    out, x, y, z, size: tl.int32, rows: tl.int32, columns: tl.int32,
+    out, x, y, z, w, size: tl.int32, rows: tl.int32, columns: tl.int32,
     x_contract: tl.int64, x_end: tl.int64, x0: tl.int64, x1: tl.int64, x2: tl.int64,
     y_contract: tl.int64, y_end: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64,
     z_contract: tl.int64, z_end: tl.int64, z0: tl.int64, z1: tl.int64, z2: tl.int64,
-    first: tl.float64, second: tl.float64,
+    w_contract: tl.int64, w_end: tl.int64, w0: tl.int64, w1: tl.int64, w2: tl.int64,
+    first: tl.float64, second: tl.float64, third: tl.float64, fourth: tl.float64,
     FUNCTION: tl.constexpr, OPERANDS: tl.constexpr, FLAT: tl.constexpr, PARTS: tl.constexpr,
     F: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`FUNCTION` of the elements of up to three operands, whose indices have three dimensions [..., rows, columns]."""
+    """`FUNCTION` of the elements of up to four operands, whose indices have three dimensions [..., rows, columns]."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < size
     if FLAT:
@@ -50,10 +51,16 @@ def elementwise(
         operands = operands + (load(y, y_contract, y_end, i * y0 + j * y1 + k * y2, mask),)
     if OPERANDS > 2:
         operands = operands + (load(z, z_contract, z_end, i * z0 + j * z1 + k * z2, mask),)
+    if OPERANDS > 3:
+        operands = operands + (load(w, w_contract, w_end, i * w0 + j * w1 + k * w2, mask),)
     if NUMBERS > 0:
         operands = operands + (first,)
     if NUMBERS > 1:
         operands = operands + (second,)
+    if NUMBERS > 2:
+        operands = operands + (third,)
+    if NUMBERS > 3:
+        operands = operands + (fourth,)
     if F is None:
         result = FUNCTION(*operands)
     else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.numerics.formats import Format
-from harness.numerics.fused import elements, primitives, sums
+from harness.numerics.fused import elements, primitives, products, sums
 from harness.numerics.fused.compiled import Launch, launcher
 from harness.numerics.fused.kernel import elementwise
 from harness.numerics.fused.numbers import FORMATS
@@ -18,11 +18,13 @@ from harness.numerics.fused.numbers import FORMATS
 BLOCK = 512
 WIDENING = frozenset(
     ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "averaged")
-    + ("inverse_root", "approximate_root", "approximate_quotient", "exponential", "logistic")
+    + ("inverse_root", "approximate_root", "approximate_quotient", "exponential", "logistic", "spans", "limiting")
 )
-"""Operations whose results have freedom, and so four parts."""
+"""Operations whose results have four parts, most of them because they have freedom."""
 
-_MOST_OPERANDS = 3
+_OF_ONE_PART = frozenset(("straying",))
+_MOST_OPERANDS = _MOST_NUMBERS = 4
+_FACTORS = _OPTIONS = 3  # that a kernel multiplies in any order, and joins
 _MOST_DIMENSIONS = 3
 _LARGEST = 2**31 - BLOCK  # elements that are counted in int32
 
@@ -36,7 +38,7 @@ class Layout:
 
     Attributes:
         shape: of the result, without parts.
-        arguments: of the kernel, from `size` to `z2`.
+        arguments: of the kernel, from `size` to `w2`.
         flat: the index of an element is one number.
         parts: the most that an operand has.
     """
@@ -53,17 +55,17 @@ def run(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...], fmt
         return sums.run(name, operands[0], numbers, fmt)
     if name == "hull":
         return _hull(operands)
-    if name == "product_in_any_order" and len(operands) != _MOST_OPERANDS:
+    if name == "product_in_any_order" and len(operands) != _FACTORS:
         return None
     return _launched(name, operands, numbers, fmt)
 
 
 def _hull(options: tuple[Tensor, ...]) -> Tensor | None:
     """Hull of any number of options, by three at a time."""
-    if len(options) < _MOST_OPERANDS:
+    if len(options) < _OPTIONS:
         return _launched("hull", (*options, options[0])[:2], (), None)
-    first = _launched("hull_of_three", options[:_MOST_OPERANDS], (), None)
-    rest = options[_MOST_OPERANDS:]
+    first = _launched("hull_of_three", options[:_OPTIONS], (), None)
+    rest = options[_OPTIONS:]
     return first if first is None or not rest else _hull((first, *rest))
 
 
@@ -71,13 +73,14 @@ def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...
     layout = layout_of(tuple((x.shape, x.stride()) for x in operands))
     if layout is None:
         return None
-    parts = 4 if name in WIDENING else max(layout.parts, 1 if fmt is None else 2)
+    parts = 4 if name in WIDENING else 1 if name in _OF_ONE_PART else max(layout.parts, 1 if fmt is None else 2)
     first = operands[0]
     out = first.new_empty((parts, *layout.shape))
     if size := layout.arguments[0]:
         launch = _launcher(name, len(operands), layout.flat, parts, fmt, len(numbers), first.device)
-        pointers = (out, *operands, first, first)[: 1 + _MOST_OPERANDS]
-        launch((-(-size // BLOCK), 1), (*pointers, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
+        pointers = out, *operands, *[first] * (_MOST_OPERANDS - len(operands))
+        constants = *numbers, *[0.0] * (_MOST_NUMBERS - len(numbers))
+        launch((-(-size // BLOCK), 1), (*pointers, *layout.arguments, *constants))
     return out
 
 
@@ -85,7 +88,7 @@ def _launched(name: str, operands: tuple[Tensor, ...], numbers: tuple[float, ...
 def _launcher(
     name: str, operands: int, flat: bool, parts: int, fmt: Format | None, numbers: int, device: torch.device
 ) -> Launch:
-    function = vars(primitives if hasattr(primitives, name) else elements)[name]
+    function = next(vars(module)[name] for module in (elements, primitives, products) if hasattr(module, name))
     position = None if fmt is None else FORMATS.index(fmt)
     return launcher(elementwise, (function, operands, flat, parts, position, numbers, BLOCK), device)
 
