@@ -78,9 +78,10 @@ class _Memory:
 
     def _premises_in_force(self) -> int:
         """Their number among those that there were."""
-        if current() not in self._premises:
-            self._premises.append(current())
-        return self._premises.index(current())
+        premises = current()
+        if premises not in self._premises:
+            self._premises.append(premises)
+        return self._premises.index(premises)
 
 
 _memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
@@ -112,13 +113,12 @@ def _shown(value: object, operands: list[Tensor]) -> object:
     if isinstance(value, Tensor):
         operands.append(value)
         return value.dtype, value.shape, value.stride(), value.device
+    kind = type(value)
+    if names := _names(kind):
+        return kind, *[_shown(getattr(value, name), operands) for name in names]
     if isinstance(value, tuple | list):
         return tuple([_shown(v, operands) for v in value])
-    if isinstance(value, slice):
-        return slice, value.start, value.stop, value.step
-    if is_dataclass(value) and not isinstance(value, type | Format):
-        return type(value), *[_shown(getattr(value, name), operands) for name in _names(type(value))]
-    return type(value), value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0
+    return kind, value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0
 
 
 def _alike(calls: Iterable[_Call], operands: list[Tensor]) -> _Call | None:
@@ -138,8 +138,10 @@ def _is_same(known: Tensor, place: tuple[int, int], given: Tensor) -> bool:
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass."""
-    return tuple(f.name for f in fields(kind))
+    """What tells values of a type apart, attribute by attribute; nothing where they are hashable as they are."""
+    if kind is slice:
+        return "start", "stop", "step"
+    return () if kind is Format or not is_dataclass(kind) else tuple(f.name for f in fields(kind))
 
 
 def _tensors(value: object) -> list[Tensor]:
