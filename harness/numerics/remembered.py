@@ -113,7 +113,7 @@ def _shown(value: object, operands: list[Tensor]) -> object:
     if isinstance(value, Tensor):
         operands.append(value)
         return value.dtype, value.shape, value.stride(), value.device
-    kind = type(value)
+    kind: Any = type(value)
     if names := _names(kind):
         return kind, *[_shown(getattr(value, name), operands) for name in names]
     if isinstance(value, tuple | list):
