@@ -29,7 +29,6 @@ from references._shapes import check_shapes
 ALL = slice(None)
 Kind = Literal["base", "a", "b"]
 """The matrices of a linear map with an adapter."""
-_multiply_add = remembered(multiply_add)
 
 
 def rounded(*stages: str) -> Rounds:
@@ -70,12 +69,13 @@ class Projection:
     def rank(self) -> int:
         return self.a.shape[1]
 
-    def matrices(self, kind: Kind, experts: tuple[int, ...]) -> Enclosure:
+    @remembered
+    def matrices(self, kind: Kind, experts: Tensor) -> Enclosure:
         """One of the matrices of some experts [G, N, K]; the base is dequantized to the format of the adapter."""
         if kind != "base":
-            return Enclosure.point((self.a if kind == "a" else self.b)[list(experts)])
-        scale, zero = (None if t is None else t[list(experts)] for t in (self.scale, self.zero))
-        return dequantized(self.base[list(experts)], scale, zero, fmt=format_of(self.a.dtype), columns=self.a.shape[2])
+            return Enclosure.point((self.a if kind == "a" else self.b)[experts])
+        scale, zero = (None if t is None else t[experts] for t in (self.scale, self.zero))
+        return dequantized(self.base[experts], scale, zero, fmt=format_of(self.a.dtype), columns=self.a.shape[2])
 
     def check(self, name: str, experts: int, inputs: int, outputs: int) -> None:
         """Raise ValueError unless the map has `experts` matrices from `inputs` to `outputs` numbers."""
@@ -109,21 +109,24 @@ class Weights:
     columns: slice
     transposed: bool
 
-    def __call__(self, experts: tuple[int, ...]) -> Factor:
-        return _factor(self, experts)
+    @remembered
+    def __call__(self, experts: Tensor) -> Factor:
+        parts = [p.matrices(self.kind, experts)[ALL, self.rows, self.columns] for p in self.projections]
+        together = parts[0] if len(parts) == 1 else concatenate(*parts, dim=-2)
+        return Factor.right(together.transposed if self.transposed else together)
 
 
 @remembered
-def _factor(weights: Weights, experts: tuple[int, ...]) -> Factor:
-    parts = [p.matrices(weights.kind, experts)[ALL, weights.rows, weights.columns] for p in weights.projections]
-    together = parts[0] if len(parts) == 1 else concatenate(*parts, dim=-2)
-    return Factor.right(together.transposed if weights.transposed else together)
+def _pairs_by_expert(expert_ids: Tensor, first_expert: int, count: int) -> tuple[Groups, Tensor]:
+    """The pairs of each of the experts here, and whether a pair belongs to none of them [T · k, 1]."""
+    local = (expert_ids.long() - first_expert).flatten()
+    return Groups(local, count), ((local < 0) | (local >= count))[:, None]
 
 
 @remembered
-def _grouped(experts: Tensor, count: int) -> Groups:
-    """Pairs by their experts; remembered for what is looked up in it."""
-    return Groups(experts, count)
+def _repeated(tokens: Enclosure, slots: int) -> Enclosure:
+    """The row of each pair, from that of its token [T, n]."""
+    return Enclosure(tokens.parts.repeat_interleave(slots, dim=1))
 
 
 @dataclass(frozen=True)
@@ -168,11 +171,11 @@ class Layer:
             raise ValueError(f"shards={shards} does not divide {width}, the intermediate dimension")
         if not abs(scaling) <= FORMATS["fp32"].max:
             raise ValueError(f"scaling={scaling} is no number in fp32; it must be finite")
-        local = (expert_ids.long() - first_expert).flatten()
+        groups, skipped = _pairs_by_expert(expert_ids, first_expert, experts)
         return cls(
             slots=expert_ids.shape[1],
-            groups=_grouped(local, experts),
-            skipped=((local < 0) | (local >= experts))[:, None],
+            groups=groups,
+            skipped=skipped,
             shards=tuple(slice(p * width // shards, (p + 1) * width // shards) for p in range(shards)),
             scaling=scaling,
             contract=contract,
@@ -194,7 +197,7 @@ class Layer:
 
     def pairs(self, tokens: Enclosure) -> Enclosure:
         """The row of each pair, from that of its token [T, n]; zero where the pair is skipped."""
-        return Enclosure(tokens.parts.repeat_interleave(self.slots, dim=1)).zero_where(self.skipped)
+        return _repeated(tokens, self.slots).zero_where(self.skipped)
 
     def saved(self, values: Enclosure) -> Enclosure:
         """Rows from a saved [T, k, n]; zero where the pair is skipped."""
@@ -221,7 +224,7 @@ class Layer:
         """base + scaling · product, of every shard."""
         if self.contract.has("rounded_lora"):
             return [b + s for b, s in zip(bases, self.scaled(name, products), strict=True)]
-        return [_multiply_add(p, self.scaling, b) for b, p in zip(bases, products, strict=True)]
+        return [multiply_add(p, self.scaling, b) for b, p in zip(bases, products, strict=True)]
 
     def by_token(self, shards: Sequence[Enclosure]) -> Enclosure:
         """The rows of all slots of a token, of every shard, side by side: [T, n, k · P]."""

@@ -6,7 +6,7 @@ docs/contracts/moe_lora.md says who rounds where.
 
 from __future__ import annotations
 
-from harness.numerics import Enclosure, Tensor, product_in_any_order, remembered, sigmoid, total, total_of_products
+from harness.numerics import Enclosure, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
 from references._experts import Layer, Projection, adapter_axes, rounded
 from references._shapes import check_shapes
@@ -108,7 +108,9 @@ def moe_lora(
     layer.stage("saved_up", up, result=True)
 
     separate = contract.has("rounded_silu")
-    product = layer.stage("silu", gate * sigmoid(gate)) * up if separate else _swiglu(gate, up)
+    product = (
+        layer.stage("silu", gate * sigmoid(gate)) * up if separate else product_in_any_order(gate, sigmoid(gate), up)
+    )
     intermediate = layer.stage("intermediate", product, result=True)
     outputs, _ = layer.down(intermediate, down_map)
 
@@ -119,12 +121,6 @@ def moe_lora(
     else:
         combined = total_of_products(layer.by_token([weights] * shards), layer.by_token(outputs))
     stage("output", combined[..., 0], result=True)
-
-
-@remembered
-def _swiglu(gate: Enclosure, up: Enclosure) -> Enclosure:
-    """silu(gate) · up, in any order of the three factors."""
-    return product_in_any_order(gate, sigmoid(gate), up)
 
 
 def check_layer(

@@ -137,8 +137,8 @@ def moe_lora_backward(
     grad_activated = _through_down(layer, layer_gradients, grad_experts, activated, down_map)
 
     gate, up = layer.saved(saved_gate), layer.saved(saved_up)
-    grad_gate = layer.stage("grad_gate", _through_silu(grad_activated, up, gate))
-    grad_up = layer.stage("grad_up", _times_silu(grad_activated, gate))
+    grad_gate = layer.stage("grad_gate", times_slope(grad_activated, up, (gate, sigmoid(gate))))
+    grad_up = layer.stage("grad_up", product_in_any_order(grad_activated, gate, sigmoid(gate)))
     maps = {"gate": (grad_gate, gate_map), "up": (grad_up, up_map)}
     rows = layer.pairs(x)
     middles = {name: _through_adapter(layer, layer_gradients, name, rows, *maps[name]) for name in maps}
@@ -148,16 +148,6 @@ def moe_lora_backward(
     layer_gradients("down_lora_b", [grad_experts] * shards, down_middles)
     products = total_of_products(concatenate(*[grad_pairs] * shards), concatenate(*outputs))
     stage("grad_routing_weights", products.reshape(*expert_ids.shape), result=True)
-
-
-@remembered
-def _through_silu(grad: Enclosure, up: Enclosure, gate: Enclosure) -> Enclosure:
-    return times_slope(grad, up, (gate, sigmoid(gate)))
-
-
-@remembered
-def _times_silu(grad: Enclosure, gate: Enclosure) -> Enclosure:
-    return product_in_any_order(grad, gate, sigmoid(gate))
 
 
 def _adapter_gradient(

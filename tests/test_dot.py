@@ -20,11 +20,13 @@ from harness.numerics import (
     Premises,
     TensorCores,
     dot,
+    dots,
+    factors,
     hull,
     total_of_products,
     using,
 )
-from harness.numerics.dots import _cut_off
+from harness.numerics.dots import cut_off
 
 INF, NAN = math.inf, math.nan
 
@@ -85,6 +87,26 @@ def test_equal_numbers_in_one_two_or_four_parts_have_equal_dots(kind: str) -> No
         found = dot(left, right)
         assert alike(found, first)
         assert torch.equal(found.exact.nan_to_num(), first.exact.nan_to_num())
+
+
+@pytest.mark.parametrize("kind", ["normal", "lattice", "special", "beyond"])
+def test_a_dot_of_which_the_host_is_told_nothing_is_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator nobody asks whether a radius is zero everywhere, or whether all sums are in range."""
+    a, b = ((normals(2, *shape) * 8).round() for shape in ((4, 6), (6, 3)))
+    if kind != "lattice":
+        a, b = a * 1.1, b * 1.1
+    if kind == "special":
+        a[0, 0, 1], a[0, 1, 2], b[0, 3, 0], a[1, 2, 4], b[1, 5, 2] = NAN, INF, -INF, 3e38, 2.0
+    if kind == "beyond":
+        a[0, 0], b[0, :, 1], a[1, 1] = 2.0**100, -(2.0**100), 0.0
+    forms = [[Enclosure.point(x), Enclosure(Enclosure.point(x).full), interval(x, x + x.abs())] for x in (a, b)]
+    known = [dot(left, right) for left, right in itertools.product(*forms)]
+    monkeypatch.setattr(factors, "_all_zero", lambda radius: False)
+    monkeypatch.setattr(dots, "_all_within", lambda magnitude, fmt: False)
+    for (left, right), expected in zip(itertools.product(*forms), known, strict=True):
+        found = dot(left, right)
+        assert alike(found, expected)
+        assert torch.equal(found.exact.nan_to_num(), expected.exact.nan_to_num())
 
 
 def test_the_exact_part_is_that_of_the_exact_parts() -> None:
@@ -257,5 +279,5 @@ def test_a_single_product_is_rounded_once() -> None:
 def test_what_is_cut_off_is_not_lost_to_fp32(cores: TensorCores) -> None:
     """Operands beyond fp16, the largest 1: each product may lose 2**-126 of the share that is cut off."""
     a = Enclosure.point(torch.tensor([[1.0, 2.0**-100]]))
-    with using(Premises(tensor_cores=cores, depth=lambda terms: 0)):
-        assert float(_cut_off(Factor.left(a), Factor.right(a.transposed))) == cores.cut * 2.0**-126
+    left, right = Factor.left(a), Factor.right(a.transposed)
+    assert float(cut_off(left.limits, right.limits, left.least_limits, cores.cut)) == cores.cut * 2.0**-126

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from harness import trust
 from harness.interpret import install
-from harness.numerics import fused, parts, primitives, sums
+from harness.numerics import dots, factors, fused, parts, primitives, sums
 from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
-from harness.numerics.fused import elements, launch, selftest
+from harness.numerics.fused import elements, launch, products, selftest
 from harness.numerics.fused import primitives as fused_primitives
 from harness.numerics.fused import sums as fused_sums
 from harness.numerics.fused.launch import layout_of, run
@@ -34,10 +34,12 @@ def faithful_interpreter() -> None:
 
 def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
     """Every operation that is one kernel on CUDA: name, definition, operands, numbers, format."""
-    for module in (parts, primitives, sums):
+    for module in (parts, primitives, sums, factors, dots):
         for name, operation in vars(module).items():
             if hasattr(operation, "__wrapped__") and operation.__module__ == module.__name__:
                 kinds = [p.annotation for p in inspect.signature(operation).parameters.values()]
+                if "Tensor" not in kinds:
+                    continue  # of enclosures
                 counts = {"hull": (3,), "product_in_any_order": (3, 4)}.get(name, (kinds.count("Tensor"),))
                 formats = (FP32, WIDE_FP32)[: 1 + (name == "added")] if "Format" in kinds else (None,)
                 formats = (FP32, BF16, FP16, E4M3, E5M2, FP64, WIDE_FP32) if name == "rounded" else formats
@@ -46,7 +48,9 @@ def operations() -> Iterator[tuple[str, Operation, int, int, Format | None]]:
 
 
 OPERATIONS = list(operations())
-ELEMENTWISE = [o for o in OPERATIONS if o[0] not in {"logistic", "unknown_if", *fused_sums.OPERATIONS}]
+ELEMENTWISE = [
+    o for o in OPERATIONS if o[0] not in {"logistic", "unknown_if", *fused_sums.OPERATIONS, *selftest.OF_DOTS}
+]
 each_operation = pytest.mark.parametrize(
     ("name", "definition", "operands", "numbers", "fmt"),
     OPERATIONS,
@@ -65,7 +69,8 @@ def test_all_operations_are_found() -> None:
     assert {"added", "hull", "rounded", "multiply_add", "approximate_quotient", "logistic", "facts_of_rows"} <= names
     elementwise = names - fused_sums.OPERATIONS
     assert names - elementwise == fused_sums.OPERATIONS
-    assert all(hasattr(elements, name) or hasattr(fused_primitives, name) for name in elementwise)
+    modules = elements, fused_primitives, products
+    assert all(any(hasattr(module, name) for module in modules) for name in elementwise)
 
 
 @each_operation

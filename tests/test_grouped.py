@@ -25,8 +25,8 @@ def enclosures(*shape: int, seed: int = 0) -> dict[int, Enclosure]:
 MATRICES = Enclosure.point(normals(4, 6, 3, seed=1))
 
 
-def matrices(groups: tuple[int, ...]) -> Factor:
-    return Factor.right(MATRICES[list(groups),])
+def matrices(groups: Tensor) -> Factor:
+    return Factor.right(MATRICES[groups,])
 
 
 def test_rows_by_group() -> None:
@@ -58,8 +58,8 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_group(parts: int) -> None:
 def test_matrices_are_asked_for_only_of_groups_that_have_rows() -> None:
     asked: list[int] = []
 
-    def noting(groups: tuple[int, ...]) -> Factor:
-        asked.extend(groups)
+    def noting(groups: Tensor) -> Factor:
+        asked.extend(groups.tolist())
         return matrices(groups)
 
     grouped_dot(Enclosure.point(normals(8, 6)), Groups(NUMBERS, 4), noting, 3)

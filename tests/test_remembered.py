@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from harness.numerics import Enclosure, Groups, Premises, Tensor, remembered, remembering, using
+from harness.numerics.formats import BF16
+from harness.numerics.remembered import _alike, _Call, _Memory
 
 Made = list[tuple[object, ...]]
 
@@ -75,6 +77,50 @@ def test_other_premises_are_another_call(function: Callable[..., Tensor], made: 
     assert len(made) == 2
 
 
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits must not be compared."""
+
+    def fail(*_: object) -> bool:
+        raise AssertionError("bits were compared")
+
+    monkeypatch.setattr(torch, "equal", fail)
+
+
+@pytest.mark.usefixtures("unread")
+def test_the_same_memory_is_not_read(function: Callable[..., Tensor], made: Made) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    for _ in range(2):
+        for view in (x, x.T, x[1], x.view(3, 2)):
+            function(view.detach())
+    assert len(made) == 4
+
+
+@pytest.mark.usefixtures("unread")
+def test_on_an_accelerator_no_bits_are_compared() -> None:
+    x = torch.ones(3)
+    call = _Call([x], ((x.data_ptr(), x._version),), None)
+    assert _alike([call], [torch.ones(3, device="meta")]) is None
+    with pytest.raises(AssertionError, match="bits were compared"):
+        _alike([call], [torch.ones(3)])
+
+
+def test_what_follows_is_found_again_by_its_memory(monkeypatch: pytest.MonkeyPatch, made: Made) -> None:
+    monkeypatch.setitem(_Memory.call.__globals__, "_alike", lambda calls, operands: None)
+
+    @remembered
+    def noting(x: Enclosure) -> Enclosure:
+        made.append((x,))
+        return x + x
+
+    x, mask = torch.tensor([[1.0, 2.0]]), torch.tensor([False])
+    with remembering():
+        for _ in range(2):
+            start = Enclosure.point(x)
+            noting((noting(start) * 3.0).rounded(BF16)[:, 0].zero_where(mask))
+    assert len(made) == 2
+
+
 def test_outside_nothing_is_remembered(made: Made) -> None:
     function = remembered(lambda x: made.append((x,)))
     function(1)
@@ -91,8 +137,6 @@ def test_outside_nothing_is_remembered(made: Made) -> None:
 def test_what_is_large_is_not_kept(
     limit: str, monkeypatch: pytest.MonkeyPatch, function: Callable[..., Tensor], made: Made
 ) -> None:
-    from harness.numerics.remembered import _Memory
-
     monkeypatch.setitem(_Memory.call.__globals__, limit, 4)
     for _ in range(2):
         function(torch.ones(8))

@@ -12,7 +12,7 @@ from harness.numerics.accumulation import (
     total_of_products,
     variance_about,
 )
-from harness.numerics.dots import Factor, dot
+from harness.numerics.dots import dot
 from harness.numerics.enclosure import (
     Enclosure,
     at_least,
@@ -25,6 +25,7 @@ from harness.numerics.enclosure import (
     product_in_any_order,
     stack,
 )
+from harness.numerics.factors import Factor
 from harness.numerics.formats import FORMATS, Format, cast, format_of, round_to
 from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer
 from harness.numerics.moments import difference_of_products, mean_and_variance

@@ -19,6 +19,7 @@ from torch import Tensor
 from harness.numerics import parts as arithmetic
 from harness.numerics.formats import Format
 from harness.numerics.premises import current
+from harness.numerics.remembered import remembered
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,7 @@ class Enclosure:
     parts: Tensor
 
     @classmethod
+    @remembered
     def point(cls, values: Tensor | float) -> Enclosure:
         """The enclosure of numbers that are known exactly, such as the elements of an input."""
         return cls(torch.as_tensor(values).to(torch.float64).unsqueeze(0))
@@ -86,6 +88,7 @@ class Enclosure:
         """The same elements in another shape."""
         return Enclosure(self.parts.reshape(len(self.parts), *shape))
 
+    @remembered
     def zero_where(self, mask: Tensor) -> Enclosure:
         """The same with zeros where the mask is true, whatever was there."""
         return Enclosure(self.parts.masked_fill(mask, 0.0))
@@ -99,19 +102,24 @@ class Enclosure:
         """The same with nothing known about the masked elements, nor about those of which one end is NaN."""
         return Enclosure(arithmetic.unknown_where(self.parts, *masks))
 
+    @remembered
     def rounded(self, fmt: Format) -> Enclosure:
         """Value and ends correctly rounded to `fmt`; the exact part stays."""
         return Enclosure(arithmetic.rounded(self.parts, fmt))
 
+    @remembered
     def __add__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.added(self.parts, _parts(other, self), current().arithmetic))
 
+    @remembered
     def __sub__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.subtracted(self.parts, _parts(other, self), current().arithmetic))
 
+    @remembered
     def __mul__(self, other: Enclosure | float) -> Enclosure:
         return Enclosure(arithmetic.multiplied(self.parts, _parts(other, self), current().arithmetic))
 
+    @remembered
     def __neg__(self) -> Enclosure:
         return Enclosure(arithmetic.negated(self.parts))
 
@@ -157,16 +165,19 @@ def widened(parts: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
     return arithmetic.spread(parts, float(relative), float(absolute))
 
 
+@remembered
 def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
     """The enclosure of results that may be any of the given ones; exact part and value are those of the first."""
     return Enclosure(arithmetic.hull(first.parts, *(other.parts for other in others)))
 
 
+@remembered
 def stack(*enclosures: Enclosure) -> Enclosure:
     """Enclosures of one shape put side by side in a new last dimension."""
     return Enclosure(torch.stack(_alike(enclosures), dim=-1))
 
 
+@remembered
 def concatenate(*enclosures: Enclosure, dim: int = -1) -> Enclosure:
     """Enclosures joined along a dimension, counted from the last one, -1."""
     return Enclosure(torch.cat(_alike(enclosures), dim=dim))
@@ -178,6 +189,7 @@ def _alike(enclosures: Sequence[Enclosure]) -> list[Tensor]:
     return [e.parts if alike else e.full for e in enclosures]
 
 
+@remembered
 def product_in_any_order(*factors: Enclosure) -> Enclosure:
     """The product of all factors by fp32 multiplications in whichever order; the value is that from left to right.
 
@@ -187,16 +199,19 @@ def product_in_any_order(*factors: Enclosure) -> Enclosure:
     return Enclosure(arithmetic.product_in_any_order(*(f.parts for f in factors), fmt=current().arithmetic))
 
 
+@remembered
 def fusible_product(a: Enclosure, b: Enclosure | float) -> Enclosure:
     """a · b, rounded or not, because a compiler may fuse it into the addition that follows."""
     return Enclosure(arithmetic.fusible_product(*both(a, b), current().arithmetic))
 
 
+@remembered
 def multiply_add(a: Enclosure, b: Enclosure | float, c: Enclosure | float) -> Enclosure:
     """a · b + c with the product rounded or not: a compiler may contract the two into one FMA."""
     return Enclosure(arithmetic.multiply_add(*both(a, b), _parts(c, a), current().arithmetic))
 
 
+@remembered
 def clamp(x: Enclosure, low: float, high: float) -> Enclosure:
     """Values limited to [low, high], which are taken to fp32; NaN stays NaN."""
     return Enclosure(arithmetic.clamped(x.parts, _as_fp32(low), _as_fp32(high)))

@@ -9,12 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.numerics.dots import Factor, dot_of
+from harness.numerics.dots import dot_of
 from harness.numerics.enclosure import Enclosure
+from harness.numerics.factors import Factor
 from harness.numerics.remembered import remembered
 
-Matrices = Callable[[tuple[int, ...]], Factor]
-"""G groups → their matrices, [G, …], as right factors."""
+Matrices = Callable[[Tensor], Factor]
+"""Numbers of G groups → their matrices, [G, …], as right factors."""
 
 _BLOCK = 1 << 23  # elements of the operands of groups that are multiplied at once
 
@@ -24,6 +25,7 @@ class Rows:
     """The rows of G groups side by side, [G, most], the shorter groups filled up.
 
     Attributes:
+        groups: the numbers of the groups.
         numbers: of all rows, one group after the other.
         places: where they are in G · most; None where nothing is filled up.
         gathered: the number of the row at each place, any where it is filled up.
@@ -31,6 +33,7 @@ class Rows:
         shape: G and most.
     """
 
+    groups: Tensor
     numbers: Tensor
     places: Tensor | None
     gathered: Tensor
@@ -38,15 +41,16 @@ class Rows:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, groups: list[Tensor]) -> Rows:
-        """Those of groups with these numbers of rows."""
-        numbers, lengths = torch.cat(groups), [len(numbers) for numbers in groups]
-        most = max(lengths)
-        if min(lengths) == most:
-            return cls(numbers, None, numbers, None, (len(groups), most))
-        padded = torch.nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=-1).flatten()
-        real = padded >= 0
-        return cls(numbers, real.nonzero()[:, 0], padded.clamp(min=0), ~real[:, None], (len(groups), most))
+    def of(cls, groups: Mapping[int, Tensor], device: torch.device) -> Rows:
+        """Those of groups with these numbers of rows, which are in the memory of the host, for rows on a device."""
+        padded = torch.nn.utils.rnn.pad_sequence([*groups.values()], batch_first=True, padding_value=-1)
+        real, shape = padded.flatten() >= 0, (padded.shape[0], padded.shape[1])
+        filled = not bool(real.all())
+        made = [torch.tensor([*groups]), torch.cat([*groups.values()]), real.nonzero()[:, 0], padded.flatten()]
+        own, numbers, places, gathered = (tensor.to(device, non_blocking=True) for tensor in made)
+        if not filled:
+            return cls(own, numbers, None, numbers, None, shape)
+        return cls(own, numbers, places, gathered.clamp(min=0), (gathered < 0)[:, None], shape)
 
     def of_matrix(self, rows: Enclosure) -> Enclosure:
         """These rows of a matrix, [G, most, K]; zeros where it is filled up."""
@@ -75,9 +79,10 @@ class Groups:
 
     @cached_property
     def rows(self) -> dict[int, Tensor]:
-        """Group → numbers of its rows, for the groups that have any."""
-        present = [g for g in torch.unique(self.numbers).tolist() if 0 <= g < self.count]
-        return {g: (self.numbers == g).nonzero()[:, 0] for g in present}
+        """Group → numbers of its rows, in the memory of the host, for the groups that have any."""
+        numbers = self.numbers.cpu()
+        present = [g for g in torch.unique(numbers).tolist() if 0 <= g < self.count]
+        return {g: (numbers == g).nonzero()[:, 0] for g in present}
 
     @cached_property
     def _together(self) -> dict[tuple[int, ...], Rows]:
@@ -86,7 +91,7 @@ class Groups:
     def together(self, groups: tuple[int, ...]) -> Rows:
         """The rows of several groups, looked up once."""
         if groups not in self._together:
-            self._together[groups] = Rows.of([self.rows[group] for group in groups])
+            self._together[groups] = Rows.of({group: self.rows[group] for group in groups}, self.numbers.device)
         return self._together[groups]
 
 
@@ -96,7 +101,8 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int)
     products = rows.parts.new_zeros((4, rows.shape[0], width))
     step = max(1, _BLOCK // max(1, rows.shape[1]))
     for block in _blocks(groups.rows, width, rows.shape[1]):
-        together, right = groups.together(block), matrices(block)
+        together = groups.together(block)
+        right = matrices(together.groups)
         left = Factor.left(together.of_matrix(rows))
         for start in range(0, width, step):
             part = slice(start, start + step)
@@ -105,6 +111,7 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int)
     return Enclosure(products)
 
 
+@remembered
 def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosure:
     """Sum over the rows of each group of the outer products of `left` [R, M] and `right` [R, N]: [count, M, N].
 
@@ -116,7 +123,7 @@ def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosur
         for block in _blocks(alike, left.shape[1], right.shape[1]):
             together = groups.together(block)
             columns, rows = together.of_matrix(left).transposed, together.of_matrix(right)
-            sums[:, block] = dot_of(Factor.left(columns), Factor.right(rows)).parts
+            sums.index_copy_(1, together.groups, dot_of(Factor.left(columns), Factor.right(rows)).parts)
     return Enclosure(sums)
 
 

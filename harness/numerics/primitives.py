@@ -15,6 +15,7 @@ from harness.numerics.formats import Format
 from harness.numerics.fused import one_kernel_on_cuda
 from harness.numerics.parts import aligned, all_finite, extremes, full, rounded, unknown, unknown_where, widened
 from harness.numerics.premises import U, current
+from harness.numerics.remembered import remembered
 
 _SMALLEST_NORMAL = 2.0**-126
 _SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly rounded sigmoid is 1, too
@@ -54,6 +55,7 @@ def exp(x: Enclosure) -> Enclosure:
     return Enclosure(exponential(x.parts, x.parts.exp(), current().relative("exp"), current().arithmetic))
 
 
+@remembered
 def sigmoid(x: Enclosure) -> Enclosure:
     """1 / (1 + e**-x): the error of the exponential counts by e**-x / (1 + e**-x), then an addition and a division.
 

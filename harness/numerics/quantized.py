@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def dequantized(
     _check_shapes(scheme, codes, scale, zero, columns)
     scales = Enclosure.point(_scale_values(scale))
     per_group = scales[..., None, None] if scheme.group_size is None else scales[..., None]
-    levels = torch.tensor(scheme.levels, dtype=torch.float64, device=codes.device)
+    levels = _levels(scheme, codes.device)
     groups = levels[unpack(codes, scheme.bits)].unflatten(-1, (per_group.shape[-2], -1))
     if zero is not None:
         groups = groups - zero.unsqueeze(-1)
@@ -129,6 +130,12 @@ def _shifts(words: torch.dtype, bits: int, device: torch.device) -> Tensor:
     return torch.arange(0, words.itemsize * 8, bits, device=device)
 
 
+@cache
+def _levels(scheme: Scheme, device: torch.device) -> Tensor:
+    """What each code means, in fp64."""
+    return torch.tensor(scheme.levels, dtype=torch.float64, device=device)
+
+
 def _scale_values(scale: Tensor) -> Tensor:
     """The scale in fp64."""
     if scale.dtype != torch.uint8:
@@ -164,8 +171,9 @@ def _check_dtypes(scheme: Scheme, scale: Tensor | None, zero: Tensor | None) -> 
         raise ValueError(f"zero is given, but {scheme.name} has no zero point")
     if zero.dtype != torch.int8:
         raise ValueError(f"zero is {zero.dtype}; it must be {torch.int8}, 0 to {LARGEST_ZERO}")
-    if zero.numel() and not 0 <= int(zero.amin()) <= int(zero.amax()) <= LARGEST_ZERO:
-        raise ValueError(f"zero holds {int(zero.amin())} to {int(zero.amax())}; it must be 0 to {LARGEST_ZERO}")
+    least, most = torch.stack(zero.aminmax()).tolist() if zero.numel() else (0, 0)
+    if not 0 <= least <= most <= LARGEST_ZERO:
+        raise ValueError(f"zero holds {least} to {most}; it must be 0 to {LARGEST_ZERO}")
 
 
 def _hint(scheme: Scheme) -> str:

@@ -1,74 +1,87 @@
-"""What was computed before from the same bits need not be computed again, such as what two contracts have in common.
+"""What was computed before from the same operands is not computed again, such as what two contracts have in common.
 
-Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, tensors of the same
-bits and layout, and equal premises. A tensor that was written to since is another one.
+Within `with remembering():` a function marked `@remembered` looks for a call with the same numbers, the same tensors
+and equal premises. A tensor is the same if it is the same memory, read in the same way, and was not written to since.
+So what follows from remembered results, by remembered functions and by views, is found again in turn. On the CPU a
+tensor with the same bits is the same, too; an accelerator would have to finish everything before it could compare them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from harness.numerics.formats import Format
 from harness.numerics.premises import Premises, current
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_LARGE = 1 << 18  # elements of the operands of a call from which on it is not remembered: to compare them takes long
+_LARGE = 1 << 18  # elements of the operands of a call from which on it is not remembered
 _MOST = 1 << 23  # elements of all operands and results that are kept
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """Operands of a call with the versions that they had, and what it gave."""
+    """Operands of a call, which keep their memory as long as it is known, with their versions; and what it gave."""
 
     operands: list[Tensor]
-    versions: list[int]
+    places: tuple[tuple[int, int], ...]
     result: Any
 
     def had(self, operands: list[Tensor]) -> bool:
-        """Whether its operands were these, bit by bit."""
-        return all(map(_is_same, self.operands, self.versions, operands))
+        """Whether its operands, in the memory of the host, were these, bit by bit."""
+        return all(map(_is_same, self.operands, self.places, operands))
 
 
 class _Memory:
-    """The calls so far, by everything that they depend on besides bits."""
+    """The calls so far, by everything that they depend on but their operands, and by where these are."""
 
     def __init__(self) -> None:
-        self._calls: dict[object, list[_Call]] = {}
+        self._calls: dict[object, dict[tuple[tuple[int, int], ...], _Call]] = {}
         self._premises: list[Premises] = []
+        self._kept: set[int] = set()
         self._elements = 0
 
     def call(self, function: Callable[..., R], args: tuple[object, ...]) -> R:
         operands: list[Tensor] = []
         shown = _shown(args, operands)
-        elements = sum(operand.numel() for operand in operands)
-        if elements > _LARGE:
+        if sum([operand.numel() for operand in operands]) > _LARGE:
             return function(*args)
-        calls = self._calls.setdefault((function, self._premises_in_force(), shown), [])
-        for call in calls:
-            if call.had(operands):
-                result: R = call.result
-                return result
-        result = function(*args)
-        self._elements += elements + sum(t.numel() for t in _tensors(result))
-        if self._elements <= _MOST:
-            calls.append(_Call(operands, [operand._version for operand in operands], result))
+        calls = self._calls.setdefault((function, self._premises_in_force(), shown), {})
+        places = tuple([(operand.data_ptr(), operand._version) for operand in operands])
+        known = calls.get(places) or _alike(calls.values(), operands)
+        if known is None:
+            known = _Call(operands, places, function(*args))
+            if self._has_room(known):
+                calls[places] = known
+        result: R = known.result
         return result
+
+    def _has_room(self, call: _Call) -> bool:
+        """Whether there is room for a call; memory that is kept already takes none."""
+        taken = {t.data_ptr(): t.numel() for t in (*call.operands, *_tensors(call.result))}
+        elements = self._elements + sum([count for address, count in taken.items() if address not in self._kept])
+        if elements > _MOST:
+            return False
+        self._elements = elements
+        self._kept.update(taken)
+        return True
 
     def _premises_in_force(self) -> int:
         """Their number among those that there were."""
-        if current() not in self._premises:
-            self._premises.append(current())
-        return self._premises.index(current())
+        premises = current()
+        if premises not in self._premises:
+            self._premises.append(premises)
+        return self._premises.index(premises)
 
 
 _memory: ContextVar[_Memory | None] = ContextVar("memory", default=None)
@@ -96,28 +109,42 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _shown(value: object, operands: list[Tensor]) -> object:
-    """All that can be told of a value without looking at bits, hashable; its tensors are added to the operands."""
+    """All that a value can be told from others by, hashable; its tensors are added to the operands."""
     if isinstance(value, Tensor):
         operands.append(value)
         return value.dtype, value.shape, value.stride(), value.device
+    kind: Any = type(value)
+    if names := _names(kind):
+        return kind, *[_shown(getattr(value, name), operands) for name in names]
     if isinstance(value, tuple | list):
         return tuple([_shown(v, operands) for v in value])
-    if isinstance(value, slice):
-        return slice, value.start, value.stop, value.step
-    if is_dataclass(value) and not isinstance(value, type):
-        return type(value), *[_shown(getattr(value, f.name), operands) for f in fields(value)]
-    return type(value), value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0
+    return kind, value.hex() if isinstance(value, float) else value  # 0.0 == -0.0 == 0
+
+
+def _alike(calls: Iterable[_Call], operands: list[Tensor]) -> _Call | None:
+    """A call with operands of the same bits; on an accelerator nobody asks, which would have to finish first."""
+    if not operands or operands[0].device.type != "cpu":
+        return None
+    return next((call for call in calls if call.had(operands)), None)
+
+
+def _is_same(known: Tensor, place: tuple[int, int], given: Tensor) -> bool:
+    """Whether two tensors of one layout have the same bits, and the known one has not been written to."""
+    if (known.data_ptr(), known._version) != place:
+        return False
+    bits = _BITS[known.itemsize]
+    return (given.data_ptr(), given._version) == place or torch.equal(known.view(bits), given.view(bits))
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    """What tells values of a type apart, attribute by attribute; nothing where they are hashable as they are."""
+    if kind is slice:
+        return "start", "stop", "step"
+    return () if kind is Format or not is_dataclass(kind) else tuple(f.name for f in fields(kind))
 
 
 def _tensors(value: object) -> list[Tensor]:
     found: list[Tensor] = []
     _shown(value, found)
     return found
-
-
-def _is_same(known: Tensor, version: int, given: Tensor) -> bool:
-    """Whether two tensors of one layout have the same bits."""
-    if known._version != version:
-        return False
-    bits = _BITS[known.itemsize]
-    return known is given or torch.equal(known.view(bits), given.view(bits))

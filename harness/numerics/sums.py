@@ -85,11 +85,16 @@ def quantum_of(x: Tensor, dim: int, *, keepdim: bool = True) -> Tensor:
     """Largest power of two that divides all elements of `x` (fp64) along `dim`; inf where all are zero."""
     if x.shape[dim] == 0:
         return torch.full_like(x.sum(dim, keepdim=keepdim), torch.inf)
+    return units_of(x).amin(dim, keepdim=keepdim)
+
+
+def units_of(x: Tensor) -> Tensor:
+    """Largest power of two that divides each element of `x` (fp64); inf of zero, and of what is not finite."""
     bits = x.view(torch.int64)
     significand = (bits & _FRACTION).bitwise_or_(_HIDDEN_BIT)
     lowest = significand.bitwise_and_(-significand).to(torch.float64)
     last_place = (bits & _EXPONENT).view(torch.float64).mul_(2.0**-_MANTISSA_BITS)  # inf where x is not finite
-    return lowest.mul_(last_place).masked_fill_(x == 0, torch.inf).amin(dim, keepdim=keepdim)
+    return lowest.mul_(last_place).masked_fill_(x == 0, torch.inf)
 
 
 # The operations on stacked parts, as in `harness.numerics.parts`

@@ -22,7 +22,7 @@ def load(pointer, contract, end, offset, mask):
 ARGUMENTS = [
     *["out", "x", "y", "z", "w", "parts", "size", "rows", "columns"],
     *[f"{operand}{what}" for operand in "xyzw" for what in ("_contract", "_end", "0", "1", "2")],
-    *["first", "second"],
+    *["first", "second", "third", "fourth"],
 ]
 
 
@@ -33,7 +33,7 @@ def elementwise(
     y_contract: tl.int64, y_end: tl.int64, y0: tl.int64, y1: tl.int64, y2: tl.int64,
     z_contract: tl.int64, z_end: tl.int64, z0: tl.int64, z1: tl.int64, z2: tl.int64,
     w_contract: tl.int64, w_end: tl.int64, w0: tl.int64, w1: tl.int64, w2: tl.int64,
-    first: tl.float64, second: tl.float64,
+    first: tl.float64, second: tl.float64, third: tl.float64, fourth: tl.float64,
     FUNCTION: tl.constexpr, OPERANDS: tl.constexpr, FLAT: tl.constexpr, MOST: tl.constexpr,
     F: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -57,6 +57,10 @@ def elementwise(
         operands = operands + (first,)
     if NUMBERS > 1:
         operands = operands + (second,)
+    if NUMBERS > 2:
+        operands = operands + (third,)
+    if NUMBERS > 3:
+        operands = operands + (fourth,)
     if F is None:
         result = FUNCTION(*operands)
     else:

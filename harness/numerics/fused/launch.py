@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.numerics.formats import Format
-from harness.numerics.fused import elements, primitives, sums
+from harness.numerics.fused import elements, primitives, products, sums
 from harness.numerics.fused.compiled import Launch, launcher
 from harness.numerics.fused.kernel import elementwise
 from harness.numerics.fused.numbers import FORMATS
@@ -18,12 +18,13 @@ from harness.numerics.fused.numbers import FORMATS
 BLOCK = 512
 WIDENING = frozenset(
     ("hull", "hull_of_three", "fusible_product", "multiply_add", "product_in_any_order", "spread", "averaged")
-    + ("inverse_root", "approximate_root", "approximate_quotient", "exponential", "logistic")
+    + ("inverse_root", "approximate_root", "approximate_quotient", "exponential", "logistic", "spans", "limiting")
 )
-"""Operations whose results have freedom, and so four parts."""
+"""Operations whose results have four parts, most of them because they have freedom."""
 
-_MOST_OPERANDS = 4
-_MOST_OPTIONS = 3  # of which the hull is made at once
+_OF_ONE_PART = frozenset(("straying",))
+_MOST_OPERANDS = _MOST_NUMBERS = 4
+_OPTIONS = 3  # of which the hull is made at once
 _FACTORS = (3, 4)  # of a product in any order that is made at once
 _MOST_DIMENSIONS = 3
 _LARGEST = 2**31 - BLOCK  # elements that are counted in int32
@@ -67,10 +68,10 @@ def run(
 
 def _hull(options: tuple[Tensor, ...], large: bool) -> Tensor | None:
     """Hull of any number of options, by three at a time."""
-    if len(options) < _MOST_OPTIONS:
+    if len(options) < _OPTIONS:
         return _launched("hull", (*options, options[0])[:2], (), None, large)
-    first = _launched("hull_of_three", options[:_MOST_OPTIONS], (), None, large)
-    rest = options[_MOST_OPTIONS:]
+    first = _launched("hull_of_three", options[:_OPTIONS], (), None, large)
+    rest = options[_OPTIONS:]
     return first if first is None or not rest else _hull((first, *rest), large)
 
 
@@ -80,14 +81,15 @@ def _launched(
     layout = layout_of(tuple((x.shape, x.stride()) for x in operands))
     if layout is None:
         return None
-    parts = 4 if name in WIDENING else max(layout.parts, 1 if fmt is None else 2)
+    parts = 4 if name in WIDENING else 1 if name in _OF_ONE_PART else max(layout.parts, 1 if fmt is None else 2)
     first = operands[0]
     out = first.new_empty((parts, *layout.shape))
     if size := layout.arguments[0]:
-        flat, most = (layout.flat, parts) if large else (False, 4)
+        flat, most = (layout.flat, parts) if large else (False, 1 if name in _OF_ONE_PART else 4)
         launch = _launcher(name, len(operands), flat, most, fmt, len(numbers), first.device)
-        pointers = (out, *operands, *[first] * (_MOST_OPERANDS - len(operands)))
-        launch((-(-size // BLOCK), 1), (*pointers, parts, *layout.arguments, *(*numbers, 0.0, 0.0)[:2]))
+        pointers = out, *operands, *[first] * (_MOST_OPERANDS - len(operands))
+        constants = *numbers, *[0.0] * (_MOST_NUMBERS - len(numbers))
+        launch((-(-size // BLOCK), 1), (*pointers, parts, *layout.arguments, *constants))
     return out
 
 
@@ -95,7 +97,7 @@ def _launched(
 def _launcher(
     name: str, operands: int, flat: bool, most: int, fmt: Format | None, numbers: int, device: torch.device
 ) -> Launch:
-    function = vars(primitives if hasattr(primitives, name) else elements)[name]
+    function = next(vars(module)[name] for module in (elements, primitives, products) if hasattr(module, name))
     position = None if fmt is None else FORMATS.index(fmt)
     return launcher(elementwise, (function, operands, flat, most, position, numbers, BLOCK), device)
 

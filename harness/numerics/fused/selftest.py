@@ -15,12 +15,15 @@ from harness.numerics.fused.launch import run
 
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))
+OF_DOTS = frozenset(("spans", "limiting", "straying", "enclosing"))
 _ALIKE = FUNCTIONS | {"hull", "unknown_if"}  # operands of one shape
 _INEXACT = frozenset(("added", "subtracted", "multiply_add"))  # either neighbour of an inexact sum is its exact part
 
 
 _NUMBERS = (2.0**-22, 2.0**-21, 2.0**-140, -0.5)
 _SUMS = 4096 * 2.0**-52  # of the magnitudes of that many terms, which are added in another order
+
+_SUMS_OF_DOTS = 3, 8, 16
 
 Operation = Callable[..., Tensor]
 
@@ -63,6 +66,9 @@ def examples(name: str, operands: int) -> Iterator[list[Tensor]]:
     if name in sums.OPERATIONS:
         yield from _terms(name)
         return
+    if name in OF_DOTS:
+        yield from _of_dots(name)
+        return
     shapes = itertools.cycle(_BROADCAST if name not in _ALIKE else _BROADCAST[:1])
     for (first, second), (ours, theirs) in zip(itertools.product((1, 2, 4), repeat=2), shapes, strict=False):
         if name in FUNCTIONS and first != second:  # of an argument and what torch made of it
@@ -87,6 +93,38 @@ def _terms(name: str) -> Iterator[list[Tensor]]:
             terms = terms.masked_fill(terms.isfinite() & (terms.abs() > 2.0**900), 3.0)  # sums overflow in no order
             ends = terms[min(2, parts - 1) :]
             yield [torch.cat([ends] * (parts // len(ends)))]
+
+
+def _of_dots(name: str) -> Iterator[list[Tensor]]:
+    """What the operations of dots take: intervals, or sums with the limits of rows, of columns and of everything."""
+    x, y = operand(4, _SUMS_OF_DOTS, seed=0), operand(2, _SUMS_OF_DOTS, seed=1)
+    x[1, 0] = torch.nan
+    if name == "spans":
+        yield from ([x], [x.mT])
+    elif name == "limiting":
+        radius = y[1:].abs().masked_fill_(x[2:3] == x[3:], 0.0)
+        yield from ([y[:1], radius], [x[1:2], torch.zeros(1, dtype=torch.float64)])
+    elif name == "straying":
+        units = (x[:1].abs().nan_to_num(0.0, 0.0) % 1) * 2.0**26
+        for quantum in (1.0, FP32.quantum):
+            yield from ([size, *_limits(quantum)] for size in (y[:1].abs(), y[1:].abs(), units.floor() * quantum))
+    elif name == "enclosing":
+        yield [x, y.abs(), *itertools.islice(_limits(1.0), 2)]
+
+
+def _limits(quantum: float) -> Iterator[Tensor]:
+    """Limits of left factors, of right ones, and of everything, for sums on a lattice of this quantum and others."""
+    for seed, shape in enumerate(((3, 8, 1), (3, 1, 16), ())):
+        yield _limits_of_kinds(shape, 1.0 if seed == 1 else quantum, seed)
+
+
+def _limits_of_kinds(shape: tuple[int, ...], quantum: float, seed: int) -> Tensor:
+    """Limits of this quantum, most of them, and of every kind."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = torch.randint(-1, 2, shape, generator=generator).double()
+    quanta = torch.where(torch.rand(shape, generator=generator) < 0.75, quantum, operand(1, shape, seed)[0].abs())
+    largest = -torch.nan_to_num(operand(1, shape, seed + 1)[0].abs(), nan=0.0, posinf=0.0)
+    return torch.stack([quanta.nan_to_num(1.0), kind, largest, largest])
 
 
 def difference(
