@@ -432,6 +432,16 @@ def test_self_test_passes_here_and_names_what_differs() -> None:
     assert "one" in selftest.differences((wrong,))[0]
 
 
+def test_a_language_that_asks_a_builder_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs could not be recorded, and all but the first would do nothing."""
+    from harness.interpret import selftest
+
+    selftest.check_that_one_builder_is_asked()
+    monkeypatch.setattr(tl, "arange", lambda start, end: np.arange(start, end))
+    with pytest.raises(AttributeError, match="cannot be exchanged"):
+        selftest.check_that_one_builder_is_asked()
+
+
 # The order of programs
 
 

@@ -259,7 +259,12 @@ def _transposed(tensor: Any) -> Any:
 
 def patch_language() -> None:
     """Patch `triton.language` once, and note what replaced which function."""
-    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    made = interpreter.TritonSemantic
+    interpreter.TritonSemantic = lambda builder: interpreter_semantic  # Triton 3.6 makes one for each function
+    try:
+        scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    finally:
+        interpreter.TritonSemantic = made
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)

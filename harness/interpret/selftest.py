@@ -1,4 +1,4 @@
-"""A quick test of the replaced interpreter, run at installation on releases of Triton that nobody has read yet."""
+"""Quick tests of the replaced interpreter at its installation; most on releases of Triton only that nobody has read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.interpreter import interpreter_semantic
 
 
 @dataclass(frozen=True)
@@ -101,3 +102,27 @@ def differences(chosen: Sequence[Check] | None = None) -> list[str]:
         if actual != list(check.expected):
             wrong.append(f"{check.name} gave {actual} instead of {list(check.expected)}")
     return wrong
+
+
+class _Asked:
+    """A builder that notes what it is asked for."""
+
+    def __init__(self, builder: Any) -> None:
+        self.names: list[str] = []
+        self._builder = builder
+
+    def __getattr__(self, name: str) -> Any:
+        self.names.append(name)
+        return getattr(self._builder, name)
+
+
+def check_that_one_builder_is_asked() -> None:
+    """Raise an AttributeError if the language asks another builder than the one that a `Recorder` stands in for."""
+    builder = interpreter_semantic.builder
+    interpreter_semantic.builder = asked = _Asked(builder)
+    try:
+        tl.arange(0, 2)
+    finally:
+        interpreter_semantic.builder = builder
+    if "create_make_range" not in asked.names:
+        raise AttributeError("its language asks a builder that cannot be exchanged")
