@@ -96,7 +96,7 @@ def indexed(device: torch.device | str) -> torch.device:
     return torch.device(device.type, torch.accelerator.current_device_index() if is_here else 0)
 
 
-def current(device: torch.device | str) -> AbstractContextManager[None]:
+def made_current(device: torch.device | str) -> AbstractContextManager[None]:
     """Make an accelerator the current one, on which Triton launches, for the duration; nothing for the cpu."""
     import torch
 

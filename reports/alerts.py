@@ -17,7 +17,7 @@ ERRORED, INCONCLUSIVE = "errored", "inconclusive"
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A line of a file.
 
     Attributes:
@@ -46,7 +46,7 @@ class Alert:
     key: tuple[str, str, str, str]
     title: str
     text: str
-    place: Place
+    place: Location
 
 
 def alerts(run: Run) -> list[Alert]:
@@ -111,13 +111,13 @@ def _noticed(run: Run, root: Path) -> Iterator[Alert]:
         )
 
 
-def _place(result: CaseResult, root: Path) -> Place:
+def _place(result: CaseResult, root: Path) -> Location:
     path, _, line = result.source.rpartition(":")
     if not path:
-        return Place(result.source)
+        return Location(result.source)
     number = int(line) if line.isdecimal() and int(line) > 0 else 1
     resolved = Path(path).resolve()
-    return Place(resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else path, number)
+    return Location(resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else path, number)
 
 
 def _repository_root() -> Path:

@@ -25,7 +25,7 @@ REVISION = "base"
 _NO_DIFFERENCE = frozenset({"records", "device_plan", REVISION})
 
 
-class Change(StrEnum):
+class Fate(StrEnum):
     """What became of a kernel, worst first."""
 
     WORSE = "WORSE"
@@ -109,23 +109,23 @@ class KernelChange:
         return _sank(self.after.verdict, self.before.verdict) or bool(self.better_cases) or outside
 
     @property
-    def change(self) -> Change:
+    def change(self) -> Fate:
         """The most important of what happened; a new kernel is NEW even if it fails."""
         if self.before is None or self.after is None:
-            return Change.NEW if self.before is None else Change.GONE
+            return Fate.NEW if self.before is None else Fate.GONE
         happened = {
-            Change.WORSE: self.worse,
-            Change.BETTER: self.better,
-            Change.DRIFTED: bool(self.drifts),
-            Change.UNPAIRED: not self.pairs,
-            Change.CHANGED: not all(stage.unchanged for stage in self.stages),
+            Fate.WORSE: self.worse,
+            Fate.BETTER: self.better,
+            Fate.DRIFTED: bool(self.drifts),
+            Fate.UNPAIRED: not self.pairs,
+            Fate.CHANGED: not all(stage.unchanged for stage in self.stages),
         }
-        return next((change for change, did in happened.items() if did), Change.UNCHANGED)
+        return next((change for change, did in happened.items() if did), Fate.UNCHANGED)
 
     @property
     def telling(self) -> bool:
         """There is more to tell of the kernel than that it is new, gone or unchanged."""
-        return self.worse or self.change not in (Change.NEW, Change.GONE, Change.UNCHANGED)
+        return self.worse or self.change not in (Fate.NEW, Fate.GONE, Fate.UNCHANGED)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Changes:
         """
         if self.broken[1]:
             return 2
-        if any(k.worse or (strict and (k.drifted_worse or k.change is Change.GONE)) for k in self.kernels):
+        if any(k.worse or (strict and (k.drifted_worse or k.change is Fate.GONE)) for k in self.kernels):
             return 1
         return 0 if any(kernel.before and kernel.after for kernel in self.kernels) else 3
 
@@ -167,7 +167,7 @@ def compare(base: Run, run: Run, *, names: tuple[str, str] = ("before", "after")
     """
     across = _across(base, run)
     kernels = [_kernel_change(base, run, *subject, drift=drift) for subject in _subjects(base, run, across)]
-    severity = list(Change)
+    severity = list(Fate)
     return Changes(
         names=names,
         kernels=tuple(sorted(kernels, key=lambda kernel: (not kernel.worse, severity.index(kernel.change)))),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from reports.changes import Change, Changes, KernelChange
+from reports.changes import Changes, Fate, KernelChange
 from reports.changes_text import (
     HEADERS,
     about,
@@ -28,15 +28,15 @@ from reports.summary import listed, plural, repro_line
 MOST_KERNELS = 30
 MOST_NAMES = 4
 
-STYLES: Mapping[Change, str] = {
-    Change.WORSE: "bold red",
-    Change.DRIFTED: "yellow",
-    Change.UNPAIRED: "yellow",
-    Change.GONE: "yellow",
-    Change.NEW: "cyan",
-    Change.BETTER: "green",
-    Change.CHANGED: "cyan",
-    Change.UNCHANGED: "dim",
+STYLES: Mapping[Fate, str] = {
+    Fate.WORSE: "bold red",
+    Fate.DRIFTED: "yellow",
+    Fate.UNPAIRED: "yellow",
+    Fate.GONE: "yellow",
+    Fate.NEW: "cyan",
+    Fate.BETTER: "green",
+    Fate.CHANGED: "cyan",
+    Fate.UNCHANGED: "dim",
 }
 
 _LEFT = frozenset({"stage", "dtype"})
@@ -61,7 +61,7 @@ def print_changes(changes: Changes, console: Console | None = None, *, strict: b
 
 
 def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> None:
-    style = STYLES[Change.WORSE if kernel.worse else kernel.change]
+    style = STYLES[Fate.WORSE if kernel.worse else kernel.change]
     word = Text(kernel.change.value, style)
     line(
         console,

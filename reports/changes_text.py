@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.result import CaseResult, Verdict
-from reports.changes import Change, Changes, KernelChange
+from reports.changes import Changes, Fate, KernelChange
 from reports.stage_changes import Drift, StageChange
 from reports.summary import (
     StageSummary,
@@ -76,9 +76,9 @@ def paired(kernels: tuple[KernelChange, ...], names: tuple[str, str]) -> str:
     return ", ".join(parts)
 
 
-def others(changes: Changes) -> list[tuple[Change, str]]:
+def others(changes: Changes) -> list[tuple[Fate, str]]:
     """One line for each op and change of kernels about which there is no more to tell: new, gone or unchanged."""
-    together: dict[tuple[Change, str], list[KernelChange]] = {}
+    together: dict[tuple[Fate, str], list[KernelChange]] = {}
     for kernel in changes.kernels:
         if not kernel.telling:
             together.setdefault((kernel.change, kernel.op), []).append(kernel)
@@ -119,7 +119,7 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
         lines.append(
             "every case that both runs have kept its verdict: what changed comes from cases that only one of them has"
         )
-    if kernel.change is not Change.UNCHANGED and kernel.tensors and kernel.tensors == kernel.equal:
+    if kernel.change is not Fate.UNCHANGED and kernel.tensors and kernel.tensors == kernel.equal:
         lines.append("its bits are the same: what changed is what judges them, or which cases were run")
     return lines
 
@@ -162,7 +162,7 @@ def drift(stage: StageChange, one: Drift) -> str:
 
 
 def _new_and_bad(kernel: KernelChange) -> bool:
-    return kernel.change is Change.NEW and kernel.worse
+    return kernel.change is Fate.NEW and kernel.worse
 
 
 def _arrow(values: list[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.run import Run
-from reports.alerts import ERRORED, INCONCLUSIVE, Alert, Place, alerts
+from reports.alerts import ERRORED, INCONCLUSIVE, Alert, Location, alerts
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "SRCROOT"
@@ -90,7 +90,7 @@ def _result(alert: Alert, kinds: list[str]) -> dict[str, Any]:
     }
 
 
-def _location(place: Place) -> dict[str, Any]:
+def _location(place: Location) -> dict[str, Any]:
     absolute = Path(place.path).is_absolute()
     uri = Path(place.path).as_uri() if absolute else quote(place.path)
     artifact = {"uri": uri} if absolute else {"uri": uri, "uriBaseId": ROOT}

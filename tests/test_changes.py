@@ -16,7 +16,7 @@ from harness.errors import LastbitError
 from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from harness.run import NotRun, Power, Run
 from reports import changes_text, records
-from reports.changes import Change, Changes, compare, names_of, revisions
+from reports.changes import Changes, Fate, compare, names_of, revisions
 from reports.changes_json import as_json
 from reports.changes_terminal import print_changes
 
@@ -63,7 +63,7 @@ def run(*results: CaseResult, **changes: object) -> Run:
     return Run(results, **changes)  # type: ignore[arg-type]
 
 
-def only(changes: Changes) -> tuple[Change, bool]:
+def only(changes: Changes) -> tuple[Fate, bool]:
     [kernel] = changes.kernels
     return kernel.change, kernel.worse
 
@@ -81,14 +81,14 @@ def shown(changes: Changes, width: int = 120) -> str:
 def test_equal_bits_are_said_plainly() -> None:
     same = run(result("c1"), result("c2"))
     changes = compare(same, same)
-    assert only(changes) == (Change.UNCHANGED, False)
+    assert only(changes) == (Fate.UNCHANGED, False)
     assert changes.exit_code(strict=True) == 0
     assert "bits unchanged in 2 of 2 tensors" in shown(changes)
 
 
 def test_one_other_bit_is_a_change_and_no_fault() -> None:
     changes = compare(run(result("c1"), result("c2")), run(result("c1"), result("c2", stage(bits="bb"))))
-    assert only(changes) == (Change.CHANGED, False)
+    assert only(changes) == (Fate.CHANGED, False)
     assert changes.exit_code(strict=True) == 0
     assert "bits unchanged in 1 of 2 tensors" in shown(changes)
 
@@ -98,7 +98,7 @@ def test_figures_are_those_of_the_common_cases() -> None:
     wild = result("other", stage(seen=measured(mismatched=9000, bias_sum=-5000.0)))
     changes = compare(run(result("c1")), run(result("c1"), wild))
     [kernel] = changes.kernels
-    assert kernel.change is Change.UNCHANGED
+    assert kernel.change is Fate.UNCHANGED
     assert (len(kernel.pairs), kernel.unpaired) == (1, (0, 1))
     assert "1 case in both, 1 only in after" in shown(changes)
 
@@ -107,13 +107,13 @@ def test_same_line_on_other_bits_is_no_pair() -> None:
     changes = compare(run(result("c1")), run(result("c1", fingerprint="other")))
     [kernel] = changes.kernels
     assert (kernel.pairs, kernel.unpaired, kernel.other_inputs) == ((), (1, 1), 1)
-    assert kernel.change is Change.UNPAIRED
+    assert kernel.change is Fate.UNPAIRED
     assert "1 of the same line but with other input bits" in shown(changes)
 
 
 def test_case_that_died_is_a_pair() -> None:
     died = result("c1", verdict=Verdict.ERRORED, stages=(), reason="the process died", fingerprint="")
-    assert only(compare(run(result("c1")), run(died))) == (Change.WORSE, True)
+    assert only(compare(run(result("c1")), run(died))) == (Fate.WORSE, True)
 
 
 def test_cases_tried_while_shrinking_pair_but_do_not_count_alone() -> None:
@@ -129,7 +129,7 @@ def test_without_a_common_case_figures_do_not_drift() -> None:
     wild = result("other", stage(seen=measured(mismatched=9000)))
     changes = compare(run(result("c1")), run(wild))
     [kernel] = changes.kernels
-    assert (kernel.change, kernel.drifts, kernel.tensors) == (Change.UNPAIRED, (), 0)
+    assert (kernel.change, kernel.drifts, kernel.tensors) == (Fate.UNPAIRED, (), 0)
     [only_stage] = kernel.stages
     assert changes_text.cells(only_stage)[3:6] == ("–", "0", "0 % → 90 %")
     assert changes.exit_code(strict=True) == 0
@@ -141,16 +141,16 @@ def test_without_a_common_case_figures_do_not_drift() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "change", "code"),
     [
-        (result(), failed(), Change.WORSE, 1),
-        (failed(), result(), Change.BETTER, 0),
-        (failed(outside=7), failed(outside=8), Change.WORSE, 1),
-        (failed(outside=8), failed(outside=7), Change.BETTER, 0),
-        (failed(), failed(), Change.UNCHANGED, 0),
-        (result(), result(verdict=Verdict.UNSUPPORTED, stages=(), reason="no"), Change.WORSE, 1),
-        (result(verdict=Verdict.ERRORED, stages=(), reason="no"), failed(), Change.BETTER, 0),
+        (result(), failed(), Fate.WORSE, 1),
+        (failed(), result(), Fate.BETTER, 0),
+        (failed(outside=7), failed(outside=8), Fate.WORSE, 1),
+        (failed(outside=8), failed(outside=7), Fate.BETTER, 0),
+        (failed(), failed(), Fate.UNCHANGED, 0),
+        (result(), result(verdict=Verdict.UNSUPPORTED, stages=(), reason="no"), Fate.WORSE, 1),
+        (result(verdict=Verdict.ERRORED, stages=(), reason="no"), failed(), Fate.BETTER, 0),
     ],
 )
-def test_verdicts_and_elements_outside_decide(before: CaseResult, after: CaseResult, change: Change, code: int) -> None:
+def test_verdicts_and_elements_outside_decide(before: CaseResult, after: CaseResult, change: Fate, code: int) -> None:
     changes = compare(run(before), run(after))
     assert only(changes) == (change, bool(code))
     assert changes.exit_code() == code
@@ -159,13 +159,13 @@ def test_verdicts_and_elements_outside_decide(before: CaseResult, after: CaseRes
 def test_one_case_more_that_fails_is_worse_although_the_verdict_is_the_same() -> None:
     errored = result("c2", verdict=Verdict.ERRORED, stages=(), reason="boom")
     changes = compare(run(failed("c1"), failed("c2")), run(failed("c1"), errored))
-    assert only(changes) == (Change.WORSE, True)
+    assert only(changes) == (Fate.WORSE, True)
     assert "1 case got worse: 1 failed → 1 errored" in shown(changes)
 
 
 def test_worse_and_better_at_once_is_worse() -> None:
     changes = compare(run(result("c1"), failed("c2")), run(failed("c1"), result("c2")))
-    assert only(changes) == (Change.WORSE, True)
+    assert only(changes) == (Fate.WORSE, True)
     assert "1 case got better: 1 failed → 1 passed" in shown(changes)
 
 
@@ -200,16 +200,16 @@ def test_smallest_case_that_got_worse_can_be_repeated() -> None:
 def test_new_and_gone_kernels() -> None:
     changes = compare(run(result(), result(kernel="old")), run(result(), result(kernel="new")))
     assert [(k.kernel, k.change) for k in changes.kernels] == [
-        ("old", Change.GONE),
-        ("new", Change.NEW),
-        ("k", Change.UNCHANGED),
+        ("old", Fate.GONE),
+        ("new", Fate.NEW),
+        ("k", Fate.UNCHANGED),
     ]
     assert (changes.exit_code(), changes.exit_code(strict=True)) == (0, 1)
 
 
 def test_new_kernel_that_fails_is_worse_and_first() -> None:
     changes = compare(run(result()), run(result(), failed(kernel="new")))
-    assert (changes.kernels[0].kernel, changes.kernels[0].change, changes.exit_code()) == ("new", Change.NEW, 1)
+    assert (changes.kernels[0].kernel, changes.kernels[0].change, changes.exit_code()) == ("new", Fate.NEW, 1)
     assert "1 new and failing" in shown(changes)
 
 
@@ -219,7 +219,7 @@ def test_new_and_gone_stages() -> None:
     [kernel] = compare(before, after).kernels
     rows = {changes_text.cells(s)[0]: changes_text.cells(s)[3] for s in kernel.stages}
     assert rows == {"sum": "gone", "scale": "new", "output": "1/1"}
-    assert (kernel.change, kernel.tensors) == (Change.CHANGED, 1)
+    assert (kernel.change, kernel.tensors) == (Fate.CHANGED, 1)
 
 
 def test_stage_is_compared_where_both_results_have_it() -> None:
@@ -262,7 +262,7 @@ def test_drift(before: Comparison, after: Comparison, figures: list[str]) -> Non
     assert [d.figure for d in forth.kernels[0].drifts] == figures == [d.figure for d in back.kernels[0].drifts]
     assert forth.exit_code() == back.exit_code() == back.exit_code(strict=True) == 0
     assert forth.exit_code(strict=True) == bool(figures)
-    assert forth.kernels[0].change is (Change.DRIFTED if figures else Change.CHANGED)
+    assert forth.kernels[0].change is (Fate.DRIFTED if figures else Fate.CHANGED)
 
 
 def test_drift_factor() -> None:
@@ -293,7 +293,7 @@ def test_kernels_on_several_devices_are_compared_by_name() -> None:
     changes = compare(both, run(result(device="cuda:0"), result(device="cuda:1")))
     assert changes.across is None
     found = {(s.device, k.change) for k in changes.kernels for s in (k.after or k.before,) if s}
-    assert found == {("cpu", Change.GONE), ("cuda:0", Change.UNCHANGED), ("cuda:1", Change.NEW)}
+    assert found == {("cpu", Fate.GONE), ("cuda:0", Fate.UNCHANGED), ("cuda:1", Fate.NEW)}
 
 
 def test_settings_that_differ_are_said() -> None:
@@ -326,7 +326,7 @@ def test_revisions_of_one_run() -> None:
     assert [r.kernel for r in base.results] == ["k"]
     assert (base.power[0].cases, today.power[0].cases) == (1, 2)
     assert today.not_run == (NotRun("k on cuda", "absent"),)
-    assert only(compare(base, today)) == (Change.WORSE, True)
+    assert only(compare(base, today)) == (Fate.WORSE, True)
     assert names_of(base)[0] == label
 
 

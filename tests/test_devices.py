@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.devices import DevicePlan, Machine, current, indexed, machine, parse_device, plan_devices
+from harness.devices import DevicePlan, Machine, indexed, machine, made_current, parse_device, plan_devices
 from harness.errors import UsageError
 
 BARE = Machine()
@@ -177,7 +177,7 @@ def test_peers_begin_with_the_next_device() -> None:
 
 
 def test_the_cpu_needs_not_be_made_current() -> None:
-    with current("cpu"):
+    with made_current("cpu"):
         assert torch.zeros(1).device.type == "cpu"
 
 
@@ -187,7 +187,7 @@ def test_the_accelerator_of_this_machine() -> None:
     assert plan_devices("auto").devices == (here.accelerators[here.current],)
     assert torch.zeros(1, device=here.accelerator).device == indexed(here.accelerator)
     for index, device in enumerate(here.accelerators):
-        with current(device):
+        with made_current(device):
             assert torch.accelerator.current_device_index() == index
             assert torch.zeros(1, device=here.accelerator).device == torch.device(device)
     assert torch.accelerator.current_device_index() == here.current

@@ -19,7 +19,7 @@ from harness.judging import compare_selftest, fused_compare, torch_compare
 from harness.judging.compare import Begun, finished
 from harness.judging.compare_selftest import agree
 from harness.judging.figures import FloatFigures
-from harness.judging.fused_compare import FLOATS, Launch, Pair, Sort, walk_of
+from harness.judging.fused_compare import FLOATS, Grid, Pair, Sort, walk_of
 from harness.numerics import Enclosure
 from harness.numerics.formats import BF16, FP32, Format
 from harness.result import ULP_BINS, Comparison
@@ -60,9 +60,9 @@ def test_the_kernels_agree_with_the_definition(drawn: tuple[Tensor, Enclosure, F
 
 
 def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
-    monkeypatch.setattr(fused_compare, "COUNT", Launch(32, 3, 1))
-    monkeypatch.setattr(fused_compare, "FINISH", Launch(2, 1, 1))
+    monkeypatch.setattr(fused_compare, "STATISTICS", Grid(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "COUNT", Grid(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "FINISH", Grid(2, 1, 1))
     actual, expected = compare_selftest.specials(torch.bfloat16, 4)
     for start in (0, 100, 300):  # the worst elements are in other programs
         a, e = actual[start:], expected[slice(start, None),]
@@ -72,7 +72,7 @@ def test_several_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("at", [(3, 40), (40, 3), (95, 96), (0, 99)])
 def test_of_equally_bad_elements_the_first_is_worst(at: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_compare, "STATISTICS", Launch(32, 3, 1))
+    monkeypatch.setattr(fused_compare, "STATISTICS", Grid(32, 3, 1))
     actual = torch.zeros(100)
     actual[list(at)] = 1.0
     for compare in (compared, torch_compare.compare):

@@ -19,7 +19,7 @@ from harness.config import Config
 from harness.devices import DevicePlan, Machine, machine
 from harness.errors import UnsupportedCase, UsageError
 from harness.inputs import build
-from harness.inputs.problem import device_of
+from harness.inputs.of_case import device_of
 from harness.numerics import Premises
 from harness.placement import Misplaced, PlacementWarning, check, moved
 from harness.verify import plan as plans

@@ -253,7 +253,7 @@ def test_one_alert_per_problem_and_per_inconclusive_kernel() -> None:
         ("inconclusive", "warning"),
         ("inconclusive", "warning"),
     ]
-    assert found[1].place == alerts.Place("kernels/rms_norm.py", 108)
+    assert found[1].place == alerts.Location("kernels/rms_norm.py", 108)
     assert "never told from" in "".join(a.text for a in found[2:])
 
 
@@ -262,9 +262,9 @@ def test_place_is_relative_to_the_repository(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "deep").mkdir()
     monkeypatch.chdir(tmp_path / "deep")
     [inside] = alerts.alerts(Run((failed(source=f"{tmp_path}/my kernels/n.py:7"),)))
-    assert inside.place == alerts.Place("my kernels/n.py", 7)
+    assert inside.place == alerts.Location("my kernels/n.py", 7)
     [outside] = alerts.alerts(Run((failed(source="/elsewhere/n.py:7"),)))
-    assert outside.place == alerts.Place("/elsewhere/n.py", 7)
+    assert outside.place == alerts.Location("/elsewhere/n.py", 7)
     [nowhere] = alerts.alerts(Run((failed(source=""),)))
     assert nowhere.place.path == ""
 

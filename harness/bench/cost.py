@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from harness.bench.samples import Effort, in_turn, now, on_device, peak_memory, size_of, wall
 from harness.bench.subjects import subject_for
 from harness.case import Case, parse_case
-from harness.devices import current
+from harness.devices import made_current
 from harness.errors import LastbitError
 from harness.inputs import build
 from harness.judging.problems import PROBLEMS
@@ -35,7 +35,7 @@ def cost(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
     """
     case = parse_case(line)
     subject = subject_for(place, case)
-    with current(subject.device):
+    with made_current(subject.device):
         memory = list(_memory(subject, case))
         whole = _wall(subject, case, effort, repeat=True)
         verified = _verified(subject, case, whole, effort)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from harness.bench.samples import Effort, on_device, peak_memory, size_of, wall
 from harness.bench.subjects import eager_for, subject_for
 from harness.case import parse_case
-from harness.devices import current
+from harness.devices import made_current
 from harness.inputs import build
 from harness.judging.compare import compare
 from harness.numerics import Enclosure, format_of
@@ -32,7 +32,7 @@ def comparing(place: Workplace, of: str, effort: Effort) -> list[Measurement]:
     A copy reads and writes: the bytes that it moves are twice those that it copies.
     """
     device = torch.device(*place.config.devices)
-    with current(device):
+    with made_current(device):
         actual, expected = _block(_ROWS_ON_CPU if device.type == "cpu" else _ROWS, device)
         read = actual.nbytes + expected.parts.nbytes
         source = torch.empty(read, dtype=torch.uint8, device=device).random_()
@@ -67,7 +67,7 @@ def asserting(place: Workplace, line: str, effort: Effort) -> list[Measurement]:
     case = parse_case(line)
     first = subject_for(place, case)
     subject = eager_for(place, first, case) or first
-    with current(subject.device):
+    with made_current(subject.device):
         tensors = build(case, subject.device).tensors
         actual = subject.kernel.call(**tensors, **case.params)
         return list(_asserted(place, subject, actual, line, tensors | dict(case.params), effort))

@@ -12,7 +12,7 @@ from harness.bench.plain import Request, plain, plain_under_stock_interpreter, s
 from harness.bench.samples import Effort, now
 from harness.bench.subjects import eager_for
 from harness.case import Case, Group
-from harness.devices import current
+from harness.devices import made_current
 from harness.outcomes.bench import RATE, Measurement, Sample
 from harness.result import TURNED_DOWN, CaseResult
 from harness.verify.check import Subject, unsupported
@@ -28,7 +28,7 @@ def rate(place: Workplace, op: str, effort: Effort) -> list[Measurement]:
     subject = next(subject for subject in place.subjects.values() if subject.op.name == op)
     drawn = _drawn(place, subject, effort)
     eager = next((eager_for(place, subject, case) for group in drawn for case in group.examples), None)
-    with current(subject.device):
+    with made_current(subject.device):
         groups = _accepted(subject, eager, drawn)
         cases = [case for group in groups for case in group.examples]
         seconds = seconds_of([partial(_verify, subject, group) for group in groups], effort.rounds, now(subject.device))

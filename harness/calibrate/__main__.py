@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness.calibrate.measure import measure
 from harness.calibrate.store import Measurement, device_name, save
-from harness.devices import current
+from harness.devices import made_current
 from harness.interpret import install
 from harness.numerics.premises import U
 
@@ -21,7 +21,7 @@ def main(name: str) -> int:
     device = torch.device(name)
     if device.type == "cpu":
         install()
-    with current(device):  # where Triton launches
+    with made_current(device):  # where Triton launches
         found = list(measure(device))
     table = Table(title=f"premises on {device_name(device)}")
     for column in ("premise", "worst", "documented", "tried", "holds"):

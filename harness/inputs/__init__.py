@@ -11,9 +11,9 @@ from harness.inputs.bits import bits_of, unequal
 from harness.inputs.blocks import row_blocks
 from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
+from harness.inputs.of_case import Inputs, build, fingerprints
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
-from harness.inputs.problem import Inputs, build, fingerprints
 from harness.inputs.rebound import Rebound
 from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
 from harness.inputs.values import regimes

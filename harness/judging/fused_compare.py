@@ -31,7 +31,7 @@ INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.in
 _PARTS = 4
 
 
-class Launch(NamedTuple):
+class Grid(NamedTuple):
     """Elements in a block, the most programs, and the warps of each."""
 
     block: int
@@ -39,9 +39,9 @@ class Launch(NamedTuple):
     warps: int
 
 
-STATISTICS = Launch(block=64, programs=8448, warps=1)
-COUNT = Launch(block=512, programs=2112, warps=8)
-FINISH = Launch(block=1024, programs=1, warps=4)
+STATISTICS = Grid(block=64, programs=8448, warps=1)
+COUNT = Grid(block=512, programs=2112, warps=8)
+FINISH = Grid(block=1024, programs=1, warps=4)
 
 
 class Walk(NamedTuple):
@@ -149,8 +149,8 @@ class Pair:
         )  # fmt: skip
         return count[0]
 
-    def _blocks(self, launch: Launch) -> int:
-        return -(-self.walk.numel // launch.block)
+    def _blocks(self, grid: Grid) -> int:
+        return -(-self.walk.numel // grid.block)
 
     def _room(self, figures: int, columns: int) -> list[Tensor]:
         """Memory for figures, and for what they are made of."""
@@ -165,14 +165,14 @@ class Pair:
         )  # fmt: skip
 
     def _launch(
-        self, kernel: Any, launch: Launch, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+        self, kernel: Any, grid: Grid, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
     ) -> None:
         if self.sort.large:  # worth a kernel for each alignment
             with torch.cuda.device_of(self.actual):
-                kernel[(programs,)](*arguments, *constants, num_warps=launch.warps, enable_fp_fusion=False)
+                kernel[(programs,)](*arguments, *constants, num_warps=grid.warps, enable_fp_fusion=False)
         else:
             dtypes = self.actual.dtype, self.expected.dtype
-            start = launcher(unspecialized(kernel), constants, self.actual.device, dtypes, launch.warps)
+            start = launcher(unspecialized(kernel), constants, self.actual.device, dtypes, grid.warps)
             start((programs, 1), arguments)
 
 

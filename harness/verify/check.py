@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.case import Case
-from harness.devices import current, machine
+from harness.devices import machine, made_current
 from harness.errors import UnsupportedCase
 from harness.inputs import Inputs, build, fingerprints
 from harness.judging.judge import judge
@@ -122,7 +122,7 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
         check_arguments(subject.op, [t.name for t in case.tensors], case.params)
         if reason := unsupported(kernel, case):
             return _Examined(replace(outcome, reason=reason))
-        with current(subject.device):  # where Triton launches
+        with made_current(subject.device):  # where Triton launches
             outcome, actual = _judged(subject, case, outcome, repeat, settled)
     except UnsupportedCase as error:
         outcome = replace(outcome, reason=str(error))
@@ -189,7 +189,7 @@ def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
     if not case.displaced:
         return ()
     peers = machine().peers(str(caller.device))
-    with current(peers[0] if peers else caller.device):
+    with made_current(peers[0] if peers else caller.device):
         return placement_findings(
             caller.kernel,
             build(case, caller.device),

@@ -10,7 +10,7 @@ import torch
 
 WARPS = 4
 
-Launch = Callable[[tuple[int, int], tuple[Any, ...]], None]
+Start = Callable[[tuple[int, int], tuple[Any, ...]], None]
 """Takes the numbers of programs along two axes, and all arguments of the kernel but its constants."""
 
 
@@ -21,7 +21,7 @@ def launcher(
     device: torch.device,
     dtypes: Hashable = torch.float64,
     warps: int = WARPS,
-) -> Launch:
+) -> Start:
     """A kernel with the constants that it ends with, compiled at its first launch for tensors of these `dtypes`.
 
     `function[grid]` would look the compiled kernel up at each launch, for which it reads all arguments. So a function

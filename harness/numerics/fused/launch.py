@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.numerics.formats import Format
 from harness.numerics.fused import elements, primitives, products, sums
-from harness.numerics.fused.compiled import Launch, launcher
+from harness.numerics.fused.compiled import Start, launcher
 from harness.numerics.fused.kernel import elementwise
 from harness.numerics.fused.numbers import FORMATS
 
@@ -96,7 +96,7 @@ def _launched(
 @cache
 def _launcher(
     name: str, operands: int, flat: bool, most: int, fmt: Format | None, numbers: int, device: torch.device
-) -> Launch:
+) -> Start:
     function = next(vars(module)[name] for module in (elements, primitives, products) if hasattr(module, name))
     position = None if fmt is None else FORMATS.index(fmt)
     return launcher(elementwise, (function, operands, flat, most, position, numbers, BLOCK), device)
