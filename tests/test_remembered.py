@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from harness.judging.problem import Problem
 from harness.numerics import Enclosure, Groups, Premises, Tensor, remembered, remembering, using
 from harness.numerics.formats import BF16
 from harness.numerics.remembered import _alike, _Call, _Memory
+from references.rms_norm import rms_norm
 
 Made = list[tuple[object, ...]]
 
@@ -147,3 +150,15 @@ def test_groups_are_told_apart_by_their_rows(function: Callable[..., Tensor], ma
     for numbers in ([0, 1], [0, 0], [0, 1]):
         function(1.0, Groups(torch.tensor(numbers), 2))
     assert len(made) == 2
+
+
+def test_what_a_kernel_gave_is_read_anew() -> None:
+    """A kernel writes to memory without torch's knowledge, so that the version of its tensor stays what it was."""
+    tensors = {"x": torch.randn(4, 64), "weight": torch.ones(64)}
+    problem = Problem(rms_norm, rms_norm.contract("fp32_multiply+rounded_sum"), tensors, {"eps": 1e-6})
+    inverse, other = torch.ones(4, 1), torch.full((4, 1), 2.0)
+    with remembering():
+        before = problem.evaluate({"inv_rms": inverse}).enclosure("output").value
+        ctypes.memmove(inverse.data_ptr(), other.data_ptr(), other.nbytes)
+        after = problem.evaluate({"inv_rms": inverse}).enclosure("output").value
+    assert torch.equal(after, 2 * before)

@@ -253,7 +253,8 @@ class _Recorder:
             self.trace.results.append(name)
         if isinstance(value, Tensor):
             self.trace.record(name, Exact(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
-            return self.given.get(name, value)
+            own = self.given.get(name, value)
+            return own if own is value or not isinstance(own, Tensor) else own.clone()  # as in `_values`
         fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
         if isinstance(value, Sum):
             self.trace.record(name, RowSum(value, fmt, rounds, self._premises_of_sum(name)))
@@ -272,8 +273,11 @@ class _Recorder:
 
 
 def _values(own: Tensor, enclosure: Enclosure, wide: bool) -> Enclosure:
-    """The kernel's own values, but what may follow from the enclosure where only their tensor could not hold them."""
-    values = Enclosure.point(own)
+    """The kernel's own values, but what may follow from the enclosure where only their tensor could not hold them.
+
+    They are read anew each time: a kernel that writes there leaves no trace by which `remembered` would notice.
+    """
+    values = Enclosure(own.to(torch.float64, copy=True).unsqueeze(0))
     if not wide:
         return values
     lost = torch.isinf(values.value) & torch.isfinite(enclosure.lo) & torch.isfinite(enclosure.hi)
