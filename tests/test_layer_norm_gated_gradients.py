@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.judging.expected import RowSum
-from harness.judging.problem import Problem, Trace
+from harness.judging.problem import Problem
+from harness.judging.trace import Trace
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
 

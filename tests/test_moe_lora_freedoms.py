@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from harness.judging.compare import outside_mask
-from harness.judging.problem import Problem, Trace
+from harness.judging.problem import Problem
+from harness.judging.trace import Trace
 from harness.kernel import load_kernels
 from harness.numerics import Enclosure, Premises, dot, using
 from harness.op import Op

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.judging.problem import Problem, Trace
+from harness.judging.problem import Problem
+from harness.judging.trace import Trace
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import ADAPTERS, SAVED, STORED, forward, gradients, problem, whole_numbers, with_gradient

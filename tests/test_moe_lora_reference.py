@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.judging.problem import Problem, Trace
+from harness.judging.problem import Problem
+from harness.judging.trace import Trace
 from references.moe_lora import moe_lora
 from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers
 

@@ -16,7 +16,8 @@ from harness.inputs import build
 from harness.judging.lanes import forgiven
 from harness.judging.latent import ExplainedRows, explain_rows
 from harness.judging.observation import Observation
-from harness.judging.problem import Tensors, Trace
+from harness.judging.problem import Tensors
+from harness.judging.trace import Trace
 from harness.outcomes.stages import Handover, Kind, StageSearch
 from harness.result import Comparison
 from harness.verify.check import Subject, examine

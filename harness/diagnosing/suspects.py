@@ -13,7 +13,8 @@ from harness.errors import UsageError
 from harness.judging.expected import Numbers
 from harness.judging.latent import any_value_explains
 from harness.judging.observation import Observation
-from harness.judging.problem import Problem, Tensors, Trace
+from harness.judging.problem import Problem, Tensors
+from harness.judging.trace import Trace
 from harness.numerics import FORMATS, Enclosure, Format, round_to
 from harness.numerics.enclosure import widened
 from harness.numerics.formats import FP32

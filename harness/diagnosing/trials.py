@@ -15,7 +15,8 @@ from harness.diagnosing.roundings import Variant, as_stored, changes_of, subsets
 from harness.errors import UsageError
 from harness.judging.latent import check_rows
 from harness.judging.observation import Observation
-from harness.judging.problem import Problem, Steps
+from harness.judging.problem import Problem
+from harness.judging.trace import Steps
 from harness.numerics import Format
 from harness.op import Contract, Op
 from harness.outcomes.identification import Search, Tally

@@ -17,9 +17,10 @@ from harness.judging.lanes import forgiven
 from harness.judging.latent import explain_rows
 from harness.judging.observation import Observation
 from harness.judging.other_contracts import OtherContracts
-from harness.judging.problem import Problem, Steps, Tensors, Trace
+from harness.judging.problem import Problem, Tensors
 from harness.judging.screen import Screened
 from harness.judging.tally import Tally
+from harness.judging.trace import Steps, Trace
 from harness.judging.wide import explained_by_more_range, with_more_range
 from harness.result import Judgement, StageResult, Verdict
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harness.judging.candidates import Rows, explained_groups
 from harness.judging.expected import Numbers
-from harness.judging.problem import Trace
+from harness.judging.trace import Trace
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals
 from harness.op import Latent

@@ -18,7 +18,8 @@ from harness.judging.candidates import Rows, explained_groups
 from harness.judging.expected import Numbers
 from harness.judging.lanes import Shown, split_rows
 from harness.judging.observation import Observation
-from harness.judging.problem import Tensors, Trace
+from harness.judging.problem import Tensors
+from harness.judging.trace import Trace
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.row_check import Need, Needs, RowCheck
 from harness.timing import ROWS, timed

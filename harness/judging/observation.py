@@ -12,7 +12,8 @@ from torch import Tensor
 
 from harness.judging.compare import finished
 from harness.judging.expected import Expected
-from harness.judging.problem import Problem, Tensors, Trace
+from harness.judging.problem import Problem, Tensors
+from harness.judging.trace import Trace
 from harness.op import Contract
 from harness.result import Comparison
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from harness.case import DTYPE_NAMES
 from harness.errors import OpError, UsageError, no_such
 from harness.inputs import row_blocks
-from harness.judging.expected import Exact, Expected, Numbers, RowSum
+from harness.judging.expected import Exact, Numbers, RowSum
+from harness.judging.trace import Steps, Trace
 from harness.numerics import FORMATS, Enclosure, Format, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import Contract, Op
@@ -25,64 +26,6 @@ Tensors = Mapping[str, Tensor]
 Params = Mapping[str, Any]
 Given = Mapping[str, Tensor | Enclosure]
 """Stages from which a reference goes on: what a kernel gave, or other enclosures than the reference's own."""
-
-
-@dataclass
-class Trace:
-    """What the reference passed through.
-
-    Attributes:
-        stages: stage → what it must be, in order.
-        formats: stage → format, in order.
-        results: stages that a kernel must return.
-        consulted: contract options that the reference asked for.
-    """
-
-    stages: dict[str, Expected] = field(default_factory=dict)
-    formats: dict[str, Format | Integers] = field(default_factory=dict)
-    results: list[str] = field(default_factory=list)
-    consulted: set[str] = field(default_factory=set)
-
-    def record(self, name: str, expected: Expected) -> None:
-        """Take note of the next stage; if it is a result, `results` says so already."""
-        self.formats[name] = expected.format
-        self.stages[name] = expected
-
-    def numbers(self, stage: str) -> Numbers:
-        """What a stage of floating-point numbers must be that has one value per row at least."""
-        expected = self.stages[stage]
-        assert isinstance(expected, Numbers), f"stage {stage!r} is of integers, or a sum over rows"
-        return expected
-
-    def enclosure(self, stage: str) -> Enclosure:
-        """The enclosure of such a stage."""
-        return self.numbers(stage).enclosure
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the enclosures."""
-        return sum(e.enclosure.parts.nbytes for e in self.stages.values() if isinstance(e, Numbers))
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Which computation a reference made.
-
-    Attributes:
-        consulted, chosen: contract options that it asked for, and those of them that the contract has.
-        formats: stage → format.
-        sums: stages that are sums over rows.
-    """
-
-    consulted: frozenset[str] = frozenset()
-    chosen: frozenset[str] = frozenset()
-    formats: Mapping[str, Format | Integers] = field(default_factory=dict)
-    sums: frozenset[str] = frozenset()
-
-    @cached_property
-    def numbers(self) -> dict[str, Format]:
-        """The formats of the stages of floating-point numbers."""
-        return {name: fmt for name, fmt in self.formats.items() if isinstance(fmt, Format)}
 
 
 @dataclass(frozen=True, eq=False)

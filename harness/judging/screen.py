@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from harness.judging.compare import Begun, finished
 from harness.judging.expected import Expected, RowSum
 from harness.judging.observation import Observation
-from harness.judging.problem import Trace
 from harness.judging.tally import Tally
+from harness.judging.trace import Trace
 from harness.result import Comparison
 
 
