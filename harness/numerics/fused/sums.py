@@ -17,7 +17,7 @@ from harness.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10
 TILE = 512
-_COLUMNS = {True: (32, 128, 512), False: (16, 64)}  # of a tile of rows, or of columns: few, as each is compiled
+_COLUMNS = {True: (32, 128, 512), False: (4, 64)}  # of a tile of rows, or of columns: few, as each is compiled
 BLOCK = 256
 PROGRAMS = 512  # as many as keep a GPU busy
 OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares", "bounded"))
