@@ -10,11 +10,8 @@ nox.options.sessions = ["verify", "tests", "lint"]
 
 
 def install(session: nox.Session, requirement: str) -> None:
-    """Install the checkout, editable, at the versions that constraints.txt pins.
-
-    Python compiles what it imports: to compile all of torch and the others beforehand takes half of the installation.
-    """
-    session.install("--no-compile", "--constraint", "constraints.txt", "--editable", requirement)
+    """Install the checkout, editable, at the versions that constraints.txt pins."""
+    session.install("--constraint", "constraints.txt", "--editable", requirement)
 
 
 @nox.session
