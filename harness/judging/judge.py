@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable
 
 from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprints_of
-from harness.judging.expected import RowSum
 from harness.judging.explain import describe_rows, describe_split, describe_stage
 from harness.judging.lanes import forgiven
 from harness.judging.latent import explain_rows
@@ -94,17 +93,11 @@ def _tallied(seen: Observation, *, every_row: bool) -> Tally:
     return Tally(
         cumulative=cumulative,
         isolated=isolated,
-        sums=_sums(seen, trace),
-        isolated_sums=_sums(seen, onward),
+        sums={} if seen.whole else trace.sums,
+        isolated_sums={} if seen.whole else onward.sums,
         rows=check,
         in_rows={} if check is None else {n: check.rows * seen.actual[n].shape[-1] for n in seen.through},
     )
-
-
-def _sums(seen: Observation, trace: Trace) -> dict[str, RowSum]:
-    """The sums over rows that are to be joined with those over other rows."""
-    stages = {} if seen.whole else trace.stages
-    return {name: expected for name, expected in stages.items() if isinstance(expected, RowSum)}
 
 
 def _with_more_range(seen: Observation, found: Tally, *, every_row: bool) -> tuple[Observation, Tally]:

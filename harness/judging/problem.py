@@ -148,8 +148,8 @@ class Problem:
     def steps(self) -> Steps:
         """Which computation the reference makes of the problem; errors as in `evaluate`."""
         trace, consulted = self.trace, frozenset(self.trace.consulted)
-        sums = frozenset(name for name, expected in trace.stages.items() if expected.of_all_rows)
-        return Steps(consulted, consulted.intersection(self.contract.options), trace.formats, sums)
+        chosen = consulted.intersection(self.contract.options)
+        return Steps(consulted, chosen, trace.formats, frozenset(trace.sums))
 
     def takes(self, steps: Steps) -> bool:
         """Whether these are its steps, which were those of the same inputs under another contract."""

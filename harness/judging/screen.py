@@ -32,10 +32,6 @@ class _Compared(Trace):
             allowed = self.seen.as_given(name, expected, result=name in self.results)
             self.begun[name] = allowed.begin(self.seen.actual[name])
 
-    @property
-    def sums(self) -> dict[str, RowSum]:
-        return {name: expected for name, expected in self.stages.items() if isinstance(expected, RowSum)}
-
 
 @dataclass(frozen=True, eq=False)
 class Screened:

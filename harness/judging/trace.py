@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harness.judging.expected import Expected, Numbers
+from harness.judging.expected import Expected, Numbers, RowSum
 from harness.numerics import Enclosure, Format
 from harness.numerics.formats import Integers
 
@@ -41,6 +41,11 @@ class Trace:
     def enclosure(self, stage: str) -> Enclosure:
         """The enclosure of such a stage."""
         return self.numbers(stage).enclosure
+
+    @property
+    def sums(self) -> dict[str, RowSum]:
+        """The stages that are sums over rows."""
+        return {name: expected for name, expected in self.stages.items() if isinstance(expected, RowSum)}
 
     @property
     def nbytes(self) -> int:

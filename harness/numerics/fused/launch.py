@@ -85,7 +85,7 @@ def _launched(
     first = operands[0]
     out = first.new_empty((parts, *layout.shape))
     if size := layout.arguments[0]:
-        flat, most = (layout.flat, parts) if large else (False, 1 if name in _OF_ONE_PART else 4)
+        flat, most = large and layout.flat, parts if large or name in _OF_ONE_PART else 4
         launch = _launcher(name, len(operands), flat, most, fmt, len(numbers), first.device)
         pointers = out, *operands, *[first] * (_MOST_OPERANDS - len(operands))
         constants = *numbers, *[0.0] * (_MOST_NUMBERS - len(numbers))
