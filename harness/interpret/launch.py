@@ -23,7 +23,7 @@ from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation
 
 from harness.interpret.builder import Builder
 from harness.interpret.formats import Array, convert, numpy_dtype
-from harness.interpret.order import programs
+from harness.interpret.order import is_one_by_one, programs
 from harness.interpret.recorder import Recorder
 from harness.interpret.rewrite import (
     SUBSTITUTES,
@@ -70,7 +70,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
 
 def programs_of(function: Any, arguments: Arguments) -> Callable[[], None]:
     """What runs the next program of a launch: from a tape, if the arguments allow to keep one."""
-    if arguments.key is None:
+    if arguments.key is None or is_one_by_one():
         return partial(function, **arguments.values)
     tape = _tapes.find((function, arguments.key), arguments.dtypes)
     replay = Replay(tape, arguments.arrays)

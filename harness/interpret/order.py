@@ -1,4 +1,4 @@
-"""The order in which the programs of a launch run: ascending, or within a context descending.
+"""How the programs of a launch run: in ascending order, or within a context descending, or by Python each.
 
 A GPU promises no order. A kernel whose programs write to the same place gives another result in another order.
 """
@@ -44,3 +44,22 @@ def programs(grid: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     _descent.seen |= max(grid) > 1
     last = [size - 1 for size in grid]
     return (tuple(n - i for n, i in zip(last, index, strict=True)) for index in np.ndindex(*grid))
+
+
+_by_python = False
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Let Python run every program of every launch within from its first line: the definition of what a launch does."""
+    global _by_python
+    outer, _by_python = _by_python, True
+    try:
+        yield
+    finally:
+        _by_python = outer
+
+
+def is_one_by_one() -> bool:
+    """Within `one_by_one`."""
+    return _by_python
