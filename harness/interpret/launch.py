@@ -33,6 +33,7 @@ from harness.interpret.rewrite import (
     print_in_every_program,
 )
 from harness.interpret.tape import Replay, Tapes
+from harness.interpret.watching import watched_launch
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
@@ -61,9 +62,10 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         builder.set_grid_dim(*grid)
         run = programs_of(self.fn, arguments)
         try:
-            for program in programs(grid):
-                builder.set_grid_idx(*program)
-                run()
+            with watched_launch(self.fn, lambda: arguments.values):
+                for program in programs(grid):
+                    builder.set_grid_idx(*program)
+                    run()
         except Exception as error:
             raise InterpreterError(f"{type(error).__name__}: {error}") from error
 

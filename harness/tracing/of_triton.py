@@ -1,0 +1,334 @@
+"""What programs of interpreted Triton kernels do, as events: a builder that computes as another one and tells of it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
+
+from harness.interpret.builder import Builder
+from harness.interpret.formats import Array
+from harness.tracing import lanes
+from harness.tracing.events import Event, Launch, Operand, Origin, Program
+from harness.tracing.lanes import Source
+from harness.tracing.log import Log
+from harness.tracing.memory import of_array
+from harness.tracing.places import Places, places
+
+MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
+"""Operations that give elements of their operands and compute none."""
+
+OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
+"""Operations without operands that are no constants."""
+
+
+class Watch:
+    """Tells a log of launches; see `harness.interpret.watching.Watcher`."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._tracer: Tracer | None = None
+
+    @contextmanager
+    def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+        outside = sys._getframe(2)  # below it are this context and the standard library's
+        tracer = Tracer(interpreter.interpreter_builder, self._log, function.__name__, arguments, outside)
+        before = interpreter_semantic.builder
+        interpreter_semantic.builder, self._tracer, self._log.interpreting = tracer, tracer, True
+        try:
+            yield
+        finally:
+            interpreter_semantic.builder, self._tracer, self._log.interpreting = before, None, False
+            tracer.outside = None
+
+    def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs) if self._tracer is None else self._tracer.whole(function, args, kwargs)
+
+
+class Tracer(Builder):
+    """The builder `other` for one launch, telling `log` of every operation of the programs that it wants."""
+
+    __slots__ = ("_kept", "_log", "_made", "_names", "_program", "_silent", "launch", "outside")
+
+    def __init__(
+        self, other: Builder, log: Log, name: str, arguments: Mapping[str, Any], outside: FrameType | None
+    ) -> None:
+        self.__dict__ = other.__dict__
+        self._log = log
+        self.outside = outside
+        self.launch: Launch = log.begin(name, outside)
+        self._names = {id(x.handle): name for name, x in arguments.items() if isinstance(x, tl.tensor)}
+        self._program: Program | None = None
+        self._made: dict[int, Event] = {}
+        self._kept: list[Any] = [arguments]  # so that no id is given to a second object
+        self._silent = False
+
+    def get_number(self, value: int, dtype: Any) -> Any:
+        self._log.turn()
+        number = super().get_number(value, dtype)
+        self._names[id(number)] = "loop"
+        self._kept.append(number)
+        return number
+
+    # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
+
+    def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What the builder's method returns, and an event for it."""
+        if self._silent or any(_holds_handles(x) for x in args):
+            return method(*args, **kwargs)
+        program = self._of_program()
+        writes = _WRITES.get(name)
+        if writes is None and program not in self._log.wanted:
+            return method(*args, **kwargs)
+        result = self._quietly(method, args, kwargs)
+        at = places(sys._getframe(2), self.outside)
+        if writes is not None:
+            writes(self, name, at, result, *args, **kwargs)
+        elif name in ("load", "masked_load"):
+            self._loaded(at, result, *args, **kwargs)
+        else:
+            self._computed(name, method, at, args, kwargs, result)
+        return result
+
+    def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What an operation of the language returns, and one event for all that it is made of."""
+        if self._silent or self._of_program() not in self._log.wanted:
+            return function(*args, **kwargs)
+        result = self._quietly(function, args, kwargs)
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        name, at = function.__name__, places(sys._getframe(2), self.outside)
+        handles = [x.handle for x in _flat([given["input"]]) if isinstance(x, tl.tensor)]
+        for part in _flat([result]):
+            sources = [_of_whole(name, x.data.shape, given) for x in handles]
+            operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
+            self._keep(self._event(name, at, part.handle, operands), part.handle)
+        return result
+
+    def _of_program(self) -> Program:
+        program = (self.launch.number, tuple(self.grid_idx))
+        if program != self._program:
+            self._program = program
+            self._made.clear()
+            del self._kept[1:]
+            self._log.turn()
+        return program
+
+    def _quietly(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._silent = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._silent = False
+
+    # Events.
+
+    def _computed(self, name: str, method: Any, at: Places, args: Any, kwargs: Any, result: Any) -> None:
+        handles = [x for x in _flat([*args, *kwargs.values()]) if isinstance(x, TensorHandle)]
+        for part, made in enumerate(result if isinstance(result, tuple) else (result,)):
+            if not isinstance(made, TensorHandle):
+                continue
+            shape = made.data.shape
+            if name in MOVERS:
+                operands = self._of_mover(name, method, args, kwargs, handles, part)
+            elif name == "select":
+                operands = self._of_select(handles, shape)
+            elif name == "dot":
+                operands = self._of_dot(handles, shape)
+            elif name == "of_arrays":
+                operands = tuple(self._operand(x, _of_function(args[0], x.data, made.data)) for x in handles)
+            else:
+                operands = tuple(self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in handles)
+            self._keep(self._event(name, at, made, operands), made)
+
+    def _of_mover(
+        self, name: str, method: Any, args: Any, kwargs: Any, handles: list[Any], part: int
+    ) -> tuple[Operand, ...]:
+        """What is gathered by indices is moved, the indices are an address."""
+        data = handles[:1] if name == "gather" else handles
+
+        def source(chosen: Any) -> Source:
+            def index() -> Array:
+                swapped = {id(x): _numbers(x, x is chosen) for x in data}
+                result = self._quietly(method, _swapped(list(args), swapped), _swapped(kwargs, swapped))
+                return np.asarray((result[part] if isinstance(result, tuple) else result).data)
+
+            return lanes.moved(index)
+
+        rest = [x for x in handles if x not in data] if name == "gather" else []
+        moved = [self._operand(x, source(x)) for x in data]
+        return (*moved, *(self._operand(x, lanes.pointwise(x.data.shape, x.data.shape), address=True) for x in rest))
+
+    def _of_select(self, handles: list[Any], shape: lanes.Shape) -> tuple[Operand, ...]:
+        condition, chosen, other = handles
+        plain = [lanes.pointwise(x.data.shape, shape) for x in handles]
+        mask = np.broadcast_to(condition.data, shape)
+        sources = plain[0], lanes.where(plain[1], mask), lanes.where(plain[2], ~mask)
+        return tuple(self._operand(x, s) for x, s in zip((condition, chosen, other), sources, strict=True))
+
+    def _of_dot(self, handles: list[Any], shape: lanes.Shape) -> tuple[Operand, ...]:
+        a, b, d = handles
+        sides = a.data.shape, b.data.shape
+        of_d = lanes.pointwise(d.data.shape, shape)
+        sources = lanes.left_of_dot(*sides), lanes.right_of_dot(*sides), of_d
+        return tuple(self._operand(x, source) for x, source in zip((a, b, d), sources, strict=True))
+
+    def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None, *_: Any, **__: Any) -> None:
+        shape = result.data.shape
+        plain, memory = lanes.pointwise(shape, shape), of_array(ptr.data, result.data.itemsize)
+        operands = [self._operand(ptr, plain, address=True)]
+        inside = _mask(mask, shape)
+        operands.append(Operand(lanes.where(plain, inside), memory=memory))
+        if isinstance(mask, TensorHandle):
+            operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape)))
+        if isinstance(other, TensorHandle):
+            source = lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)
+            operands.append(self._operand(other, source))
+        self._keep(self._event("load", at, result, tuple(operands), Origin.MEMORY), result)
+
+    def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None, *_: Any, **__: Any) -> None:
+        """A write, and an event for it in a program that is wanted."""
+        shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
+        event = None
+        if self._program in self._log.wanted:
+            held = TensorHandle(np.broadcast_to(value.data, shape), value.dtype)
+            operands = [self._operand(value, lanes.pointwise(value.data.shape, shape))]
+            operands.append(self._operand(ptr, lanes.pointwise(ptr.data.shape, shape), address=True))
+            if isinstance(mask, TensorHandle):
+                operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape)))
+            event = self._event("store", at, held, tuple(operands), Origin.MEMORY)
+        self._wrote(event, at, ptr, mask, shape, value.data.itemsize)
+
+    def updated(self, name: str, at: Places, result: Any, *args: Any, **kwargs: Any) -> None:
+        """An atomic update: the old values, which the program gets, and the new ones in memory."""
+        handles = [x for x in args if isinstance(x, TensorHandle)]
+        ptr, rest = handles[0], handles[1:]
+        mask = rest.pop() if name == "atomic_rmw" else None
+        shape, width = result.data.shape, result.data.itemsize
+        event = None
+        if self._program in self._log.wanted:
+            memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data, width))
+            self._keep(self._event("atomic old", at, result, (memory,), Origin.MEMORY), result)
+            kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
+            values = (self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in rest)
+            after = self._quietly(super().create_masked_load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {})
+            event = self._event(f"atomic {kind}", at, after, (*values, memory), Origin.MEMORY)
+        self._wrote(event, at, ptr, mask, shape, width, adds=True)
+
+    def _wrote(
+        self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: lanes.Shape, width: int, adds: bool = False
+    ) -> None:
+        inside = _mask(mask, shape).reshape(-1)
+        addresses = np.broadcast_to(ptr.data, shape).reshape(-1)
+        numbers = None
+        if not inside.all():
+            numbers = np.nonzero(inside)[0]
+            addresses = addresses[numbers]
+        self._log.written(event, addresses, numbers, width, program=self._program, at=at, adds=adds)
+
+    def _event(
+        self, name: str, at: Places, made: Any, operands: tuple[Operand, ...], origin: Origin | None = None
+    ) -> Event:
+        if origin is None:
+            least = Origin.ARGUMENTS if name in OF_PROGRAM else Origin.CONSTANTS
+            origin = max([least, *(_origin(x) for x in operands if not x.address)])
+        dtype = made.dtype.scalar
+        return self._log.add(name, at, made.data, dtype, operands, program=self._program, origin=origin)
+
+    def _keep(self, event: Event, handle: Any) -> None:
+        self._made[id(handle)] = event
+        self._kept.append(handle)
+
+    def _operand(self, handle: Any, source: Source, address: bool = False) -> Operand:
+        event = self._made.get(id(handle))
+        if event is not None:
+            return Operand(source, event, address=address)
+        return Operand(source, values=handle.data, name=self._names.get(id(handle), ""), address=address)
+
+
+_WRITES: dict[str, Callable[..., None]] = {
+    "store": Tracer.stored,
+    "masked_store": Tracer.stored,
+    "atomic_rmw": Tracer.updated,
+    "atomic_cas": Tracer.updated,
+}
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        return self.perform(name.removeprefix("create_"), getattr(super(Tracer, self), name), args, kwargs)
+
+    return method
+
+
+for _name in dir(Builder):
+    if _name.startswith("create_"):
+        setattr(Tracer, _name, _traced(_name))
+
+
+def _origin(operand: Operand) -> Origin:
+    if operand.event is not None:
+        return operand.event.origin
+    return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _holds_handles(x: Any) -> bool:
+    """Whether an object is no handle but made of several, as a block pointer is."""
+    if isinstance(x, (TensorHandle, list, tuple)) or not hasattr(x, "__dict__"):
+        return False
+    return any(isinstance(part, TensorHandle) for part in _flat(vars(x).values()))
+
+
+def _mask(mask: Any, shape: lanes.Shape) -> Array:
+    """A mask that is a handle, a bare array or None, in the shape of what it masks."""
+    data = True if mask is None else mask if isinstance(mask, np.ndarray) else mask.data
+    return np.broadcast_to(np.asarray(data, np.bool_), shape)
+
+
+def _numbers(handle: Any, own: bool) -> Any:
+    shape = handle.data.shape
+    return TensorHandle(lanes.numbered(shape) if own else np.full(shape, -1), tl.int64)
+
+
+def _swapped(value: Any, by: Mapping[int, Any]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_swapped(x, by) for x in value]
+    if isinstance(value, dict):
+        return {name: _swapped(x, by) for name, x in value.items()}
+    return by.get(id(value), value)
+
+
+def _of_whole(name: str, shape: lanes.Shape, given: Mapping[str, Any]) -> Source:
+    """The lanes of a reduction or scan of a block."""
+    axis, reverse = (getattr(given.get(x), "value", given.get(x)) for x in ("axis", "reverse"))
+    if name == "reduce":
+        return lanes.along(shape, () if axis is None else (axis % len(shape),))
+    if name == "associative_scan" and axis is not None:
+        return lanes.upto(shape, axis % len(shape), bool(reverse))
+    return lanes.everything(shape)
+
+
+def _of_function(function: Callable[..., Array], operand: Array, result: Array) -> Source:
+    """The lanes of a function of one array that may move elements; pointwise or everything where it does not."""
+    try:
+        index = function(lanes.numbered(operand.shape))
+        values = operand.reshape(-1)[index]
+    except Exception:  # it takes other operands, too, or numbers of another kind
+        return lanes.pointwise(operand.shape, result.shape)
+    same = index.shape == result.shape and values.tobytes() == np.ascontiguousarray(result).tobytes()
+    return lanes.moved(lambda: index) if same else lanes.pointwise(operand.shape, result.shape)

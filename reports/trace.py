@@ -1,0 +1,175 @@
+"""What `lastbit trace` found, on a console and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
+from harness.result import Worst
+from reports.paper import line, paragraph, verdict_word
+from reports.summary import shown_path
+
+MOST_TEXT = 44
+"""Characters of an expression that are shown."""
+INPUT = "input"
+
+Row = tuple[Text, ...]
+_HEADERS = ("line", "expression", "dtype", "value", "stage", "from")
+
+
+def print_trace(found: KernelTrace, console: Console) -> None:
+    """The element, the steps that led to it in a table, and where it leaves the contract."""
+    head = f" on {found.device}  contract {found.contract} of {found.op}  "
+    line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
+    line(console, f"  {found.case}", "dim")
+    if found.worst is not None:
+        paragraph(console, Text(_about(found.stage, found.worst)), label="  ")
+    if found.reason:
+        paragraph(console, Text(f"Nothing is traced: {found.reason}", "bold magenta"), label="  ")
+        return
+    _print_steps(found.all or found.steps, console)
+    for sentence, style in _sentences(found):
+        paragraph(console, Text(sentence, style), label="  → ")
+    line(console)
+
+
+def _print_steps(steps: Sequence[Step], console: Console) -> None:
+    rows = [_row(step) for step in steps]
+    titles = tuple(Text(header, "dim") for header in _HEADERS)
+    widths = [max(len(row[column].plain) for row in (titles, *rows)) for column in range(len(_HEADERS))]
+    _print_row(titles, widths, console)
+    for where, group in groupby(zip(steps, rows, strict=True), key=lambda pair: _where(pair[0])):
+        line(console, f"  {where}", "cyan")
+        for _, row in group:
+            _print_row(row, widths, console)
+
+
+def _print_row(row: Row, widths: Sequence[int], console: Console) -> None:
+    text = Text("  ")
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        padded = cell.copy()
+        padded.align("left" if column else "right", width)
+        text.append_text(padded).append("  ")
+    text.rstrip()
+    if len(text.plain) > console.width:
+        text.truncate(console.width, overflow="ellipsis")
+    line(console, text)
+
+
+def _where(step: Step) -> str:
+    """What does the steps of a group."""
+    if step.operation == INPUT:
+        return "the tensors of the case"
+    place = f"{step.function} in {shown_path(step.file)}" if step.file else "outside of the kernel's files"
+    return f"{place}, program {step.program} of {step.launch}" if step.launch else place
+
+
+def _row(step: Step) -> Row:
+    if step.again:
+        lines = f"lines {step.line} to {step.end_line}" if step.line != step.end_line else f"line {step.line}"
+        more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
+        return (Text("…", "dim"), more, *(Text() for _ in _HEADERS[2:]))
+    number = Text(str(step.line) if step.line else "")
+    from_ = Text(", ".join(map(_source, step.sources)), "dim")
+    return number, Text(_shortened(_expression(step))), Text(step.dtype), _value(step), _stage(step.match), from_
+
+
+def _expression(step: Step) -> str:
+    return step.text or step.operation
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end, which say what is loaded and what becomes of it."""
+    if len(text) <= MOST_TEXT:
+        return text
+    end = MOST_TEXT // 3
+    return f"{text[: MOST_TEXT - end - 1]}…{text[-end:]}"
+
+
+def _value(step: Step) -> Text:
+    if step.direct and step.first and step.count:
+        return Text(_element(step.first[0]), "bold")
+    return Text(_several(step.count, step.first))
+
+
+def _element(element: Element) -> str:
+    return f"{element.decimal} {element.bits}".rstrip()
+
+
+def _several(count: int, first: Sequence[Element]) -> str:
+    shown = ", ".join(f"{float(e.decimal):.4g}" if e.bits else e.decimal for e in first[:3])
+    return f"{count:,} values: {shown}, …" if count > len(first[:3]) else shown
+
+
+def _source(source: Source) -> str:
+    if source.count > 1:
+        return _several(source.count, source.first)
+    known = source.first[0].decimal if source.first else "unknown"
+    return f"{source.name} = {known}" if source.name else known
+
+
+def _stage(match: StageMatch | None) -> Text:
+    if match is None:
+        return Text()
+    return Text(f"✗ {match.stage}", "bold red") if match.leaves else Text(match.stage, "green")
+
+
+def _about(stage: str, worst: Worst) -> str:
+    """The element, and what it may be."""
+    index = ", ".join(map(str, worst.index))
+    inside = worst.lo <= worst.actual <= worst.hi
+    allowed = _allowed(worst.lo, worst.hi)
+    relation = f"as the contract allows ({allowed})" if inside else f"but the contract allows {allowed}"
+    return f"{stage}[{index}] is {_number(worst.actual)}, {relation}; exact {_number(worst.exact)}"
+
+
+def _allowed(lo: float, hi: float) -> str:
+    return f"{_number(lo)} only" if lo == hi else f"{_number(lo)} to {_number(hi)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}"
+
+
+def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
+    step = found.leaves
+    if step is not None and step.match is not None:
+        yield _leaving(step, step.match), "bold red"
+    elif found.steps and found.exit_code == 1:
+        yield "No step was found with which the value leaves what the contract allows for a stage.", "bold red"
+    yield from ((note, "") for note in found.notes)
+
+
+def _leaving(step: Step, match: StageMatch) -> str:
+    """With which line the value leaves the contract, and how far."""
+    own = step.first[0] if step.direct and step.first else Element("unknown")
+    return (
+        f"The value leaves the contract in line {step.line}, {step.text}: as stage {match.stage}, "
+        f"{match.outside:,} of {match.of:,} elements are not possible. Here it is {own.decimal} in {step.dtype}; the "
+        f"contract allows {_allowed(match.lo, match.hi)}, exact is {_number(match.exact)}."
+    )
+
+
+def as_json(found: Sequence[KernelTrace]) -> str:
+    """A list of one object per kernel; numbers that JSON cannot spell are strings."""
+    return json.dumps([_spelled(asdict(one)) for one in found], indent=1, allow_nan=False)
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _spelled(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelled(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
