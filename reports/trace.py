@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -15,9 +12,10 @@ from rich.text import Text
 from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from harness.result import Worst
 from reports.paper import line, paragraph, verdict_word
+from reports.records import encoded
 from reports.summary import shown_path
 
-MOST_TEXT = 44
+MOST_TEXT = 40
 """Characters of an expression that are shown."""
 INPUT = "input"
 
@@ -46,10 +44,13 @@ def _print_steps(steps: Sequence[Step], console: Console) -> None:
     titles = tuple(Text(header, "dim") for header in _HEADERS)
     widths = [max(len(row[column].plain) for row in (titles, *rows)) for column in range(len(_HEADERS))]
     _print_row(titles, widths, console)
-    for where, group in groupby(zip(steps, rows, strict=True), key=lambda pair: _where(pair[0])):
-        line(console, f"  {where}", "cyan")
-        for _, row in group:
-            _print_row(row, widths, console)
+    for who, group in groupby(zip(steps, rows, strict=True), key=lambda pair: _who(pair[0])):
+        line(console, f"  {who}", "bold cyan")
+        for where, part in groupby(group, key=lambda pair: _where(pair[0])):
+            if where:
+                line(console, f"  {where}", "cyan")
+            for _, row in part:
+                _print_row(row, widths, console)
 
 
 def _print_row(row: Row, widths: Sequence[int], console: Console) -> None:
@@ -64,12 +65,19 @@ def _print_row(row: Row, widths: Sequence[int], console: Console) -> None:
     line(console, text)
 
 
-def _where(step: Step) -> str:
+def _who(step: Step) -> str:
     """What does the steps of a group."""
     if step.operation == INPUT:
-        return "the tensors of the case"
-    place = f"{step.function} in {shown_path(step.file)}" if step.file else "outside of the kernel's files"
-    return f"{place}, program {step.program} of {step.launch}" if step.launch else place
+        return "Tensors of the case"
+    return f"Program {step.program} of {step.launch}" if step.launch else "PyTorch"
+
+
+def _where(step: Step) -> str:
+    """Where the steps of a part of a group stand."""
+    if not step.file:
+        return ""
+    called = f", called in line {step.called[0].rsplit(':', 2)[1]}" if step.called else ""
+    return f"{step.function} in {shown_path(step.file)}{called}"
 
 
 def _row(step: Step) -> Row:
@@ -78,7 +86,7 @@ def _row(step: Step) -> Row:
         more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
         return (Text("…", "dim"), more, *(Text() for _ in _HEADERS[2:]))
     number = Text(str(step.line) if step.line else "")
-    from_ = Text(", ".join(map(_source, step.sources)), "dim")
+    from_ = Text(", ".join(map(_source, step.sources)) if step.direct else "", "dim")
     return number, Text(_shortened(_expression(step))), Text(step.dtype), _value(step), _stage(step.match), from_
 
 
@@ -101,18 +109,24 @@ def _value(step: Step) -> Text:
 
 
 def _element(element: Element) -> str:
-    return f"{element.decimal} {element.bits}".rstrip()
+    return f"{element.decimal:<13} {element.bits}".rstrip()
 
 
 def _several(count: int, first: Sequence[Element]) -> str:
-    shown = ", ".join(f"{float(e.decimal):.4g}" if e.bits else e.decimal for e in first[:3])
-    return f"{count:,} values: {shown}, …" if count > len(first[:3]) else shown
+    shown = ", ".join(_short(element) for element in first[:2])
+    return f"{count:,}: {shown}, …" if count > len(first[:2]) else shown
+
+
+def _short(element: Element) -> str:
+    return f"{float(element.decimal):.6g}" if element.bits else element.decimal
 
 
 def _source(source: Source) -> str:
     if source.count > 1:
         return _several(source.count, source.first)
-    known = source.first[0].decimal if source.first else "unknown"
+    if source.name.endswith("]"):
+        return source.name
+    known = _short(source.first[0]) if source.first else "unknown"
     return f"{source.name} = {known}" if source.name else known
 
 
@@ -144,7 +158,8 @@ def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
     if step is not None and step.match is not None:
         yield _leaving(step, step.match), "bold red"
     elif found.steps and found.exit_code == 1:
-        yield "No step was found with which the value leaves what the contract allows for a stage.", "bold red"
+        first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
+        yield f"No step was found with which the value leaves what the contract allows.{first}", "bold red"
     yield from ((note, "") for note in found.notes)
 
 
@@ -159,17 +174,5 @@ def _leaving(step: Step, match: StageMatch) -> str:
 
 
 def as_json(found: Sequence[KernelTrace]) -> str:
-    """A list of one object per kernel; numbers that JSON cannot spell are strings."""
-    return json.dumps([_spelled(asdict(one)) for one in found], indent=1, allow_nan=False)
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _spelled(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_spelled(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
+    """A list of one object per kernel; a number that JSON cannot spell is a string."""
+    return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)

@@ -45,9 +45,11 @@ def _of_visits(log: Log, visits: Sequence[Visit], match: StageMatch | None) -> S
     main = visits[-1]
     inside = {visit.event.number for visit in visits}
     lanes = main.direct if len(main.direct) else main.all
-    sources = tuple(_sources(log, main.event, lanes[:1], inside))
+    sources = list(_sources(log, main.event, lanes[:1], inside))
+    constants = [source for source, is_constant in sources if is_constant]
+    shown = tuple(source for source, is_constant in sources if len(constants) < 2 or not is_constant)
     first = elements(main.event.at(main.all[:FIRST]))
-    step = replace(_step(main.event), count=len(main.all), first=first, sources=sources, match=match)
+    step = replace(_step(main.event), count=len(main.all), first=first, sources=shown, match=match)
     return replace(step, direct=len(main.direct) > 0)
 
 
@@ -70,6 +72,7 @@ def _step(event: Event) -> Step:
         end_line=place.end_line,
         end_column=place.end_column,
         function=place.function,
+        called=tuple(f"{caller.file}:{caller.line}:{caller.column + 1}" for caller in event.places[1:]),
         operation=event.name,
         shape=event.shape,
         launch="" if launch is None else launch.name,
@@ -83,19 +86,23 @@ def named_element(event: Event, lane: int) -> str:
     return f"{event.name.removeprefix(INPUT)}[{', '.join(str(int(i)) for i in index)}]"
 
 
-def _sources(log: Log, event: Event, lanes: Array, inside: set[int]) -> Iterator[Source]:
-    """What an element of an expression was computed from: operands from outside of it, in order."""
+def _sources(log: Log, event: Event, lanes: Array, inside: set[int]) -> Iterator[tuple[Source, bool]]:
+    """What an element of an expression was computed from: operands from outside of it, in order; which are constants.
+
+    Several constants in one expression are those of a function of the language, which its reader does not see.
+    """
     for operand in event.operands:
         if operand.address or not len(lanes):
             continue
         found = unique(np.concatenate([part.reshape(-1) for part in came_from(operand, lanes)]))
         found = found[found >= 0]
-        if not len(found) or (operand.event is not None and operand.event.values.dtype == np.bool_):
+        if not len(found):
             continue
         if operand.event is not None and _is_inside(operand.event, event, inside):
             yield from _sources(log, operand.event, found, inside)
         else:
-            yield _source(log, event, operand, found)
+            constant = operand.event is None and operand.memory is None and not operand.name
+            yield _source(log, event, operand, found), constant
 
 
 def _is_inside(event: Event, user: Event, inside: set[int]) -> bool:
@@ -151,7 +158,7 @@ def folded(steps: Iterable[Step]) -> Iterator[Step]:
             lines = [steps[number].line for number in numbers]
             example = steps[numbers[0]]
             yield Step("", file=example.file, line=min(lines), end_line=max(lines), function=example.function,
-                       launch=example.launch, program=example.program, again=rounds)  # fmt: skip
+                       called=example.called, launch=example.launch, program=example.program, again=rounds)  # fmt: skip
         else:
             yield from (steps[number] for number in numbers)
 
@@ -162,4 +169,4 @@ def _leaves(step: Step) -> bool:
 
 def _key(step: Step) -> tuple[object, ...]:
     at = step.line, step.column, step.end_line, step.end_column
-    return step.file, step.line, at, step.launch, step.program, step.text if not step.line else ""
+    return step.file, step.line, at, step.called, step.launch, step.program, "" if step.line else step.text

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.case import Case, parse_case
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
-from harness.diagnosing.traced_stages import matches
+from harness.diagnosing.traced_stages import matches, written_together
 from harness.inputs import Inputs, build
 from harness.judging.problem import Problem
 from harness.outcomes.trace import KernelTrace
@@ -19,7 +19,7 @@ from harness.tracing import Event, Log, Path, TraceLimit, follow, traced
 from harness.tracing.events import Program
 from harness.tracing.follow import Visit
 from harness.tracing.log import LIMIT
-from harness.tracing.memory import Write
+from harness.tracing.memory import Addresses, Write
 from harness.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from harness.verify.calls import Caller
 from harness.verify.check import Subject, examine
@@ -85,15 +85,15 @@ class Seen:
     """What was seen of a call of a kernel.
 
     Attributes:
-        tensor: what the call gave for the stage.
-        write, lane: what wrote the element to explain, and which of its elements that was; None where nothing did.
+        tensor, where: what the call gave for the stage, a copy of it; where its elements were.
+        write: what wrote the element to explain; None where nothing did.
         path: what led to it, if it was recorded.
     """
 
     log: Log
     tensor: Tensor
+    where: Addresses
     write: Write | None = None
-    lane: int = 0
     path: Path = field(default_factory=Path)
 
     @property
@@ -153,19 +153,20 @@ class _Tracing:
 def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
     """What wrote the element of a tensor, and what led to that."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
-    values = Seen(log, tensor.clone())
-    for write, _, lanes in log.writes.last(addresses_of(tensor).at(number), log.next()):
-        path = follow(log, write.event, lanes) if write.event is not None else Path()
-        return replace(values, write=write, lane=int(lanes[0]), path=path)
-    return values
+    seen = Seen(log, tensor.clone(), addresses_of(tensor))
+    for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
+        return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
+    return seen
 
 
 def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
     assert found.worst is not None
-    matched = matches(problem, seen.log, seen.tensor, found.stage, found.worst.index, seen.write)
+    together = written_together(seen.tensor, seen.where, seen.write, found.worst.index)
+    matched, unmatched = matches(problem, seen.log, found.stage, together)
     steps = tuple(folded(steps_of(seen.log, seen.path, matched)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
-    return replace(found, steps=steps, all=whole, notes=tuple(_notes(seen, judged, found.worst.index)))
+    notes = tuple(_notes(seen, judged, found.worst.index))
+    return replace(found, steps=steps, all=whole, unmatched=unmatched, notes=notes)
 
 
 def _notes(seen: Seen, judged: Tensor, index: tuple[int, ...]) -> list[str]:
@@ -187,5 +188,3 @@ def _notes(seen: Seen, judged: Tensor, index: tuple[int, ...]) -> list[str]:
 
 def _is_unwritten(event: Event) -> bool:
     return event.name.rpartition(".")[2] in UNWRITTEN
-
-

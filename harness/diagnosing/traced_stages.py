@@ -15,8 +15,7 @@ from harness.judging.problem import Problem
 from harness.outcomes.trace import StageMatch
 from harness.tracing import Event, Log
 from harness.tracing.follow import aligned
-from harness.tracing.memory import Write
-from harness.tracing.of_torch import addresses_of
+from harness.tracing.memory import Addresses, Write
 
 NEAR = 2.0**-6
 """Relative L2 error up to which an operation agrees with a stage: the coarsest rounding that a stage may have here."""
@@ -42,6 +41,7 @@ class _Candidate:
     event: Event
     stage: _Stage
     outside: int
+    error: float
 
     def match(self, *, leaves: bool = False) -> StageMatch:
         s = self.stage
@@ -49,42 +49,61 @@ class _Candidate:
         return StageMatch(s.name, *ends, self.outside, len(s.exact), leaves)
 
 
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Elements of a tensor that one event wrote, the worst one first.
+
+    Attributes:
+        tensor: what they are elements of.
+        columns: their indices, [dimensions, L].
+        event, lanes: what wrote them, and which of its elements they are.
+    """
+
+    tensor: Tensor
+    columns: Array
+    event: Event
+    lanes: Array
+
+
+def written_together(tensor: Tensor, where: Addresses, write: Write | None, index: tuple[int, ...]) -> Together | None:
+    """The element at `index` and others that were written with it, `MOST` at most; None if that was not recorded."""
+    if write is None or write.event is None:
+        return None
+    shape = tuple(tensor.shape)
+    numbers = np.arange(tensor.numel())
+    worst = int(np.ravel_multi_index(index, shape)) if index else 0
+    lanes = write.find(where.at(numbers))
+    others = numbers[(lanes >= 0) & (numbers != worst)]
+    chosen = np.concatenate([[worst], others[:: max(1, -(-len(others) // MOST))]])
+    columns = np.stack(np.unravel_index(chosen, shape)) if shape else np.zeros((0, 1), np.int64)
+    return Together(tensor, columns, write.event, lanes[chosen])
+
+
 def matches(
-    problem: Problem, log: Log, tensor: Tensor, stage: str, index: tuple[int, ...], write: Write | None
-) -> dict[int, StageMatch]:
-    """Number of an event → the stage that it agrees with, over the elements that were written with the worst one.
+    problem: Problem, log: Log, stage: str, together: Together | None
+) -> tuple[dict[int, StageMatch], tuple[str, ...]]:
+    """Number of an event → the stage that it agrees with, over elements of `stage` that were written together; and the
+    stages with which none does.
 
     An explanation, no judgement: small tensors and plain values can make an operation agree by chance.
     """
-    if write is None or write.event is None or problem.main.numel() > _LARGEST:
-        return {}
-    numbers, lanes = _written_together(tensor, write, index)
-    columns = np.stack(np.unravel_index(numbers, tuple(tensor.shape))) if tensor.ndim else np.zeros((0, 1), np.int64)
-    stages = list(_stages(problem, stage, tensor, columns))
-    values = {
-        event.number: (event, event.at(found).astype(np.float64))
-        for event, found in aligned(log, write.event, lanes)
-        if event.is_float and not event.name.startswith("input ")
-    }
-    found = [c for s in stages for event, value in values.values() if (c := _candidate(event, value, s))]
-    return _marked(stages, found)
+    if together is None or problem.main.numel() > _LARGEST:
+        return {}, ()
+    stages = list(_stages(problem, stage, together))
+    values = [
+        (event, event.at(lanes).astype(np.float64))
+        for event, lanes in aligned(log, together.event, together.lanes)
+        if event.is_float and event.places
+    ]
+    found = [c for s in stages for event, value in values if (c := _candidate(event, value, s))]
+    return _marked(stages, found), tuple(s.name for s in stages if not any(c.stage is s for c in found))
 
 
-def _written_together(tensor: Tensor, write: Write, index: tuple[int, ...]) -> tuple[Array, Array]:
-    """Elements of a tensor that one write wrote, and its lanes; the worst one comes first."""
-    numbers = np.arange(tensor.numel())
-    worst = int(np.ravel_multi_index(index, tuple(tensor.shape))) if index else 0
-    lanes = write.find(addresses_of(tensor).at(numbers))
-    others = numbers[(lanes >= 0) & (numbers != worst)]
-    step = max(1, -(-len(others) // MOST))
-    chosen = np.concatenate([[worst], others[::step]])
-    return chosen, lanes[chosen]
-
-
-def _stages(problem: Problem, last: str, tensor: Tensor, columns: Array) -> Iterator[_Stage]:
+def _stages(problem: Problem, last: str, together: Together) -> Iterator[_Stage]:
     """The stages of numbers up to one of them, that have an element for each of these."""
+    tensor = together.tensor
     for name, expected in problem.trace.stages.items():
-        at = None if expected.of_all_rows or not isinstance(expected, Numbers) else _index(expected, tensor, columns)
+        at = None if expected.of_all_rows or not isinstance(expected, Numbers) else _index(expected, together)
         if at is not None:
             stored = expected.stored_as(tensor.dtype) if name == last and tensor.is_floating_point() else expected
             assert isinstance(stored, Numbers)
@@ -95,11 +114,11 @@ def _stages(problem: Problem, last: str, tensor: Tensor, columns: Array) -> Iter
             return
 
 
-def _index(expected: Expected, tensor: Tensor, columns: Array) -> tuple[Tensor, ...] | None:
+def _index(expected: Expected, together: Together) -> tuple[Tensor, ...] | None:
     """Where a stage has what belongs to elements of a tensor; None if it is not of the same rows."""
-    shape = tuple(expected.shape)
-    pairs = list(zip(shape, tuple(tensor.shape), strict=False))
-    if len(shape) > tensor.ndim or any(a not in (1, b) for a, b in pairs):
+    shape, columns = tuple(expected.shape), together.columns
+    pairs = list(zip(shape, tuple(together.tensor.shape), strict=False))
+    if len(shape) > together.tensor.ndim or any(a not in (1, b) for a, b in pairs):
         return None
     return tuple(torch.from_numpy(columns[axis] if size > 1 else columns[axis] * 0) for axis, size in enumerate(shape))
 
@@ -107,25 +126,31 @@ def _index(expected: Expected, tensor: Tensor, columns: Array) -> tuple[Tensor, 
 def _candidate(event: Event, value: Array, stage: _Stage) -> _Candidate | None:
     finite = np.isfinite(value) & np.isfinite(stage.exact)
     size = np.linalg.norm(stage.exact[finite])
-    if not size or np.linalg.norm((value - stage.exact)[finite]) > NEAR * size:
+    error = float(np.linalg.norm((value - stage.exact)[finite]) / size) if size else np.inf
+    if error > NEAR:
         return None
     allowed = (value >= stage.lo) & (value <= stage.hi) | np.isnan(value) & np.isnan(stage.lo)
-    return _Candidate(event, stage, int((~allowed).sum()))
+    return _Candidate(event, stage, int((~allowed).sum()), error)
 
 
 def _marked(stages: Sequence[_Stage], found: Sequence[_Candidate]) -> dict[int, StageMatch]:
-    """For each stage the first event that the contract allows for it; then the first that it excludes."""
+    """For each stage the first event that the contract allows for it, up to where the contract excludes one.
+
+    It does so where no event that agrees with a stage is allowed, or where the value that is given for the last one is
+    not.
+    """
     marked: dict[int, StageMatch] = {}
     reached = 0
     for stage in stages:
         own = [c for c in found if c.stage is stage]
-        inside = [c for c in own if not c.outside]
-        if inside:
+        if inside := [c for c in own if not c.outside]:
             first = min(inside, key=lambda c: c.event.number)
-            marked.setdefault(first.event.number, first.match())
+            marked[first.event.number] = first.match()
             reached = max(reached, *(c.event.number for c in inside))
-        elif own:
-            culprit = _leaving(found, reached, max(own, key=lambda c: -c.outside))
+        given = max(own, key=lambda c: c.event.number, default=None)
+        if given is not None and given.outside and (not inside or stage is stages[-1]):
+            later = [c for c in own if c.event.number > reached] or own
+            culprit = _leaving(found, reached, min(later, key=lambda c: c.error))
             marked[culprit.event.number] = culprit.match(leaves=True)
             break
     return marked
@@ -136,5 +161,3 @@ def _leaving(found: Sequence[_Candidate], reached: int, seen: _Candidate) -> _Ca
     after = [c for c in found if reached < c.event.number <= seen.event.number]
     allowed = {c.event.number for c in after if not c.outside}
     return min((c for c in after if c.event.number not in allowed), key=lambda c: c.event.number, default=seen)
-
-

@@ -56,6 +56,7 @@ class Step:
     Attributes:
         file, line, column, end_line, end_column: where it stands; lines from 1, columns in characters from 0.
         function: the function that it stands in.
+        called: the lines of the kernel that called that, `FILE:LINE:COLUMN`, the innermost first.
         text: the expression.
         operation: what was done, such as `fmul`, `reduce`, `aten.mul`.
         dtype, shape: of the result.
@@ -76,6 +77,7 @@ class Step:
     end_line: int = 0
     end_column: int = 0
     function: str = ""
+    called: tuple[str, ...] = ()
     operation: str = ""
     shape: tuple[int, ...] = ()
     launch: str = ""
@@ -99,6 +101,7 @@ class KernelTrace:
         worst: the element.
         steps: from the inputs to the element.
         all: every operation of the program that wrote it, if they were asked for.
+        unmatched: stages up to the element's with which no step agrees.
         notes: what a reader must know about the steps.
     """
 
@@ -113,6 +116,7 @@ class KernelTrace:
     worst: Worst | None = None
     steps: tuple[Step, ...] = ()
     all: tuple[Step, ...] = ()
+    unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -54,7 +54,7 @@ class Operand:
         memory: where the elements were read, if they were.
         values: what they were, where they are not to be had from the event or from memory.
         name: of a scalar argument.
-        address: it says where something is, and not what.
+        address: it says where something is, or whether it is taken, and not what it is: a pointer, index or mask.
     """
 
     source: Source

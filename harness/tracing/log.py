@@ -29,7 +29,7 @@ class Log:
 
     Attributes:
         wanted: programs of launches all of whose operations are kept; of others only where they write.
-        limit: bytes of values beyond which `TraceLimit` is raised.
+        limit: bytes of values beyond which no more are kept, and `check` raises.
         events, launches: what happened.
         writes: who wrote where, wanted or not.
         interpreting: a program of Triton runs, so that what torch does meanwhile is not the kernel's.
@@ -73,21 +73,26 @@ class Log:
         origin: Origin = Origin.MEMORY,
     ) -> Event:
         """An operation that gave or stored `values`."""
-        self._count(values)
         if at != self._last:
             self._occurrence, self._last = self._occurrence + 1, at
         launch = None if program is None else self.launches[program[0]]
         number, dtype = self.next(), dtype_name(dtype)
-        event = Event(number, name, at, self._occurrence, dtype, values, operands, program, launch, origin)
+        event = Event(number, name, at, self._occurrence, dtype, self._kept(values), operands, program, launch, origin)
         self.events.append(event)
         return event
 
-    def _count(self, values: Array) -> None:
-        if values.base is None:
+    def _kept(self, values: Array) -> Array:
+        """The values; none any more once there are too many."""
+        if 0 not in values.strides:  # broadcast, and no memory of its own
             self.bytes += values.nbytes
+        return values if self.bytes <= self.limit else np.zeros((), values.dtype)
+
+    def check(self) -> None:
+        """Raise `TraceLimit` if there were too many values: not before the kernel has ended, which could catch it."""
         if self.bytes > self.limit:
             raise TraceLimit(
-                f"the values of a trace need more than {self.limit >> 20:,} MiB; take a case with fewer rows or columns"
+                f"the values of this trace take {self.bytes >> 20:,} MiB, and {self.limit >> 20:,} MiB are the limit; "
+                "trace a case with fewer rows or columns"
             )
 
     def written(
@@ -106,6 +111,7 @@ class Log:
             return
         number = self.next() if event is None else event.number
         where = np.asarray(addresses, np.int64)
+        self.bytes += where.nbytes
         launch = None if program is None else self.launches[program[0]]
         found = finder(where, lanes, width)
         bounds = int(where.min()), int(where.max())

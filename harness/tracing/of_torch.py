@@ -22,6 +22,9 @@ from harness.tracing.places import places
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""
 
+CHOOSING = ("condition", "mask", "index", "indices")
+"""Arguments that say which elements are taken, and not what they are."""
+
 _VIEWED = {torch.bfloat16: (torch.int16, BFLOAT16)}
 _VIEWED |= {torch.float8_e4m3fn: (torch.uint8, E4M3), torch.float8_e5m2: (torch.uint8, E5M2)}
 
@@ -47,44 +50,53 @@ def record_input(log: Log, name: str, tensor: Tensor) -> Event:
     return event
 
 
-def _wrote(log: Log, event: Event, tensor: Tensor) -> None:
-    if tensor.numel():
-        addresses = addresses_of(tensor).at(np.arange(tensor.numel()))
-        log.written(event, addresses, None, tensor.element_size(), at=event.places)
+def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -> None:
+    """Note where an event wrote; not where it left what was there, of which `kept` is the source."""
+    lanes = np.arange(tensor.numel())
+    changed = None if kept is None else lanes[kept(lanes)[:, 0] < 0]
+    addresses = addresses_of(tensor).at(lanes if changed is None else changed)
+    log.written(event, addresses, changed, tensor.element_size(), at=event.places)
 
 
 class TorchWatch(TorchDispatchMode):
     """Tells a log of what PyTorch does within this context, but for views, which write nothing."""
 
     def __init__(self, log: Log) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._log.interpreting:
+        if self._log.interpreting or torch.Tag.inplace_view in func.tags or func.overloadpacket.__name__ == "set_":
             return func(*args, **kwargs)
         given = _named(func, args, kwargs)
         changed = _changed(func, given)
-        operands = [x for name, x in _tensors(given) if name != "out"]
+        named = [(name, x) for name, x in _tensors(given) if name != "out"]
+        operands = [x for _, x in named]
         places_of_operands = [addresses_of(x) for x in operands]
         held = {_storage(x) for x in operands}
         result = func(*args, **kwargs)
         returned = [x for x in _flat([result]) if _is_plain(x)]
         made = changed or [x for x in returned if _storage(x) not in held]
         if made:
-            self._tell(func, given, operands, places_of_operands, made)
+            address = [name in CHOOSING for name, _ in named]
+            self._tell(func, given, list(zip(operands, places_of_operands, address, strict=True)), made)
         return result
 
-    def _tell(self, func: Any, given: Mapping[str, Any], operands: Any, memory: Any, made: list[Tensor]) -> None:
+    def _tell(
+        self, func: Any, given: Mapping[str, Any], operands: list[tuple[Tensor, Addresses, bool]], made: list[Tensor]
+    ) -> None:
         name = func.overloadpacket.__name__
         at = places(sys._getframe(2))
         library = func.namespace
         for part, tensor in enumerate(made):
-            sources = [] if name in UNWRITTEN else [source_of(func, given, x, tensor, part) for x in operands]
-            found = tuple(Operand(s, memory=m) for s, m in zip(sources, memory, strict=False) if s is not None)
+            used = [] if name in UNWRITTEN else operands
+            sources = [source_of(func, given, x, tensor, part) for x, _, _ in used]
+            pairs = zip(sources, used, strict=True)
+            found = tuple(Operand(s, memory=m, address=a) for s, (_, m, a) in pairs if s is not None)
             event = self._log.add(f"{library}.{name}", at, array_of(tensor), tensor.dtype, found)
-            _wrote(self._log, event, tensor)
+            puts = name.endswith("_") and name.removesuffix("_") in MOVERS and not given.get("accumulate")
+            _wrote(self._log, event, tensor, sources[0] if puts else None)
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,6 +172,8 @@ def source_of(func: Any, given: Mapping[str, Any], operand: Tensor, result: Tens
     shape, made = tuple(operand.shape), tuple(result.shape)
     if name == "copy_" and operand is given["self"]:
         return None
+    if given.get("accumulate"):
+        return lanes.pointwise(shape, made) if operand is given["self"] else lanes.everything(shape)
     if (moved := name.removesuffix("_")) in MOVERS and not name.startswith("_"):
         return _of_mover(moved, func, given, operand, part)
     if name in DOTS:
@@ -205,7 +219,7 @@ def _of_mover(name: str, func: Any, given: Mapping[str, Any], operand: Tensor, p
     """By the same operation on indices, counted from 1, so that what it fills with zeros is no element."""
     data = [x for argument in MOVERS[name] for x in _flat([given.get(argument)]) if isinstance(x, Tensor)]
     if not any(x is operand for x in data):
-        return None
+        return lanes.everything(tuple(operand.shape))
     again: Callable[..., Any] = getattr(func.namespace and getattr(torch.ops, func.namespace), name)
     others = {key: _kept(value) for key, value in given.items()}  # the kernel may change its indices later
 
@@ -225,7 +239,11 @@ def _kept(value: Any) -> Any:
 
 
 def _numbers(tensor: Tensor, own: bool) -> Tensor:
-    return torch.arange(1, tensor.numel() + 1).reshape(tensor.shape) if own else torch.zeros(tensor.shape, dtype=torch.int64)
+    return (
+        torch.arange(1, tensor.numel() + 1).reshape(tensor.shape)
+        if own
+        else torch.zeros(tensor.shape, dtype=torch.int64)
+    )
 
 
 def _swapped(value: Any, kept: Any, numbers: Mapping[int, Tensor]) -> Any:

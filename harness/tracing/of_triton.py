@@ -86,14 +86,15 @@ class Tracer(Builder):
             return method(*args, **kwargs)
         program = self._of_program()
         writes = _WRITES.get(name)
+        operands = args[: _OPERANDS.get(name)]
         if writes is None and program not in self._log.wanted:
             return method(*args, **kwargs)
         result = self._quietly(method, args, kwargs)
         at = places(sys._getframe(2), self.outside)
         if writes is not None:
-            writes(self, name, at, result, *args, **kwargs)
+            writes(self, name, at, result, *operands)
         elif name in ("load", "masked_load"):
-            self._loaded(at, result, *args, **kwargs)
+            self._loaded(at, result, *operands)
         else:
             self._computed(name, method, at, args, kwargs, result)
         return result
@@ -162,7 +163,7 @@ class Tracer(Builder):
 
             return lanes.moved(index)
 
-        rest = [x for x in handles if x not in data] if name == "gather" else []
+        rest = handles[len(data) :]
         moved = [self._operand(x, source(x)) for x in data]
         return (*moved, *(self._operand(x, lanes.pointwise(x.data.shape, x.data.shape), address=True) for x in rest))
 
@@ -170,8 +171,11 @@ class Tracer(Builder):
         condition, chosen, other = handles
         plain = [lanes.pointwise(x.data.shape, shape) for x in handles]
         mask = np.broadcast_to(condition.data, shape)
-        sources = plain[0], lanes.where(plain[1], mask), lanes.where(plain[2], ~mask)
-        return tuple(self._operand(x, s) for x, s in zip((condition, chosen, other), sources, strict=True))
+        taken = (
+            self._operand(x, lanes.where(p, m))
+            for x, p, m in zip((chosen, other), plain[1:], (mask, ~mask), strict=True)
+        )
+        return (self._operand(condition, plain[0], address=True), *taken)
 
     def _of_dot(self, handles: list[Any], shape: lanes.Shape) -> tuple[Operand, ...]:
         a, b, d = handles
@@ -180,20 +184,20 @@ class Tracer(Builder):
         sources = lanes.left_of_dot(*sides), lanes.right_of_dot(*sides), of_d
         return tuple(self._operand(x, source) for x, source in zip((a, b, d), sources, strict=True))
 
-    def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None, *_: Any, **__: Any) -> None:
+    def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         shape = result.data.shape
         plain, memory = lanes.pointwise(shape, shape), of_array(ptr.data, result.data.itemsize)
         operands = [self._operand(ptr, plain, address=True)]
         inside = _mask(mask, shape)
         operands.append(Operand(lanes.where(plain, inside), memory=memory))
         if isinstance(mask, TensorHandle):
-            operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape)))
+            operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape), address=True))
         if isinstance(other, TensorHandle):
             source = lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)
             operands.append(self._operand(other, source))
         self._keep(self._event("load", at, result, tuple(operands), Origin.MEMORY), result)
 
-    def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None, *_: Any, **__: Any) -> None:
+    def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
         """A write, and an event for it in a program that is wanted."""
         shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
         event = None
@@ -202,11 +206,11 @@ class Tracer(Builder):
             operands = [self._operand(value, lanes.pointwise(value.data.shape, shape))]
             operands.append(self._operand(ptr, lanes.pointwise(ptr.data.shape, shape), address=True))
             if isinstance(mask, TensorHandle):
-                operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape)))
+                operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape), address=True))
             event = self._event("store", at, held, tuple(operands), Origin.MEMORY)
         self._wrote(event, at, ptr, mask, shape, value.data.itemsize)
 
-    def updated(self, name: str, at: Places, result: Any, *args: Any, **kwargs: Any) -> None:
+    def updated(self, name: str, at: Places, result: Any, *args: Any) -> None:
         """An atomic update: the old values, which the program gets, and the new ones in memory."""
         handles = [x for x in args if isinstance(x, TensorHandle)]
         ptr, rest = handles[0], handles[1:]
@@ -218,7 +222,9 @@ class Tracer(Builder):
             self._keep(self._event("atomic old", at, result, (memory,), Origin.MEMORY), result)
             kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
             values = (self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in rest)
-            after = self._quietly(super().create_masked_load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {})
+            after = self._quietly(
+                super().create_masked_load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {}
+            )
             event = self._event(f"atomic {kind}", at, after, (*values, memory), Origin.MEMORY)
         self._wrote(event, at, ptr, mask, shape, width, adds=True)
 
@@ -252,6 +258,9 @@ class Tracer(Builder):
             return Operand(source, event, address=address)
         return Operand(source, values=handle.data, name=self._names.get(id(handle), ""), address=address)
 
+
+_OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}
+"""How many of the arguments of loads and stores are operands."""
 
 _WRITES: dict[str, Callable[..., None]] = {
     "store": Tracer.stored,

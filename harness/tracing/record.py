@@ -28,3 +28,4 @@ def traced(inputs: Mapping[str, Tensor], wanted: Collection[Program] = (), limit
         record_input(log, name, tensor)
     with watched(Watch(log)), TorchWatch(log):
         yield log
+    log.check()
