@@ -91,7 +91,7 @@ def _row(step: Step) -> Row:
 
 
 def _expression(step: Step) -> str:
-    return step.text or step.operation
+    return f"{step.operation} in {step.text}" if step.part else step.text or step.operation
 
 
 def _shortened(text: str) -> str:
@@ -167,7 +167,7 @@ def _leaving(step: Step, match: StageMatch) -> str:
     """With which line the value leaves the contract, and how far."""
     own = step.first[0] if step.direct and step.first else Element("unknown")
     return (
-        f"The value leaves the contract in line {step.line}, {step.text}: as stage {match.stage}, "
+        f"The value leaves the contract in line {step.line}, {_expression(step)}: as stage {match.stage}, "
         f"{match.outside:,} of {match.of:,} elements are not possible. Here it is {own.decimal} in {step.dtype}; the "
         f"contract allows {_allowed(match.lo, match.hi)}, exact is {_number(match.exact)}."
     )

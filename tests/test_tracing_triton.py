@@ -1,4 +1,4 @@
-"""What a trace says of interpreted Triton programs: every operation, its values and line, and what led to an element."""
+"""What a trace says of interpreted Triton programs: every operation, its values and line, and what led to elements."""
 
 from __future__ import annotations
 
@@ -107,6 +107,44 @@ def test_a_dot_has_a_row_and_a_column() -> None:
     path = back(log, c, 5 * 16 + 3)
     assert read_from(path, "a") == list(range(5 * 32, 6 * 32))
     assert read_from(path, "b") == [k * 16 + 3 for k in range(32)]
+
+
+def _norm_of(x: Tensor, out: Tensor) -> None:
+    kernels.norm_kernel[(1,)](x, torch.ones(8) * 1.3, out, 8, 1e-6, BLOCK=8)
+
+
+def _dot_of(x: Tensor, out: Tensor) -> None:
+    kernels.dot_kernel[(1,)](x, torch.linspace(0.3, 1.1, 8), out, 2, 4, 2)
+
+
+EVERY_KIND: dict[str, tuple[Callable[[Tensor, Tensor], object], int]] = {
+    "norm": (_norm_of, 8),
+    "dot": (_dot_of, 4),
+    "scan": (lambda x, out: kernels.running_kernel[(1,)](x, out, torch.empty(1, dtype=torch.int32)), 8),
+    "choice": (lambda x, out: kernels.choosing_kernel[(1,)](x, out, 6), 8),
+    "moves": (lambda x, out: kernels.moving_kernel[(1,)](x, out, torch.empty(8)), 16),
+    "loop": (lambda x, out: kernels.looping_kernel[(1,)](x, out, 5), 1),
+    "standard library": (lambda x, out: kernels.standard_kernel[(1,)](x, out), 8),
+    "functions": (lambda x, out: kernels.lines_kernel[(1,)](x, out, 3), 1),
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_elements_of_inputs_are_those_that_matter(kind: str) -> None:
+    run, size = EVERY_KIND[kind]
+    x, plain, other = torch.linspace(-1.3, 2.2, 8), torch.empty(size), torch.empty(size)
+    found = _lanes(x, run, plain)
+    needed: list[set[int]] = [set() for _ in range(size)]
+    for number in range(8):
+        changed = x.clone()
+        changed[number] += 0.375
+        run(changed, other)
+        for i in (other != plain).nonzero()[:, 0].tolist():
+            needed[i].add(number)
+    if kind in ("norm", "standard library"):  # not every change of an element shows
+        assert all(one <= set(other) for one, other in zip(needed, found, strict=True))
+    else:
+        assert [sorted(one) for one in needed] == found
 
 
 def test_scans_and_reductions_of_pairs_are_one_operation() -> None:

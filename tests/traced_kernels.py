@@ -53,6 +53,14 @@ def running_kernel(x_ptr, y_ptr, index_ptr):
 
 
 @triton.jit
+def standard_kernel(x_ptr, y_ptr):
+    cols = tl.arange(0, 8)
+    x = tl.load(x_ptr + cols)
+    y = tl.softmax(x) + tl.flip(x, 0) + tl.sort(x) * tl.sigmoid(x) + tl.clamp(x, -1.0, 1.0)
+    tl.store(y_ptr + cols, y + tl.max(x, axis=0) - tl.xor_sum(x.to(tl.int32), axis=0))
+
+
+@triton.jit
 def looping_kernel(x_ptr, y_ptr, rounds):
     total = 0.0
     for i in range(rounds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -21,16 +21,21 @@ INPUT = "input "
 
 
 def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch]) -> Iterator[Step]:
-    """The steps of a path, in order. Expressions that only move elements are left out."""
+    """The steps of a path, in order. Expressions that only move elements are left out.
+
+    An expression is one step, and one more for each operation within it that agrees with a stage.
+    """
     for _, group in groupby(path.visits, key=lambda visit: visit.event.occurrence):
         visits = list(group)
         if all(visit.event.name in MOVERS for visit in visits) and visits[0].event.program:
             continue
         if visits[-1].event.name.startswith(INPUT):
             yield from map(_of_input, visits)
-        else:
-            match = next((matched[v.event.number] for v in visits if v.event.number in matched), None)
-            yield _of_visits(log, visits, match)
+            continue
+        ends = [visit for visit in visits if visit.event.number in matched or visit is visits[-1]]
+        for end in ends:
+            match = matched.get(end.event.number)
+            yield replace(_of_visit(log, end, {e.event.number for e in ends}), match=match, part=end is not visits[-1])
 
 
 def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
@@ -41,16 +46,15 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
             yield replace(_step(event), count=event.values.size, first=elements(event.at(lanes)))
 
 
-def _of_visits(log: Log, visits: Sequence[Visit], match: StageMatch | None) -> Step:
-    main = visits[-1]
-    inside = {visit.event.number for visit in visits}
-    lanes = main.direct if len(main.direct) else main.all
-    sources = list(_sources(log, main.event, lanes[:1], inside))
+def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
+    """A step that ends with an event; `others` are the events with which steps of the same expression end."""
+    lanes = visit.direct if len(visit.direct) else visit.all
+    sources = list(_sources(log, visit.event, lanes[:1], others))
     constants = [source for source, is_constant in sources if is_constant]
     shown = tuple(source for source, is_constant in sources if len(constants) < 2 or not is_constant)
-    first = elements(main.event.at(main.all[:FIRST]))
-    step = replace(_step(main.event), count=len(main.all), first=first, sources=shown, match=match)
-    return replace(step, direct=len(main.direct) > 0)
+    first = elements(visit.event.at(visit.all[:FIRST]))
+    direct = len(visit.direct) > 0
+    return replace(_step(visit.event), count=len(visit.all), first=first, direct=direct, sources=shown)
 
 
 def _of_input(visit: Visit) -> Step:
@@ -86,7 +90,7 @@ def named_element(event: Event, lane: int) -> str:
     return f"{event.name.removeprefix(INPUT)}[{', '.join(str(int(i)) for i in index)}]"
 
 
-def _sources(log: Log, event: Event, lanes: Array, inside: set[int]) -> Iterator[tuple[Source, bool]]:
+def _sources(log: Log, event: Event, lanes: Array, others: set[int]) -> Iterator[tuple[Source, bool]]:
     """What an element of an expression was computed from: operands from outside of it, in order; which are constants.
 
     Several constants in one expression are those of a function of the language, which its reader does not see.
@@ -98,15 +102,12 @@ def _sources(log: Log, event: Event, lanes: Array, inside: set[int]) -> Iterator
         found = found[found >= 0]
         if not len(found):
             continue
-        if operand.event is not None and _is_inside(operand.event, event, inside):
-            yield from _sources(log, operand.event, found, inside)
+        before = operand.event
+        if before is not None and before.occurrence == event.occurrence and before.number not in others:
+            yield from _sources(log, before, found, others)
         else:
             constant = operand.event is None and operand.memory is None and not operand.name
             yield _source(log, event, operand, found), constant
-
-
-def _is_inside(event: Event, user: Event, inside: set[int]) -> bool:
-    return event.number in inside or event.occurrence == user.occurrence
 
 
 def _source(log: Log, event: Event, operand: Operand, lanes: Array) -> Source:
@@ -116,7 +117,8 @@ def _source(log: Log, event: Event, operand: Operand, lanes: Array) -> Source:
     if operand.memory is None:
         assert operand.values is not None
         return Source(operand.name, len(lanes), elements(operand.values.reshape(-1)[some]))
-    first: dict[int, Element] = {}
+    known = () if operand.values is None else elements(operand.values.reshape(-1)[some])
+    first: dict[int, Element] = dict(enumerate(known))
     name = ""
     for write, positions, found in log.writes.last(operand.memory.at(some), event.number):
         if write.event is not None:
@@ -169,4 +171,13 @@ def _leaves(step: Step) -> bool:
 
 def _key(step: Step) -> tuple[object, ...]:
     at = step.line, step.column, step.end_line, step.end_column
-    return step.file, step.line, at, step.called, step.launch, step.program, "" if step.line else step.text
+    return (
+        step.file,
+        step.line,
+        at,
+        step.called,
+        step.launch,
+        step.program,
+        step.operation * step.part,
+        "" if step.line else step.text,
+    )

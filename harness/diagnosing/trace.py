@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from harness.diagnosing.traced_stages import matches, written_together
 from harness.inputs import Inputs, build
 from harness.judging.problem import Problem
 from harness.outcomes.trace import KernelTrace
-from harness.result import CaseResult, Worst
+from harness.result import CaseResult, Verdict, Worst
 from harness.tracing import Event, Log, Path, TraceLimit, follow, traced
 from harness.tracing.events import Program
 from harness.tracing.follow import Visit
@@ -22,7 +23,7 @@ from harness.tracing.log import LIMIT
 from harness.tracing.memory import Addresses, Write
 from harness.tracing.of_torch import UNWRITTEN, addresses_of, array_of
 from harness.verify.calls import Caller
-from harness.verify.check import Subject, examine
+from harness.verify.check import Subject, examine, first_line
 from harness.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 8
@@ -65,6 +66,9 @@ def trace_case(
             seen = tracing.seen()
         except TraceLimit as error:
             return replace(found, reason=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     return _told(found, tracing.problem, seen, actual[stage], every)
@@ -162,17 +166,18 @@ def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
 def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
     assert found.worst is not None
     together = written_together(seen.tensor, seen.where, seen.write, found.worst.index)
-    matched, unmatched = matches(problem, seen.log, found.stage, together)
+    same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
+    failing = found.verdict is Verdict.FAILED and same
+    matched, unmatched = matches(problem, seen.log, found.stage, together, failing=failing)
     steps = tuple(folded(steps_of(seen.log, seen.path, matched)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
-    notes = tuple(_notes(seen, judged, found.worst.index))
-    return replace(found, steps=steps, all=whole, unmatched=unmatched, notes=notes)
+    other = "The element has other bits in the call that is shown here than in the one that was judged."
+    notes = [*([] if same else [other]), *_notes(seen)]
+    return replace(found, steps=steps, all=whole, unmatched=unmatched, notes=tuple(notes))
 
 
-def _notes(seen: Seen, judged: Tensor, index: tuple[int, ...]) -> list[str]:
+def _notes(seen: Seen) -> list[str]:
     notes = []
-    if array_of(seen.tensor[index]).tobytes() != array_of(judged[index]).tobytes():
-        notes.append("The element has other bits in the call that was traced than in the one that was judged.")
     if left := len({write.program for write in seen.path.untraced if write.program is not None}):
         notes.append(
             f"{left:,} more programs wrote what was read on the way; all operations are kept of {MOST_PROGRAMS} only."
@@ -182,7 +187,7 @@ def _notes(seen: Seen, judged: Tensor, index: tuple[int, ...]) -> list[str]:
         lines = ", ".join(sorted({f"{event.place.text} in line {event.place.line}" for event in unwritten}))
         notes.append(f"Memory was read into which nothing that can be seen wrote: {lines}.")
     if seen.path.unknown:
-        notes.append(f"{seen.path.unknown:,} elements were read from memory of which nothing is known.")
+        notes.append(f"Elements read that nothing which can be seen wrote: {seen.path.unknown:,}.")
     return notes
 
 

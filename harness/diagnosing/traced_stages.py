@@ -80,12 +80,13 @@ def written_together(tensor: Tensor, where: Addresses, write: Write | None, inde
 
 
 def matches(
-    problem: Problem, log: Log, stage: str, together: Together | None
+    problem: Problem, log: Log, stage: str, together: Together | None, *, failing: bool
 ) -> tuple[dict[int, StageMatch], tuple[str, ...]]:
     """Number of an event → the stage that it agrees with, over elements of `stage` that were written together; and the
     stages with which none does.
 
-    An explanation, no judgement: small tensors and plain values can make an operation agree by chance.
+    Which event leaves the contract is said of a kernel that is `failing` only: another one may compute otherwise. It
+    explains and judges nothing: small tensors and plain values can make an operation agree by chance.
     """
     if together is None or problem.main.numel() > _LARGEST:
         return {}, ()
@@ -96,7 +97,7 @@ def matches(
         if event.is_float and event.places
     ]
     found = [c for s in stages for event, value in values if (c := _candidate(event, value, s))]
-    return _marked(stages, found), tuple(s.name for s in stages if not any(c.stage is s for c in found))
+    return _marked(stages, found, failing), tuple(s.name for s in stages if not any(c.stage is s for c in found))
 
 
 def _stages(problem: Problem, last: str, together: Together) -> Iterator[_Stage]:
@@ -133,7 +134,7 @@ def _candidate(event: Event, value: Array, stage: _Stage) -> _Candidate | None:
     return _Candidate(event, stage, int((~allowed).sum()), error)
 
 
-def _marked(stages: Sequence[_Stage], found: Sequence[_Candidate]) -> dict[int, StageMatch]:
+def _marked(stages: Sequence[_Stage], found: Sequence[_Candidate], failing: bool) -> dict[int, StageMatch]:
     """For each stage the first event that the contract allows for it, up to where the contract excludes one.
 
     It does so where no event that agrees with a stage is allowed, or where the value that is given for the last one is
@@ -148,7 +149,7 @@ def _marked(stages: Sequence[_Stage], found: Sequence[_Candidate]) -> dict[int, 
             marked[first.event.number] = first.match()
             reached = max(reached, *(c.event.number for c in inside))
         given = max(own, key=lambda c: c.event.number, default=None)
-        if given is not None and given.outside and (not inside or stage is stages[-1]):
+        if failing and given is not None and given.outside and (not inside or stage is stages[-1]):
             later = [c for c in own if c.event.number > reached] or own
             culprit = _leaving(found, reached, min(later, key=lambda c: c.error))
             marked[culprit.event.number] = culprit.match(leaves=True)

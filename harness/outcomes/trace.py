@@ -65,6 +65,7 @@ class Step:
         first: these, or the first of them.
         direct: the first of them leads to the worst one by itself; otherwise all do, through a reduction or dot.
         sources: what it was computed from.
+        part: it is an operation within the expression, and not all of it.
         again: for a step that stands for rounds of a loop that are left out: how many.
         match: the stage that it agrees with, if it agrees with one.
     """
@@ -86,6 +87,7 @@ class Step:
     first: tuple[Element, ...] = ()
     direct: bool = True
     sources: tuple[Source, ...] = ()
+    part: bool = False
     again: int = 0
     match: StageMatch | None = None
 

@@ -52,7 +52,7 @@ class Operand:
         source: elements of the event's result → elements of the operand.
         event: whose result it is, if that was recorded.
         memory: where the elements were read, if they were.
-        values: what they were, where they are not to be had from the event or from memory.
+        values: what all of its elements were: constants, arguments, small tensors in memory.
         name: of a scalar argument.
         address: it says where something is, or whether it is taken, and not what it is: a pointer, index or mask.
     """

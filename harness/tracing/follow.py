@@ -97,9 +97,10 @@ class _Walk:
             if operand.event is not None:
                 self.reach(operand.event, elements, many=own)
             elif operand.memory is not None:
-                self._read(operand.memory.at(elements), event.number, own)
+                self._path.unknown += self._read(operand.memory.at(elements), event.number, own)
 
-    def _read(self, addresses: Array, before: int, many: bool) -> None:
+    def _read(self, addresses: Array, before: int, many: bool) -> int:
+        """Reach what wrote there last; how many addresses nothing wrote to."""
         left = len(addresses)
         for write, positions, elements in self._log.writes.last(addresses, before):
             left -= len(positions)
@@ -108,8 +109,8 @@ class _Walk:
             else:
                 self._path.untraced.append(write)
                 if write.adds:
-                    self._read(addresses[positions], write.number, many)
-        self._path.unknown += left
+                    left += self._read(addresses[positions], write.number, many)
+        return left
 
 
 def came_from(operand: Operand, lanes: Array) -> Iterator[Array]:

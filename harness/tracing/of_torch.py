@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 CHOOSING = ("condition", "mask", "index", "indices")
 """Arguments that say which elements are taken, and not what they are."""
+
+FEW = 16
+"""Elements of an operand that are kept with an operation: what made it may not have been seen."""
 
 _VIEWED = {torch.bfloat16: (torch.int16, BFLOAT16)}
 _VIEWED |= {torch.float8_e4m3fn: (torch.uint8, E4M3), torch.float8_e5m2: (torch.uint8, E5M2)}
@@ -58,6 +62,24 @@ def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -
     log.written(event, addresses, changed, tensor.element_size(), at=event.places)
 
 
+@dataclass(frozen=True, eq=False)
+class _Used:
+    """A tensor that an operation reads: where it was before that, and what it held if that is little."""
+
+    tensor: Tensor
+    memory: Addresses
+    values: Array | None
+    address: bool
+
+    def operand(self, source: Source) -> Operand:
+        return Operand(source, memory=self.memory, values=self.values, address=self.address)
+
+
+def _used(name: str, tensor: Tensor) -> _Used:
+    values = array_of(tensor) if tensor.numel() <= FEW else None
+    return _Used(tensor, addresses_of(tensor), values, name in CHOOSING)
+
+
 class TorchWatch(TorchDispatchMode):
     """Tells a log of what PyTorch does within this context, but for views, which write nothing."""
 
@@ -73,30 +95,34 @@ class TorchWatch(TorchDispatchMode):
         changed = _changed(func, given)
         named = [(name, x) for name, x in _tensors(given) if name != "out"]
         operands = [x for _, x in named]
-        places_of_operands = [addresses_of(x) for x in operands]
+        name = func.overloadpacket.__name__
+        fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
+        used = [] if fresh or name in UNWRITTEN else [_used(argument, x) for argument, x in named]
         held = {_storage(x) for x in operands}
         result = func(*args, **kwargs)
         returned = [x for x in _flat([result]) if _is_plain(x)]
-        made = changed or [x for x in returned if _storage(x) not in held]
+        made = changed or [x for x in returned if fresh or _storage(x) not in held]
         if made:
-            address = [name in CHOOSING for name, _ in named]
-            self._tell(func, given, list(zip(operands, places_of_operands, address, strict=True)), made)
+            self._tell(func, given, used, made)
         return result
 
-    def _tell(
-        self, func: Any, given: Mapping[str, Any], operands: list[tuple[Tensor, Addresses, bool]], made: list[Tensor]
-    ) -> None:
+    def _tell(self, func: Any, given: Mapping[str, Any], used: list[_Used], made: list[Tensor]) -> None:
         name = func.overloadpacket.__name__
         at = places(sys._getframe(2))
-        library = func.namespace
         for part, tensor in enumerate(made):
-            used = [] if name in UNWRITTEN else operands
-            sources = [source_of(func, given, x, tensor, part) for x, _, _ in used]
-            pairs = zip(sources, used, strict=True)
-            found = tuple(Operand(s, memory=m, address=a) for s, (_, m, a) in pairs if s is not None)
-            event = self._log.add(f"{library}.{name}", at, array_of(tensor), tensor.dtype, found)
+            sources = [source_of(func, given, x.tensor, tensor, part) for x in used]
+            found = tuple(x.operand(s) for s, x in zip(sources, used, strict=True) if s is not None)
+            operands = (*found, *_numbers_of(given))
+            event = self._log.add(f"{func.namespace}.{name}", at, array_of(tensor), tensor.dtype, operands)
             puts = name.endswith("_") and name.removesuffix("_") in MOVERS and not given.get("accumulate")
             _wrote(self._log, event, tensor, sources[0] if puts else None)
+
+
+def _numbers_of(given: Mapping[str, Any]) -> Iterator[Operand]:
+    """Python's numbers that an operation computes with."""
+    for name in ("other", "exponent", "value", "min", "max"):
+        if isinstance(number := given.get(name), (int, float)):
+            yield Operand(lanes.everything((1,)), values=np.array([number]))
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from harness.interpret.watching import watched
@@ -18,7 +19,8 @@ from harness.tracing.of_triton import Watch
 def traced(inputs: Mapping[str, Tensor], wanted: Collection[Program] = (), limit: int = LIMIT) -> Iterator[Log]:
     """Record what happens to `inputs` and to what is made of them, in PyTorch and in interpreted Triton kernels.
 
-    Of Triton programs all operations of those `wanted` are kept, and of the others what they write.
+    Of Triton programs all operations of those `wanted` are kept, and of the others what they write. Functions that
+    `torch.compile` would compile run as they are written.
 
     Raises:
         TraceLimit: the values take more than `limit` bytes.
@@ -26,6 +28,6 @@ def traced(inputs: Mapping[str, Tensor], wanted: Collection[Program] = (), limit
     log = Log(frozenset(wanted), limit)
     for name, tensor in inputs.items():
         record_input(log, name, tensor)
-    with watched(Watch(log)), TorchWatch(log):
+    with watched(Watch(log)), torch.compiler.set_stance("force_eager"), TorchWatch(log):
         yield log
     log.check()
