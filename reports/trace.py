@@ -86,8 +86,15 @@ def _row(step: Step) -> Row:
         more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
         return (Text("…", "dim"), more, *(Text() for _ in _HEADERS[2:]))
     number = Text(str(step.line) if step.line else "")
-    from_ = Text(", ".join(map(_source, step.sources)) if step.direct else "", "dim")
+    from_ = Text(_from(step), "dim")
     return number, Text(_shortened(_expression(step))), Text(step.dtype), _value(step), _stage(step.match), from_
+
+
+def _from(step: Step) -> str:
+    """What one element was computed from; of several, the operation that gave the block."""
+    if step.direct and step.sources:
+        return ", ".join(map(_source, step.sources))
+    return f"{step.operation} {list(step.shape)}" if step.line else ""
 
 
 def _expression(step: Step) -> str:

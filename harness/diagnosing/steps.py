@@ -43,7 +43,8 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
     for event in log.events:
         if event.program == last.program and not event.name.startswith(INPUT):
             lanes = np.arange(min(FIRST, event.values.size))
-            yield replace(_step(event), count=event.values.size, first=elements(event.at(lanes)))
+            size, first = event.values.size, elements(event.at(lanes))
+            yield replace(_step(event), count=size, first=first, direct=size == 1)
 
 
 def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:

@@ -163,7 +163,6 @@ def _storage(tensor: Tensor) -> int:
 POINTWISE = ("_to_copy", "copy_", "clone", "fill_", "zero_", "lift_fresh_copy", "contiguous")
 REDUCTIONS = ("var_mean", "std_mean", "linalg_vector_norm", "logsumexp", "argmax", "argmin", "median", "cummax")
 WITHIN = ("_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "logcumsumexp")
-OF_ROWS = ("native_layer_norm", "_fused_rms_norm", "_fused_layer_norm")
 MOVERS = {
     "cat": ("tensors",),
     "stack": ("tensors",),
@@ -207,7 +206,7 @@ def source_of(func: Any, given: Mapping[str, Any], operand: Tensor, result: Tens
     if torch.Tag.pointwise in func.tags or name in POINTWISE:
         return lanes.pointwise(shape, made)
     axes = _axes(given, len(shape))
-    if name in OF_ROWS:
+    if "normalized_shape" in given:
         return _of_rows(shape, made, tuple(range(len(shape) - len(given["normalized_shape"]), len(shape))))
     if name in WITHIN and shape == made and axes:
         return lanes.within(shape, axes)
