@@ -13,7 +13,7 @@ from harness.interpret.formats import Array, bits_of
 from harness.outcomes.trace import Element, Source, StageMatch, Step
 from harness.tracing import Event, Log, Operand, Path
 from harness.tracing.follow import Visit, came_from, unique
-from harness.tracing.of_triton import MOVERS
+from harness.tracing.triton_lanes import MOVERS
 
 FIRST = 4
 """Elements that are shown of many."""

@@ -53,7 +53,7 @@ class Operand:
         event: whose result it is, if that was recorded.
         memory: where the elements were read, if they were.
         values: what all of its elements were: constants, arguments, small tensors in memory.
-        name: of a scalar argument.
+        name: of a scalar argument; `round` for the number of a loop's round.
         address: it says where something is, or whether it is taken, and not what it is: a pointer, index or mask.
     """
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,14 +18,13 @@ from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 from harness.interpret.builder import Builder
 from harness.interpret.formats import Array
 from harness.tracing import lanes
+from harness.tracing.arguments import flat
 from harness.tracing.events import Event, Launch, Operand, Origin, Program
 from harness.tracing.lanes import Source
 from harness.tracing.log import Log
 from harness.tracing.memory import of_array
 from harness.tracing.places import Places, places
-
-MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
-"""Operations that give elements of their operands and compute none."""
+from harness.tracing.triton_lanes import Call, of_whole, sources_of
 
 OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 """Operations without operands that are no constants."""
@@ -56,7 +56,7 @@ class Watch:
 class Tracer(Builder):
     """The builder `other` for one launch, telling `log` of every operation of the programs that it wants."""
 
-    __slots__ = ("_kept", "_log", "_made", "_names", "_program", "_silent", "launch", "outside")
+    __slots__ = ("_arguments", "_kept", "_log", "_loops", "_made", "_program", "_silent", "launch", "outside")
 
     def __init__(
         self, other: Builder, log: Log, name: str, arguments: Mapping[str, Any], outside: FrameType | None
@@ -65,16 +65,18 @@ class Tracer(Builder):
         self._log = log
         self.outside = outside
         self.launch: Launch = log.begin(name, outside)
-        self._names = {id(x.handle): name for name, x in arguments.items() if isinstance(x, tl.tensor)}
+        handles = {name: x.handle for name, x in arguments.items() if isinstance(x, tl.tensor)}
+        self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
         self._program: Program | None = None
         self._made: dict[int, Event] = {}
-        self._kept: list[Any] = [arguments]  # so that no id is given to a second object
+        self._loops: set[int] = set()
+        self._kept: list[Any] = []  # so that no id is given to a second object
         self._silent = False
 
     def get_number(self, value: int, dtype: Any) -> Any:
         self._log.turn()
         number = super().get_number(value, dtype)
-        self._names[id(number)] = "loop"
+        self._loops.add(id(number))
         self._kept.append(number)
         return number
 
@@ -106,9 +108,9 @@ class Tracer(Builder):
         result = self._quietly(function, args, kwargs)
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         name, at = function.__name__, places(sys._getframe(2), self.outside)
-        handles = [x.handle for x in _flat([given["input"]]) if isinstance(x, tl.tensor)]
-        for part in _flat([result]):
-            sources = [_of_whole(name, x.data.shape, given) for x in handles]
+        handles = [x.handle for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
+        for part in flat([result]):
+            sources = [of_whole(name, x.data.shape, given) for x in handles]
             operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
             self._keep(self._event(name, at, part.handle, operands), part.handle)
         return result
@@ -118,7 +120,8 @@ class Tracer(Builder):
         if program != self._program:
             self._program = program
             self._made.clear()
-            del self._kept[1:]
+            self._loops.clear()
+            self._kept.clear()
             self._log.turn()
         return program
 
@@ -132,57 +135,13 @@ class Tracer(Builder):
     # Events.
 
     def _computed(self, name: str, method: Any, at: Places, args: Any, kwargs: Any, result: Any) -> None:
-        handles = [x for x in _flat([*args, *kwargs.values()]) if isinstance(x, TensorHandle)]
-        for part, made in enumerate(result if isinstance(result, tuple) else (result,)):
-            if not isinstance(made, TensorHandle):
-                continue
-            shape = made.data.shape
-            if name in MOVERS:
-                operands = self._of_mover(name, method, args, kwargs, handles, part)
-            elif name == "select":
-                operands = self._of_select(handles, shape)
-            elif name == "dot":
-                operands = self._of_dot(handles, shape)
-            elif name == "of_arrays":
-                operands = tuple(self._operand(x, _of_function(args[0], x.data, made.data)) for x in handles)
-            else:
-                operands = tuple(self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in handles)
-            self._keep(self._event(name, at, made, operands), made)
-
-    def _of_mover(
-        self, name: str, method: Any, args: Any, kwargs: Any, handles: list[Any], part: int
-    ) -> tuple[Operand, ...]:
-        """What is gathered by indices is moved, the indices are an address."""
-        data = handles[:1] if name == "gather" else handles
-
-        def source(chosen: Any) -> Source:
-            def index() -> Array:
-                swapped = {id(x): _numbers(x, x is chosen) for x in data}
-                result = self._quietly(method, _swapped(list(args), swapped), _swapped(kwargs, swapped))
-                return np.asarray((result[part] if isinstance(result, tuple) else result).data)
-
-            return lanes.moved(index)
-
-        rest = handles[len(data) :]
-        moved = [self._operand(x, source(x)) for x in data]
-        return (*moved, *(self._operand(x, lanes.pointwise(x.data.shape, x.data.shape), address=True) for x in rest))
-
-    def _of_select(self, handles: list[Any], shape: lanes.Shape) -> tuple[Operand, ...]:
-        condition, chosen, other = handles
-        plain = [lanes.pointwise(x.data.shape, shape) for x in handles]
-        mask = np.broadcast_to(condition.data, shape)
-        taken = (
-            self._operand(x, lanes.where(p, m))
-            for x, p, m in zip((chosen, other), plain[1:], (mask, ~mask), strict=True)
-        )
-        return (self._operand(condition, plain[0], address=True), *taken)
-
-    def _of_dot(self, handles: list[Any], shape: lanes.Shape) -> tuple[Operand, ...]:
-        a, b, d = handles
-        sides = a.data.shape, b.data.shape
-        of_d = lanes.pointwise(d.data.shape, shape)
-        sources = lanes.left_of_dot(*sides), lanes.right_of_dot(*sides), of_d
-        return tuple(self._operand(x, source) for x, source in zip((a, b, d), sources, strict=True))
+        handles = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, TensorHandle)]
+        parts = result if isinstance(result, tuple) else (result,)
+        for part, made in enumerate(parts):
+            if isinstance(made, TensorHandle):
+                call = Call(name, partial(self._quietly, method), args, kwargs, part)
+                operands = tuple(self._operand(*found) for found in sources_of(call, handles, made))
+                self._keep(self._event(name, at, made, operands), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         shape = result.data.shape
@@ -256,7 +215,8 @@ class Tracer(Builder):
         event = self._made.get(id(handle))
         if event is not None:
             return Operand(source, event, address=address)
-        return Operand(source, values=handle.data, name=self._names.get(id(handle), ""), address=address)
+        name, _ = self._arguments.get(id(handle), ("round" if id(handle) in self._loops else "", handle))
+        return Operand(source, values=handle.data, name=name, address=address)
 
 
 _OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}
@@ -288,56 +248,14 @@ def _origin(operand: Operand) -> Origin:
     return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
-        else:
-            yield value
-
-
 def _holds_handles(x: Any) -> bool:
     """Whether an object is no handle but made of several, as a block pointer is."""
     if isinstance(x, (TensorHandle, list, tuple)) or not hasattr(x, "__dict__"):
         return False
-    return any(isinstance(part, TensorHandle) for part in _flat(vars(x).values()))
+    return any(isinstance(part, TensorHandle) for part in flat(vars(x).values()))
 
 
 def _mask(mask: Any, shape: lanes.Shape) -> Array:
     """A mask that is a handle, a bare array or None, in the shape of what it masks."""
     data = True if mask is None else mask if isinstance(mask, np.ndarray) else mask.data
     return np.broadcast_to(np.asarray(data, np.bool_), shape)
-
-
-def _numbers(handle: Any, own: bool) -> Any:
-    shape = handle.data.shape
-    return TensorHandle(lanes.numbered(shape) if own else np.full(shape, -1), tl.int64)
-
-
-def _swapped(value: Any, by: Mapping[int, Any]) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_swapped(x, by) for x in value]
-    if isinstance(value, dict):
-        return {name: _swapped(x, by) for name, x in value.items()}
-    return by.get(id(value), value)
-
-
-def _of_whole(name: str, shape: lanes.Shape, given: Mapping[str, Any]) -> Source:
-    """The lanes of a reduction or scan of a block."""
-    axis, reverse = (getattr(given.get(x), "value", given.get(x)) for x in ("axis", "reverse"))
-    if name == "reduce":
-        return lanes.along(shape, () if axis is None else (axis % len(shape),))
-    if name == "associative_scan" and axis is not None:
-        return lanes.upto(shape, axis % len(shape), bool(reverse))
-    return lanes.everything(shape)
-
-
-def _of_function(function: Callable[..., Array], operand: Array, result: Array) -> Source:
-    """The lanes of a function of one array that may move elements; pointwise or everything where it does not."""
-    try:
-        index = function(lanes.numbered(operand.shape))
-        values = operand.reshape(-1)[index]
-    except Exception:  # it takes other operands, too, or numbers of another kind
-        return lanes.pointwise(operand.shape, result.shape)
-    same = index.shape == result.shape and values.tobytes() == np.ascontiguousarray(result).tobytes()
-    return lanes.moved(lambda: index) if same else lanes.pointwise(operand.shape, result.shape)
