@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -146,10 +147,13 @@ def _stage(match: StageMatch | None) -> Text:
 def _about(stage: str, worst: Worst) -> str:
     """The element, and what it may be."""
     index = ", ".join(map(str, worst.index))
-    inside = worst.lo <= worst.actual <= worst.hi
     allowed = _allowed(worst.lo, worst.hi)
-    relation = f"as the contract allows ({allowed})" if inside else f"but the contract allows {allowed}"
+    relation = f"as the contract allows ({allowed})" if _is_allowed(worst) else f"but the contract allows {allowed}"
     return f"{stage}[{index}] is {_number(worst.actual)}, {relation}; exact {_number(worst.exact)}"
+
+
+def _is_allowed(worst: Worst) -> bool:
+    return worst.lo <= worst.actual <= worst.hi or (math.isnan(worst.actual) and math.isnan(worst.lo))
 
 
 def _allowed(lo: float, hi: float) -> str:
@@ -164,7 +168,7 @@ def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
     step = found.leaves
     if step is not None and step.match is not None:
         yield _leaving(step, step.match), "bold red"
-    elif found.steps and found.exit_code == 1:
+    elif found.steps and found.worst is not None and found.exit_code == 1 and not _is_allowed(found.worst):
         first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
         yield f"No step was found with which the value leaves what the contract allows.{first}", "bold red"
     yield from ((note, "") for note in found.notes)

@@ -169,6 +169,15 @@ def test_what_is_compiled_cannot_be_seen(tmp_path: Path) -> None:
     assert "there is nothing to see inside" in found.reason and "torch.empty_like(x)" in found.reason
 
 
+def test_what_is_wrong_beside_values_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = "y = (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
+    kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"{body}; x.zero_(); return y")
+    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    text = capsys.readouterr().out
+    assert "as the contract allows" in text and "No step was found" not in text
+    assert "→" in text.splitlines()[-2] and "x" in text.splitlines()[-2]
+
+
 def test_a_kernel_that_raises_and_one_that_declines(tmp_path: Path) -> None:
     raising = traced(kernel_of(tmp_path / "a", TORCH, contract="fp32_multiply", body="raise ValueError('no')"))
     assert (raising.exit_code, raising.reason) == (2, "ValueError: no")

@@ -10,9 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from harness.case import Case, parse_case
+from harness.diagnosing.handover import OF_STAGES
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
 from harness.diagnosing.traced_stages import matches, written_together
-from harness.inputs import Inputs, build
+from harness.inputs import Inputs, build, guarded_allocations
 from harness.judging.problem import Problem
 from harness.outcomes.trace import KernelTrace
 from harness.result import CaseResult, Verdict, Worst
@@ -58,7 +59,8 @@ def trace_case(
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
     stage, worst = target
-    found = replace(found, stage=stage, worst=worst)
+    beside = tuple(finding.sentence for finding in result.findings if finding.kind not in OF_STAGES)
+    found = replace(found, stage=stage, worst=worst, notes=beside)
     with watch(case):
         inputs = build(case.gathered(), subject.device)
         tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst, limit)
@@ -147,7 +149,7 @@ class _Tracing:
         asked = {} if self.stage in problem.results else {"stages": kernel.stages}
         caller = Caller(kernel, self.subject.device, (self.stage,))
         handed = self.inputs.hand_out()
-        with traced(handed, wanted, self.limit) as log:
+        with guarded_allocations(0), traced(handed, wanted, self.limit) as log:
             tensor = caller.results_of(handed, {**self.inputs.case.params, **asked})[self.stage].detach()
         seen = _located(log, tensor, self.worst.index)
         self.inputs.restore()
@@ -172,7 +174,7 @@ def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, ever
     steps = tuple(folded(steps_of(seen.log, seen.path, matched)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
-    notes = [*([] if same else [other]), *_notes(seen)]
+    notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
     return replace(found, steps=steps, all=whole, unmatched=unmatched, notes=tuple(notes))
 
 

@@ -104,7 +104,7 @@ class KernelTrace:
         steps: from the inputs to the element.
         all: every operation of the program that wrote it, if they were asked for.
         unmatched: stages up to the element's with which no step agrees.
-        notes: what a reader must know about the steps.
+        notes: what is wrong beside values, and what a reader must know about the steps.
     """
 
     kernel: str

@@ -19,7 +19,7 @@ from harness.tracing.events import Event, Operand
 from harness.tracing.lanes import Source
 from harness.tracing.log import Log
 from harness.tracing.memory import Addresses, of_layout
-from harness.tracing.places import places
+from harness.tracing.places import is_lastbits_own, places
 from harness.tracing.torch_lanes import MOVERS, source_of
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
@@ -97,7 +97,8 @@ class TorchWatch(TorchDispatchMode):
         changed = _changed(func, given)
         named = [(name, x) for name, x in _tensors(given) if name != "out"]
         operands = [x for _, x in named]
-        name = func.overloadpacket.__name__
+        own = is_lastbits_own(sys._getframe(1))  # memory under guards, where the kernel asked for torch.empty
+        name = "empty" if own else func.overloadpacket.__name__
         fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
         used = [] if fresh or name in UNWRITTEN else [_used(argument, x) for argument, x in named]
         held = {_storage(x) for x in operands}
@@ -105,11 +106,10 @@ class TorchWatch(TorchDispatchMode):
         returned = [x for x in flat([result]) if _is_plain(x)]
         made = changed or [x for x in returned if fresh or _storage(x) not in held]
         if made:
-            self._tell(func, given, used, made)
+            self._tell(name, func, given, used, made)
         return result
 
-    def _tell(self, func: Any, given: Mapping[str, Any], used: list[_Used], made: list[Tensor]) -> None:
-        name = func.overloadpacket.__name__
+    def _tell(self, name: str, func: Any, given: Mapping[str, Any], used: list[_Used], made: list[Tensor]) -> None:
         at = places(sys._getframe(2))
         for part, tensor in enumerate(made):
             sources = [source_of(func, given, x.tensor, tensor, part) for x in used]

@@ -60,6 +60,18 @@ def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
     return tuple(found)
 
 
+def is_lastbits_own(frame: FrameType | None) -> bool:
+    """Whether a frame is one of lastbit that a kernel called, as where lastbit guards what a kernel allocates."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_of_a_kernel(file):
+            return False
+        if file.startswith(_OWN) and not file.startswith(_HERE):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @cache
 def _place(code: CodeType, instruction: int) -> Place:
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
@@ -85,11 +97,12 @@ def _is_of_a_kernel(file: str) -> bool:
     return "site-packages" in file or not file.startswith(_PYTHON)
 
 
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_OWN = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "")
 _PYTHON = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 
 
 def _packages() -> tuple[str, ...]:
     """The folders of torch, Triton, numpy and lastbit, with what is loaded of them."""
-    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     files = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "triton", "numpy"))
-    return tuple(os.path.join(folder, "") for folder in (own, *(os.path.dirname(file) for file in files if file)))
+    return (_OWN, *(os.path.join(os.path.dirname(file), "") for file in files if file))
