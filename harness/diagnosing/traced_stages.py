@@ -14,11 +14,13 @@ from harness.judging.expected import Expected, Numbers
 from harness.judging.problem import Problem
 from harness.outcomes.trace import StageMatch
 from harness.tracing import Event, Log
-from harness.tracing.follow import aligned
+from harness.tracing.follow import Aligned, aligned
 from harness.tracing.memory import Addresses, Write
 
 NEAR = 2.0**-6
 """Relative L2 error up to which an operation agrees with a stage: the coarsest rounding that a stage may have here."""
+BETTER = 2.0
+"""Factor between the errors of two operations from which on one of them is the stage and the other is not."""
 MOST = 4096
 """Elements that are compared."""
 _LARGEST = 1 << 22  # elements of the op's first input; the reference is evaluated at once
@@ -36,12 +38,16 @@ class _Stage:
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """An event that agrees with a stage."""
+    """An event that agrees with a stage, with `outside` elements that the contract excludes for it."""
 
-    event: Event
+    step: Aligned
     stage: _Stage
     outside: int
     error: float
+
+    @property
+    def number(self) -> int:
+        return self.step.event.number
 
     def match(self, *, leaves: bool = False) -> StageMatch:
         s = self.stage
@@ -91,13 +97,14 @@ def matches(
     if together is None or problem.main.numel() > _LARGEST:
         return {}, ()
     stages = list(_stages(problem, stage, together))
-    values = [
-        (event, event.at(lanes).astype(np.float64))
-        for event, lanes in aligned(log, together.event, together.lanes)
-        if event.is_float and event.places
-    ]
-    found = [c for s in stages for event, value in values if (c := _candidate(event, value, s))]
-    return _marked(stages, found, failing), tuple(s.name for s in stages if not any(c.stage is s for c in found))
+    way = aligned(log, together.event, together.lanes)
+    found = [c for step in way for s in stages if (c := _candidate(step, s))]
+    given = {step.numbers.tobytes() for step in way if not step.event.places}
+    found = [c for c in found if c.step.numbers.tobytes() not in given]  # an input, not a stage
+    marked = {c.number: c.match() for c in _first_allowed(stages, found)}
+    if failing and (culprit := _leaving(way, found)) is not None:
+        marked[culprit.number] = culprit.match(leaves=True)
+    return marked, tuple(s.name for s in stages if not any(c.stage is s for c in found))
 
 
 def _stages(problem: Problem, last: str, together: Together) -> Iterator[_Stage]:
@@ -124,41 +131,41 @@ def _index(expected: Expected, together: Together) -> tuple[Tensor, ...] | None:
     return tuple(torch.from_numpy(columns[axis] if size > 1 else columns[axis] * 0) for axis, size in enumerate(shape))
 
 
-def _candidate(event: Event, value: Array, stage: _Stage) -> _Candidate | None:
+def _candidate(step: Aligned, stage: _Stage) -> _Candidate | None:
+    if not step.event.is_float or not step.event.places:
+        return None
+    value = step.numbers
     finite = np.isfinite(value) & np.isfinite(stage.exact)
     size = np.linalg.norm(stage.exact[finite])
     error = float(np.linalg.norm((value - stage.exact)[finite]) / size) if size else np.inf
     if error > NEAR:
         return None
     allowed = (value >= stage.lo) & (value <= stage.hi) | np.isnan(value) & np.isnan(stage.lo)
-    return _Candidate(event, stage, int((~allowed).sum()), error)
+    return _Candidate(step, stage, int((~allowed).sum()), error)
 
 
-def _marked(stages: Sequence[_Stage], found: Sequence[_Candidate], failing: bool) -> dict[int, StageMatch]:
-    """For each stage the first event that the contract allows for it, up to where the contract excludes one.
-
-    It does so where no event that agrees with a stage is allowed, or where the value that is given for the last one is
-    not.
-    """
-    marked: dict[int, StageMatch] = {}
-    reached = 0
+def _first_allowed(stages: Sequence[_Stage], found: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """For each stage the first event that the contract allows for it."""
     for stage in stages:
-        own = [c for c in found if c.stage is stage]
-        if inside := [c for c in own if not c.outside]:
-            first = min(inside, key=lambda c: c.event.number)
-            marked[first.event.number] = first.match()
-            reached = max(reached, *(c.event.number for c in inside))
-        given = max(own, key=lambda c: c.event.number, default=None)
-        if failing and given is not None and given.outside and (not inside or stage is stages[-1]):
-            later = [c for c in own if c.event.number > reached] or own
-            culprit = _leaving(found, reached, min(later, key=lambda c: c.error))
-            marked[culprit.event.number] = culprit.match(leaves=True)
-            break
-    return marked
+        inside = [c for c in found if c.stage is stage and not c.outside]
+        if inside:
+            yield min(inside, key=lambda c: c.number)
 
 
-def _leaving(found: Sequence[_Candidate], reached: int, seen: _Candidate) -> _Candidate:
-    """The first event after the last that was allowed which agrees with a stage, and which no such stage allows."""
-    after = [c for c in found if reached < c.event.number <= seen.event.number]
-    allowed = {c.event.number for c in after if not c.outside}
-    return min((c for c in after if c.event.number not in allowed), key=lambda c: c.event.number, default=seen)
+def _leaving(way: Sequence[Aligned], found: Sequence[_Candidate]) -> _Candidate | None:
+    """The first event with which the value is out of the contract for good.
+
+    It agrees with a stage and is not allowed. Nothing that follows from it is allowed for any stage, and nothing later
+    agrees with that one so much better that it would be the stage.
+    """
+    well = {c.number for c in found if not c.outside}
+    for step in way:  # the last first
+        if step.event.number in well:
+            well.update(step.before)
+    best: dict[str, float] = {}
+    bad: list[_Candidate] = []
+    for c in sorted(found, key=lambda c: -c.number):
+        if c.number not in well and c.error <= BETTER * best.get(c.stage.name, np.inf):
+            bad.append(c)
+        best[c.stage.name] = min(c.error, best.get(c.stage.name, np.inf))
+    return min(bad, key=lambda c: (c.number, c.error), default=None)

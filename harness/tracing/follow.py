@@ -132,29 +132,50 @@ def _matters(operand: Operand) -> bool:
     return event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)
 
 
-def aligned(log: Log, event: Event, lanes: Array) -> Iterator[tuple[Event, Array]]:
-    """The events on the way of several elements of a result, each with its element for each of these, [L].
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """An event on the way of several elements of a result, with its element for each of these.
+
+    Attributes:
+        lanes: flat indices, [L].
+        before: numbers of the events from which these came.
+    """
+
+    event: Event
+    lanes: Array
+    before: tuple[int, ...]
+
+    @property
+    def numbers(self) -> Array:
+        """The elements as fp64."""
+        return self.event.at(self.lanes).astype(np.float64)
+
+
+def aligned(log: Log, event: Event, lanes: Array) -> list[Aligned]:
+    """The events on the way of several elements, the last first.
 
     Followed is what leads to every one of them one to one: through no reduction, and through memory that one write
     wrote. Of an event that is reached in several ways, the first is taken.
     """
     reached = {event.number: (event, lanes)}
     ahead = [-event.number]
+    found = []
     while ahead:
-        number = -heapq.heappop(ahead)
-        current, own = reached.pop(number)
-        yield current, own
-        for operand in current.operands:
-            if operand.address or not _matters(operand):
-                continue
-            found = operand.source(own[:1])
-            before = None if found.shape[1] != 1 else _before(log, current, operand, operand.source(own)[:, 0])
-            if before is not None and before[0].number not in reached:
-                reached[before[0].number] = before
-                heapq.heappush(ahead, -before[0].number)
+        current, own = reached[-heapq.heappop(ahead)]
+        before = [b for operand in current.operands if (b := _before(log, current, operand, own)) is not None]
+        found.append(Aligned(current, own, tuple(b[0].number for b in before)))
+        for one in before:
+            if one[0].number not in reached:
+                reached[one[0].number] = one
+                heapq.heappush(ahead, -one[0].number)
+    return found
 
 
-def _before(log: Log, event: Event, operand: Operand, lanes: Array) -> tuple[Event, Array] | None:
+def _before(log: Log, event: Event, operand: Operand, elements: Array) -> tuple[Event, Array] | None:
+    """The event from which elements came in an operand, one each, and its elements."""
+    if operand.address or not _matters(operand) or operand.source(elements[:1]).shape[1] != 1:
+        return None
+    lanes = operand.source(elements)[:, 0]
     if (lanes < 0).any():
         return None
     if operand.event is not None:
