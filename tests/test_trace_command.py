@@ -178,6 +178,13 @@ def test_what_is_wrong_beside_values_is_said(tmp_path: Path, capsys: pytest.Capt
     assert "→" in text.splitlines()[-2] and "x" in text.splitlines()[-2]
 
 
+def test_memory_that_the_kernel_did_not_write_is_named(tmp_path: Path) -> None:
+    body = "return (x.float() * torch.empty(x.shape[-1]) * weight.float()).to(x.dtype)"
+    found = traced(kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=body))
+    assert found.exit_code == 1
+    assert any("torch.empty(x.shape[-1]) in line 7" in note for note in found.notes)
+
+
 def test_a_kernel_that_raises_and_one_that_declines(tmp_path: Path) -> None:
     raising = traced(kernel_of(tmp_path / "a", TORCH, contract="fp32_multiply", body="raise ValueError('no')"))
     assert (raising.exit_code, raising.reason) == (2, "ValueError: no")
