@@ -39,6 +39,7 @@ from harness.interpret.rewrite import (
 )
 from harness.interpret.speculation import Speculation
 from harness.interpret.tape import Segment, Tape, Tapes, Trust
+from harness.interpret.watching import watched_launch
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
@@ -67,7 +68,8 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         builder.set_grid_dim(*grid)
         before = builder.memory
         try:
-            Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
+            with watched_launch(self.fn, lambda: arguments.values):
+                Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
         except Exception as error:
             raise InterpreterError(f"{type(error).__name__}: {error}") from error
         finally:
