@@ -84,7 +84,7 @@ def noted(fault: Fault) -> None:
 def outside(
     kind: str, place: Place | None, tensors: list[Given], where: Array, width: int, program: tuple[int, ...]
 ) -> Fault:
-    """An access of kind `kind` at addresses that no tensor has."""
+    """An access of kind `kind` at addresses that no tensor has; `tensors` are those that may have been meant."""
     address = int(where[0])
     did = {"load": "loads", "store": "stores"}.get(kind, "updates")
     count = "an element" if len(where) == 1 else f"{len(where):,} elements, the first"

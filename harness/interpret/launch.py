@@ -21,7 +21,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
 
-from harness.interpret.builder import Builder
+from harness.interpret.builder import ORIGIN, Builder
 from harness.interpret.faults import blank_of, masked, noted
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
@@ -227,7 +227,8 @@ class Arguments:
 
     @cached_property
     def handles(self) -> list[Any]:
-        return [TensorHandle(array, dtype) for array, dtype in zip(self.arrays, self.dtypes, strict=True)]
+        named = zip(self._names, self.arrays, self.dtypes, strict=True)
+        return [TensorHandle(array, dtype, {ORIGIN: name}) for name, array, dtype in named]
 
     @cached_property
     def values(self) -> dict[str, Any]:

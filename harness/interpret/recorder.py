@@ -191,6 +191,8 @@ class Recorder:
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
+        if getattr(result, "attr", None):
+            self._tape.attributes[output] = dict(result.attr)
         step = Step(name, run, inputs, output, name in PURE, varies, spread, size)
         self._segment.steps.append(step)
         self._place(result, step)
@@ -214,7 +216,8 @@ class Recorder:
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
         if isinstance(value, tuple):
             return tuple([self._recall(past, past.take("part")) for _ in value])
-        result = value if dtype is None else TensorHandle(value, dtype)
+        attributes = self._tape.attributes.get(step.output, {})
+        result = value if dtype is None else TensorHandle(value, dtype, dict(attributes))
         self._place(result, step)
         return result
 
