@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from operator import itemgetter
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 from harness.interpret import arithmetic
+from harness.interpret.blocks import Compositions
 from harness.interpret.formats import (
     BFLOAT16,
     E4M3,
@@ -41,7 +43,7 @@ def handle(data: Array, dtype: Any) -> Any:
     return TensorHandle(data, dtype.scalar)
 
 
-class Builder(InterpreterBuilder):  # type: ignore[misc]
+class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     """Triton's interpreting builder with hardware number formats."""
 
     # The default makes every integer operation compute an overflow check whose outcome only a debug build reports.
@@ -59,9 +61,9 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     def get_number(self, value: int, dtype: Any) -> Any:
         return handle(np.array([value], dtype=numpy_dtype(dtype)), dtype)
 
-    def create_of_arrays(self, function: Callable[..., Array], *args: Any) -> Any:
-        """A function of arrays that has no effect; the result is of the dtype of the first."""
-        return self.apply(function, args[0].dtype, *args)
+    def create_of_arrays(self, function: Callable[..., Array], *args: Any, dtype: Any = None) -> Any:
+        """A function of arrays that has no effect; without a dtype the result is of that of the first."""
+        return self.apply(function, args[0].dtype if dtype is None else dtype, *args)
 
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
         """`function` of the arrays of handles."""
@@ -72,6 +74,10 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def give_up(self) -> None:
         """What follows depends on more than operations tell."""
+
+    def create_clock(self) -> Any:
+        """Nanoseconds since some time."""
+        return handle(np.array([perf_counter_ns()], dtype=np.uint64), tl.uint64)
 
     # Constants: the compiler's builder takes them as C floats, so they round to fp32 first.
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.extra import cuda
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
@@ -23,6 +24,7 @@ from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation
 
 from harness.interpret.builder import Builder
 from harness.interpret.formats import Array, convert, numpy_dtype
+from harness.interpret.mapping import map_elementwise
 from harness.interpret.order import is_one_by_one, programs
 from harness.interpret.recorder import Recorder
 from harness.interpret.rewrite import (
@@ -30,6 +32,7 @@ from harness.interpret.rewrite import (
     Rewriter,
     compile_rewritten,
     counting_with_names,
+    observed,
     print_in_every_program,
 )
 from harness.interpret.tape import Replay, Tapes
@@ -238,9 +241,7 @@ def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _index(tensor: Any) -> int:
-    if tensor.handle.data.size != 1:
-        raise TypeError(f"a block of shape {tensor.handle.data.shape} is no index")
-    value: int = interpreter_semantic.builder.observe(tensor.handle, int)
+    value: int = observed(tensor, int)
     return value
 
 
@@ -263,11 +264,13 @@ def patch_language() -> None:
     interpreter.TritonSemantic = lambda builder: interpreter_semantic  # Triton 3.6 makes one for each function
     try:
         scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        interpreter._patch_builtin(cuda, interpreter.interpreter_builder, scope)
     finally:
         interpreter.TritonSemantic = made
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)
+        scope.set_attr(module, "map_elementwise", map_elementwise)
     # Triton's own code asks `if other:` for "was it given"; the conditions of kernels are rewritten instead.
     scope.set_attr(tl.tensor, "__bool__", lambda tensor: True)
     scope.set_attr(tl.tensor, "__index__", _index)

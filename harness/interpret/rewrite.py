@@ -11,6 +11,7 @@ import ast
 import builtins
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,35 @@ SUBSTITUTES: dict[int, Any] = {}
 
 
 class AmbiguousTruth(TypeError):
-    """A block of several elements was used as one truth value, which the compiler rejects."""
+    """A block of several elements was used as one truth value or number, which the compiler rejects."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(f"a block of shape {values.shape} has no single truth value")
+        self.values = values
+
+
+_uniform = False
+
+
+@contextmanager
+def uniform_blocks() -> Iterator[None]:
+    """Let blocks whose elements are all equal be conditions and bounds of loops, as scalars are."""
+    global _uniform
+    outer, _uniform = _uniform, True
+    try:
+        yield
+    finally:
+        _uniform = outer
+
+
+def observed(tensor: Any, read: Callable[[Any], Any]) -> Any:
+    """The value of a scalar, by `bool` or `int`; `AmbiguousTruth` for a block of several values."""
+    data = tensor.handle.data
+    if data.size == 1:
+        return interpreter_semantic.builder.observe(tensor.handle, read)
+    if _uniform and (data == data.flat[0]).all():
+        return read(data.flat[0].item())
+    raise AmbiguousTruth(data)
 
 
 class Rewriter(ast.NodeTransformer):
@@ -154,7 +183,7 @@ def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
             raise TypeError(f"range counts in integers, not {tensor.dtype}")
         dtype = interpreter_semantic.integer_promote_impl(dtype, tensor.dtype)
     dtype = interpreter_semantic.integer_promote_impl(dtype, tl.int32)
-    for i in range(*(interpreter_semantic.builder.observe(tensor.handle, int) for tensor in tensors)):
+    for i in range(*(observed(tensor, int) for tensor in tensors)):
         yield tl.tensor(interpreter_semantic.builder.get_number(i, dtype), dtype)
 
 
@@ -165,11 +194,7 @@ def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: 
 
 def _truth(value: Any) -> Any:
     """The condition of a branch or loop; Triton's interpreter takes every larger block for True."""
-    if not _is_tensor(value):
-        return value
-    if value.handle.data.size != 1:
-        raise AmbiguousTruth(f"a block of shape {tuple(value.handle.data.shape)} has no single truth value")
-    return interpreter_semantic.builder.observe(value.handle, bool)
+    return observed(value, bool) if _is_tensor(value) else value
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
