@@ -81,12 +81,22 @@ def _called_by_parts(scalar_fn: Callable[..., Any], scalars: list[Any], shape: l
         while waiting:
             part = waiting.pop()
             try:
-                ones = [_block(TensorHandle(data[part], dtype), [part.size]) for data, dtype in flat]
-                returned.append((part, scalar_fn(*ones)))
+                returned.append((part, scalar_fn(*(_block(*_of_part(part, *x)) for x in flat))))
             except AmbiguousTruth as error:
-                seen = np.broadcast_to(error.values, part.shape)
+                seen = _to_part(part, error.values)
                 waiting += [part[seen == value] for value in np.unique(seen)]
     return _collected(returned, shape)
+
+
+def _of_part(part: Array, data: Array, dtype: Any) -> tuple[Any, list[int]]:
+    """The elements of a part, some of them repeated: blocks have as many elements as a power of two."""
+    size = 1 << (part.size - 1).bit_length()
+    return TensorHandle(np.resize(data[part], size), dtype), [size]
+
+
+def _to_part(part: Array, data: Array) -> Array:
+    """What was found for a block of a part's elements, without those repeated."""
+    return data[: part.size] if data.size > 1 else np.broadcast_to(data, part.shape)
 
 
 def _collected(returned: list[tuple[Array, Any]], shape: list[int]) -> Any:
@@ -98,6 +108,6 @@ def _collected(returned: list[tuple[Array, Any]], shape: list[int]) -> Any:
         for part, results in parts:
             if results[i].dtype != example.dtype:
                 raise TypeError(f"branches of a mapped function return {example.dtype} and {results[i].dtype}")
-            data[part] = results[i].handle.data
+            data[part] = _to_part(part, results[i].handle.data)
         whole.append(_block(TensorHandle(data.reshape(shape), example.dtype), shape))
     return tuple(whole) if isinstance(returned[0][1], _SEVERAL) else whole[0]
