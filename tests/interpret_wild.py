@@ -238,7 +238,7 @@ def questions() -> Iterator[Question]:
     """Every question: its name, and what answers it."""
     for line in SNIPPETS.strip().splitlines():
         name, asm, registers, operands, out, pack = re.split(r"\s+\|\s+", line)
-        yield name, lambda a=asm, r=registers, o=operands.split(), t=out, p=int(pack): _assembly(a, r, o, t, p)
+        yield name, lambda a=asm, r=registers, o=operands, t=out, p=int(pack): _assembly(a, r, o.split(), t, p)
     for pack in (1, 2):
         yield f"mapped {pack}", lambda pack=pack: _mapped(pack)
     for padding in ("zero", "nan"):

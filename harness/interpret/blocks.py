@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from harness.interpret.formats import Array
 from harness.interpret.inline_asm import inline_assembly
@@ -219,3 +220,30 @@ def _atomic(kind: Any, element: Any) -> Any:
 
 def _bytes(element: Any) -> int:
     return max(1, element.primitive_bitwidth // 8)
+
+
+def described_tensor(value: TensorDescriptor) -> dict[str, tuple[Any, str]]:
+    """What a descriptor made outside of a kernel hands to it: by name, each value with its annotation."""
+    sides = {f"shape{i}": (int(side), "i32") for i, side in enumerate(value.shape)}
+    strides = {f"stride{i}": (int(stride), "i64") for i, stride in enumerate(value.strides)}
+    return {"base": (value.base, ""), **sides, **strides}
+
+
+def descriptor_key(value: TensorDescriptor) -> tuple[Any, ...]:
+    """Equal for descriptors of which a kernel cannot tell one from the other by anything but what they hand to it."""
+    if getattr(value, "round_f32_to_tf32", False):
+        raise NotImplementedError("a tensor descriptor that rounds to tf32 is not interpreted")
+    return tuple(value.block_shape), value.padding
+
+
+def host_descriptor(value: TensorDescriptor, tensors: dict[str, Any]) -> Any:
+    """The descriptor as the kernel sees it, of the tensors that `described_tensor` named."""
+    shape, strides = ([tensors[f"{part}{i}"] for i in range(len(value.shape))] for part in ("shape", "stride"))
+    padding = ir.PADDING_OPTION.PAD_NAN if value.padding == "nan" else ir.PADDING_OPTION.PAD_ZERO
+    base, block_shape = tensors["base"], [int(side) for side in value.block_shape]
+    handle = Descriptor(base.handle, _handles(shape), _handles(strides), tuple(block_shape), padding)
+    return tl.tensor_descriptor(handle, shape, strides, tl.block_type(base.type.element_ty, block_shape))
+
+
+def _handles(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(x.handle for x in tensors)

@@ -20,6 +20,7 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, T
 
 from harness.interpret import arithmetic
 from harness.interpret.blocks import Compositions
+from harness.interpret.failure import NotInterpreted
 from harness.interpret.formats import (
     BFLOAT16,
     E4M3,
@@ -50,7 +51,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     options = InterpreterOptions(sanitize_overflow=False)
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"Triton's interpreter has no operation {name.removeprefix('create_')!r}")
+        raise NotInterpreted(f"the operation {name.removeprefix('create_')!r} is not interpreted")
 
     # What Python sees of values, and what it computes itself. A recording builder has the same methods.
 

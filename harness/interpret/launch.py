@@ -21,8 +21,11 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from harness.interpret.blocks import described_tensor, descriptor_key, host_descriptor
 from harness.interpret.builder import Builder
+from harness.interpret.failure import described
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.mapping import map_elementwise
 from harness.interpret.order import is_one_by_one, programs
@@ -68,7 +71,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
                 builder.set_grid_idx(*program)
                 run()
         except Exception as error:
-            raise InterpreterError(f"{type(error).__name__}: {error}") from error
+            raise InterpreterError(described(error)) from error
 
 
 def programs_of(function: Any, arguments: Arguments) -> Callable[[], None]:
@@ -124,6 +127,7 @@ class Arguments:
         self.dtypes: list[Any] = []
         self._names: list[str] = []
         self._constants: dict[str, Any] = {}
+        self._descriptors: dict[str, TensorDescriptor] = {}
         annotations = _annotations(function)
         key = tuple([self._add(name, value, annotations.get(name, "")) for name, value in bound.items()])
         self.key = None if None in key else key
@@ -132,6 +136,10 @@ class Arguments:
         if "constexpr" in annotation:
             self._constants[name] = value
             return constant_key(value)
+        if isinstance(value, TensorDescriptor):
+            self._descriptors[name] = value
+            parts = described_tensor(value)
+            return tuple([self._add(f"{name}.{part}", *parts[part]) for part in parts]), descriptor_key(value)
         if (parameter := _parameter(value, annotation)) is not None:
             mangled, array = parameter
             self.arrays.append(array)
@@ -148,8 +156,10 @@ class Arguments:
     @cached_property
     def values(self) -> dict[str, Any]:
         """Name → pointer or scalar tensor, or constant."""
-        tensors = map(tl.tensor, self.handles, self.dtypes)
-        return {**self._constants, **dict(zip(self._names, tensors, strict=True))}
+        tensors = dict(zip(self._names, map(tl.tensor, self.handles, self.dtypes), strict=True))
+        for name, value in self._descriptors.items():
+            tensors[name] = host_descriptor(value, {x: tensors.pop(f"{name}.{x}") for x in described_tensor(value)})
+        return {**self._constants, **tensors}
 
 
 def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import triton.language as tl
@@ -129,8 +130,16 @@ class Namespace(dict[str, Any]):
         return value
 
     def __missing__(self, name: str) -> Any:
-        value = self._module[name] if name in self._module else _BUILTINS[name]
-        return SUBSTITUTES.get(id(value), value)
+        return _interpreted(self._module[name] if name in self._module else _BUILTINS[name])
+
+
+def _interpreted(value: Any) -> Any:
+    """A function of Triton's language as it is interpreted, also one that a second copy of its module holds."""
+    if id(value) in SUBSTITUTES:
+        return SUBSTITUTES[id(value)]
+    if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
+        return getattr(sys.modules.get(value.__module__), value.__qualname__, value)
+    return value
 
 
 def _global_paths(tree: ast.AST) -> list[tuple[str, ...]]:
