@@ -188,6 +188,18 @@ def device_kernel(x_ptr, out_ptr, rows, columns, M: tl.constexpr, K: tl.constexp
     out.store([2, columns - 16], r)
 
 
+@triton.jit
+def dot_kernel(a_ptr, b_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+    row, column, inner = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BLOCK)
+    at = out_ptr + row[:, None] * N + column[None, :]
+    total = tl.load(at)
+    for start in range(0, K, BLOCK):
+        a = tl.load(a_ptr + row[:, None] * K + (start + inner)[None, :])
+        b = tl.load(b_ptr + (start + inner)[:, None] * N + column[None, :])
+        total = tl.dot(a, b, total)
+    tl.store(at, total)
+
+
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -234,8 +246,39 @@ def _made(dtype: str) -> torch.Tensor:
     return out.cpu()
 
 
+DOTS = ("normal", "scales", "large", "tiny", "sum")
+
+
+def factors(kind: str, dtype: str, m: int, k: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two matrices and what their product is added to."""
+    rng = np.random.Generator(np.random.Philox(len(kind)))
+    a, b, c = rng.standard_normal((m, k)), rng.standard_normal((k, n)), np.zeros((m, n))
+    if kind == "scales":
+        a, b = a * 2.0 ** rng.integers(-12, 1, a.shape), b * 2.0 ** rng.integers(-12, 1, b.shape)
+    elif kind == "large":
+        a, b = np.abs(a) * 2.0**-11, np.abs(b) * 2.0**-11.5
+        a[:, 5] = b[5] = 1.0
+    elif kind == "tiny":
+        a, b = a * 2.0**-15, b * 2.0 ** rng.integers(-24, 4, b.shape)
+    elif kind == "sum":
+        c = rng.standard_normal((m, n)) * 2.0 ** rng.integers(-8, 9, (m, n))
+    return (*(torch.from_numpy(x).float().to(DTYPES[dtype]) for x in (a, b)), torch.from_numpy(c).float())
+
+
+def _dot(kind: str, dtype: str, m: int, block: int) -> torch.Tensor:
+    a, b, out = (x.to(_device()) for x in factors(kind, dtype, m, 128, 16))
+    dot_kernel[(1,)](a, b, out, M=m, N=16, K=128, BLOCK=block)
+    return out.cpu()
+
+
 def questions() -> Iterator[Question]:
     """Every question: its name, and what answers it."""
+    for kind in DOTS:
+        for dtype in ("bf16", "fp16"):
+            yield f"dot {kind} {dtype} 64", lambda k=kind, d=dtype: _dot(k, d, 64, 64)
+            yield f"dot {kind} {dtype} 16", lambda k=kind, d=dtype: _dot(k, d, 16, 32)
+    for dtype in ("fp32", "e4m3", "e5m2"):
+        yield f"dot normal {dtype} 64", lambda d=dtype: _dot("normal", d, 64, 64)
     for line in SNIPPETS.strip().splitlines():
         name, asm, registers, operands, out, pack = re.split(r"\s+\|\s+", line)
         yield name, lambda a=asm, r=registers, o=operands, t=out, p=int(pack): _assembly(a, r, o.split(), t, p)
