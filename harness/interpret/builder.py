@@ -18,7 +18,7 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
-from harness.interpret import arithmetic
+from harness.interpret import arithmetic, tensor_cores
 from harness.interpret.blocks import Compositions
 from harness.interpret.failure import NotInterpreted
 from harness.interpret.formats import (
@@ -283,6 +283,8 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
     if d.dtype.kind == "i":
         product: Array = np.matmul(a, b, dtype=d.dtype) + d
         return product
+    if (model := tensor_cores.requested(a, d)) is not None:
+        return tensor_cores.dot(model, a, b, d)
     wide = np.float64 if a.dtype == np.float64 else np.float32
     x, y = a.astype(wide), b.astype(wide)
     if truncated:
