@@ -73,7 +73,7 @@ def _divide(modifiers: frozenset[str], dtype: DType) -> Function | None:
 def _approximate_quotient(x: Array, y: Array) -> Array:
     """x · (1/y), where the inverse of |y| > 2^126 is zero."""
     quotient = arithmetic.via_float64(np.divide)(x, y)
-    return np.where((np.abs(y) > 2.0**126) & ~np.isinf(y), x * np.float32(0), quotient)
+    return np.where((np.abs(y) > 2.0**126) & ~np.isinf(y), np.copysign(x * np.float32(0), quotient), quotient)
 
 
 def _extreme(choose: Callable[..., Array]) -> Maker:
@@ -173,7 +173,6 @@ _ARITHMETIC: dict[str, tuple[str, Maker]] = {
     "copysign": ("", lambda modifiers, dtype: lambda x, y: np.copysign(y, x)),
 }
 """Name → its modifiers, and what makes its function."""
-_EXACT = ("abs", "neg", "copysign")
 
 
 def _arithmetic(instruction: Instruction, registers: Registers) -> Array:
@@ -197,12 +196,15 @@ def _rounded(name: str, modifiers: frozenset[str], function: Function, xs: list[
     """A floating-point result, with what the modifiers say of subnormal numbers, negative ones and those above 1."""
     ftz = "ftz" in modifiers
     result = function(*(map(flush, xs) if ftz else xs))
-    result = flush(result) if ftz else result
+    result = limited(modifiers, flush(result) if ftz else result)
+    return result if name == "copysign" else canonical(result)
+
+
+def limited(modifiers: frozenset[str], x: Array) -> Array:
+    """.sat: within 0 and 1, NaN as 0; .relu: +0 for what is not above it, NaN as it is."""
     if "sat" in modifiers:
-        return np.clip(np.where(np.isnan(result), 0, result), 0, 1).astype(result.dtype)
-    if "relu" in modifiers:
-        result = np.where(result < 0, 0, result).astype(result.dtype)
-    return result if name in _EXACT else canonical(result)
+        return np.minimum(np.where(x > 0, x, 0), 1).astype(x.dtype)
+    return np.where((x > 0) | np.isnan(x), x, 0).astype(x.dtype) if "relu" in modifiers else x
 
 
 def read_lanes(registers: Registers, operand: Any, dtype: DType) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.interpret.formats import BFLOAT16, E4M3, E5M2, Array, DType, float_to_int, is_float, round_float
 from harness.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
-from harness.interpret.ptx_arithmetic import canonical, flush, join_lanes, read_lanes
+from harness.interpret.ptx_arithmetic import canonical, flush, join_lanes, limited, read_lanes
 
 E2M1, E8M0 = np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e8m0fnu)
 NARROW: dict[str, DType] = {
@@ -59,15 +59,7 @@ def _to_one(modifiers: frozenset[str], target: DType, x: Array) -> Array | None:
     if whole := modifiers & set(_TO_INTEGER):
         x = _TO_INTEGER[next(iter(whole))](x.astype(np.float64)).astype(x.dtype)
     result = _rounded(modifiers, x if is_float(x.dtype) else x.astype(np.float64), target)
-    return _limited(modifiers, flush(result) if "ftz" in modifiers else result)
-
-
-def _limited(modifiers: frozenset[str], x: Array) -> Array:
-    if "sat" in modifiers:
-        return np.clip(np.where(np.isnan(x), 0, x), 0, 1).astype(x.dtype)
-    if "relu" in modifiers:
-        x = np.where(x < 0, 0, x).astype(x.dtype)
-    return canonical(x)
+    return canonical(limited(modifiers, flush(result) if "ftz" in modifiers else result))
 
 
 def _rounded(modifiers: frozenset[str], x: Array, target: DType) -> Array:
@@ -85,19 +77,19 @@ def _rounded(modifiers: frozenset[str], x: Array, target: DType) -> Array:
 def _to_integer(modifiers: frozenset[str], target: DType, x: Array) -> Array:
     if is_float(x.dtype):
         whole = next((_TO_INTEGER[m] for m in modifiers if m in _TO_INTEGER), np.trunc)
-        return float_to_int(whole(x.astype(np.float64)).astype(x.dtype), target)
-    if "sat" not in modifiers:
+        x = float_to_int(whole(x.astype(np.float64)).astype(x.dtype), target if target.itemsize > 1 else TYPES["s32"])
+    elif "sat" not in modifiers:
         return x.astype(target)
-    limits = np.iinfo(target)
-    low, high = max(limits.min, np.iinfo(x.dtype).min), min(limits.max, np.iinfo(x.dtype).max)
+    limits, own = np.iinfo(target), np.iinfo(x.dtype)
+    low, high = max(limits.min, own.min), min(limits.max, own.max)
     return np.clip(x, x.dtype.type(low), x.dtype.type(high)).astype(target)
 
 
 def _to_tf32(x: Array, ties_away: bool) -> Array:
+    """19 of 32 bits; a NaN whose payload is in the others becomes infinite."""
     bits = x.view(np.uint32)
     half = np.uint32(0x1000) if ties_away else np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
-    kept = np.where(np.isfinite(x), bits + half & np.uint32(0xFFFFE000), bits)
-    return canonical(kept.view(np.float32))
+    return (bits + half & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def _to_pair(
@@ -115,8 +107,7 @@ def _to_pair(
         pair = _read_narrow(registers, operands[0], NARROW[source])
     else:
         return None
-    if "relu" in modifiers:
-        pair = np.where(pair < 0, 0, pair).astype(pair.dtype)
+    pair = limited(modifiers, pair)
     if target in _HALVES:
         return join_lanes(canonical(_limit(modifiers, _rounded(modifiers, pair, _HALVES[target]))))
     return _write_narrow(modifiers, pair, NARROW[target])
