@@ -219,7 +219,7 @@ def _atomic(kind: Any, element: Any) -> Any:
 
 
 def _bytes(element: Any) -> int:
-    return max(1, element.primitive_bitwidth // 8)
+    return max(1, int(element.primitive_bitwidth) // 8)
 
 
 def described_tensor(value: TensorDescriptor) -> dict[str, tuple[Any, str]]:

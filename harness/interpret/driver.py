@@ -7,14 +7,14 @@ nothing that would run on a GPU is. `torch.cuda.is_available()` stays false.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
-from triton.runtime import driver
 
 CAPABILITY = (9, 0)
 MULTIPROCESSORS = 132
@@ -84,13 +84,23 @@ class StandIn(DriverBase):  # type: ignore[misc]
         return lambda kernel_call, *, quantiles=(0.5,), **_: [0.0 for _ in quantiles]
 
 
+class AnyDevice(torch.cuda.device):
+    """`with torch.cuda.device(x.device)` for tensors that are elsewhere."""
+
+    def __init__(self, device: Any) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: Any) -> None: ...
+
+
 def stand_in_for_gpu() -> None:
     """On a machine without a GPU, answer what code beside kernels asks Triton's driver and `torch.cuda`."""
     if torch.cuda.is_available():
         return
-    driver.set_active(StandIn())
+    backends["nvidia"] = replace(backends["nvidia"], driver=StandIn)
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda device=None: CAPABILITY
-    torch.cuda.get_device_properties = lambda device=None: _TORCH_PROPERTIES
+    torch.cuda.get_device_properties = lambda device=None: _TORCH_PROPERTIES  # type: ignore[assignment, return-value]
     torch.cuda.get_device_name = lambda device=None: _TORCH_PROPERTIES.name
-    torch.cuda.device = lambda device: nullcontext()
+    torch.cuda.device = AnyDevice  # type: ignore[misc]

@@ -116,7 +116,8 @@ def _high_half(x: Array, y: Array) -> Array:
         return arithmetic.multiply_high(*np.broadcast_arrays(x, y))
     x, y = np.broadcast_arrays(x, y)
     high = arithmetic.multiply_high(x, y)  # of the bit patterns: less what a sign adds to each
-    return high - np.where(x < 0, y, 0).astype(x.dtype) - np.where(y < 0, x, 0).astype(x.dtype)
+    signed: Array = high - np.where(x < 0, y, 0).astype(x.dtype) - np.where(y < 0, x, 0).astype(x.dtype)
+    return signed
 
 
 def _fused(modifiers: frozenset[str], dtype: DType) -> Function | None:
@@ -145,7 +146,8 @@ def _by_bits(mask: Callable[[Any, Any], Array], whole: Function) -> Maker:
     def on_sign(x: Array) -> Array:
         bits = bits_of(np.ascontiguousarray(x))
         sign = bits.dtype.type(1 << 8 * bits.itemsize - 1)
-        return mask(bits, sign).view(x.dtype)
+        changed: Array = mask(bits, sign).view(x.dtype)
+        return changed
 
     return lambda modifiers, dtype: on_sign if is_float(dtype) else whole
 

@@ -66,7 +66,8 @@ def _shift(left: bool) -> Handler:
         inside = np.minimum(amount, width - 1).astype(dtype)
         shifted = np.left_shift(x, inside) if left else np.right_shift(x, inside)
         beyond = np.right_shift(x, dtype.type(width - 1)) if dtype.kind == "i" and not left else dtype.type(0)
-        return np.where(amount >= width, beyond, shifted)
+        result: Array = np.where(amount >= width, beyond, shifted)
+        return result
 
     return run
 
@@ -78,7 +79,8 @@ def _funnel(instruction: Instruction, registers: Registers) -> Array:
     amount = amount & np.uint64(31) if mode == "wrap" else np.minimum(amount, np.uint64(32))
     both = high << np.uint64(32) | low
     shifted = both << amount >> np.uint64(32) if direction == "l" else both >> amount
-    return shifted.astype(np.uint32)
+    half: Array = shifted.astype(np.uint32)
+    return half
 
 
 def _any_function_of_three(instruction: Instruction, registers: Registers) -> Array:
@@ -131,7 +133,8 @@ def _insert(instruction: Instruction, registers: Registers) -> Array:
     start, length = (registers.read(x, U32).astype(np.uint64) & np.uint64(255) for x in instruction.operands[3:])
     mask = np.where(start < 64, _ones(np.minimum(length, np.uint64(64))) << np.minimum(start, np.uint64(63)), 0)
     mask = mask.astype(np.uint64)
-    return (b & ~mask | a << np.minimum(start, np.uint64(63)) & mask).astype(dtype)
+    inserted: Array = (b & ~mask | a << np.minimum(start, np.uint64(63)) & mask).astype(dtype)
+    return inserted
 
 
 def _ones(count: Array) -> Array:

@@ -116,8 +116,11 @@ def _to_pair(
 def _limit(modifiers: frozenset[str], x: Array) -> Array:
     if "satfinite" not in modifiers:
         return x
-    largest = ml_dtypes.finfo(x.dtype).max
-    return np.where(np.isinf(x), np.copysign(largest, x), x)
+    return np.where(np.isinf(x), np.copysign(_largest(x.dtype), x), x).astype(x.dtype)
+
+
+def _largest(dtype: DType) -> np.float32:
+    return np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def _read_narrow(registers: Registers, operand: Any, dtype: DType) -> Array:
@@ -132,7 +135,8 @@ def _read_narrow(registers: Registers, operand: Any, dtype: DType) -> Array:
 def _write_narrow(modifiers: frozenset[str], pair: Array, dtype: DType) -> Array:
     codes = _exponents(pair, up="rp" in modifiers) if dtype == E8M0 else _codes(pair, dtype)
     if dtype == E2M1:
-        return codes[..., 0] | codes[..., 1] << np.uint8(4)
+        nibbles: Array = codes[..., 0] | codes[..., 1] << np.uint8(4)
+        return nibbles
     return join_lanes(codes)
 
 
@@ -141,7 +145,7 @@ def _codes(pair: Array, dtype: DType) -> Array:
     if dtype in (E4M3, E5M2):
         rounded = round_float(pair, dtype)
         return np.where(np.isnan(pair), 0x7F, rounded.view(np.uint8)).astype(np.uint8)
-    largest = np.float32(ml_dtypes.finfo(dtype).max)
+    largest = _largest(dtype)
     return np.clip(np.where(np.isnan(pair), largest, pair), -largest, largest).astype(dtype).view(np.uint8)
 
 

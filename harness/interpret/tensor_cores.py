@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import ml_dtypes
 import numpy as np
 
 from harness.interpret.formats import BFLOAT16, Array, round_float
@@ -61,7 +60,7 @@ def dot(model: TensorCores, a: Array, b: Array, d: Array) -> Array:
 def _factors(x: Array) -> tuple[Array, Array]:
     """fp64 values and exponents; subnormal numbers have that of the smallest normal one."""
     wide = x.astype(np.float64)
-    return wide, _exponent(wide, int(np.log2(float(ml_dtypes.finfo(x.dtype).smallest_normal))))
+    return wide, _exponent(wide, -14 if x.dtype == np.float16 else -126)
 
 
 def _exponent(x: Array, least: int) -> Array:
