@@ -53,7 +53,7 @@ def test_a_descriptor_fills_outside_and_never_stores_there() -> None:
         left = max(0, 16 - j * 32)
         part = x[4:12, max(0, j * 32 - 16) : j * 32 + 16]
         r[: part.shape[0], left : left + part.shape[1]] = part
-        r = r + r.float().sum(1, keepdim=True).to(x.dtype)
+        r = (r.float() + r.float().sum(1, keepdim=True)).to(x.dtype)
         target = expected[j * 2 : j * 2 + 8, max(0, j * 32 - 16) : j * 32 + 16]
         target[:] = r[: target.shape[0], left : left + target.shape[1]]
     assert same_bits(wild._host("bf16", "shift"), expected)
@@ -216,7 +216,9 @@ def test_tensor_cores_cut_off_what_was_measured(place: int, left: list[float]) -
 @pytest.mark.parametrize(
     ("first", "others", "left"), [((3, 2.0**27), (3, 2.0**11), 58), ((0, 2.0**39), (2**23, 1), 63)]
 )
-def test_subnormal_factors_count_for_the_smallest_normal(first: tuple, others: tuple, left: int) -> None:
+def test_subnormal_factors_count_for_the_smallest_normal(
+    first: tuple[float, float], others: tuple[float, float], left: int
+) -> None:
     """Factors in units of 2^-24, the smallest fp16."""
     a, b = np.full((1, 64), others[0] * 2.0**-24, np.float16), np.full((64, 1), others[1] * 2.0**-24, np.float16)
     a[:, 0], b[0] = np.float64(first) * 2.0**-24

@@ -20,7 +20,7 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, T
 
 from harness.interpret import arithmetic, tensor_cores
 from harness.interpret.blocks import Compositions
-from harness.interpret.failure import NotInterpreted
+from harness.interpret.failure import missing
 from harness.interpret.formats import (
     BFLOAT16,
     E4M3,
@@ -51,7 +51,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     options = InterpreterOptions(sanitize_overflow=False)
 
     def __getattr__(self, name: str) -> Any:
-        raise NotInterpreted(f"the operation {name.removeprefix('create_')!r} is not interpreted")
+        return missing(name.removeprefix("create_"))()
 
     # What Python sees of values, and what it computes itself. A recording builder has the same methods.
 

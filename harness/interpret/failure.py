@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from harness.interpret.rewrite import Namespace
 
@@ -13,6 +15,15 @@ REMEDY = "Only the interpreter lacks it: check this kernel on a GPU, with --devi
 
 class NotInterpreted(NotImplementedError, AttributeError):
     """An operation that the interpreter does not have."""
+
+
+def missing(name: str) -> Callable[..., Any]:
+    """In place of the language's function `name`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise NotInterpreted(f"the operation {name!r} is not interpreted")
+
+    return call
 
 
 def described(error: Exception) -> str:

@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from harness.interpret.blocks import described_tensor, descriptor_key, host_descriptor
 from harness.interpret.builder import Builder
-from harness.interpret.failure import described
+from harness.interpret.failure import described, missing
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.mapping import map_elementwise
 from harness.interpret.order import is_one_by_one, programs
@@ -281,6 +281,7 @@ def patch_language() -> None:
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)
         scope.set_attr(module, "map_elementwise", map_elementwise)
+        scope.set_attr(module, "dot_scaled", missing("dot_scaled"))
     # Triton's own code asks `if other:` for "was it given"; the conditions of kernels are rewritten instead.
     scope.set_attr(tl.tensor, "__bool__", lambda tensor: True)
     scope.set_attr(tl.tensor, "__index__", _index)
