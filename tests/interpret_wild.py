@@ -224,7 +224,7 @@ def _mapped(pack: int) -> torch.Tensor:
 
 def _matrix(dtype: str) -> torch.Tensor:
     rows, columns = 11, 80
-    return (torch.arange(rows * columns).reshape(rows, columns) % 61 - 30).to(DTYPES[dtype]).to(_device())
+    return (torch.arange(rows * columns).reshape(rows, columns) % 7 - 3).to(DTYPES[dtype]).to(_device())
 
 
 def _pointers(dtype: str, padding: str) -> torch.Tensor:
