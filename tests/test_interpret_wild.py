@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -76,6 +77,42 @@ def test_rows_are_gathered_and_scattered() -> None:
         found = x[row, 16:80] if 0 <= row < 11 else torch.zeros(64)
         expected[7 - i, 48:] = found[:32] + 1
     assert same_bits(out, expected)
+
+
+@triton.jit
+def steps(x):
+    return x * 2 + 1
+
+
+@triton.jit
+def programs_kernel(x, x_ptr, out_ptr, rows_ptr, count, columns, K: tl.constexpr):
+    n = tl.program_id(0)
+    block = tl.make_block_ptr(x_ptr, (count, columns), (columns, 1), (n * 4, 0), (4, K), (1, 0))
+    r = tl.load(tl.advance(block, (0, 32 * (n % 2))), boundary_check=(0, 1), padding_option="zero")
+    r += x.load([n * 4 - 2, 16])
+    made = tl.make_tensor_descriptor(x_ptr, [count, columns - n % 3], [columns, 1], [1, K])
+    gathered = made.gather(tl.load(rows_ptr + n * 8 + tl.arange(0, 8)), 16 * (n % 4))
+    r += tl.sum(gathered, 0)[None, :]
+    asm: tl.constexpr = "{.reg .b32 t; add.u32 t, $1, 0x01010101; and.b32 $0, t, 0x7F7F7F7F;}"
+    r += tl.inline_asm_elementwise(asm, "=r,r", [r.to(tl.int8)], tl.int8, True, 4)
+    r += tl.map_elementwise(steps, r)
+    out = tl.make_tensor_descriptor(out_ptr, [count, columns], [columns, 1], [4, K])
+    out.store([n * 4, 0], r)
+    out.atomic_add([n * 3, 32], r)
+
+
+def test_many_programs_are_as_one_by_one() -> None:
+    count, columns, programs = 30, 80, 9
+    x = (torch.arange(count * columns).reshape(count, columns) % 23).float()
+    which = torch.arange(programs * 8, dtype=torch.int32) * 7 % 37 - 2
+    results = []
+    for context in (one_by_one(), nullcontext()):
+        out = torch.zeros(count, columns)
+        with context:
+            descriptor = TensorDescriptor.from_tensor(x, [4, 32])
+            programs_kernel[(programs,)](descriptor, x, out, which, count, columns, K=32)
+        results.append(out)
+    assert same_bits(*results) and results[0].abs().sum() > 0
 
 
 @triton.jit
