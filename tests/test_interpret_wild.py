@@ -182,6 +182,8 @@ def test_questions_to_the_driver_are_answered_without_a_gpu() -> None:
     assert active.get_current_target().arch == 90
     assert active.utils.get_device_properties(active.get_current_device())["multiprocessor_count"] == MULTIPROCESSORS
     assert torch.cuda.get_device_capability(torch.device("cpu")) == (9, 0)
+    with pytest.raises((AssertionError, RuntimeError)):  # torch itself is told the truth
+        eval("torch.cuda.current_device()", {"torch": torch, "__name__": "torch._inductor.codecache"})
     with torch.cuda.device(torch.device("cpu")):
         assert not torch.cuda.is_available()
 

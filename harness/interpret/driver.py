@@ -7,7 +7,10 @@ nothing that would run on a GPU is. `torch.cuda.is_available()` stays false.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +47,15 @@ _TORCH_PROPERTIES = SimpleNamespace(
     shared_memory_per_multiprocessor=233472,
     L2_cache_size=62914560,
 )
+
+
+_ANSWERS = {
+    "current_device": 0,
+    "get_device_capability": CAPABILITY,
+    "get_device_properties": _TORCH_PROPERTIES,
+    "get_device_name": _TORCH_PROPERTIES.name,
+}
+"""Functions of `torch.cuda` and what they return, whatever the device."""
 
 
 class StandIn(DriverBase):  # type: ignore[misc]
@@ -99,8 +111,17 @@ def stand_in_for_gpu() -> None:
     if torch.cuda.is_available():
         return
     backends["nvidia"] = replace(backends["nvidia"], driver=StandIn)
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.get_device_capability = lambda device=None: CAPABILITY
-    torch.cuda.get_device_properties = lambda device=None: _TORCH_PROPERTIES  # type: ignore[assignment, return-value]
-    torch.cuda.get_device_name = lambda device=None: _TORCH_PROPERTIES.name
+    for name, answer in _ANSWERS.items():
+        setattr(torch.cuda, name, _answering(getattr(torch.cuda, name), answer))
     torch.cuda.device = AnyDevice  # type: ignore[misc]
+
+
+def _answering(original: Callable[..., Any], answer: Any) -> Callable[..., Any]:
+    """`answer`; but to torch itself, which decides by it how to compile, what `original` says."""
+
+    @wraps(original)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        asking = str(sys._getframe(1).f_globals.get("__name__"))
+        return original(*args, **kwargs) if asking.split(".")[0] == "torch" else answer
+
+    return asked
