@@ -1,7 +1,7 @@
 """Questions on what kernels use beyond arithmetic: inline assembly, mapped functions, block pointers, descriptors.
 
-As `interpret_kernels.py`: `python tests/interpret_wild.py OUT.npz NAME` writes the answer of this machine to
-every question that has NAME in its name, for instance nothing.
+As `interpret_kernels.py`. `python tests/interpret_wild.py OUT.npz WORDS` writes this machine's answers to the questions
+that have WORDS in their names; an error of a GPU spoils what the process asks afterwards, so descriptors go alone.
 """
 
 from __future__ import annotations
