@@ -321,6 +321,23 @@ def constants_kernel(out_ptr, DTYPE: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, 4), filled)
 
 
+@triton.jit
+def lowering_and_exchanging(x, low, new, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(low + i, tl.atomic_min(x + i, tl.load(low + i)))
+    tl.store(new + i, tl.atomic_xchg(x + i, tl.load(new + i)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64])
+def test_atomic_minima_and_exchanges_give_what_was_there(dtype: torch.dtype) -> None:
+    x, low, new = (torch.tensor(row, dtype=dtype) for row in ([1, -2, 3, -4], [2, -3, -5, 6], [7, 8, 9, -1]))
+    before, lowest, exchanged = x.clone(), torch.minimum(x, low), new.clone()
+    lowering_and_exchanging[(1,)](x, low, new, N=4)
+    assert torch.equal(low, before)
+    assert torch.equal(new, lowest)
+    assert torch.equal(x, exchanged)
+
+
 def test_constants_have_the_format_asked_for() -> None:
     out = torch.empty(4, dtype=torch.bfloat16)
     constants_kernel[(1,)](out, DTYPE=tl.bfloat16)

@@ -101,6 +101,9 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         data = val.data
+        if operation == ir.ATOMIC_OP.XCHG and data.dtype.kind == "f":
+            found = super().create_atomic_rmw(operation, ptr, _raw(val), mask, sem, scope)
+            return handle(found.data.view(data.dtype), val.dtype)
         if data.dtype not in (BFLOAT16, FLOAT16):
             return super().create_atomic_rmw(operation, ptr, val, mask, sem, scope)
         ptrs, mask_data, data = np.broadcast_arrays(ptr.data, _data(mask), data)
@@ -110,8 +113,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return handle(old, val.dtype)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        raw = tuple(TensorHandle(bits_of(np.ascontiguousarray(x.data)), _UNSIGNED[x.data.itemsize]) for x in (cmp, val))
-        found = super().create_atomic_cas(ptr, *raw, sem, scope)
+        found = super().create_atomic_cas(ptr, _raw(cmp), _raw(val), sem, scope)
         return handle(found.data.view(cmp.data.dtype), cmp.dtype)
 
     # Conversions.
@@ -178,7 +180,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return self.apply(np.right_shift, lhs.dtype, lhs, rhs)
 
     def create_select(self, cond: Any, lhs: Any, rhs: Any) -> Any:
-        return self.apply(np.where, lhs.dtype, cond, lhs, rhs)
+        return self.apply(arithmetic.select, lhs.dtype, cond, lhs, rhs)
 
     def create_fabs(self, arg: Any) -> Any:
         return self.apply(_absolute, arg.dtype, arg)
@@ -247,6 +249,11 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
 
 _UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
+
+
+def _raw(x: Any) -> Any:
+    """The bits of a handle's elements, as unsigned integers."""
+    return TensorHandle(bits_of(np.ascontiguousarray(x.data)), _UNSIGNED[x.data.itemsize])
 
 
 def _data(mask: Any) -> Array:
