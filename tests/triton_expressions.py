@@ -200,7 +200,8 @@ class Expressions:
             return lambda: f"({text.format(self.value(of, shape, depth))}).to(tl.{dtype})"
 
         sides, axis = list(shape), len(shape) - 1
-        made = [block(f"tl.broadcast_to({{}}, {sides})", ()), block(f"tl.flip({{}}, {axis})")]
+        made = [block(f"tl.broadcast_to({{}}, {sides})", ())]
+        made += [block(f"tl.flip({{}}, {axis})")] if shape[axis] > 1 else []
         if len(shape) == 1:
             n, k = shape[0], self.pick((2, 4, 1))
             made += [lambda: self.reduced(dtype, (n, k), 1, depth), lambda: self.reduced(dtype, (k, n), 0, depth)]

@@ -50,8 +50,7 @@ class Writer(Expressions):
     def statement(self) -> None:
         simple = (self.store, self.store, self.let, self.let, self.change, self.atomic, self.update, self.parts)
         flow = (self.branch, self.branch, self.loop, self.loop, self.loop_while, self.leave)
-        rare = (self.block_pointer, self.check, self.show, self.fail)
-        kinds = simple if len(self.margin) > 12 else (*simple, *flow, *simple, *rare)
+        kinds = simple if len(self.margin) > 12 else (*simple, *flow, *simple, self.block_pointer, self.rare)
         self.pick(kinds)()
 
     def let(self) -> None:
@@ -150,6 +149,9 @@ class Writer(Expressions):
         padding = self.pick(("", ', padding_option="zero"'))
         self.write(f"{name.text} = tl.load({pointer}, boundary_check=(0, 1){padding})")
         self.write(f"tl.store({pointer}, {self.value(*name.type)}, boundary_check=(0, 1))")
+
+    def rare(self) -> None:
+        self.pick((self.check, self.fail, self.show))()
 
     def check(self) -> None:
         text = self.pick(("tl.device_assert({}, 'asserted')", "tl.assume({})", "tl.debug_barrier()"))

@@ -1,0 +1,256 @@
+"""Whether the interpreter's fast way leaves the bytes of the sequential run: on generated kernels and on real ones.
+
+Run `python docs/measurements/interpreter_identity.py generated [--examples N] [--seed S]` for small Triton programs that
+Hypothesis draws (tests/triton_texts.py), or `… kernels [--cases N] [--folder kernels/external] [--op OP] [--kernel K]`
+for the kernels of a folder on the cases that `verify` draws, N per group. Everything is compared with
+`harness.interpret.one_by_one`: every byte of memory, what is raised, what is printed; in both directions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]
+warnings.simplefilter("ignore")
+
+import torch
+from torch import Tensor
+
+from harness.interpret import descending, install, one_by_one
+
+FEATURES = {
+    "a grid of two or three axes": r"program_id\([12]\)",
+    "fp32, bf16 or fp16": r"tl\.(float32|bfloat16|float16)",
+    "masked load or store": r"mask=",
+    "other values for masked loads": r"other=",
+    "indirect addresses": r"\+ \(\(\(?tl\.load",
+    "reduction": r"tl\.(sum|max|min|argmax|argmin|reduce|xor_sum)\(",
+    "reduction or scan by a function of the kernel": r"(larger|second|chosen|both)\b",
+    "scan": r"tl\.(cumsum|cumprod|associative_scan)",
+    "reshape, trans, join, split, cat, gather, flip": r"tl\.(reshape|trans|join|split|cat|interleave|gather|flip)\(",
+    "sort or histogram": r"tl\.(sort|histogram)",
+    "dot": r"tl\.dot\(",
+    "loop": r"\bfor ",
+    "loop with a bound that programs may differ in": r"in (tl\.)?range\((?!2\)|K & 3\))",
+    "while": r"\bwhile ",
+    "if": r"^ +if ",
+    "early return": r"^ {8,}return|^ +if .*\n +return",
+    "atomic": r"tl\.atomic_",
+    "atomic whose old value is used": r"= tl\.atomic_",
+    "block pointer": r"make_block_ptr",
+    "function called": r"def f\d",
+    "print": r"print\(",
+}
+
+
+def generated(examples: int, seed: int) -> int:
+    """Draw programs and compare; returns how many differ (Hypothesis stops at the first, and shrinks it)."""
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+
+    from tests.triton_programs import Launch, Outcome, Program, differences
+    from tests.triton_texts import programs
+
+    count, tried = Counter[str](), 0
+    failed: list[str] = []
+
+    @seeded(seed)
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def compare(program: Program) -> None:
+        nonlocal tried
+        outcomes: dict[Launch, Outcome] = {}
+        found = differences(program, outcomes.__setitem__)
+        if not failed:
+            tried += 1
+            count.update(_features(program, outcomes))
+        if found:
+            failed[:] = [f"{program!r}\n" + "\n".join(found)]
+        assert not found
+
+    try:
+        compare()
+    except AssertionError:
+        print(failed[0])
+    print(f"\n{tried:,} programs, {count.pop('launches'):,} launches, {count.pop('instances'):,} instances")
+    for name in (*FEATURES, *(name for name in count if name not in FEATURES)):
+        print(f"| {name} | {count[name]:,} |")
+    return len(failed)
+
+
+def _features(program: Any, outcomes: dict[Any, Any]) -> Iterator[str]:
+    yield from (name for name, pattern in FEATURES.items() if re.search(pattern, program.text, re.MULTILINE))
+    turns: dict[Any, set[bytes]] = {}
+    for launch, outcome in outcomes.items():
+        yield "launches"
+        yield from ["instances"] * torch.Size(launch.grid).numel()
+        turns.setdefault((launch.grid, launch.n, launch.m, launch.s, launch.seed), set()).add(outcome.memory)
+    if any(len(memories) > 1 for memories in turns.values()):
+        yield "another result in the other direction"
+    if any(outcome.error for outcome in outcomes.values()):
+        yield "an error in some launch"
+    starts = sorted((t.start, t.start + t.size * t.itemsize) for t in program.tensors)
+    if any(a[1] > b[0] for a, b in zip(starts, starts[1:], strict=False)):
+        yield "tensors that share bytes"
+
+
+def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Sequence[str]) -> int:
+    """Run kernels that launch Triton on drawn cases; returns how many cases differ."""
+    from harness.config import Config
+    from harness.devices import DevicePlan
+    from harness.errors import UnsupportedCase
+    from harness.verify.inprocess import draw
+    from harness.verify.plan import make_plan
+
+    install()
+    torch.set_num_threads(1)
+    folders = (str(ROOT / folder),) if folder else ()
+    plan = DevicePlan(devices=("cpu",))
+    config = Config("", "smoke", plan, ops=tuple(ops), kernels=tuple(names), kernel_folders=folders)
+    tried, different, programs = Counter[str](), Counter[str](), Counter[str]()
+    began: dict[str, float] = {}
+    idle = set[str]()
+    launched = counting_programs()
+    for item in make_plan(config, "cpu").items:
+        name = item.subject.kernel.name
+        began.setdefault(name, time.process_time())
+        for i, case in enumerate(draw(item.group, count, seed)):
+            if name in idle:
+                break
+            before = launched["programs"]
+            try:
+                found = case_differences(item.subject.kernel, case, bool(i % 2))
+            except UnsupportedCase:
+                continue
+            if launched["programs"] == before and all(0 not in t.shape for t in case.tensors):
+                idle.add(name)
+                break
+            tried[name] += 1
+            programs[name] += (launched["programs"] - before) // 4
+            different[name] += bool(found)
+            for line in found:
+                print(f"DIFFERENT {name}: {line}\n  {case}", flush=True)
+        if tried[name]:
+            seconds = time.process_time() - began[name]
+            print(f"{item.id}: {tried[name]} cases, {programs[name]} programs, {seconds:.0f} s", file=sys.stderr, flush=True)
+    print("\n| kernel | cases | programs | differences |\n|---|---|---|---|")
+    for name in tried:
+        print(f"| `{name}` | {tried[name]:,} | {programs[name]:,} | {different[name]} |")
+    print(f"| all | {tried.total():,} | {programs.total():,} | {different.total()} |")
+    if idle:
+        print(f"without a launch, left out: {', '.join(sorted(idle))}")
+    return different.total()
+
+
+def counting_programs() -> Counter[str]:
+    """What counts the programs of every launch from now on."""
+    from harness.interpret.builder import Builder
+
+    counted = Counter[str]()
+    of_launch = Builder.set_grid_dim
+
+    def set_grid_dim(self: Any, *sides: int) -> None:
+        counted["programs"] += torch.Size(sides).numel()
+        of_launch(self, *sides)
+
+    Builder.set_grid_dim = set_grid_dim  # type: ignore[method-assign]
+    return counted
+
+
+def case_differences(kernel: Any, case: Any, turned: bool) -> list[str]:
+    """What a kernel does otherwise than one by one: upwards and downwards, one of the two with its stages."""
+    from harness.inputs import build
+
+    found = []
+    for down in (False, True):
+        asked = {"stages": kernel.stages} if kernel.stages and down is not turned else {}
+
+        def outcome(
+            way: Callable[[], AbstractContextManager[None]], down: bool = down, asked: dict[str, Any] = asked
+        ) -> dict[str, bytes]:
+            inputs = build(case, "cpu")
+            with way(), descending() if down else nullcontext():
+                return _outcome(kernel, inputs, asked)
+
+        expected, actual = outcome(one_by_one), outcome(nullcontext)
+        names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+        found += [f"{'descending' if down else 'ascending'}, stages {bool(asked)}: {', '.join(names)}"] if names else []
+    return found
+
+
+def _outcome(kernel: Any, inputs: Any, asked: dict[str, Any]) -> dict[str, bytes]:
+    """All bytes of inputs, of what the kernel allocated, and of what it returned; the error if it raised one."""
+    from harness.errors import UnsupportedCase
+    from harness.inputs import guarded_allocations
+
+    handed, returned = inputs.hand_out(), {}
+    with guarded_allocations(0) as allocations:
+        try:
+            returned = kernel.call(**handed, **inputs.case.params, **asked)
+        except UnsupportedCase:
+            raise
+        except Exception as error:
+            returned = {"error": f"{type(error).__name__}: {error}"}
+    found = {f"input {g.name}": _memory(g) for g in inputs.guards}
+    found |= {g.name: _memory(g) for g in allocations._guarded}
+    named = returned if isinstance(returned, dict) else {"result": returned}
+    return found | {name: _bytes(value) for name, value in named.items()}
+
+
+def _memory(guarded: Any) -> bytes:
+    """The bytes of a tensor, what lies between its rows, and the canaries around it: from its first element on."""
+    everything: bytes = guarded.words.numpy().tobytes()
+    start = guarded.start * guarded.tensor.element_size()
+    return everything[start:] + everything[:start]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, Tensor):
+        flat = value.detach().contiguous().reshape(-1)
+        return f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
+    return b"".join(map(_bytes, value)) if isinstance(value, (tuple, list)) else repr(value).encode()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    drawn = commands.add_parser("generated")
+    drawn.add_argument("--examples", type=int, default=1000)
+    drawn.add_argument("--seed", type=int, default=0)
+    real = commands.add_parser("kernels")
+    real.add_argument("--cases", type=int, default=2)
+    real.add_argument("--seed", type=int, default=0)
+    real.add_argument("--folder", default="")
+    real.add_argument("--op", action="append", default=[])
+    real.add_argument("--kernel", action="append", default=[])
+    given = parser.parse_args()
+    start = time.time()
+    if given.what == "generated":
+        different = generated(given.examples, given.seed)
+    else:
+        different = kernels(given.cases, given.seed, given.folder, given.op, given.kernel)
+    print(f"differences: {different}; {time.time() - start:.0f} s")
+    return bool(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
