@@ -30,11 +30,12 @@ from harness.interpret.formats import (
     numpy_dtype,
     round_float,
 )
+from harness.interpret.lanes import advanced
 from harness.interpret.libdevice import evaluate
-from harness.interpret.memory import loader, store, update_16_bit
+from harness.interpret.memory import Access, Memory
+from harness.interpret.places import here
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
-FLOAT16 = np.dtype(np.float16)
 
 
 def handle(data: Array, dtype: Any) -> Any:
@@ -46,6 +47,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     # The default makes every integer operation compute an overflow check whose outcome only a debug build reports.
     options = InterpreterOptions(sanitize_overflow=False)
+    memory = Memory()
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"Triton's interpreter has no operation {name.removeprefix('create_')!r}")
@@ -60,12 +62,17 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return handle(np.array([value], dtype=numpy_dtype(dtype)), dtype)
 
     def create_of_arrays(self, function: Callable[..., Array], *args: Any) -> Any:
-        """A function of arrays that has no effect; the result is of the dtype of the first."""
+        """A function of arrays that has no effect; the result is of the dtype of the first.
+
+        As every function of arrays, it takes arrays with an axis in front of those that it knows, of programs, beside
+        others without one.
+        """
         return self.apply(function, args[0].dtype, *args)
 
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
-        """`function` of the arrays of handles."""
-        return handle(function(*[x.data for x in args]), dtype)
+        """`function` of the arrays of handles; without a dtype it has an effect and no result."""
+        result = function(*[x.data for x in args])
+        return None if dtype is None else handle(result, dtype)
 
     def entered(self, function: Any) -> None:
         """A function of the kernel begins."""
@@ -83,38 +90,30 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     # Memory: loads and stores move bits.
 
+    def access(self, kind: str, ptr: Any, operation: Any = None) -> Access:
+        """What an operation of the kernel does at the addresses `ptr`."""
+        return Access(self, kind, numpy_dtype(ptr.get_element_ty()), ptr.data.ndim, here(), operation)
+
     def create_load(self, ptr: Any, cache: Any, eviction: Any, is_volatile: Any) -> Any:
-        return self.apply(loader(ptr.get_element_ty()), ptr.get_element_ty(), ptr)
+        return self.apply(self.access("load", ptr), ptr.get_element_ty(), ptr)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        """Block pointers and descriptors pass the mask as a bare array."""
-        dtype, given = ptrs.get_element_ty(), () if other is None else (other,)
-        if isinstance(mask, np.ndarray):
-            return self.apply(lambda where, *fill: loader(dtype)(where, mask, *fill), dtype, ptrs, *given)
-        return self.apply(loader(dtype), dtype, ptrs, mask, *given)
+        given = () if other is None else (other,)
+        return self.apply(self.access("load", ptrs), ptrs.get_element_ty(), ptrs, _mask(mask), *given)
 
     def create_store(self, ptr: Any, val: Any, cache: Any, eviction: Any) -> Any:
-        store(ptr.data, val.data)
+        self.apply(self.access("store", ptr), None, ptr, val)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
-        store(ptrs.data, value.data, _data(mask))
+        self.apply(self.access("store", ptrs), None, ptrs, value, _mask(mask))
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
-        data = val.data
-        if operation == ir.ATOMIC_OP.XCHG and data.dtype.kind == "f":
-            found = super().create_atomic_rmw(operation, ptr, _raw(val), mask, sem, scope)
-            return handle(found.data.view(data.dtype), val.dtype)
-        if data.dtype not in (BFLOAT16, FLOAT16):
-            return super().create_atomic_rmw(operation, ptr, val, mask, sem, scope)
-        ptrs, mask_data, data = np.broadcast_arrays(ptr.data, _data(mask), data)
-        old = np.zeros(data.shape, dtype=data.dtype)
-        for i in zip(*np.nonzero(mask_data), strict=True):
-            old[i] = update_16_bit(operation, ptrs[i], data[i])
-        return handle(old, val.dtype)
+        known = (operation, self.ir_rmw_op_to_interpreter_rmw_op[operation], self.ir_sem_to_interpreter_sem[sem])
+        return self.apply(self.access("update", ptr, known), val.dtype, ptr, val, mask)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        found = super().create_atomic_cas(ptr, _raw(cmp), _raw(val), sem, scope)
-        return handle(found.data.view(cmp.data.dtype), cmp.dtype)
+        access = self.access("exchange", ptr, self.ir_sem_to_interpreter_sem[sem])
+        return self.apply(access, cmp.dtype, ptr, cmp, val)
 
     # Conversions.
 
@@ -132,7 +131,13 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         target = numpy_dtype(dst_type)
         return self.apply(lambda x: np.ascontiguousarray(x).view(target), dst_type, src)
 
-    create_int_to_ptr = create_bitcast
+    def create_int_to_ptr(self, src: Any, dst_type: Any) -> Any:
+        return self.apply(self._as_addresses, dst_type, src)
+
+    def _as_addresses(self, numbers: Array) -> Array:
+        self.memory.foreign = True
+        return np.ascontiguousarray(numbers).view(np.uint64)
+
     create_ptr_to_int = create_bitcast
 
     # Arithmetic.
@@ -221,44 +226,93 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         truncated = a.data.dtype == np.float32 and input_precision == ir.INPUT_PRECISION.TF32
         return self.apply(partial(_dot, truncated), d.dtype, a, b, d)
 
-    # Shapes and addresses.
+    # Shapes and addresses. Axes are counted from the right: what is in front of those of one program are programs.
+
+    def create_get_program_id(self, axis: int) -> Any:
+        return handle(self.memory.ids[axis], tl.int32)
 
     def create_splat(self, ret_ty: Any, arg: Any) -> Any:
         shape = tuple(ret_ty.shape)
-        return self.apply(lambda x: np.full(shape, x, dtype=x.dtype), arg.dtype, arg)
+        return self.apply(lambda x: _filled(x, shape), arg.dtype, arg)
+
+    def create_unsplat(self, arg: Any) -> Any:
+        rank = arg.data.ndim
+        return self.apply(lambda x: x.reshape(*_programs(x, rank), -1)[..., :1], arg.dtype, arg)
 
     def create_broadcast(self, arg: Any, shape: Any) -> Any:
-        shape = tuple(shape)
-        return self.apply(lambda x: np.broadcast_to(x, shape), arg.dtype, arg)
+        shape, rank = tuple(shape), arg.data.ndim
+        return self.apply(lambda x: np.broadcast_to(x, _programs(x, rank) + shape), arg.dtype, arg)
 
     def create_expand_dims(self, arg: Any, axis: int) -> Any:
-        index = (slice(None),) * (axis % (arg.data.ndim + 1)) + (None,)
+        rank = arg.data.ndim
+        index = (..., None) + (slice(None),) * (rank - axis % (rank + 1))
         return self.apply(itemgetter(index), arg.dtype, arg)
 
     def create_reshape(self, arg: Any, shape: Any, allow_reorder: Any) -> Any:
-        shape = tuple(shape)
-        return self.apply(lambda x: x.reshape(shape), arg.dtype, arg)
+        shape, rank = tuple(shape), arg.data.ndim
+        return self.apply(lambda x: x.reshape(_programs(x, rank) + shape), arg.dtype, arg)
 
     def create_trans(self, arg: Any, perm: Any) -> Any:
-        perm = tuple(perm)
-        return self.apply(lambda x: np.transpose(x, perm), arg.dtype, arg)
+        perm = tuple(axis - len(perm) for axis in perm)
+        return self.apply(lambda x: np.transpose(x, (*range(x.ndim - len(perm)), *perm)), arg.dtype, arg)
+
+    def create_cat(self, lhs: Any, rhs: Any) -> Any:
+        rank = lhs.data.ndim
+        return self.apply(lambda x, y: np.concatenate(_alike(rank, x, y), axis=-rank), lhs.dtype, lhs, rhs)
+
+    def create_join(self, lhs: Any, rhs: Any) -> Any:
+        return self.apply(lambda x, y: np.stack(np.broadcast_arrays(x, y), axis=-1), lhs.dtype, lhs, rhs)
+
+    def create_split(self, val: Any) -> Any:
+        return self.part(val, 0), self.part(val, 1)
+
+    def part(self, val: Any, i: int) -> Any:
+        """Element `i` along the last axis."""
+        return self.apply(itemgetter((..., i)), val.dtype, val)
+
+    def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
+        rank = src.data.ndim
+        back = axis % rank - rank
+        return self.apply(lambda x, i: np.take_along_axis(*_alike(rank, x, i), axis=back), src.dtype, src, indices)
+
+    def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
+        counted = (data,) if mask is None else (data, mask)
+        return self.apply(partial(_histogram, bins), tl.int32, *counted)
 
     def create_addptr(self, ptr: Any, offset: Any) -> Any:
-        width = np.uint64(max(1, ptr.get_element_ty().primitive_bitwidth // 8))
-        return self.apply(lambda x, n: x + width * n.astype(np.uint64), ptr.dtype, ptr, offset)
+        width = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
+        return self.apply(lambda x, n: advanced(x, n, width), ptr.dtype, ptr, offset)
 
 
-_UNSIGNED = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32, 8: tl.uint64}
+def _mask(mask: Any) -> Any:
+    """A mask as a handle; block pointers and descriptors pass it bare."""
+    return handle(mask, tl.int1) if isinstance(mask, np.ndarray) else mask
 
 
-def _raw(x: Any) -> Any:
-    """The bits of a handle's elements, as unsigned integers."""
-    return TensorHandle(bits_of(np.ascontiguousarray(x.data)), _UNSIGNED[x.data.itemsize])
+def _programs(x: Array, rank: int) -> tuple[int, ...]:
+    """The axes of `x` in front of those of one program."""
+    return x.shape[: x.ndim - rank]
 
 
-def _data(mask: Any) -> Array:
-    """The mask as an array; block pointers and descriptors pass it bare."""
-    return np.asarray(mask if isinstance(mask, np.ndarray) else mask.data)
+def _filled(x: Array, shape: tuple[int, ...]) -> Array:
+    """A scalar's value in all of a block."""
+    return np.broadcast_to(x.reshape(*x.shape[:-1], *(1,) * len(shape)), x.shape[:-1] + shape)
+
+
+def _alike(rank: int, *arrays: Array) -> list[Array]:
+    """The same arrays, all of them with the axes of programs that any of them has."""
+    programs = max((_programs(x, rank) for x in arrays), key=len)
+    return [np.broadcast_to(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
+
+
+def _histogram(bins: int, data: Array, mask: Array | None = None) -> Array:
+    """How often 0, 1, … `bins` - 1 occur along the last axis; what lies outside counts for nothing."""
+    data, counted = np.broadcast_arrays(data, True if mask is None else mask)
+    counted = counted & (data >= 0) & (data < bins)
+    programs = data.shape[:-1]
+    offset = np.arange(np.prod(programs, dtype=int)).reshape(*programs, 1) * bins
+    found = np.bincount((data.astype(np.int64) + offset)[counted], minlength=offset.size * bins)
+    return found.reshape(*programs, bins).astype(np.int32)
 
 
 @cache

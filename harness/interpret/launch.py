@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import Enum
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,11 @@ from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation
 
 from harness.interpret.builder import Builder
 from harness.interpret.formats import Array, convert, numpy_dtype
+from harness.interpret.given import given
+from harness.interpret.memory import Memory
 from harness.interpret.order import is_one_by_one, programs
 from harness.interpret.recorder import Recorder
+from harness.interpret.replay import Diverged, Replay
 from harness.interpret.rewrite import (
     SUBSTITUTES,
     Rewriter,
@@ -32,7 +35,8 @@ from harness.interpret.rewrite import (
     counting_with_names,
     print_in_every_program,
 )
-from harness.interpret.tape import Replay, Tapes
+from harness.interpret.speculation import Speculation
+from harness.interpret.tape import Segment, Tape, Tapes, Trust
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
@@ -59,43 +63,90 @@ class Launcher(GridExecutor):  # type: ignore[misc]
     def _run_programs(self, arguments: Arguments, grid: tuple[int, ...]) -> None:
         builder = interpreter.interpreter_builder
         builder.set_grid_dim(*grid)
-        run = programs_of(self.fn, arguments)
+        before = builder.memory
         try:
-            for program in programs(grid):
-                builder.set_grid_idx(*program)
-                run()
+            Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
         except Exception as error:
             raise InterpreterError(f"{type(error).__name__}: {error}") from error
+        finally:
+            builder.memory = before
 
 
-def programs_of(function: Any, arguments: Arguments) -> Callable[[], None]:
-    """What runs the next program of a launch: from a tape, if the arguments allow to keep one."""
-    if arguments.key is None or is_one_by_one():
-        return partial(function, **arguments.values)
-    tape = _tapes.find((function, arguments.key), arguments.dtypes)
-    replay = Replay(tape, arguments.arrays)
+BATCH_BYTES = 16 << 20
+"""About how much memory the programs of a batch may take."""
 
-    def run() -> None:
-        if tape.refused:
-            function(**arguments.values)
-        elif (diverged := replay.run()) is not None:
-            _record(function, arguments, Recorder(interpreter.interpreter_builder, replay, arguments.handles, diverged))
 
-    return run
+class Launch:
+    """One launch of a kernel.
+
+    Args:
+        function: the rewritten kernel.
+        arguments: what it gets.
+        builder: the interpreter's.
+    """
+
+    def __init__(self, function: Any, arguments: Arguments, builder: Builder) -> None:
+        self._function, self._arguments, self._builder = function, arguments, builder
+        self._memory = builder.memory = Memory(given(arguments.bound.items()))
+        by_python = arguments.key is None or is_one_by_one()
+        self._tape = Tape([], [], refused=True) if by_python else _tapes.find((function, arguments.key), arguments.dtypes)
+        self._replay = Replay(self._tape, arguments.arrays, self._memory)
+
+    def run(self, grid_indices: Array) -> None:
+        """Run the programs with these indices, in this order, a row each."""
+        self._alone(grid_indices[:1])
+        done = min(1, len(grid_indices))
+        while done < len(grid_indices):
+            batch = grid_indices[done : done + self._batch_size()]
+            while not self._together(batch):
+                self._tape.trust = Trust(self._tape.trust + 1)
+            done += len(batch)
+
+    def _batch_size(self) -> int:
+        if self._tape.refused or self._tape.trust is Trust.NEVER:
+            return 1
+        return max(1, BATCH_BYTES // max(1, self._replay.program_bytes))
+
+    def _together(self, grid_indices: Array) -> bool:
+        """Run programs, together if they may; False if that went wrong, and nothing has happened."""
+        how = self._tape.trust
+        if self._tape.refused or how is Trust.NEVER or len(grid_indices) == 1:
+            self._alone(grid_indices)
+            return True
+        count = len(grid_indices)
+        self._memory.speculation = speculation = Speculation(count, how is Trust.BYTES, np.arange(count))
+        try:
+            self._replay.together(grid_indices, self._explore)
+        except Exception:
+            speculation.undo()
+            return False
+        finally:
+            self._memory.speculation = None
+        return True
+
+    def _alone(self, grid_indices: Array) -> None:
+        for index in grid_indices:
+            self._memory.ids = tuple(index.reshape(3, 1))
+            self._builder.grid_idx = tuple(index.tolist())
+            if self._tape.refused:
+                self._function(**self._arguments.values)
+            else:
+                self._replay.alone(self._explore)
+
+    def _explore(self, diverged: Diverged) -> list[Segment]:
+        """Run a program by Python, and add what it does to the tape."""
+        recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged)
+        recorder.entered(self._function)
+        interpreter_semantic.builder = recorder
+        try:
+            self._function(**self._arguments.values)
+        finally:
+            interpreter_semantic.builder = self._builder
+        recorder.finish()
+        return recorder.path
 
 
 _tapes = Tapes(limit=128 << 20)
-
-
-def _record(function: Any, arguments: Arguments, recorder: Recorder) -> None:
-    """Run a program by Python, and add what it does to its tape."""
-    recorder.entered(function)
-    interpreter_semantic.builder = recorder
-    try:
-        function(**arguments.values)
-    finally:
-        interpreter_semantic.builder = interpreter.interpreter_builder
-    recorder.finish()
 
 
 def bind(function: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -112,11 +163,13 @@ class Arguments:
     """The arguments of a launch as the kernel sees them.
 
     Attributes:
+        bound: the arguments, by name.
         arrays, dtypes: what the pointers and scalars hold, and their types.
         key: what the course of a program may depend on: constants, and the types. None if that is unknown.
     """
 
     def __init__(self, function: Any, bound: dict[str, Any]) -> None:
+        self.bound = bound
         self.arrays: list[Array] = []
         self.dtypes: list[Any] = []
         self._names: list[str] = []

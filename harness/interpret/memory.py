@@ -1,49 +1,263 @@
-"""Loads, stores and 16-bit atomic updates at arrays of addresses; all of them move bits."""
+"""Memory as the programs of a launch see it: every access is looked up in the tensors that the launch was given.
+
+An access moves bits. It stays within one tensor nearly always; then it is an indexing of that tensor's memory. What lies
+in no tensor is not touched: a load of it gives what a masked lane gives, and a `Fault` is noted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from triton._C.libtriton import interpreter as memory
 from triton._C.libtriton import ir
 
-from harness.interpret.formats import Array, bits_of, numpy_dtype
+from harness.interpret.faults import fault, noted
+from harness.interpret.formats import Array, DType, bits_of
+from harness.interpret.given import Given
+from harness.interpret.lanes import Addresses, Lanes, lanes_of, windows
+from harness.interpret.places import Place
+from harness.interpret.speculation import Conflict, Speculation
 
 
-@cache
-def loader(dtype: Any) -> Callable[..., Array]:
-    """Loads from an array of addresses; what a mask excludes is undefined unless it is filled."""
-    stored = numpy_dtype(dtype)
-    raw = np.dtype(f"u{stored.itemsize}")
+@dataclass(frozen=True)
+class Access:
+    """What one operation does to memory, as a function of arrays.
 
-    def load(where: Array, mask: Array | None = None, fill: Array | None = None) -> Array:
-        inside = np.ones(where.shape, dtype=bool) if mask is None else mask
+    Attributes:
+        owner: has the `memory` of the launch that runs.
+        kind: `load`, `store` or another method of `Memory`.
+        dtype: of what is loaded or stored.
+        rank: axes of a program's addresses; arrays may have one in front of them, of programs.
+        place: in the source; None if unknown.
+        operation: of an atomic access.
+    """
+
+    owner: Any
+    kind: str
+    dtype: DType
+    rank: int
+    place: Place | None
+    operation: Any = None
+
+    @cached_property
+    def raw(self) -> DType:
+        return np.dtype(f"u{self.dtype.itemsize}")
+
+    @cached_property
+    def shift(self) -> int:
+        """Binary digits of an address that count bytes of an element."""
+        return self.dtype.itemsize.bit_length() - 1
+
+    def __call__(self, where: Array, *arrays: Array) -> Any:
+        return self.advanced(where, None, *arrays)
+
+    def advanced(self, base: Array, count: Array | None, *arrays: Array) -> Any:
+        """The same with addresses `count` elements after `base`."""
+        addresses = Addresses(base, count, self.dtype.itemsize)
+        return getattr(self.owner.memory, self.kind)(self, addresses, *arrays)
+
+
+@dataclass
+class Memory:
+    """What a launch may touch.
+
+    Attributes:
+        tensors: the tensors that it was given.
+        ids: the indices of the program that runs in the grid, an array of shape [1] each; of several, [programs, 1].
+        speculation: what the programs of a batch have touched; None while one program runs.
+        foreign: addresses may also come from numbers, of which nothing is known.
+    """
+
+    tensors: list[Given] = field(default_factory=list)
+    ids: tuple[Array, ...] = ()
+    speculation: Speculation | None = None
+    foreign: bool = False
+
+    # Accesses.
+
+    def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
+        """The bits at addresses; where a mask excludes one, of `fill`, or undefined."""
+        mask = None if mask is None or mask.all() else mask
         # undefined by Triton's documentation: NaN, or -1 in an integer, so that a use of it shows
-        other = np.full(where.shape, np.iinfo(raw).max, raw) if fill is None else bits_of(np.ascontiguousarray(fill))
-        loaded: Array = memory.load(where, inside, other, raw)
-        return loaded.view(stored)
+        undefined = access.raw.type(np.iinfo(access.raw).max)
+        other = undefined if fill is None else bits_of(np.ascontiguousarray(fill))
+        lanes = lanes_of(where, mask)
+        if (found := self._lookup(access, lanes)) is not None:
+            return _taken(*found, lanes, mask, other).view(access.dtype)
+        addresses, inside = self._allowed(access, where.all, mask)
+        other = np.where(inside if mask is None else inside | ~mask, other, undefined)
+        values = memory.load(addresses, inside, np.zeros(addresses.shape, access.raw), access.raw)
+        return np.where(inside, values, other).view(access.dtype)
 
-    return load
+    def store(self, access: Access, where: Addresses, value: Array, mask: Array | None = None) -> None:
+        """Store bits at addresses, but for those that a mask excludes; of two at one address, the last."""
+        mask = None if mask is None or mask.all() else mask
+        bits = bits_of(np.ascontiguousarray(value))
+        lanes = lanes_of(where, mask)
+        if (found := self._lookup(access, lanes)) is not None:
+            _put(*found, lanes, bits)
+        else:
+            addresses, inside = self._allowed(access, where.all, mask)
+            memory.store(addresses, np.ascontiguousarray(np.broadcast_to(bits, addresses.shape)), inside)
+
+    def update(self, access: Access, where: Addresses, value: Array, mask: Array) -> Array:
+        """An atomic operation of every program, one element after the other; gives what memory held before."""
+        addresses, value, inside = self._of_every_program(access, where.all, value, mask)
+        if value.dtype.itemsize == 2 and value.dtype.kind not in "iu":
+            return _update_16_bit(access.operation[0], addresses, value, inside)
+        operation, sem = access.operation[1:]
+        raw = bits_of(value) if access.operation[0] == ir.ATOMIC_OP.XCHG else value
+        old: Array = memory.atomic_rmw(operation, addresses, raw, inside, sem)
+        return old.view(value.dtype)
+
+    def exchange(self, access: Access, where: Addresses, expected: Array, value: Array) -> Array:
+        """Compare and swap, likewise; compares bits."""
+        expected, value = (bits_of(np.ascontiguousarray(x)) for x in (expected, value))
+        addresses, value, inside = self._of_every_program(access, where.all, value, np.ones(1, bool))
+        expected = np.ascontiguousarray(np.broadcast_to(expected, addresses.shape))
+        old = np.zeros(addresses.shape, access.raw)
+        old[inside] = memory.atomic_cas(addresses[inside], expected[inside], value[inside], access.operation)
+        return old.view(access.dtype)
+
+    def _of_every_program(self, access: Access, where: Array, value: Array, mask: Array) -> list[Array]:
+        """The operands with an axis of programs if several run, and which elements may be touched."""
+        shape = np.broadcast_shapes(where.shape, value.shape, mask.shape)
+        if self.speculation is not None and len(shape) == access.rank:
+            shape = (len(self.speculation.now), *shape)
+        where, value, mask = (np.ascontiguousarray(np.broadcast_to(x, shape)) for x in (where, value, mask))
+        if self._lookup(access, Lanes(where, 1, mask, False)) is None:
+            where, mask = self._allowed(access, where, mask)
+        return [where, value, mask]
+
+    # Where an access goes.
+
+    def _lookup(self, access: Access, lanes: Lanes) -> tuple[Array, Array] | None:
+        """The memory of the one tensor in which all lanes are, and the indices there; None if it is not so."""
+        if (first := _first(lanes)) is None:
+            return None
+        bytes_of_run = lanes.run * access.dtype.itemsize
+        for tensor in self.tensors:
+            if tensor.start <= first and first + bytes_of_run <= tensor.stop:
+                index = ((lanes.starts - np.uint64(tensor.start)) >> np.uint64(access.shift)).view(np.int64)
+                low, high = _ranges(index, lanes, access.rank)
+                if low.min() < 0 or high.max() * access.dtype.itemsize + bytes_of_run > tensor.stop - tensor.start:
+                    continue
+                if not self._surely_in(access, tensor, lanes):
+                    continue
+                if self.speculation is not None:
+                    self._touch(access, tensor, index, lanes, low, high)
+                return tensor.view(access.raw), index
+        return None
+
+    def _surely_in(self, access: Access, tensor: Given, lanes: Lanes) -> bool:
+        """No lane is in a gap, or at a part of an element."""
+        width = access.dtype.itemsize
+        if tensor.layout[1]:
+            held = tensor.holds(lanes.starts, lanes.run * width)
+            if not (held if lanes.live is None else held | ~lanes.live).all():
+                return False
+        if tensor.itemsize == width and not self.foreign:
+            return True
+        odd = (lanes.starts - np.uint64(tensor.start)) % np.uint64(width) != 0
+        return not (odd if lanes.live is None else odd & lanes.live).any()
+
+    def _touch(
+        self, access: Access, tensor: Given, index: Array, lanes: Lanes, low: Array, high: Array
+    ) -> None:
+        assert self.speculation is not None
+        width, now = access.dtype.itemsize, self.speculation.now
+
+        def every_byte() -> tuple[Array, Array]:
+            who = now.reshape(-1, *(1,) * (access.rank - lanes.axes))
+            first, who, live = np.broadcast_arrays(index, who, True if lanes.live is None else lanes.live)
+            count = lanes.run * width
+            return (first[live][:, None] * width + np.arange(count)).reshape(-1), who[live].repeat(count)
+
+        last = high * width + (lanes.run * width - 1)
+        self.speculation.touch(self.tensors, tensor, low * width, last, every_byte, access.kind != "load")
+
+    def _allowed(self, access: Access, where: Array, mask: Array | None) -> tuple[Array, Array]:
+        """The addresses, and which of them may be touched; what may not be is noted as a fault."""
+        where, mask = (np.ascontiguousarray(x) for x in np.broadcast_arrays(where, True if mask is None else mask))
+        if not mask.any():
+            return where, mask
+        if self.speculation is not None:
+            raise Conflict
+        if self.foreign:
+            return where, mask
+        inside = np.zeros(where.shape, bool)
+        for tensor in self.tensors:
+            inside |= tensor.holds(where, access.dtype.itemsize)
+        if (outside := mask & ~inside).any():
+            noted(fault(access.kind, access.place, self.tensors, where[outside], access.dtype.itemsize, self.ids))
+        return where, mask & inside
 
 
-def store(where: Array, value: Array, mask: Array | None = None) -> None:
-    """Stores the bits of `value` at an array of addresses, but for those that a mask excludes."""
-    inside = np.ones(where.shape, dtype=bool) if mask is None else mask
-    memory.store(where, bits_of(np.ascontiguousarray(value)), inside)
+def _first(lanes: Lanes) -> int | None:
+    """The address of the first lane; None if there is none."""
+    if lanes.live is None:
+        return int(lanes.starts.item(0))
+    index = np.unravel_index(int(lanes.live.argmax()), lanes.live.shape)
+    if not lanes.live[index]:
+        return None
+    behind = lanes.live.ndim - lanes.starts.ndim
+    position = ((0,) * -behind + tuple(map(int, index)))[max(behind, 0) :]
+    return int(lanes.starts[position])
 
 
-def update_16_bit(operation: Any, pointer: Any, value: Any) -> Any:
-    """One atomic update of a bf16 or fp16 in memory; returns the old value."""
-    where, always = np.array([pointer], dtype=np.uint64), np.ones(1, dtype=bool)
-    old = memory.load(where, always, np.zeros(1, dtype=np.uint16), np.dtype(np.uint16)).view(value.dtype)
-    if operation == ir.ATOMIC_OP.FADD:
-        new = old + value
-    elif operation == ir.ATOMIC_OP.XCHG:
-        new = np.array([value])
+def _ranges(index: Array, lanes: Lanes, rank: int) -> tuple[Array, Array]:
+    """The lowest and highest index of every program, of first lanes of runs."""
+    low = index if lanes.live is None else np.where(lanes.live, index, 1 << 58)
+    high = index if lanes.live is None else np.where(lanes.live, index, -1)
+    axes = tuple(range(lanes.axes - rank, 0))
+    return low.min(axes), high.max(axes)
+
+
+def _taken(view: Array, index: Array, lanes: Lanes, mask: Array | None, other: Array) -> Array:
+    """The lanes' elements, and `other` where they are masked."""
+    if lanes.run == 1:
+        values = view.take(index, mode="clip")
+        return values if mask is None else np.where(mask, values, other)
+    rows = windows(view, lanes.run)
+    if mask is None:
+        return rows[index]
+    index, live = np.broadcast_arrays(index, True if lanes.live is None else lanes.live)
+    length = mask.shape[-1]
+    taken = np.empty((*index.shape, length), view.dtype)
+    taken[...] = other
+    if lanes.live is None:
+        taken[..., : lanes.run] = rows[index]
     else:
+        taken[live, : lanes.run] = rows[index[live]]
+    return taken
+
+
+def _put(view: Array, index: Array, lanes: Lanes, bits: Array) -> None:
+    """Store the lanes' elements, one after the other."""
+    run: tuple[int, ...] = ()
+    if lanes.axes:
+        view, bits, run = windows(view, lanes.run), bits[..., : lanes.run], (lanes.run,)
+    live = np.True_ if lanes.live is None else lanes.live
+    shape = np.broadcast_shapes(index.shape, bits.shape[: bits.ndim - len(run)], live.shape)
+    index, bits = np.broadcast_to(index, shape), np.broadcast_to(bits, shape + run)
+    if lanes.live is None:
+        view[index.reshape(-1)] = bits.reshape(-1, *run)
+    else:
+        live = np.broadcast_to(live, shape)
+        view[index[live]] = bits[live]
+
+
+def _update_16_bit(operation: Any, where: Array, value: Array, inside: Array) -> Array:
+    """Atomic updates of bf16 or fp16 in memory, one after the other; the values before."""
+    if operation not in (ir.ATOMIC_OP.FADD, ir.ATOMIC_OP.XCHG):
         raise NotImplementedError(f"no NVIDIA GPU has an atomic {operation} on {value.dtype}")
-    memory.store(where, bits_of(new.astype(value.dtype)), always)
-    return old[0]
+    old, raw, one = np.zeros_like(value), np.dtype(np.uint16), np.ones(1, bool)
+    for i in zip(*np.nonzero(inside), strict=True):
+        address = where[i].reshape(1)
+        old[i] = memory.load(address, one, np.zeros(1, raw), raw).view(value.dtype)[0]
+        new = old[i] + value[i] if operation == ir.ATOMIC_OP.FADD else value[i]
+        memory.store(address, bits_of(np.asarray(new, value.dtype).reshape(1)), one)
+    return old

@@ -15,8 +15,9 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from harness.interpret.builder import Builder
+from harness.interpret.replay import Diverged
 from harness.interpret.rewrite import Namespace
-from harness.interpret.tape import Diverged, Guard, Replay, Segment, Step
+from harness.interpret.tape import Guard, Segment, Step, Tape, Trust
 
 PURE = frozenset(
     f"create_{name}"
@@ -36,6 +37,15 @@ PURE = frozenset(
 """Operations that see nothing but their operands and change nothing; any other one runs in every program."""
 
 
+SPREADING = frozenset({"create_get_program_id", "create_atomic_rmw", "create_atomic_cas"})
+"""Operations whose result is each program's own."""
+
+TOGETHER = frozenset(
+    {*PURE, *SPREADING, "create_load", "create_masked_load", "create_store", "create_masked_store"}
+    | {"create_get_num_programs", "create_assert", "create_assume", "create_barrier", "create_debug_barrier"}
+)
+"""Operations that take what several programs have at once."""
+
 LARGEST = 64 << 20
 """Bytes of the results of one program beyond which it is not worth keeping them all, as a replay does."""
 
@@ -51,14 +61,17 @@ class Recorder:
     Along a path that the program has already gone, it gives the results of then instead.
     """
 
-    def __init__(self, builder: Builder, replay: Replay, arguments: list[Any], diverged: Diverged) -> None:
-        self._builder, self._tape = Noting(builder), replay.tape
+    def __init__(self, builder: Builder, tape: Tape, arguments: list[Any], diverged: Diverged) -> None:
+        self._builder, self._tape = Noting(builder), tape
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
         self._constants: dict[int, Any] = {}
         self._kept = list(arguments)  # so that no id is given to a second object
         self._varying: set[int] = set()
+        self._spread: set[int] = set()
+        self._known: dict[tuple[int, Any], Any] = {}
         self._first = self._segment = Segment()
-        self._past = Past(diverged, replay.registers) if diverged.path else None
+        self.path = [*diverged.path, self._first]
+        self._past = Past(diverged) if diverged.path else None
         self._seen: Any = None
         self._bytes = 0
         self.recording = True
@@ -89,17 +102,23 @@ class Recorder:
         value = self._builder.observe(handle, read)
         if not self._knows((handle,)) or id(handle) in self._constants:
             return value
+        register = self._registers[id(handle)]
+        guard = Guard(register, read, register in self._varying)
+        if (asked := (guard.register, read)) in self._known:
+            return value
+        self._known[asked] = value
         if self._past and self._past.goes_on:
             self._past.take(Guard.__name__)
             self._seen = value
         else:
-            self._decide(Guard(self._registers[id(handle)], read), value)
+            self._decide(guard, value)
         return value
 
     def _decide(self, guard: Guard, value: Any) -> None:
         self._segment.close(guard)
         self._segment.branches[value] = following = Segment()
         self._segment = following
+        self.path.append(following)
 
     def entered(self, function: Any) -> None:
         """`function` begins."""
@@ -155,27 +174,32 @@ class Recorder:
         inputs = tuple([self._register(x) for x in operands])
         varies = name not in PURE and name != "create_get_num_programs"
         varies |= not self._varying.isdisjoint(inputs)
+        spread = name in SPREADING or not self._spread.isdisjoint(inputs)
+        if name not in TOGETHER:
+            self._tape.trust = Trust.NEVER
         self._builder.noted.clear()
         result = method(*args, **kwargs)
         run = self._builder.function_of(operands, result) or on_arrays(
             getattr(self._builder.other, name), args, kwargs, operands
         )
-        self._result(name, run, inputs, result, varies)
+        self._result(name, run, inputs, result, varies, spread and result is not None)
         return result
 
-    def _result(self, name: str, run: Callable[..., Any], inputs: tuple[int, ...], result: Any, varies: bool) -> None:
+    def _result(
+        self, name: str, run: Callable[..., Any], inputs: tuple[int, ...], result: Any, varies: bool, spread: bool
+    ) -> None:
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
-        step = Step(name, run, inputs, output, varies)
+        size = result.data.nbytes if isinstance(result, TensorHandle) else 0
+        step = Step(name, run, inputs, output, name in PURE, varies, spread, size)
         self._segment.steps.append(step)
         self._place(result, step)
         if isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
-                self._result("part", itemgetter(i), (output,), part, varies)
-        elif isinstance(result, TensorHandle):
-            self._bytes += result.data.nbytes
-            if self._bytes > LARGEST:
-                self.give_up()
+                self._result("part", itemgetter(i), (output,), part, varies, spread)
+        self._bytes += size
+        if self._bytes > LARGEST:
+            self.give_up()
 
     def _place(self, result: Any, step: Step) -> None:
         if not isinstance(result, CONSTANTS):
@@ -183,6 +207,8 @@ class Recorder:
             self._kept.append(result)
         if step.varies:
             self._varying.add(step.output)
+        if step.spread:
+            self._spread.add(step.output)
 
     def _recall(self, past: Past, step: Step) -> Any:
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
@@ -232,8 +258,8 @@ class Noting(Builder):
 class Past:
     """What a program did on a tape before it left it."""
 
-    def __init__(self, diverged: Diverged, registers: list[Any]) -> None:
-        self.registers, self.segment, self.failed = registers, diverged.path[-1], diverged.failed
+    def __init__(self, diverged: Diverged) -> None:
+        self.registers, self.segment, self.failed = diverged.registers, diverged.path[-1], diverged.failed
         self._events: list[tuple[str, Step | None]] = []
         for segment in diverged.path:
             self._events += [(step.name, step) for step in segment.steps]

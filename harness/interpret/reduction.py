@@ -45,7 +45,7 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
     axis = None if axis is None else _checked_axis(axis, ndim)
 
     def tree(parts: Parts, combine: Combine, on: On) -> Parts:
-        moved = tuple(on(partial(_axis_last, axis), x) for x in parts)
+        moved = tuple(on(partial(_axis_last, ndim, axis), x) for x in parts)
         return tuple(on(partial(_reduced, ndim, axis, keep), x) for x in _reduce_tree(moved, combine, on))
 
     reduced = _combined(tree, combine_fn, tensors)
@@ -56,13 +56,14 @@ def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: 
 def associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **_: Any) -> Any:
     """`tl.associative_scan`: the running combination along `axis`, from the far end if `reverse`."""
     tensors = input if isinstance(input, tuple) else (input,)
-    axis = _checked_axis(_value(axis), tensors[0].handle.data.ndim)
+    ndim = tensors[0].handle.data.ndim
+    back = _checked_axis(_value(axis), ndim) - ndim
     step = -1 if _value(reverse) else 1
 
     def tree(parts: Parts, combine: Combine, on: On) -> Parts:
-        moved = tuple(on(lambda x: np.moveaxis(x, axis, -1)[..., ::step], x) for x in parts)
+        moved = tuple(on(lambda x: np.moveaxis(x, back, -1)[..., ::step], x) for x in parts)
         scanned = _scan_tree(moved, combine, on)
-        return tuple(on(lambda x: np.ascontiguousarray(np.moveaxis(x[..., ::step], -1, axis)), x) for x in scanned)
+        return tuple(on(lambda x: np.ascontiguousarray(np.moveaxis(x[..., ::step], -1, back)), x) for x in scanned)
 
     return _like_input(input, tuple(_tensor(x) for x in _combined(tree, combine_fn, tensors)))
 
@@ -80,16 +81,15 @@ def _on_arrays(function: Callable[..., Array], *parts: Array) -> Array:
     return function(*parts)
 
 
-def _axis_last(axis: int | None, x: Array) -> Array:
-    return x.reshape(-1) if axis is None else np.moveaxis(x, axis, -1)
+def _axis_last(ndim: int, axis: int | None, x: Array) -> Array:
+    return x.reshape(*x.shape[: x.ndim - ndim], -1) if axis is None else np.moveaxis(x, axis - ndim, -1)
 
 
 def _reduced(ndim: int, axis: int | None, keep: bool, x: Array) -> Array:
     """The only element along the last axis of `x`, in the shape of a result; a scalar has shape [1]."""
-    first: Array = x[..., 0]
     if keep:
-        return first.reshape((1,) * ndim) if axis is None else np.expand_dims(first, axis)
-    return first if first.ndim else first.reshape(1)
+        return x.reshape(*x.shape[:-1], *(1,) * (ndim - 1)) if axis is None else np.moveaxis(x, -1, axis - ndim)
+    return x if axis is None or ndim == 1 else x[..., 0]
 
 
 def _reduce_tree(parts: Parts, combine: Combine, on: On) -> Parts:
@@ -156,8 +156,12 @@ def _apply(combine_fn: Any, dtypes: tuple[Any, ...], a: Parts, b: Parts) -> Part
     returned = tuple(r.dtype for r in results)
     if returned != dtypes:
         raise TypeError(f"combine function {combine_fn.__name__!r} of {dtypes} returns {returned}")
-    shape = a[0].data.shape
-    return tuple(operation(lambda x: np.broadcast_to(x, shape), r.handle) for r in results)
+    return tuple(operation(partial(_broadcast, r.handle.data.ndim, a[0].data.shape), r.handle) for r in results)
+
+
+def _broadcast(ndim: int, shape: tuple[int, ...], x: Array) -> Array:
+    programs, own = x.shape[: x.ndim - ndim], x.shape[x.ndim - ndim :]
+    return np.broadcast_to(x.reshape(*programs, *(1,) * (len(shape) - ndim), *own), programs + shape)
 
 
 def _apply_each(combine_fn: Any, dtypes: tuple[Any, ...], a: Parts, b: Parts) -> Parts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import linecache
 from collections.abc import Callable, Iterator
 from functools import reduce
 from types import ModuleType
@@ -123,9 +124,19 @@ def _path(node: ast.AST) -> list[str]:
 
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
     """Replaces `FunctionRewriter._compile_and_exec`."""
+    _indent(tree, linecache.getline(self.filename, self.def_file_lineno))
     local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
     exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
     return local[self.fn.__name__]
+
+
+def _indent(tree: ast.Module, line: str) -> None:
+    """Shift the tree's columns to where they are in the file, of whose text Triton has taken the indentation of `line`."""
+    margin = len(line) - len(line.lstrip())
+    for node in ast.walk(tree) if margin else ():
+        if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
+            node.col_offset += margin
+            node.end_col_offset = (node.end_col_offset or 0) + margin
 
 
 def _is_tensor(value: Any) -> bool:

@@ -10,11 +10,11 @@ not seen before is run by Python once more, along the steps that it has done, an
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
 from typing import Any
-
-from harness.interpret.formats import Array
 
 LARGEST = 64 << 20
 """Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""
@@ -29,25 +29,37 @@ class Step:
         name: the builder's method that was asked for.
         run: the operation on what the registers hold: arrays, or objects such as descriptors.
         inputs, output: numbers of registers.
-        varies: it has to run in every program; otherwise once per launch.
+        pure: it changes nothing, so that nobody misses it who does not read its result.
+        varies: it has to run in every program, or every batch of them; otherwise once per launch.
+        spread: its result depends on which program runs; of several, it has an axis of programs in front.
+        bytes: of its result.
     """
 
     name: str
     run: Callable[..., Any]
     inputs: tuple[int, ...]
     output: int
+    pure: bool
     varies: bool
+    spread: bool
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A value that Python asks for: the only element of the array in a register, read by `bool` or `int`."""
+    """A value that Python asks for: the only element of the array in a register, read by `bool` or `int`.
+
+    Attributes:
+        varies: it may be another one in another program of a launch.
+    """
 
     register: int
     read: Callable[[Any], Any]
+    varies: bool
 
-    def value(self, registers: list[Any]) -> Any:
-        return self.read(registers[self.register].item())
+    def values(self, registers: list[Any]) -> list[Any]:
+        """Of every program; a single one if it is that of all."""
+        return list(map(self.read, registers[self.register].reshape(-1).tolist()))
 
 
 @dataclass
@@ -57,17 +69,105 @@ class Segment:
     Attributes:
         guard: the value that Python asks for after the steps; None at the end of a program.
         branches: that value → what follows.
+        parts: the segments that it joins; empty if it was recorded as it is.
     """
 
     steps: list[Step] = field(default_factory=list)
     guard: Guard | None = None
     branches: dict[Any, Segment] = field(default_factory=dict)
+    parts: Sequence[Segment] = ()
 
     def close(self, guard: Guard | None) -> None:
         """No more steps will come."""
         self.guard = guard
         self.all = [(s.run, s.inputs, s.output) for s in self.steps]
         self.varying = [(s.run, s.inputs, s.output) for s in self.steps if s.varies]
+
+    @cached_property
+    def together(self) -> Together:
+        """What programs that run together do here."""
+        return Together.of(self.steps, self.guard)
+
+
+@dataclass(frozen=True)
+class Together:
+    """The steps of a segment as programs run them together.
+
+    Attributes:
+        steps: what each runs, the registers that it reads and writes, and those that nobody reads after it.
+        reads: registers that earlier segments wrote.
+        spread: registers that are written and depend on the program.
+        bytes: about how much memory these take for each program.
+    """
+
+    steps: list[tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]]
+    reads: list[int]
+    spread: list[int]
+    bytes: int
+
+    @staticmethod
+    def of(steps: Sequence[Step], guard: Guard | None) -> Together:
+        """The steps before `guard`.
+
+        At the end of a program, where no other way can begin, nobody asks again for what was computed: steps whose
+        results nobody reads are left out, and registers are emptied after their last use.
+        """
+        asked = {guard.register} if guard else set()
+        kept = [*map(_advancing(steps), steps)]
+        if guard is None:
+            kept = _needed(kept)
+        written = {step.output for step in kept}
+        spread = {step.output: step.bytes for step in kept if step.spread}
+        runnable, left = [], {step.output for step in kept} if guard else set[int]()
+        for step in reversed(kept):
+            done = {*step.inputs, step.output} & written - left
+            left |= done
+            runnable.append((step.run, step.inputs, step.output, tuple(done)))
+        runnable.reverse()
+        reads = asked.union(*(step.inputs for step in kept)) - written
+        return Together(runnable, sorted(reads), list(spread), _peak(runnable, spread))
+
+
+def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
+    """Lets an access to memory add up its addresses by itself, if it has a faster way."""
+    sums = {step.output: step for step in steps if step.name == "create_addptr"}
+
+    def advancing(step: Step) -> Step:
+        advanced = getattr(step.run, "advanced", None)
+        if advanced is None or step.inputs[0] not in sums:
+            return step
+        return replace(step, run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
+
+    return advancing
+
+
+def _needed(steps: Sequence[Step]) -> list[Step]:
+    """The steps that have an effect, or whose result is read."""
+    read: set[int] = set()
+    kept = []
+    for step in reversed(steps):
+        if not step.pure or step.output in read:
+            read.update(step.inputs)
+            kept.append(step)
+    return kept[::-1]
+
+
+def _peak(runnable: Sequence[tuple[Any, Any, int, tuple[int, ...]]], sizes: Mapping[int, int]) -> int:
+    """The most bytes that results of these sizes hold at once."""
+    held = most = 0
+    for _, _, output, done in runnable:
+        held += sizes.get(output, 0)
+        most = max(most, held)
+        held -= sum(sizes.get(i, 0) for i in done)
+    return most
+
+
+class Trust(IntEnum):
+    """How it is known that programs which run together do what they do one after the other; tried in this order."""
+
+    RANGES = 0
+    BYTES = 1
+    NEVER = 2
 
 
 @dataclass
@@ -80,6 +180,7 @@ class Tape:
         root: where every program begins; None before the first one.
         functions: the functions that ran, each with all that its global names meant then.
         refused: no tape can tell what this kernel does.
+        trust: how it is known what programs that run together do.
         bytes: about how much memory it takes.
     """
 
@@ -88,7 +189,9 @@ class Tape:
     root: Segment | None = None
     functions: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
     refused: bool = False
+    trust: Trust = Trust.RANGES
     bytes: int = 0
+    _joined: dict[tuple[int, ...], Segment] = field(default_factory=dict)
 
     def register(self, value: Any, dtype: Any) -> int:
         """The number of a new register."""
@@ -105,6 +208,17 @@ class Tape:
             self.root = segment
         else:
             after.branches[seen] = segment
+
+    def joined(self, path: Sequence[Segment]) -> Segment:
+        """The segments of `path` up to the first value that may differ between programs of a launch, as one."""
+        last = next(i for i, s in enumerate(path) if s.guard is None or s.guard.varies)
+        parts = path[: last + 1]
+        key = tuple(map(id, parts))
+        if key not in self._joined:
+            joined = Segment([step for s in parts for step in s.steps], branches=parts[-1].branches, parts=parts)
+            joined.close(parts[-1].guard)
+            self._joined[key] = joined
+        return self._joined[key]
 
     def refuse(self) -> None:
         """Keep nothing, now and later: Python runs every program."""
@@ -135,54 +249,3 @@ class Tapes:
         while len(self._tapes) > 1 and sum(tape.bytes for tape in self._tapes.values()) > self._limit:
             self._tapes.popitem(last=False)
         return found
-
-
-@dataclass(frozen=True)
-class Diverged:
-    """A program left the tape: at a value not seen before, or where a step raised an error.
-
-    Attributes:
-        path: the segments it went through; none on a new tape.
-        done: how many steps of the last one it did.
-        failed: a step raised an error.
-    """
-
-    path: list[Segment]
-    done: int
-    failed: bool
-
-
-class Replay:
-    """Runs programs of one launch from a tape; `registers` are those of the latest program."""
-
-    def __init__(self, tape: Tape, arguments: Sequence[Array]) -> None:
-        self.tape = tape
-        self.registers: list[Any] = list(arguments)
-        self._visited: set[int] = set()
-
-    def run(self) -> Diverged | None:
-        """Run one program; says where it left the tape."""
-        registers, segment = self.registers, self.tape.root
-        path: list[Segment] = []
-        registers += self.tape.registers[len(registers) :]
-        while segment is not None:
-            path.append(segment)
-            if (done := self._run_steps(segment)) < len(segment.steps):
-                return Diverged(path, done, failed=True)
-            if segment.guard is None:
-                return None
-            segment = segment.branches.get(segment.guard.value(registers))
-        return Diverged(path, len(path[-1].steps) if path else 0, failed=False)
-
-    def _run_steps(self, segment: Segment) -> int:
-        """How many steps could be done; all of them unless one raises an error."""
-        registers, done = self.registers, 0
-        again = id(segment) in self._visited
-        try:
-            for run, inputs, output in segment.varying if again else segment.all:
-                registers[output] = run(*[registers[i] for i in inputs])
-                done += 1
-        except Exception:  # raised once more, where the kernel asks for it, when Python runs the program
-            return [i for i, step in enumerate(segment.steps) if step.varies][done] if again else done
-        self._visited.add(id(segment))
-        return len(segment.steps)

@@ -1,0 +1,114 @@
+"""The tensors that a launch was given, as ranges of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from harness.interpret.formats import Array, DType
+
+
+@dataclass(eq=False)
+class Given:
+    """One tensor.
+
+    Attributes:
+        name: of the kernel's parameter.
+        tensor: the argument.
+        start, stop: address of its first byte, and of the first one behind its last element.
+        region: number of the range of memory that it shares with the tensors that it overlaps.
+    """
+
+    name: str
+    tensor: Tensor
+    start: int
+    stop: int
+    region: int = -1
+    _views: dict[Any, Array] = field(default_factory=dict)
+
+    @property
+    def itemsize(self) -> int:
+        return self.tensor.element_size()
+
+    def view(self, raw: DType) -> Array:
+        """The memory from the first byte on, as numbers of `raw`."""
+        if raw not in self._views:
+            self._views[raw] = view(self.start, (self.stop - self.start) // raw.itemsize, raw)
+        return self._views[raw]
+
+    @cached_property
+    def layout(self) -> tuple[int, list[tuple[int, int]]]:
+        """Bytes that follow each other without a gap, and stride in bytes and count of what repeats them, outermost first.
+
+        Nothing repeats a tensor without gaps, nor one whose windows overlap, of which no gap is sure.
+        """
+        sized = zip(self.tensor.stride(), self.tensor.shape, strict=True)
+        run, reach, dims = self.itemsize, self.itemsize, []
+        for stride, size in sorted((stride * self.itemsize, size) for stride, size in sized if stride and size > 1):
+            if stride < reach:
+                return self.stop - self.start, []
+            reach = stride * (size - 1) + reach
+            if stride == run and not dims:
+                run *= size
+            else:
+                dims.insert(0, (stride, size))
+        return run, dims
+
+    def holds(self, where: Array, width: int) -> Array:
+        """Which addresses are those of `width` bytes of its elements."""
+        offset = where - np.uint64(self.start)
+        inside = (where >= self.start) & (offset + np.uint64(width) <= np.uint64(self.stop - self.start))
+        run, dims = self.layout
+        for stride, size in dims:
+            inside &= offset < np.uint64(stride * size)
+            offset = offset % np.uint64(stride)
+        return inside & (offset + np.uint64(width) <= np.uint64(run)) if dims else inside
+
+    def __str__(self) -> str:
+        dtype = str(self.tensor.dtype).removeprefix("torch.")
+        strides = "" if self.tensor.is_contiguous() else f", strides {list(self.tensor.stride())}"
+        return f"{self.name} ({dtype} {list(self.tensor.shape)}{strides})"
+
+
+def view(start: int, count: int, raw: DType) -> Array:
+    """`count` numbers in memory, to read and write."""
+    return np.asarray(_Memory({"data": (start, False), "shape": (count,), "typestr": raw.str, "version": 3}))
+
+
+@dataclass(frozen=True)
+class _Memory:
+    __array_interface__: dict[str, Any]
+
+
+def given(arguments: Iterable[tuple[str, Any]]) -> list[Given]:
+    """The tensors among named arguments, also within tuples and descriptors, that have memory."""
+    found = [
+        Given(name, tensor, tensor.data_ptr(), tensor.data_ptr() + _extent(tensor))
+        for name, value in arguments
+        for tensor in _tensors(value)
+        if tensor.numel()
+    ]
+    region, end = -1, 0
+    for each in sorted(found, key=lambda x: x.start):
+        region += each.start >= end
+        end = max(end, each.stop)
+        each.region = region
+    return found
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(found := getattr(value, "base", value), Tensor):
+        yield found
+
+
+def _extent(tensor: Tensor) -> int:
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    return (1 + sum(stride * (size - 1) for stride, size in steps)) * tensor.element_size()

@@ -1,0 +1,96 @@
+"""The addresses of an access, as runs of neighbours where its lanes are neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.interpret.formats import Array
+
+
+def core(x: Array) -> Array:
+    """`x` without the repetitions that broadcasting put in: one element along each axis on which all are the same."""
+    if 0 not in x.strides:
+        return x
+    return x[tuple([slice(1) if stride == 0 else slice(None) for stride in x.strides])]
+
+
+def advanced(addresses: Array, count: Array, width: int) -> Array:
+    """Addresses plus `count` elements of `width` bytes."""
+    return addresses + np.uint64(width) * core(count).astype(np.uint64)
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Addresses plus numbers of elements of `width` bytes, not yet added up; no numbers stand for none."""
+
+    base: Array
+    count: Array | None
+    width: int
+
+    @property
+    def all(self) -> Array:
+        """One for every lane."""
+        return self.base if self.count is None else advanced(self.base, self.count, self.width)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of an access that are not masked, as runs of `run` neighbours along the last axis.
+
+    Attributes:
+        starts: address of the first lane of every run; without the last axis unless the runs are single lanes.
+        run: lanes in each.
+        live: the runs that are not masked; None for all of them.
+        whole: no lane is masked.
+    """
+
+    starts: Array
+    run: int
+    live: Array | None
+    whole: bool
+
+    @property
+    def axes(self) -> int:
+        """Axes of the lanes that `starts` does not have."""
+        return int(self.run > 1)
+
+
+def lanes_of(addresses: Addresses, mask: Array | None) -> Lanes:
+    """The lanes that `mask` leaves of an access."""
+    if (starts := _starts(addresses)) is not None:
+        length = max(addresses.base.shape[-1], addresses.count.shape[-1])  # type: ignore[union-attr]
+        if mask is None:
+            return Lanes(starts, length, None, True)
+        if (cut := _cut(mask)) is not None:
+            return Lanes(starts, cut[0], cut[1], False)
+    return Lanes(addresses.all, 1, mask, mask is None)
+
+
+def _starts(addresses: Addresses) -> Array | None:
+    """The address of the first lane along the last axis, if all others follow it without a gap."""
+    if addresses.count is None:
+        return None
+    base, count = core(addresses.base), core(addresses.count)
+    moving, still, step = (count, base, 1) if base.shape[-1] == 1 else (base, count, addresses.width)
+    if still.shape[-1] != 1 or moving.shape[-1] < 2 or not (moving[..., 1:] - moving[..., :-1] == step).all():
+        return None
+    shape = np.broadcast_shapes(addresses.base.shape[:-1], addresses.count.shape[:-1])
+    return np.broadcast_to(advanced(base[..., 0], count[..., 0], addresses.width), shape)
+
+
+def _cut(mask: Array) -> tuple[int, Array | None] | None:
+    """How many lanes every row begins with that are not masked, more than one, and which rows have any."""
+    lengths = np.count_nonzero(mask, axis=-1)
+    run = int(lengths.max())
+    live = lengths == run
+    if run < 2 or not (live | (lengths == 0)).all() or np.count_nonzero(mask[..., :run]) != lengths.sum():
+        return None
+    return run, None if live.all() else live
+
+
+def windows(view: Array, run: int) -> Array:
+    """Every `run` neighbours of a one-dimensional array as a row, to read and write."""
+    shape, strides = (len(view) - run + 1, run), view.strides * 2
+    return np.lib.stride_tricks.as_strided(view, shape, strides)

@@ -1,0 +1,184 @@
+"""Programs of a launch run from a tape: one alone, or many together.
+
+Together, every step runs once for all programs: what depends on the program has an axis of programs in front. Where
+Python asks for a value that differs between programs, they part, and each group goes on by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.interpret.formats import Array
+from harness.interpret.memory import Memory
+from harness.interpret.speculation import Conflict
+from harness.interpret.tape import Segment, Tape, Trust
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A program left the tape: at a value not seen before, or where a step raised an error.
+
+    Attributes:
+        path: the segments it went through; none on a new tape.
+        registers: what they held for this program.
+        done: how many steps of the last one it did.
+        failed: a step raised an error.
+    """
+
+    path: list[Segment]
+    registers: list[Any]
+    done: int
+    failed: bool = False
+
+
+Explore = Callable[[Diverged], list[Segment]]
+"""Runs a program by Python from where it left the tape, adds its way to the tape, and returns all of it."""
+
+
+@dataclass
+class _Group:
+    """Programs of a batch that have gone the same way.
+
+    Attributes:
+        programs: their places in the batch.
+        segment: where they go next; None if nobody has been there.
+        registers: what they hold.
+        path: the segments they went through.
+        parted: register → the rows that are theirs, of an array that still has those of more programs.
+    """
+
+    programs: Array
+    segment: Segment | None
+    registers: list[Any]
+    path: list[Segment] = field(default_factory=list)
+    parted: dict[int, Array] = field(default_factory=dict)
+
+    def part(self, rows: Array, segment: Segment | None) -> _Group:
+        """Those at `rows` go on by themselves."""
+        parted = {i: self.parted[i][rows] if i in self.parted else rows for s in self.path for i in s.together.spread}
+        return _Group(self.programs[rows], segment, list(self.registers), list(self.path), parted)
+
+    def settle(self, registers: Sequence[int]) -> None:
+        """Let these registers hold the rows of this group only."""
+        for i in registers:
+            if (rows := self.parted.pop(i, None)) is not None:
+                self.registers[i] = _rows(self.registers[i], rows)
+
+
+def _rows(value: Any, rows: Any) -> Any:
+    return tuple(_rows(part, rows) for part in value) if isinstance(value, tuple) else value[rows]
+
+
+class Replay:
+    """Runs programs of one launch from a tape.
+
+    Attributes:
+        registers, path: those of the latest program that ran alone.
+    """
+
+    def __init__(self, tape: Tape, arguments: Sequence[Array], memory: Memory) -> None:
+        self.tape, self.memory = tape, memory
+        self.registers: list[Any] = list(arguments)
+        self._visited: set[int] = set()
+
+    def alone(self, explore: Explore) -> None:
+        """Run one program."""
+        segment, path = self.tape.root, list[Segment]()
+        self._extend(self.registers)
+        while segment is not None:
+            path.append(segment)
+            if (done := self._run_steps(segment)) < len(segment.steps):
+                explore(Diverged(path, self.registers, done, failed=True))
+                self.tape.trust = Trust.NEVER  # it did not fail again
+                return
+            if segment.guard is None:
+                self.path = path
+                return
+            segment = segment.branches.get(segment.guard.values(self.registers)[0])
+        self.path = explore(Diverged(path, self.registers, len(path[-1].steps) if path else 0))
+
+    @property
+    def program_bytes(self) -> int:
+        """About how much memory a program takes that runs together with others."""
+        common = self.tape.joined(self.path)
+        return common.together.bytes + sum(s.together.bytes for s in self.path[len(common.parts):])
+
+    def _extend(self, registers: list[Any]) -> None:
+        registers += self.tape.registers[len(registers) :]
+
+    def _run_steps(self, segment: Segment) -> int:
+        """How many steps could be done; all of them unless one raises an error."""
+        registers, done = self.registers, 0
+        again = id(segment) in self._visited
+        try:
+            for run, inputs, output in segment.varying if again else segment.all:
+                registers[output] = run(*[registers[i] for i in inputs])
+                done += 1
+        except Exception:  # raised once more, where the kernel asks for it, when Python runs the program
+            return [i for i, step in enumerate(segment.steps) if step.varies][done] if again else done
+        self._visited.add(id(segment))
+        return len(segment.steps)
+
+    def together(self, grid_indices: Array, explore: Explore) -> None:
+        """Run several programs, of which each row has the indices; raises `Conflict`, or what a step raises."""
+        self._extend(self.registers)
+        root = self.tape.joined(self.path)
+        groups = [_Group(np.arange(len(grid_indices)), root, list(self.registers))]
+        while groups:
+            group = groups.pop()
+            while group.segment is not None:
+                self._enter(grid_indices[group.programs], group.programs)
+                self._run_together(group, group.segment)
+                if (guard := group.segment.guard) is None:
+                    break
+                values = guard.values(group.registers)
+                if len(set(values)) == 1:
+                    group.segment = group.segment.branches.get(values[0])
+                    continue
+                parts = {value: np.flatnonzero([v == value for v in values]) for value in values}
+                following = [group.part(rows, group.segment.branches.get(v)) for v, rows in parts.items()]
+                group, *others = following
+                groups += reversed(others)
+            else:
+                groups += self._explored(group, grid_indices, explore)
+
+    def _enter(self, grid_indices: Array, programs: Array) -> None:
+        """Let the builder know which programs run."""
+        self.memory.ids = tuple(grid_indices[:, axis : axis + 1] for axis in range(3))
+        if self.memory.speculation is not None:
+            self.memory.speculation.now = programs
+
+    def _run_together(self, group: _Group, segment: Segment) -> None:
+        group.path.append(segment)
+        group.settle(segment.together.reads)
+        registers = group.registers
+        for run, inputs, output, done in segment.together.steps:
+            registers[output] = run(*[registers[i] for i in inputs])
+            for i in done:
+                registers[i] = None
+
+    def _explored(self, group: _Group, grid_indices: Array, explore: Explore) -> list[_Group]:
+        """Let Python run the first program of a group where no program has been; the others can follow then."""
+        one, rest = group.part(np.arange(1), None), np.arange(1, len(group.programs))
+        one.settle(list(one.parted))
+        for i in {i for segment in one.path for i in segment.together.spread}:
+            one.registers[i] = _rows(one.registers[i], 0)
+        last = one.path[-1]
+        guard = last.guard
+        assert guard is not None
+        self.memory.ids = tuple(np.array([n], np.int32) for n in grid_indices[one.programs[0]])
+        if self.memory.speculation is not None:
+            self.memory.speculation.now = one.programs
+        path = [part for segment in one.path for part in segment.parts or [segment]]
+        explore(Diverged(path, one.registers, len(last.steps)))
+        if self.tape.refused:
+            raise Conflict
+        if not len(rest):
+            return []
+        others = group.part(rest, last.branches[guard.values(one.registers)[0]])
+        self._extend(others.registers)
+        return [others]
