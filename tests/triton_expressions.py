@@ -50,6 +50,12 @@ BINARY = {
     True: ("{} + {}", "{} * {}", "{} - {}", "{} / {}", "tl.maximum({}, {})", "tl.minimum({}, {})"),
     False: ("{} + {}", "{} * {}", "{} - {}", "{} & {}", "{} ^ {}", "{} // {}", "{} % {}", "{} | {}", "tl.minimum({}, {})"),
 }
+APART = ("slot", "read", "turn", "once", "slot")
+"""What a program may do with a tensor so that programs do not meet there: use a slot of its own, only read it, use every
+32nd element, or touch it in one place of the kernel. With `all` of them, it does what it likes."""
+PROGRAMS = 32
+"""Programs of a launch, at most."""
+
 COMPARISONS = ("{} < {}", "{} == {}", "{} >= {}", "{} != {}")
 
 
@@ -72,6 +78,10 @@ class Expressions:
 
     def __init__(self, draw: st.DrawFn, tensors: tuple[Tensor, ...], widths: tuple[int, int], axes: int) -> None:
         self.draw, self.tensors, self.widths, self.axes = draw, tensors, widths, axes
+        apart = draw(st.sampled_from((True, True, False)))
+        self.roles = {t.name: draw(st.sampled_from(APART if apart else ("all",))) for t in tensors}
+        self.roles[tensors[0].name] = "slot" if apart else "all"
+        self.used: set[str] = set()
         self.names: list[Name] = []
         self.made = 0
 
@@ -94,7 +104,12 @@ class Expressions:
         return self.pick(DTYPES), self.shape()
 
     def tensor(self, dtypes: Sequence[str] = ()) -> Tensor:
-        return self.pick([t for t in self.tensors if t.dtype in dtypes] or [t for t in self.tensors if t.dtype != "bool"])
+        """One that may be written, of these dtypes if there is one."""
+        writable = [t for t in self.tensors if t.dtype != "bool" and self.roles[t.name] != "read" and self.unused(t)]
+        return self.pick([t for t in writable if t.dtype in dtypes] or writable)
+
+    def unused(self, tensor: Tensor) -> bool:
+        return tensor.name not in self.used
 
     def new_text(self, letter: str, text: str) -> str:
         self.made += 1
@@ -127,8 +142,8 @@ class Expressions:
             found += {"int32": index, "int64": ["m.to(tl.int64)"], "float32": ["s"]}[dtype]
         if len(shape) == 1 and dtype == "int32":
             found += [f"tl.arange(0, {shape[0]})"] * 2
-        if any(t.dtype.replace("bool", "int1") == dtype for t in self.tensors):
-            found += [lambda: self.load(dtype, shape)] * 4
+        if tensors := [t for t in self.tensors if t.dtype.replace("bool", "int1") == dtype and self.unused(t)]:
+            found += [lambda: self.load(self.pick(tensors), shape)] * 4
         return found
 
     def program(self, what: str = "program_id") -> str:
@@ -226,7 +241,7 @@ class Expressions:
             return []
         axis, back = len(shape) - 1, self.pick(("", ", reverse=True"))
         texts = [f"tl.cumsum({{}}, {axis}{back})", f"tl.cumprod({{}}, {axis}{back})", "tl.sort({})"]
-        texts += [f"tl.associative_scan({{}}, {axis}, {self.pick(('larger', 'second', 'chosen'))}{back})"]
+        texts += [f"tl.associative_scan({{}}, {axis}, {self.pick(('larger', 'second'))}{back})"]
         return [lambda: f"({self.pick(texts).format(self.value(dtype, shape, depth))}).to(tl.{dtype})"] * 2
 
     def special(self, dtype: str, shape: Shape, depth: int) -> list[Callable[[], str]]:
@@ -248,7 +263,7 @@ class Expressions:
             return f"(tl.max({self.value('int32', shape, depth)}, axis={axis}{kept}) > 1)"
         value = self.value(dtype, shape, depth)
         texts = [f"tl.sum({value}, axis={axis}{kept})", f"tl.max({value}, axis={axis}{kept})"]
-        texts += [f"tl.reduce({value}, {axis}, {self.pick(('larger', 'second', 'chosen'))}{kept})"]
+        texts += [f"tl.reduce({value}, {axis}, {self.pick(('larger', 'second', 'larger', 'second', 'chosen'))}{kept})"]
         if dtype == "int32" and axis is not None and not keep:
             other = self.value(self.pick(("float32", "int64", "bfloat16")), shape, depth)
             texts += [f"tl.argmax({other}, axis={axis})", f"tl.argmin({value}, axis={axis}, tie_break_left=False)"]
@@ -259,10 +274,11 @@ class Expressions:
 
     # Memory.
 
-    def load(self, dtype: str, shape: Shape) -> str:
-        tensor = self.pick([t for t in self.tensors if t.dtype.replace("bool", "int1") == dtype])
+    def load(self, tensor: Tensor, shape: Shape) -> str:
+        if tensor.name in self.used:
+            return f"tl.full({list(shape)}, {self.constant('int1')}, tl.{tensor.dtype.replace('bool', 'int1')})"
         where, mask = self.address(tensor, shape), self.mask(shape)
-        other = self.pick(("", f", other={self.constant(dtype)}")) if mask else ""
+        other = self.pick(("", f", other={self.constant(tensor.dtype.replace('bool', 'int1'))}")) if mask else ""
         return f"tl.load({where}{mask}{other})"
 
     def mask(self, shape: Shape) -> str:
@@ -270,8 +286,20 @@ class Expressions:
 
     def address(self, tensor: Tensor, shape: Shape) -> str:
         """Pointers into a tensor: regular ones, or any."""
+        role, part = self.roles[tensor.name], tensor.size // PROGRAMS
+        self.used |= {tensor.name} if role == "once" else set()
         offset = self.regular(shape) if self.draw(st.integers(0, 3)) else self.value(self.pick(INTEGERS), shape, 1)
+        if role == "slot":
+            return f"{tensor.name} + {self.own} * {part} + (({offset}) & {part - 1})"
+        if role == "turn":
+            return f"{tensor.name} + {self.own} + (({offset}) & {part - 1}) * {PROGRAMS}"
         return f"{tensor.name} + (({offset}) & {tensor.size - 1})"
+
+    @property
+    def own(self) -> str:
+        """The number of the program."""
+        more = ("tl.program_id(0)", "tl.program_id(1) * tl.num_programs(0)", "tl.program_id(2) * tl.num_programs(0) * tl.num_programs(1)")
+        return f"({' + '.join(more[: self.axes])})"
 
     def regular(self, shape: Shape) -> str:
         """Offsets that go by strides, from a place that may be the program's own."""

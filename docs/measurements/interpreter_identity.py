@@ -64,7 +64,7 @@ def generated(examples: int, seed: int) -> int:
     from tests.triton_programs import Launch, Outcome, Program, differences
     from tests.triton_texts import programs
 
-    count, tried = Counter[str](), 0
+    count, tried, together = Counter[str](), 0, counting_together()
     failed: list[str] = []
 
     @seeded(seed)
@@ -91,10 +91,30 @@ def generated(examples: int, seed: int) -> int:
         compare()
     except AssertionError:
         print(failed[0])
-    print(f"\n{tried:,} programs, {count.pop('launches'):,} launches, {count.pop('instances'):,} instances")
+    print(f"\n{tried:,} kernels, {count.pop('launches'):,} launches, {count.pop('instances'):,} programs")
+    print(f"{together['done']:,} programs ran together with others, {together['undone']:,} were begun so and taken back")
     for name in (*FEATURES, *(name for name in count if name not in FEATURES)):
         print(f"| {name} | {count[name]:,} |")
     return len(failed)
+
+
+def counting_together() -> Counter[str]:
+    """What counts the programs that run together from now on: done, or taken back."""
+    from harness.interpret.replay import Replay
+
+    counted = Counter[str]()
+    run = Replay.together
+
+    def together(self: Any, grid_indices: Any, explore: Any) -> None:
+        try:
+            run(self, grid_indices, explore)
+        except BaseException:
+            counted["undone"] += len(grid_indices)
+            raise
+        counted["done"] += len(grid_indices)
+
+    Replay.together = together  # type: ignore[method-assign]
+    return counted
 
 
 def _features(program: Any, outcomes: dict[Any, Any]) -> Iterator[str]:
