@@ -273,7 +273,12 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
         rank = src.data.ndim
         back = axis % rank - rank
-        return self.apply(lambda x, i: np.take_along_axis(*_alike(rank, x, i), axis=back), src.dtype, src, indices)
+
+        def gather(x: Array, i: Array) -> Array:
+            x, i = _alike(rank, x, i)
+            return np.take_along_axis(x, i, axis=back)
+
+        return self.apply(gather, src.dtype, src, indices)
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
         counted = (data,) if mask is None else (data, mask)

@@ -89,5 +89,3 @@ def _in_gap(tensor: Given, address: int) -> str:
         index.append(str(min(offset // stride, size - 1)))
         offset -= min(offset // stride, size - 1) * stride
     return f"{_elements(offset - run, tensor)} behind the end of row [{', '.join(index)}]"
-
-

@@ -43,12 +43,13 @@ class Given:
 
     @cached_property
     def layout(self) -> tuple[int, list[tuple[int, int]]]:
-        """Bytes that follow each other without a gap, and stride in bytes and count of what repeats them, outermost first.
+        """Bytes without a gap, and stride in bytes and count of what repeats them, the outermost first.
 
-        Nothing repeats a tensor without gaps, nor one whose windows overlap, of which no gap is sure.
+        Nothing repeats a tensor without gaps, nor one whose windows overlap: where its gaps are is not sure.
         """
         sized = zip(self.tensor.stride(), self.tensor.shape, strict=True)
-        run, reach, dims = self.itemsize, self.itemsize, []
+        run, reach = self.itemsize, self.itemsize
+        dims: list[tuple[int, int]] = []
         for stride, size in sorted((stride * self.itemsize, size) for stride, size in sized if stride and size > 1):
             if stride < reach:
                 return self.stop - self.start, []

@@ -13,12 +13,14 @@ def core(x: Array) -> Array:
     """`x` without the repetitions that broadcasting put in: one element along each axis on which all are the same."""
     if 0 not in x.strides:
         return x
-    return x[tuple([slice(1) if stride == 0 else slice(None) for stride in x.strides])]
+    first: Array = x[tuple([slice(1) if stride == 0 else slice(None) for stride in x.strides])]
+    return first
 
 
 def advanced(addresses: Array, count: Array, width: int) -> Array:
     """Addresses plus `count` elements of `width` bytes."""
-    return addresses + np.uint64(width) * core(count).astype(np.uint64)
+    moved: Array = addresses + np.uint64(width) * core(count).astype(np.uint64)
+    return moved
 
 
 @dataclass(frozen=True)

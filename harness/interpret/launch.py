@@ -89,36 +89,45 @@ class Launch:
         self._function, self._arguments, self._builder = function, arguments, builder
         self._memory = builder.memory = Memory(given(arguments.bound.items()))
         by_python = arguments.key is None or is_one_by_one()
-        self._tape = Tape([], [], refused=True) if by_python else _tapes.find((function, arguments.key), arguments.dtypes)
+        key = (function, arguments.key)
+        self._tape = Tape([], [], refused=True) if by_python else _tapes.find(key, arguments.dtypes)
         self._replay = Replay(self._tape, arguments.arrays, self._memory)
+        self._first: Segment | None = None
+        self._memory.stored |= {tensor.region for tensor in self._memory.tensors if tensor.name in self._tape.stored}
 
     def run(self, grid_indices: Array) -> None:
         """Run the programs with these indices, in this order, a row each."""
-        self._alone(grid_indices[:1])
-        done = min(1, len(grid_indices))
+        done = 0
         while done < len(grid_indices):
             batch = grid_indices[done : done + self._batch_size()]
-            while not self._together(batch):
-                self._tape.trust = Trust(self._tape.trust + 1)
+            if len(batch) == 1:
+                self._alone(batch)
+            elif not self._together(batch):
+                continue
             done += len(batch)
+        self._tape.stored |= {tensor.name for tensor in self._memory.tensors if tensor.region in self._memory.stored}
 
     def _batch_size(self) -> int:
+        """How many programs may run together now."""
         if self._tape.refused or self._tape.trust is Trust.NEVER:
             return 1
-        return max(1, BATCH_BYTES // max(1, self._replay.program_bytes))
+        self._first = self._first or self._replay.begin()
+        if self._first is None:
+            return 1
+        return max(1, BATCH_BYTES // max(1, self._first.together.bytes + self._tape.later_bytes))
 
     def _together(self, grid_indices: Array) -> bool:
-        """Run programs, together if they may; False if that went wrong, and nothing has happened."""
-        how = self._tape.trust
-        if self._tape.refused or how is Trust.NEVER or len(grid_indices) == 1:
-            self._alone(grid_indices)
-            return True
-        count = len(grid_indices)
+        """Run programs together; False if nothing has happened, and another attempt is to be made in another way."""
+        assert self._first is not None
+        how, count = self._tape.trust, len(grid_indices)
+        stored = set(self._memory.stored)
         self._memory.speculation = speculation = Speculation(count, how is Trust.BYTES, np.arange(count))
         try:
-            self._replay.together(grid_indices, self._explore)
+            self._replay.together(self._first, grid_indices, self._explore)
         except Exception:
             speculation.undo()
+            if self._memory.stored == stored:
+                self._tape.trust = Trust(how + 1)
             return False
         finally:
             self._memory.speculation = None
@@ -133,7 +142,7 @@ class Launch:
             else:
                 self._replay.alone(self._explore)
 
-    def _explore(self, diverged: Diverged) -> list[Segment]:
+    def _explore(self, diverged: Diverged) -> None:
         """Run a program by Python, and add what it does to the tape."""
         recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged)
         recorder.entered(self._function)
@@ -143,7 +152,6 @@ class Launch:
         finally:
             interpreter_semantic.builder = self._builder
         recorder.finish()
-        return recorder.path
 
 
 _tapes = Tapes(limit=128 << 20)

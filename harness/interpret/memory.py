@@ -1,7 +1,7 @@
 """Memory as the programs of a launch see it: every access is looked up in the tensors that the launch was given.
 
-An access moves bits. It stays within one tensor nearly always; then it is an indexing of that tensor's memory. What lies
-in no tensor is not touched: a load of it gives what a masked lane gives, and a `Fault` is noted.
+An access moves bits. It stays within one tensor nearly always; then it is an indexing of that tensor's memory. What
+lies in no tensor is not touched: a load of it gives what a masked lane gives, and a `Fault` is noted.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ class Memory:
     Attributes:
         tensors: the tensors that it was given.
         ids: the indices of the program that runs in the grid, an array of shape [1] each; of several, [programs, 1].
+        stored: regions that are stored to, as far as that is known; who loads from others does not matter.
         speculation: what the programs of a batch have touched; None while one program runs.
         foreign: addresses may also come from numbers, of which nothing is known.
     """
 
     tensors: list[Given] = field(default_factory=list)
     ids: tuple[Array, ...] = ()
+    stored: set[int] = field(default_factory=set)
     speculation: Speculation | None = None
     foreign: bool = False
 
@@ -147,7 +149,11 @@ class Memory:
                     continue
                 if not self._surely_in(access, tensor, lanes):
                     continue
-                if self.speculation is not None:
+                if access.kind != "load" and tensor.region not in self.stored:
+                    self.stored.add(tensor.region)
+                    if self.speculation is not None:
+                        raise Conflict  # loads from there have not been noted
+                if self.speculation is not None and tensor.region in self.stored:
                     self._touch(access, tensor, index, lanes, low, high)
                 return tensor.view(access.raw), index
         return None
@@ -164,9 +170,7 @@ class Memory:
         odd = (lanes.starts - np.uint64(tensor.start)) % np.uint64(width) != 0
         return not (odd if lanes.live is None else odd & lanes.live).any()
 
-    def _touch(
-        self, access: Access, tensor: Given, index: Array, lanes: Lanes, low: Array, high: Array
-    ) -> None:
+    def _touch(self, access: Access, tensor: Given, index: Array, lanes: Lanes, low: Array, high: Array) -> None:
         assert self.speculation is not None
         width, now = access.dtype.itemsize, self.speculation.now
 

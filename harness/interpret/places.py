@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 from harness.interpret.rewrite import Namespace
 
@@ -50,9 +50,7 @@ class Place:
 
 def here() -> Place | None:
     """The innermost expression of a kernel that is being run; None where its source could not be read."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if isinstance(frame.f_globals, Namespace):
-            return Place(frame.f_code, frame.f_lasti)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not isinstance(frame.f_globals, Namespace):
+        frame = frame.f_back
+    return None if frame is None else Place(frame.f_code, frame.f_lasti)

@@ -69,8 +69,8 @@ class Recorder:
         self._varying: set[int] = set()
         self._spread: set[int] = set()
         self._known: dict[tuple[int, Any], Any] = {}
-        self._first = self._segment = Segment()
-        self.path = [*diverged.path, self._first]
+        self._segment = Segment()
+        self._known_path, self._path = diverged.path, [self._segment]
         self._past = Past(diverged) if diverged.path else None
         self._seen: Any = None
         self._bytes = 0
@@ -81,7 +81,7 @@ class Recorder:
         if not self.recording:
             return
         self._segment.close(None)
-        self._tape.add(self._first, self._past.segment if self._past else None, self._seen)
+        self._tape.add([*self._known_path, *self._path], len(self._known_path), self._seen)
 
     # What the builder offers besides operations.
 
@@ -118,7 +118,7 @@ class Recorder:
         self._segment.close(guard)
         self._segment.branches[value] = following = Segment()
         self._segment = following
-        self.path.append(following)
+        self._path.append(following)
 
     def entered(self, function: Any) -> None:
         """`function` begins."""

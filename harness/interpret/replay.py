@@ -35,8 +35,8 @@ class Diverged:
     failed: bool = False
 
 
-Explore = Callable[[Diverged], list[Segment]]
-"""Runs a program by Python from where it left the tape, adds its way to the tape, and returns all of it."""
+Explore = Callable[[Diverged], None]
+"""Runs a program by Python from where it left the tape, and adds its way to the tape."""
 
 
 @dataclass
@@ -77,57 +77,58 @@ class Replay:
     """Runs programs of one launch from a tape.
 
     Attributes:
-        registers, path: those of the latest program that ran alone.
+        registers: what they hold: what is common to the launch, and of the latest program that ran alone.
     """
 
     def __init__(self, tape: Tape, arguments: Sequence[Array], memory: Memory) -> None:
         self.tape, self.memory = tape, memory
         self.registers: list[Any] = list(arguments)
-        self._visited: set[int] = set()
+        self._prepared: set[int] = set()
+
+    def _prepare(self, segment: Segment) -> None:
+        """Run what a launch has to run only once."""
+        if id(segment) in self._prepared:
+            return
+        registers = self.registers
+        registers += self.tape.registers[len(registers) :]
+        for run, inputs, output in segment.common:
+            registers[output] = run(*[registers[i] for i in inputs])
+        self._prepared.add(id(segment))
 
     def alone(self, explore: Explore) -> None:
         """Run one program."""
-        segment, path = self.tape.root, list[Segment]()
-        self._extend(self.registers)
+        segment, path, registers = self.tape.root, list[Segment](), self.registers
         while segment is not None:
             path.append(segment)
-            if (done := self._run_steps(segment)) < len(segment.steps):
-                explore(Diverged(path, self.registers, done, failed=True))
-                self.tape.trust = Trust.NEVER  # it did not fail again
-                return
+            done = 0
+            try:
+                self._prepare(segment)
+                for run, inputs, output in segment.own:
+                    registers[output] = run(*[registers[i] for i in inputs])
+                    done += 1
+            except Exception:  # raised once more, where the kernel asks for it, when Python runs the program
+                own = [i for i, step in enumerate(segment.steps) if step.varies]
+                self.tape.trust = Trust.NEVER
+                return explore(Diverged(path, registers, own[done] if id(segment) in self._prepared else 0, True))
             if segment.guard is None:
-                self.path = path
-                return
+                return None
+            segment = segment.branches.get(segment.guard.values(registers)[0])
+        return explore(Diverged(path, registers, len(path[-1].steps) if path else 0))
+
+    def begin(self) -> Segment | None:
+        """What all programs of the launch do first, as one segment; None as long as that is not known."""
+        segment, path = self.tape.root, list[Segment]()
+        while segment is not None:
+            path.append(segment)
+            self._prepare(segment)
+            if segment.guard is None or segment.guard.varies:
+                return self.tape.joined(path)
             segment = segment.branches.get(segment.guard.values(self.registers)[0])
-        self.path = explore(Diverged(path, self.registers, len(path[-1].steps) if path else 0))
+        return None
 
-    @property
-    def program_bytes(self) -> int:
-        """About how much memory a program takes that runs together with others."""
-        common = self.tape.joined(self.path)
-        return common.together.bytes + sum(s.together.bytes for s in self.path[len(common.parts):])
-
-    def _extend(self, registers: list[Any]) -> None:
-        registers += self.tape.registers[len(registers) :]
-
-    def _run_steps(self, segment: Segment) -> int:
-        """How many steps could be done; all of them unless one raises an error."""
-        registers, done = self.registers, 0
-        again = id(segment) in self._visited
-        try:
-            for run, inputs, output in segment.varying if again else segment.all:
-                registers[output] = run(*[registers[i] for i in inputs])
-                done += 1
-        except Exception:  # raised once more, where the kernel asks for it, when Python runs the program
-            return [i for i, step in enumerate(segment.steps) if step.varies][done] if again else done
-        self._visited.add(id(segment))
-        return len(segment.steps)
-
-    def together(self, grid_indices: Array, explore: Explore) -> None:
+    def together(self, first: Segment, grid_indices: Array, explore: Explore) -> None:
         """Run several programs, of which each row has the indices; raises `Conflict`, or what a step raises."""
-        self._extend(self.registers)
-        root = self.tape.joined(self.path)
-        groups = [_Group(np.arange(len(grid_indices)), root, list(self.registers))]
+        groups = [_Group(np.arange(len(grid_indices)), first, list(self.registers))]
         while groups:
             group = groups.pop()
             while group.segment is not None:
@@ -140,8 +141,7 @@ class Replay:
                     group.segment = group.segment.branches.get(values[0])
                     continue
                 parts = {value: np.flatnonzero([v == value for v in values]) for value in values}
-                following = [group.part(rows, group.segment.branches.get(v)) for v, rows in parts.items()]
-                group, *others = following
+                group, *others = [group.part(rows, group.segment.branches.get(v)) for v, rows in parts.items()]
                 groups += reversed(others)
             else:
                 groups += self._explored(group, grid_indices, explore)
@@ -156,6 +156,11 @@ class Replay:
         group.path.append(segment)
         group.settle(segment.together.reads)
         registers = group.registers
+        if not segment.parts:
+            self._prepare(segment)
+            registers += self.registers[len(registers) :]
+            for _, _, output in segment.common:
+                registers[output] = self.registers[output]
         for run, inputs, output, done in segment.together.steps:
             registers[output] = run(*[registers[i] for i in inputs])
             for i in done:
@@ -179,6 +184,4 @@ class Replay:
             raise Conflict
         if not len(rest):
             return []
-        others = group.part(rest, last.branches[guard.values(one.registers)[0]])
-        self._extend(others.registers)
-        return [others]
+        return [group.part(rest, last.branches[guard.values(one.registers)[0]])]

@@ -12,6 +12,7 @@ import builtins
 import inspect
 import linecache
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import reduce
 from types import ModuleType
 from typing import Any
@@ -131,7 +132,7 @@ def compile_rewritten(self: Any, tree: ast.Module) -> Any:
 
 
 def _indent(tree: ast.Module, line: str) -> None:
-    """Shift the tree's columns to where they are in the file, of whose text Triton has taken the indentation of `line`."""
+    """Shift columns to where they are in the file: Triton has taken the indentation of `line` off its text."""
     margin = len(line) - len(line.lstrip())
     for node in ast.walk(tree) if margin else ():
         if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
@@ -165,8 +166,27 @@ def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
             raise TypeError(f"range counts in integers, not {tensor.dtype}")
         dtype = interpreter_semantic.integer_promote_impl(dtype, tensor.dtype)
     dtype = interpreter_semantic.integer_promote_impl(dtype, tl.int32)
-    for i in range(*(interpreter_semantic.builder.observe(tensor.handle, int) for tensor in tensors)):
-        yield tl.tensor(interpreter_semantic.builder.get_number(i, dtype), dtype)
+    first, stop, step = (tensors[0], tensors[1], tensors[2:]) if len(tensors) > 1 else (None, tensors[0], ())
+    start = _asked(first, int) if first is not None else 0
+    width = _asked(step[0], int) if step else 1
+    for i in range(_asked(stop, Iterations(start, width))):
+        yield tl.tensor(interpreter_semantic.builder.get_number(start + i * width, dtype), dtype)
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """How often a loop runs from `start` by `step` to what it is called with: all that depends on where it ends."""
+
+    start: int
+    step: int
+
+    def __call__(self, stop: int) -> int:
+        return len(range(self.start, stop, self.step))
+
+
+def _asked(tensor: Any, read: Callable[[Any], Any]) -> Any:
+    """What Python has to know of a scalar tensor."""
+    return interpreter_semantic.builder.observe(tensor.handle, read)
 
 
 def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
@@ -180,7 +200,7 @@ def _truth(value: Any) -> Any:
         return value
     if value.handle.data.size != 1:
         raise AmbiguousTruth(f"a block of shape {tuple(value.handle.data.shape)} has no single truth value")
-    return interpreter_semantic.builder.observe(value.handle, bool)
+    return _asked(value, bool)
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:

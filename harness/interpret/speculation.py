@@ -59,11 +59,13 @@ class Speculation:
     now: Array
     _regions: dict[int, _Region] = field(default_factory=dict)
 
-    def touch(self, tensors: list[Given], tensor: Given, low: Array, high: Array, bytes_of: Bytes, writes: bool) -> None:
+    def touch(
+        self, tensors: list[Given], tensor: Given, low: Array, high: Array, bytes_of: Bytes, writes: bool
+    ) -> None:
         """An operation of the programs `now` is about to touch `tensor`.
 
-        `low` and `high` are the lowest and highest byte of each of them, from the first of the tensor on (low > high for
-        none), `bytes_of` gives all of them. Raises `Conflict`.
+        `low` and `high` are the lowest and highest byte of each program, from the tensor's first on (low > high for
+        none); `bytes_of` gives all of them. Raises `Conflict`.
         """
         region = self._region(tensors, tensor)
         if writes and region.saved is None:

@@ -68,6 +68,7 @@ class Segment:
 
     Attributes:
         guard: the value that Python asks for after the steps; None at the end of a program.
+        common, own: what the steps run that run once in a launch, and in each program.
         branches: that value → what follows.
         parts: the segments that it joins; empty if it was recorded as it is.
     """
@@ -80,13 +81,13 @@ class Segment:
     def close(self, guard: Guard | None) -> None:
         """No more steps will come."""
         self.guard = guard
-        self.all = [(s.run, s.inputs, s.output) for s in self.steps]
-        self.varying = [(s.run, s.inputs, s.output) for s in self.steps if s.varies]
+        self.common = [(s.run, s.inputs, s.output) for s in self.steps if not s.varies]
+        self.own = [(s.run, s.inputs, s.output) for s in self.steps if s.varies]
 
     @cached_property
     def together(self) -> Together:
         """What programs that run together do here."""
-        return Together.of(self.steps, self.guard)
+        return Together.of([step for step in self.steps if step.varies], self.guard)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Together:
 
     @staticmethod
     def of(steps: Sequence[Step], guard: Guard | None) -> Together:
-        """The steps before `guard`.
+        """The steps before `guard`, without those that run once in a launch.
 
         At the end of a program, where no other way can begin, nobody asks again for what was computed: steps whose
         results nobody reads are left out, and registers are emptied after their last use.
@@ -181,6 +182,8 @@ class Tape:
         functions: the functions that ran, each with all that its global names meant then.
         refused: no tape can tell what this kernel does.
         trust: how it is known what programs that run together do.
+        stored: names of the parameters whose tensors programs store to.
+        later_bytes: about how much memory a program takes for what comes after the first value that is its own.
         bytes: about how much memory it takes.
     """
 
@@ -190,6 +193,8 @@ class Tape:
     functions: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
     refused: bool = False
     trust: Trust = Trust.RANGES
+    stored: set[str] = field(default_factory=set)
+    later_bytes: int = 0
     bytes: int = 0
     _joined: dict[tuple[int, ...], Segment] = field(default_factory=dict)
 
@@ -200,19 +205,20 @@ class Tape:
         self.bytes += BYTES_OF_STEP + getattr(value, "nbytes", 0)
         return len(self.registers) - 1
 
-    def add(self, segment: Segment, after: Segment | None, seen: Any) -> None:
-        """Programs begin with `segment`, or go on with it where they have seen the value `seen` after another one."""
+    def add(self, path: Sequence[Segment], known: int, seen: Any) -> None:
+        """A program went along `path`. `known` segments of it are old; the next one follows the value `seen`."""
         if self.bytes > LARGEST:
             self.refuse()
-        elif after is None:
-            self.root = segment
+        elif not known:
+            self.root = path[0]
         else:
-            after.branches[seen] = segment
+            path[known - 1].branches[seen] = path[known]
+        later = path[_first_own(path) + 1 :]
+        self.later_bytes = max(self.later_bytes, sum(segment.together.bytes for segment in later))
 
     def joined(self, path: Sequence[Segment]) -> Segment:
         """The segments of `path` up to the first value that may differ between programs of a launch, as one."""
-        last = next(i for i, s in enumerate(path) if s.guard is None or s.guard.varies)
-        parts = path[: last + 1]
+        parts = path[: _first_own(path) + 1]
         key = tuple(map(id, parts))
         if key not in self._joined:
             joined = Segment([step for s in parts for step in s.steps], branches=parts[-1].branches, parts=parts)
@@ -231,6 +237,11 @@ class Tape:
             for function, meanings in self.functions.items()
             for then, now in zip(meanings, function.__globals__.meanings(), strict=True)
         )
+
+
+def _first_own(path: Sequence[Segment]) -> int:
+    """The segment after which Python asks for a value that may differ between programs of a launch; or the last."""
+    return next(i for i, s in enumerate(path) if s.guard is None or s.guard.varies)
 
 
 class Tapes:
