@@ -146,39 +146,37 @@ def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Seque
     folders = (str(ROOT / folder),) if folder else ()
     plan = DevicePlan(devices=("cpu",))
     config = Config("", "smoke", plan, ops=tuple(ops), kernels=tuple(names), kernel_folders=folders)
-    tried, different, programs = Counter[str](), Counter[str](), Counter[str]()
-    began: dict[str, float] = {}
-    idle = set[str]()
+    tallies: dict[str, Counter[str]] = {}
     launched = counting_programs()
     for item in make_plan(config, "cpu").items:
-        name = item.subject.kernel.name
-        began.setdefault(name, time.process_time())
+        kernel = item.subject.kernel
+        tally = tallies.setdefault(kernel.name, Counter())
         for i, case in enumerate(draw(item.group, count, seed)):
-            if name in idle:
+            if tally["programs"] == 0 and tally["cases"] - tally["errors"] >= ENOUGH:
                 break
+            if not kernel.requires <= {*case.params, *(tensor.name for tensor in case.tensors)}:
+                continue
             before = launched["programs"]
             try:
-                found = case_differences(item.subject.kernel, case, bool(i % 2))
+                found, raised = case_differences(kernel, case, bool(i % 2))
             except UnsupportedCase:
                 continue
-            if launched["programs"] == before and all(0 not in t.shape for t in case.tensors):
-                idle.add(name)
-                break
-            tried[name] += 1
-            programs[name] += (launched["programs"] - before) // 4
-            different[name] += bool(found)
+            tally.update(cases=1, errors=raised, differences=bool(found), programs=(launched["programs"] - before) // 4)
             for line in found:
-                print(f"DIFFERENT {name}: {line}\n  {case}", flush=True)
-        if tried[name]:
-            seconds = time.process_time() - began[name]
-            print(f"{item.id}: {tried[name]} cases, {programs[name]} programs, {seconds:.0f} s", file=sys.stderr, flush=True)
-    print("\n| kernel | cases | programs | differences |\n|---|---|---|---|")
-    for name in tried:
-        print(f"| `{name}` | {tried[name]:,} | {programs[name]:,} | {different[name]} |")
-    print(f"| all | {tried.total():,} | {programs.total():,} | {different.total()} |")
-    if idle:
-        print(f"without a launch, left out: {', '.join(sorted(idle))}")
-    return different.total()
+                print(f"DIFFERENT {kernel.name}: {line}\n  {case}", flush=True)
+        print(item.id, dict(tally), file=sys.stderr, flush=True)
+    columns = ("cases", "programs", "errors", "differences")
+    print(f"\n| kernel | {' | '.join(columns)} |\n|{'---|' * 5}")
+    shown = {name: tally for name, tally in tallies.items() if tally["programs"]}
+    shown["all"] = sum(shown.values(), Counter[str]())
+    for name, tally in shown.items():
+        print(f"| `{name}` | {' | '.join(f'{tally[column]:,}' for column in columns)} |")
+    print(f"without a launch, left out: {', '.join(name for name in tallies if name not in shown)}")
+    return shown["all"]["differences"]
+
+
+ENOUGH = 4
+"""Cases after which a kernel that has not launched anything is taken for one that never does."""
 
 
 def counting_programs() -> Counter[str]:
@@ -196,11 +194,14 @@ def counting_programs() -> Counter[str]:
     return counted
 
 
-def case_differences(kernel: Any, case: Any, turned: bool) -> list[str]:
-    """What a kernel does otherwise than one by one: upwards and downwards, one of the two with its stages."""
+def case_differences(kernel: Any, case: Any, turned: bool) -> tuple[list[str], bool]:
+    """What a kernel does otherwise than one by one: upwards and downwards, one of the two with its stages.
+
+    Also whether it raised an error.
+    """
     from harness.inputs import build
 
-    found = []
+    found, raised = list[str](), False
     for down in (False, True):
         asked = {"stages": kernel.stages} if kernel.stages and down is not turned else {}
 
@@ -212,9 +213,10 @@ def case_differences(kernel: Any, case: Any, turned: bool) -> list[str]:
                 return _outcome(kernel, inputs, asked)
 
         expected, actual = outcome(one_by_one), outcome(nullcontext)
+        raised |= "error" in expected
         names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
         found += [f"{'descending' if down else 'ascending'}, stages {bool(asked)}: {', '.join(names)}"] if names else []
-    return found
+    return found, raised
 
 
 def _outcome(kernel: Any, inputs: Any, asked: dict[str, Any]) -> dict[str, bytes]:
@@ -230,6 +232,7 @@ def _outcome(kernel: Any, inputs: Any, asked: dict[str, Any]) -> dict[str, bytes
             raise
         except Exception as error:
             returned = {"error": f"{type(error).__name__}: {error}"}
+            print(returned["error"][:300], file=sys.stderr)
     found = {f"input {g.name}": _memory(g) for g in inputs.guards}
     found |= {g.name: _memory(g) for g in allocations._guarded}
     named = returned if isinstance(returned, dict) else {"result": returned}

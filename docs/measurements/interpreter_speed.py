@@ -40,19 +40,22 @@ def experts(op: str, t: int, e: int, h: int, i: int) -> str:
 
 
 def _norms() -> dict[str, list[str]]:
-    backward = f"layer_norm_gated_backward {NORM} dy=bf16[{{n}},1024] rstd=fp32[{{n}},1]:scale_random seed=1"
+    backward = [
+        f"layer_norm_gated_backward x=bf16[{n},{w}] weight=bf16[{w}] dy=bf16[{n},{w}] rstd=fp32[{n},{w // 1024}]:scale_random "
+        "seed=1"
+        for n, w in ((256, 1024), (1024, 4096))
+    ]
     rms = f"rms_norm {NORM} residual=bf16[{{n}},1024] eps=1e-06 seed=1"
     gated = f"layer_norm_gated {NORM} bias=bf16[1024] z=bf16[{{n}},1024] eps=1e-06 seed=1"
     masks = "completion_mask ids=int64[{n},1024]:sequences_2 eos_ids=int64[2]:counting mask_truncated=True seed=1"
     lines = {
-        "triton[native_multiply+rounded_sum]": (rms, 1),
-        "triton[fp32_multiply+unrounded_sum]": (rms, 1),
-        "triton[single_rounding]": (gated, 1),
-        "triton[gated_backward]": (backward, 4),
-        "triton[gated_backward+atomic]": (backward, 4),
-        "triton[completion_mask]": (masks, 1),
+        "triton[native_multiply+rounded_sum]": rms,
+        "triton[fp32_multiply+unrounded_sum]": rms,
+        "triton[single_rounding]": gated,
+        "triton[completion_mask]": masks,
     }
-    return {name: [line.format(n=rows * n) for n in (64, 1024)] for name, (line, rows) in lines.items()}
+    drawn = {name: [line.format(n=n) for n in (64, 1024)] for name, line in lines.items()}
+    return {**drawn, "triton[gated_backward]": backward, "triton[gated_backward+atomic]": backward}
 
 
 CASES = {
