@@ -45,10 +45,29 @@ BAD = (
 )
 """Statements that raise an error; Python does some of them, operations the others."""
 
-UNARY = ("-{}", "tl.abs({})", "tl.exp({})", "tl.sqrt({})", "tl.rsqrt({})", "tl.floor({})", "tl.log2({})", "tl.sigmoid({})")
+UNARY = (
+    "-{}",
+    "tl.abs({})",
+    "tl.exp({})",
+    "tl.sqrt({})",
+    "tl.rsqrt({})",
+    "tl.floor({})",
+    "tl.log2({})",
+    "tl.sigmoid({})",
+)
 BINARY = {
     True: ("{} + {}", "{} * {}", "{} - {}", "{} / {}", "tl.maximum({}, {})", "tl.minimum({}, {})"),
-    False: ("{} + {}", "{} * {}", "{} - {}", "{} & {}", "{} ^ {}", "{} // {}", "{} % {}", "{} | {}", "tl.minimum({}, {})"),
+    False: (
+        "{} + {}",
+        "{} * {}",
+        "{} - {}",
+        "{} & {}",
+        "{} ^ {}",
+        "{} // {}",
+        "{} % {}",
+        "{} | {}",
+        "tl.minimum({}, {})",
+    ),
 }
 APART = ("slot", "read", "turn", "once", "slot")
 """What a program may do with a tensor so that programs do not meet there: use a slot of its own, only read it, use every
@@ -221,13 +240,21 @@ class Expressions:
             n, k = shape[0], self.pick((2, 4, 1))
             made += [lambda: self.reduced(dtype, (n, k), 1, depth), lambda: self.reduced(dtype, (k, n), 0, depth)]
             made += [block("tl.reshape({}, [" + str(n) + "])", (k, n // k))] if n % k == 0 else []
-            made.append(lambda: f"tl.gather({self.value(dtype, shape, depth)}, {self.value('int32', shape, depth)} & {n - 1}, 0)")
+            made.append(
+                lambda: (
+                    f"tl.gather({self.value(dtype, shape, depth)}, {self.value('int32', shape, depth)} & {n - 1}, 0)"
+                )
+            )
         else:
             n, m = shape
             made += [block("tl.trans({})", (m, n)), block(f"tl.reshape({{}}, {sides})", (n * m,))]
-            made.append(lambda: f"tl.broadcast_to({self.reduced(dtype, shape, self.pick((1, 0)), depth, True)}, {sides})")
+            made.append(
+                lambda: f"tl.broadcast_to({self.reduced(dtype, shape, self.pick((1, 0)), depth, True)}, {sides})"
+            )
         if len(shape) == 2 and shape[1] == 2:
-            made.append(lambda: f"tl.join({self.value(dtype, shape[:1], depth)}, {self.value(dtype, shape[:1], depth)})")
+            made.append(
+                lambda: f"tl.join({self.value(dtype, shape[:1], depth)}, {self.value(dtype, shape[:1], depth)})"
+            )
         if len(shape) == 1 and shape[0] > 1:
             half = (shape[0] // 2,)
             pair = lambda: (self.value(dtype, half, depth), self.value(dtype, half, depth))  # noqa: E731
@@ -298,7 +325,11 @@ class Expressions:
     @property
     def own(self) -> str:
         """The number of the program."""
-        more = ("tl.program_id(0)", "tl.program_id(1) * tl.num_programs(0)", "tl.program_id(2) * tl.num_programs(0) * tl.num_programs(1)")
+        more = (
+            "tl.program_id(0)",
+            "tl.program_id(1) * tl.num_programs(0)",
+            "tl.program_id(2) * tl.num_programs(0) * tl.num_programs(1)",
+        )
         return f"({' + '.join(more[: self.axes])})"
 
     def regular(self, shape: Shape) -> str:

@@ -140,11 +140,15 @@ class Writer(Expressions):
     def block_pointer(self) -> None:
         tensor, rows, columns = self.tensor(), *self.widths
         apart, size = self.roles[tensor.name] != "all", tensor.size
-        base, size = (f"{tensor.name} + {self.own} * {size // PROGRAMS}", size // PROGRAMS) if apart else (tensor.name, size)
+        base, size = (
+            (f"{tensor.name} + {self.own} * {size // PROGRAMS}", size // PROGRAMS) if apart else (tensor.name, size)
+        )
         side = max(1, size // 8)
         offsets = f"{self.value('int32', (), 1)} & 3, {self.value('int32', (), 1)} & 3"
         shape = f"block_shape=({rows}, {columns}), order=(1, 0)"
-        pointer = self.new_text("q", f"tl.make_block_ptr({base}, ({min(8, size)}, {side}), ({side}, 1), ({offsets}), {shape})")
+        pointer = self.new_text(
+            "q", f"tl.make_block_ptr({base}, ({min(8, size)}, {side}), ({side}, 1), ({offsets}), {shape})"
+        )
         if self.draw(st.booleans()):
             self.write(f"{pointer} = tl.advance({pointer}, ({self.value('int32', (), 1)} & 3, 1))")
         name = self.new_name(tensor.dtype, (rows, columns))

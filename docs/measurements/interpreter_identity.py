@@ -15,8 +15,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ sys.path[:0] = [str(ROOT)]
 warnings.simplefilter("ignore")
 
 import torch
-from torch import Tensor
 
-from harness.interpret import descending, install, one_by_one
+from harness.interpret import install
 
 FEATURES = {
     "a grid of two or three axes": r"program_id\([12]\)",
@@ -92,7 +90,9 @@ def generated(examples: int, seed: int) -> int:
     except AssertionError:
         print(failed[0])
     print(f"\n{tried:,} kernels, {count.pop('launches'):,} launches, {count.pop('instances'):,} programs")
-    print(f"{together['done']:,} programs ran together with others, {together['undone']:,} were begun so and taken back")
+    print(
+        f"{together['done']:,} programs ran together with others, {together['undone']:,} were begun so and taken back"
+    )
     for name in (*FEATURES, *(name for name in count if name not in FEATURES)):
         print(f"| {name} | {count[name]:,} |")
     return len(failed)
@@ -140,6 +140,7 @@ def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Seque
     from harness.errors import UnsupportedCase
     from harness.verify.inprocess import draw
     from harness.verify.plan import make_plan
+    from tests.kernel_bytes import case_differences
 
     install()
     torch.set_num_threads(1)
@@ -158,7 +159,7 @@ def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Seque
                 continue
             before = launched["programs"]
             try:
-                found, raised = case_differences(kernel, case, bool(i % 2))
+                found, raised = case_differences(kernel, case, turned=bool(i % 2))
             except UnsupportedCase:
                 continue
             tally.update(cases=1, errors=raised, differences=bool(found), programs=(launched["programs"] - before) // 4)
@@ -192,65 +193,6 @@ def counting_programs() -> Counter[str]:
 
     Builder.set_grid_dim = set_grid_dim  # type: ignore[method-assign]
     return counted
-
-
-def case_differences(kernel: Any, case: Any, turned: bool) -> tuple[list[str], bool]:
-    """What a kernel does otherwise than one by one: upwards and downwards, one of the two with its stages.
-
-    Also whether it raised an error.
-    """
-    from harness.inputs import build
-
-    found, raised = list[str](), False
-    for down in (False, True):
-        asked = {"stages": kernel.stages} if kernel.stages and down is not turned else {}
-
-        def outcome(
-            way: Callable[[], AbstractContextManager[None]], down: bool = down, asked: dict[str, Any] = asked
-        ) -> dict[str, bytes]:
-            inputs = build(case, "cpu")
-            with way(), descending() if down else nullcontext():
-                return _outcome(kernel, inputs, asked)
-
-        expected, actual = outcome(one_by_one), outcome(nullcontext)
-        raised |= "error" in expected
-        names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
-        found += [f"{'descending' if down else 'ascending'}, stages {bool(asked)}: {', '.join(names)}"] if names else []
-    return found, raised
-
-
-def _outcome(kernel: Any, inputs: Any, asked: dict[str, Any]) -> dict[str, bytes]:
-    """All bytes of inputs, of what the kernel allocated, and of what it returned; the error if it raised one."""
-    from harness.errors import UnsupportedCase
-    from harness.inputs import guarded_allocations
-
-    handed, returned = inputs.hand_out(), {}
-    with guarded_allocations(0) as allocations:
-        try:
-            returned = kernel.call(**handed, **inputs.case.params, **asked)
-        except UnsupportedCase:
-            raise
-        except Exception as error:
-            returned = {"error": f"{type(error).__name__}: {error}"}
-            print(returned["error"][:300], file=sys.stderr)
-    found = {f"input {g.name}": _memory(g) for g in inputs.guards}
-    found |= {g.name: _memory(g) for g in allocations._guarded}
-    named = returned if isinstance(returned, dict) else {"result": returned}
-    return found | {name: _bytes(value) for name, value in named.items()}
-
-
-def _memory(guarded: Any) -> bytes:
-    """The bytes of a tensor, what lies between its rows, and the canaries around it: from its first element on."""
-    everything: bytes = guarded.words.numpy().tobytes()
-    start = guarded.start * guarded.tensor.element_size()
-    return everything[start:] + everything[:start]
-
-
-def _bytes(value: Any) -> bytes:
-    if isinstance(value, Tensor):
-        flat = value.detach().contiguous().reshape(-1)
-        return f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
-    return b"".join(map(_bytes, value)) if isinstance(value, (tuple, list)) else repr(value).encode()
 
 
 def main() -> int:

@@ -213,7 +213,9 @@ def main() -> None:
         return
     roots = {"stock": ROOT, "base": given.base, "here": ROOT}
     workers = {way: Worker(way, root) for way, root in roots.items() if root}
-    print("| kernel | largest launch | programs | stock | base, first | here, first | ratio | base | here | ratio | stock ÷ here |")
+    print(
+        "| kernel | largest launch | programs | stock | base, first | here, first | ratio | base | here | ratio | stock ÷ here |"
+    )
     print(f"|{'---|' * 11}")
     for kernel, lines in CASES.items():
         if not given.kernel or kernel in given.kernel:

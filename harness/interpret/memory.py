@@ -47,6 +47,11 @@ class Access:
         return np.dtype(f"u{self.dtype.itemsize}")
 
     @cached_property
+    def undefined(self) -> Any:
+        """What masked lanes give: undefined by Triton's documentation; NaN, or -1 in an integer, so that a use shows."""
+        return self.raw.type(np.iinfo(self.raw).max)
+
+    @cached_property
     def shift(self) -> int:
         """Binary digits of an address that count bytes of an element."""
         return self.dtype.itemsize.bit_length() - 1
@@ -83,8 +88,7 @@ class Memory:
     def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
         """The bits at addresses; where a mask excludes one, of `fill`, or undefined."""
         mask = None if mask is None or mask.all() else mask
-        # undefined by Triton's documentation: NaN, or -1 in an integer, so that a use of it shows
-        undefined = access.raw.type(np.iinfo(access.raw).max)
+        undefined = access.undefined
         other = undefined if fill is None else bits_of(np.ascontiguousarray(fill))
         lanes = lanes_of(where, mask)
         if (found := self._lookup(access, lanes)) is not None:
@@ -109,11 +113,12 @@ class Memory:
         """An atomic operation of every program, one element after the other; gives what memory held before."""
         addresses, value, inside = self._of_every_program(access, where.all, value, mask)
         if value.dtype.itemsize == 2 and value.dtype.kind not in "iu":
-            return _update_16_bit(access.operation[0], addresses, value, inside)
-        operation, sem = access.operation[1:]
-        raw = bits_of(value) if access.operation[0] == ir.ATOMIC_OP.XCHG else value
-        old: Array = memory.atomic_rmw(operation, addresses, raw, inside, sem)
-        return old.view(value.dtype)
+            old = _update_16_bit(access.operation[0], addresses, value, inside)
+        else:
+            operation, sem = access.operation[1:]
+            raw = bits_of(value) if access.operation[0] == ir.ATOMIC_OP.XCHG else value
+            old = memory.atomic_rmw(operation, addresses, raw, inside, sem)
+        return np.where(inside, bits_of(old), access.undefined).view(value.dtype)
 
     def exchange(self, access: Access, where: Addresses, expected: Array, value: Array) -> Array:
         """Compare and swap, likewise; compares bits."""
