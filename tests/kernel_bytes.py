@@ -10,7 +10,8 @@ import torch
 
 from harness.case import Case
 from harness.errors import UnsupportedCase
-from harness.inputs import Guarded, build, guarded_allocations
+from harness.inputs import build, guarded_allocations
+from harness.inputs.guards import Guarded
 from harness.interpret import descending, one_by_one
 from harness.kernel import Kernel
 

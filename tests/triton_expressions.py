@@ -39,7 +39,9 @@ BAD = (
     "missing(n)",
     "tl.zeros([4], tl.int32) + tl.zeros([8], tl.int32)",
     "tl.store(t0 + tl.arange(0, 4), n, mask=tl.arange(0, 8) > 1)",
-    "tl.gather(tl.arange(0, 4), tl.arange(0, 4) + 4, 0)",
+    "tl.gather(tl.arange(0, 4), tl.arange(0, 4) + tl.program_id(0), 0)",
+    "tl.store(t0, tl.gather(tl.arange(0, 4), tl.arange(0, 4) + n, 0).sum())",
+    "tl.assume(tl.program_id(0) < 2)",
     "n if tl.arange(0, 4) > 2 else m",
     "for _ in range(0, 4, n - n): tl.debug_barrier()",
 )
@@ -70,8 +72,8 @@ BINARY = {
     ),
 }
 APART = ("slot", "read", "turn", "once", "slot")
-"""What a program may do with a tensor so that programs do not meet there: use a slot of its own, only read it, use every
-32nd element, or touch it in one place of the kernel. With `all` of them, it does what it likes."""
+"""What a program may do with a tensor so that programs do not meet there: use a slot of its own, only read it, use
+every 32nd element, or touch it in one place of the kernel. With `all` of them, it does what it likes."""
 PROGRAMS = 32
 """Programs of a launch, at most."""
 

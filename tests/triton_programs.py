@@ -1,4 +1,4 @@
-"""Whole launches of small Triton kernels, and whether two ways to run one leave the same bytes and raise the same error.
+"""Launches of small Triton kernels, and whether two ways to run one leave the same bytes and raise the same error.
 
 The kernels are those that `triton_texts` draws. A program here is text and numbers alone, so its `repr` is enough to
 run it again:

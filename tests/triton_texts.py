@@ -8,33 +8,33 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.triton_expressions import ATOMICS, BAD, DTYPES, FLOATS, FUNCTIONS, PROGRAMS, INTEGERS, Expressions, Name
+from tests.triton_expressions import ATOMICS, BAD, DTYPES, FUNCTIONS, INTEGERS, PROGRAMS, Expressions, Name
 from tests.triton_programs import Launch, Program, Tensor
 
 WIDTHS = (4, 2, 8, 1, 16, 32)
-LARGEST_TEXT = 60
-"""Statements of one kernel and its functions."""
 
 
 class Writer(Expressions):
     """Writes the lines of one function after the other; `names` are those in scope."""
 
-    def __init__(self, draw: st.DrawFn, tensors: tuple[Tensor, ...], widths: tuple[int, int], axes: int) -> None:
+    def __init__(
+        self, draw: st.DrawFn, tensors: tuple[Tensor, ...], widths: tuple[int, int], axes: int, statements: int
+    ) -> None:
         super().__init__(draw, tensors, widths, axes)
         self.functions: list[str] = []
         self.lines: list[str] = []
         self.margin = "    "
         self.returns: Name | None = None
         self.loops = 0
-        self.written = 0
+        self.left = statements
 
     def write(self, line: str) -> None:
         self.lines.append(self.margin + line)
 
     def more(self, mean: int = 3) -> bool:
         """Whether another statement follows."""
-        self.written += 1
-        return self.written < LARGEST_TEXT and self.draw(st.integers(0, mean)) != 0
+        self.left -= 1
+        return self.left > 0 and self.draw(st.integers(0, mean)) != 0
 
     # Statements.
 
@@ -241,13 +241,10 @@ def launches(draw: st.DrawFn, axes: int) -> tuple[Launch, ...]:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
-    """Programs of 1 to 19 instances, with blocks of up to 32 by 8."""
+def programs(draw: st.DrawFn, statements: int = 60) -> Program:
+    """Launches of 1 to 19 programs, with blocks of up to 32 by 8 and about so many statements at most."""
     axes = draw(st.sampled_from((1, 1, 2, 3)))
     some = draw(tensors())
     widths = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from((2, 4, 8, 1)))
-    text = Writer(draw, some, widths, axes).kernel()
+    text = Writer(draw, some, widths, axes, statements).kernel()
     return Program(text, some, draw(st.integers(0, 3)), draw(launches(axes)))
-
-
-__all__ = ["FLOATS", "Writer", "programs"]

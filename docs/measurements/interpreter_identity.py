@@ -1,8 +1,8 @@
 """Whether the interpreter's fast way leaves the bytes of the sequential run: on generated kernels and on real ones.
 
-Run `python docs/measurements/interpreter_identity.py generated [--examples N] [--seed S]` for small Triton programs that
-Hypothesis draws (tests/triton_texts.py), or `… kernels [--cases N] [--folder kernels/external] [--op OP] [--kernel K]`
-for the kernels of a folder on the cases that `verify` draws, N per group. Everything is compared with
+Run `python docs/measurements/interpreter_identity.py generated [--examples N] [--seed S]` for small Triton kernels
+that Hypothesis draws (tests/triton_texts.py), or `… kernels [--cases N] [--folder kernels/external] [--op OP]
+[--kernel K]` for the kernels of a folder on the cases that `verify` draws, N per group. Everything is compared with
 `harness.interpret.one_by_one`: every byte of memory, what is raised, what is printed; in both directions.
 """
 
@@ -16,19 +16,13 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
-warnings.simplefilter("ignore")
-
 import torch
 
-from harness.interpret import install
-
+ROOT = Path(__file__).resolve().parents[2]
 FEATURES = {
     "a grid of two or three axes": r"program_id\([12]\)",
     "fp32, bf16 or fp16": r"tl\.(float32|bfloat16|float16)",
@@ -129,7 +123,7 @@ def _features(program: Any, outcomes: dict[Any, Any]) -> Iterator[str]:
     if any(outcome.error for outcome in outcomes.values()):
         yield "an error in some launch"
     starts = sorted((t.start, t.start + t.size * t.itemsize) for t in program.tensors)
-    if any(a[1] > b[0] for a, b in zip(starts, starts[1:], strict=False)):
+    if any(a[1] > b[0] for a, b in pairwise(starts)):
         yield "tensors that share bytes"
 
 
@@ -138,12 +132,12 @@ def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Seque
     from harness.config import Config
     from harness.devices import DevicePlan
     from harness.errors import UnsupportedCase
+    from harness.interpret import install
     from harness.verify.inprocess import draw
     from harness.verify.plan import make_plan
     from tests.kernel_bytes import case_differences
 
     install()
-    torch.set_num_threads(1)
     folders = (str(ROOT / folder),) if folder else ()
     plan = DevicePlan(devices=("cpu",))
     config = Config("", "smoke", plan, ops=tuple(ops), kernels=tuple(names), kernel_folders=folders)
@@ -209,6 +203,10 @@ def main() -> int:
     real.add_argument("--kernel", action="append", default=[])
     given = parser.parse_args()
     start = time.time()
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.path[:0] = [str(ROOT)]
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     if given.what == "generated":
         different = generated(given.examples, given.seed)
     else:

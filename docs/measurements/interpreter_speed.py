@@ -41,8 +41,8 @@ def experts(op: str, t: int, e: int, h: int, i: int) -> str:
 
 def _norms() -> dict[str, list[str]]:
     backward = [
-        f"layer_norm_gated_backward x=bf16[{n},{w}] weight=bf16[{w}] dy=bf16[{n},{w}] rstd=fp32[{n},{w // 1024}]:scale_random "
-        "seed=1"
+        f"layer_norm_gated_backward x=bf16[{n},{w}] weight=bf16[{w}] dy=bf16[{n},{w}] "
+        f"rstd=fp32[{n},{w // 1024}]:scale_random seed=1"
         for n, w in ((256, 1024), (1024, 4096))
     ]
     rms = f"rms_norm {NORM} residual=bf16[{{n}},1024] eps=1e-06 seed=1"
@@ -214,7 +214,8 @@ def main() -> None:
     roots = {"stock": ROOT, "base": given.base, "here": ROOT}
     workers = {way: Worker(way, root) for way, root in roots.items() if root}
     print(
-        "| kernel | largest launch | programs | stock | base, first | here, first | ratio | base | here | ratio | stock ÷ here |"
+        "| kernel | largest launch | programs | stock "
+        "| base, first | here, first | ratio | base | here | ratio | stock ÷ here |"
     )
     print(f"|{'---|' * 11}")
     for kernel, lines in CASES.items():

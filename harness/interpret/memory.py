@@ -48,7 +48,7 @@ class Access:
 
     @cached_property
     def undefined(self) -> Any:
-        """What masked lanes give: undefined by Triton's documentation; NaN, or -1 in an integer, so that a use shows."""
+        """What masked lanes give: undefined by Triton's documentation; NaN, or -1 in an integer, so a use shows."""
         return self.raw.type(np.iinfo(self.raw).max)
 
     @cached_property
