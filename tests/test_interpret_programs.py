@@ -23,7 +23,8 @@ from tests.triton_texts import programs
 KERNELS = {kernel.name: kernel for kernel in load_kernels(Path(__file__).resolve().parent.parent / "kernels")}
 EXPERTS = (
     "moe_lora x=bf16[5,16] expert_ids=int64[5,2]:below_3 routing_weights=fp32[5,2]:uniform "
-    "gate_proj=bf16[3,16,16]:fan_in up_proj=bf16[3,16,16]:fan_in down_proj=bf16[3,16,16]:fan_in gate_lora_a=bf16[3,2,16]:fan_in "
+    "gate_proj=bf16[3,16,16]:fan_in up_proj=bf16[3,16,16]:fan_in down_proj=bf16[3,16,16]:fan_in "
+    "gate_lora_a=bf16[3,2,16]:fan_in "
     "gate_lora_b=bf16[3,16,2]:fan_in up_lora_a=bf16[3,2,16]:fan_in up_lora_b=bf16[3,16,2]:fan_in "
     "down_lora_a=bf16[3,2,16]:fan_in down_lora_b=bf16[3,16,2]:fan_in scaling=2.0 seed=0"
 )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.inputs.guards import MANTISSA_BITS, Guarded, guard, is_whole
+from harness.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, is_whole
 from harness.inputs.poison import POISONS, Poison
 from harness.inputs.written import Check, Violation, only_canaries, violations
 
@@ -113,6 +113,18 @@ class Allocations:
         own = numbers.get(memory)
         alike = {self._number(i) for i, g in enumerate(self._guarded) if g.tensor.dtype is result.dtype}
         return Poison(own, frozenset(alike - {own} if result.dtype in MANTISSA_BITS else ()))
+
+    def blank(self, tensor: Tensor) -> int | None:
+        """The bits of an element of `tensor` that nothing was written to, if it is guarded memory as it was allocated.
+
+        None as well for elements of one byte, whose canary may be a value.
+        """
+        memory = tensor.untyped_storage().data_ptr()
+        for i, guarded in enumerate(self._guarded):
+            if guarded.words.untyped_storage().data_ptr() == memory and guarded.tensor.dtype is tensor.dtype:
+                size = tensor.element_size()
+                return canary(tensor.dtype, self._number(i)) % 2 ** (8 * size) if size > 1 else None
+        return None
 
     def _number(self, index: int) -> int:
         """The canary of an allocation: of the parity of the poison, and the same in a run with the other poison."""

@@ -22,10 +22,12 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, Tensor
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
 
 from harness.interpret.builder import Builder
+from harness.interpret.faults import blank_of, masked, noted
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
 from harness.interpret.memory import Memory
-from harness.interpret.order import is_one_by_one, programs
+from harness.interpret.order import is_one_by_one, programs, watching_races
+from harness.interpret.races import Races
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
 from harness.interpret.rewrite import (
@@ -87,7 +89,7 @@ class Launch:
 
     def __init__(self, function: Any, arguments: Arguments, builder: Builder) -> None:
         self._function, self._arguments, self._builder = function, arguments, builder
-        self._memory = builder.memory = Memory(given(arguments.bound.items()))
+        self._memory = builder.memory = Memory(given(arguments.bound.items(), blank_of))
         by_python = arguments.key is None or is_one_by_one()
         key = (function, arguments.key)
         self._tape = Tape([], [], refused=True) if by_python else _tapes.find(key, arguments.dtypes)
@@ -97,6 +99,28 @@ class Launch:
 
     def run(self, grid_indices: Array) -> None:
         """Run the programs with these indices, in this order, a row each."""
+        if watching_races():
+            self._watching_races(grid_indices)
+        else:
+            self._run(grid_indices)
+
+    def _watching_races(self, grid_indices: Array) -> None:
+        """Look for races, too; and run again for each place with masked lanes: does what they hold reach memory?"""
+        memory = self._memory
+        before = memory.copies()
+        memory.races, memory.refilled = Races(noted), None
+        self._run(grid_indices)
+        memory.races, after = None, memory.copies()
+        for place in sorted(memory.unfilled - {None}, key=str):
+            memory.restore(before)
+            memory.refilled = place
+            self._run(grid_indices)
+            if (tensor := memory.differing(after)) is not None:
+                noted(masked(place, tensor))
+        memory.refilled = None
+        memory.restore(after)
+
+    def _run(self, grid_indices: Array) -> None:
         done = 0
         while done < len(grid_indices):
             batch = grid_indices[done : done + self._batch_size()]
@@ -109,7 +133,7 @@ class Launch:
 
     def _batch_size(self) -> int:
         """How many programs may run together now."""
-        if self._tape.refused or self._tape.trust is Trust.NEVER:
+        if self._memory.races is not None or self._tape.refused or self._tape.trust is Trust.NEVER:
             return 1
         self._first = self._first or self._replay.begin()
         if self._first is None:
