@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from harness.interpret import install, races
-from harness.interpret.faults import Fault, watched
+from harness.interpret.faults import Fault, collected
 
 if triton.knobs.runtime.interpret:
     install()
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="need
 
 
 def found(kernel, grid, *args, blank=lambda tensor: None, **constants) -> list[Fault]:
-    with watched(blank) as watch:
+    with collected(blank) as seen:
         kernel[grid](*args, **constants)
-    return list(watch.faults.values())
+    return list(seen.faults.values())
 
 
 def the_only(faults: list[Fault], kind: str, tensor: str, line: str) -> str:

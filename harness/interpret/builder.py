@@ -38,6 +38,10 @@ from harness.interpret.places import here
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 
 
+ORIGIN = "lastbit.origin"
+"""The attribute of a handle of addresses that names the parameter of the kernel from which they were computed."""
+
+
 def handle(data: Array, dtype: Any) -> Any:
     return TensorHandle(data, dtype.scalar)
 
@@ -72,7 +76,12 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
         """`function` of the arrays of handles; without a dtype it has an effect and no result."""
         result = function(*[x.data for x in args])
-        return None if dtype is None else handle(result, dtype)
+        if dtype is None:
+            return None
+        made = handle(result, dtype)
+        if dtype.scalar.is_ptr():
+            made.attr = {ORIGIN: next((x.attr[ORIGIN] for x in args if ORIGIN in x.attr), "")}
+        return made
 
     def entered(self, function: Any) -> None:
         """A function of the kernel begins."""
@@ -92,7 +101,8 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def access(self, kind: str, ptr: Any, operation: Any = None) -> Access:
         """What an operation of the kernel does at the addresses `ptr`."""
-        return Access(self, kind, numpy_dtype(ptr.get_element_ty()), ptr.data.ndim, here(), operation)
+        element = numpy_dtype(ptr.get_element_ty())
+        return Access(self, kind, element, ptr.data.ndim, here(), ptr.attr.get(ORIGIN, ""), operation)
 
     def create_load(self, ptr: Any, cache: Any, eviction: Any, is_volatile: Any) -> Any:
         return self.apply(self.access("load", ptr), ptr.get_element_ty(), ptr)

@@ -43,7 +43,7 @@ Blank = Callable[[Tensor], int | None]
 
 
 @dataclass
-class Watch:
+class Collected:
     """What is to be found, and what was.
 
     Attributes:
@@ -55,36 +55,36 @@ class Watch:
     faults: dict[tuple[str, Place | None], Fault] = field(default_factory=dict)
 
 
-_watch: Watch | None = None
+_collected: Collected | None = None
 
 
 @contextmanager
-def watched(blank: Blank = lambda tensor: None) -> Iterator[Watch]:
+def collected(blank: Blank = lambda tensor: None) -> Iterator[Collected]:
     """Collects the faults of every launch within; outside of it they are raised."""
-    global _watch
-    outer, _watch = _watch, Watch(blank)
+    global _collected
+    outer, _collected = _collected, Collected(blank)
     try:
-        yield _watch
+        yield _collected
     finally:
-        _watch = outer
+        _collected = outer
 
 
 def blank_of(tensor: Tensor) -> int | None:
     """What an element of `tensor` holds to which nothing was written, if that is known."""
-    return None if _watch is None else _watch.blank(tensor)
+    return None if _collected is None else _collected.blank(tensor)
 
 
 def noted(fault: Fault) -> None:
     """A fault has happened."""
-    if _watch is None:
+    if _collected is None:
         raise InterpreterError(fault.sentence)
-    _watch.faults.setdefault((fault.kind, fault.place), fault)
+    _collected.faults.setdefault((fault.kind, fault.place), fault)
 
 
 def outside(
     kind: str, place: Place | None, tensors: list[Given], where: Array, width: int, program: tuple[int, ...]
 ) -> Fault:
-    """An access of kind `kind` at addresses that no tensor has."""
+    """An access of kind `kind` at addresses that no tensor has; `tensors` are those that may have been meant."""
     address = int(where[0])
     did = {"load": "loads", "store": "stores"}.get(kind, "updates")
     count = "an element" if len(where) == 1 else f"{len(where):,} elements, the first"

@@ -21,7 +21,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
 
-from harness.interpret.builder import Builder
+from harness.interpret.builder import ORIGIN, Builder
 from harness.interpret.faults import blank_of, masked, noted
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
@@ -39,6 +39,7 @@ from harness.interpret.rewrite import (
 )
 from harness.interpret.speculation import Speculation
 from harness.interpret.tape import Segment, Tape, Tapes, Trust
+from harness.interpret.watching import watched_launch
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
@@ -67,7 +68,8 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         builder.set_grid_dim(*grid)
         before = builder.memory
         try:
-            Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
+            with watched_launch(self.fn, lambda: arguments.values):
+                Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
         except Exception as error:
             raise InterpreterError(f"{type(error).__name__}: {error}") from error
         finally:
@@ -225,7 +227,8 @@ class Arguments:
 
     @cached_property
     def handles(self) -> list[Any]:
-        return [TensorHandle(array, dtype) for array, dtype in zip(self.arrays, self.dtypes, strict=True)]
+        named = zip(self._names, self.arrays, self.dtypes, strict=True)
+        return [TensorHandle(array, dtype, {ORIGIN: name}) for name, array, dtype in named]
 
     @cached_property
     def values(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Access:
         dtype: of what is loaded or stored.
         rank: axes of a program's addresses; arrays may have one in front of them, of programs.
         place: in the source; None if unknown.
+        origin: the parameter of the kernel from which the addresses were computed; empty if unknown.
         operation: of an atomic access.
     """
 
@@ -41,6 +42,7 @@ class Access:
     dtype: DType
     rank: int
     place: Place | None
+    origin: str = ""
     operation: Any = None
 
     @cached_property
@@ -266,8 +268,9 @@ class Memory:
         for tensor in self.tensors:
             inside |= tensor.holds(where, access.dtype.itemsize)
         if (astray := mask & ~inside).any():
+            tensors = [x for x in self.tensors if x.name == access.origin] or self.tensors
             width = access.dtype.itemsize
-            noted(outside(access.kind, access.place, self.tensors, where[astray], width, self.program))
+            noted(outside(access.kind, access.place, tensors, where[astray], width, self.program))
         return where, mask & inside
 
 

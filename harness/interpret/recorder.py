@@ -37,6 +37,9 @@ PURE = frozenset(
 """Operations that see nothing but their operands and change nothing; any other one runs in every program."""
 
 
+RAISING = frozenset({"create_gather"})
+"""Operations among them that may raise an error because of a value."""
+
 SPREADING = frozenset({"create_get_program_id", "create_atomic_rmw", "create_atomic_cas"})
 """Operations whose result is each program's own."""
 
@@ -192,7 +195,9 @@ class Recorder:
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
-        step = Step(name, run, inputs, output, name in PURE, varies, spread, size)
+        if getattr(result, "attr", None):
+            self._tape.attributes[output] = dict(result.attr)
+        step = Step(name, run, inputs, output, name in PURE - RAISING, varies, spread, size)
         self._segment.steps.append(step)
         self._place(result, step)
         if isinstance(result, (tuple, list)):
@@ -215,7 +220,8 @@ class Recorder:
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
         if isinstance(value, tuple):
             return tuple([self._recall(past, past.take("part")) for _ in value])
-        result = value if dtype is None else TensorHandle(value, dtype)
+        attributes = self._tape.attributes.get(step.output, {})
+        result = value if dtype is None else TensorHandle(value, dtype, dict(attributes))
         self._place(result, step)
         return result
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from linecache import getline
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +35,7 @@ class Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if len(node.targets) > 1:
             raise ValueError(f"line {node.lineno}: Triton has no chained assignment")
-        node.value = _call("__lastbit_assigned", node.value)
+        node.value = ast.copy_location(_call("__lastbit_assigned", node.value), node.value)
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
@@ -52,7 +52,7 @@ class Rewriter(ast.NodeTransformer):
         if len(node.ops) == 1:
             return node
         operands = [node.left, *node.comparators]
-        links = [ast.Compare(operands[i], [op], [operands[i + 1]]) for i, op in enumerate(node.ops)]
+        links = [_link(operands[i], op, operands[i + 1]) for i, op in enumerate(node.ops)]
         return ast.copy_location(_call("__lastbit_and", *map(_delayed, links)), node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
@@ -75,6 +75,13 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
 
 def _delayed(value: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)
+
+
+def _link(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> ast.Compare:
+    """One comparison of a chain, at its own place in the text."""
+    link = ast.copy_location(ast.Compare(left, [operation], [right]), left)
+    link.end_lineno, link.end_col_offset = right.end_lineno, right.end_col_offset
+    return link
 
 
 class Namespace(dict[str, Any]):
@@ -125,19 +132,20 @@ def _path(node: ast.AST) -> list[str]:
 
 def compile_rewritten(self: Any, tree: ast.Module) -> Any:
     """Replaces `FunctionRewriter._compile_and_exec`."""
-    _indent(tree, linecache.getline(self.filename, self.def_file_lineno))
+    _indent(tree, getline(self.filename, self.def_file_lineno))
     local = Namespace(self.fn, tree)  # defaults are looked up here, names in the body in the other one
     exec(compile(tree, self.filename, "exec"), Namespace(self.fn, tree), local)
     return local[self.fn.__name__]
 
 
-def _indent(tree: ast.Module, line: str) -> None:
-    """Shift columns to where they are in the file: Triton has taken the indentation of `line` off its text."""
-    margin = len(line) - len(line.lstrip())
-    for node in ast.walk(tree) if margin else ():
-        if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword)):
-            node.col_offset += margin
-            node.end_col_offset = (node.end_col_offset or 0) + margin
+def _indent(tree: ast.Module, definition: str) -> None:
+    """Move the columns of a function that was parsed without its indentation back to where they are in its file."""
+    columns = len(definition) - len(definition.lstrip())
+    nodes = {id(node): node for node in ast.walk(tree)} if columns else {}  # a chain has its middle operands twice
+    for node in nodes.values():
+        if isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword)):
+            node.col_offset += columns
+            node.end_col_offset = (node.end_col_offset or 0) + columns
 
 
 def _is_tensor(value: Any) -> bool:

@@ -14,7 +14,7 @@ from harness.errors import KernelError
 from harness.inputs import Allocations, Inputs, Poison, Rebound, Violation, guarded_allocations, overlaps, violations
 from harness.inputs.guards import extent
 from harness.interpret import descending
-from harness.interpret.faults import Blank, Fault, watched
+from harness.interpret.faults import Blank, Fault, collected
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.timing import KERNEL, timed
@@ -99,11 +99,11 @@ class Caller:
     def _returned(
         self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any], blank: Blank = lambda tensor: None
     ) -> _Returned:
-        with kept_process_state() as changed, watched(blank) as watch, timed(KERNEL):
+        with kept_process_state() as changed, collected(blank) as seen, timed(KERNEL):
             value = self.kernel.call(**tensors, **arguments)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)
-        return _Returned(value, tensors, changed + [_fault(fault, tensors) for fault in watch.faults.values()])
+        return _Returned(value, tensors, changed + [_fault(fault, tensors) for fault in seen.faults.values()])
 
     def _seen(self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None) -> Call:
         named = _named(returned.value, self.results)
