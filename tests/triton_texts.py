@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.triton_expressions import ATOMICS, BAD, DTYPES, FUNCTIONS, INTEGERS, PROGRAMS, Expressions, Name
+from tests.triton_expressions import Expressions, Name
 from tests.triton_programs import Launch, Program, Tensor
+from tests.triton_words import ATOMICS, BAD, DTYPES, FUNCTIONS, INTEGERS, PROGRAMS
 
 WIDTHS = (4, 2, 8, 1, 16, 32)
 
