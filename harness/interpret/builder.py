@@ -202,7 +202,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
         return self.apply(np.right_shift, lhs.dtype, lhs, rhs)
 
     def create_select(self, cond: Any, lhs: Any, rhs: Any) -> Any:
-        return self.apply(np.where, lhs.dtype, cond, lhs, rhs)
+        return self.apply(arithmetic.select, lhs.dtype, cond, lhs, rhs)
 
     def create_fabs(self, arg: Any) -> Any:
         return self.apply(_absolute, arg.dtype, arg)

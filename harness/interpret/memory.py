@@ -140,10 +140,12 @@ class Memory:
         """An atomic operation of every program, one element after the other; gives what memory held before."""
         addresses, value, inside = self._of_every_program(access, where.all, value, mask)
         if value.dtype.itemsize == 2 and value.dtype.kind not in "iu":
-            return _update_16_bit(access.operation[0], addresses, value, inside)
-        operation, sem = access.operation[1:]
-        old: Array = memory.atomic_rmw(operation, addresses, value, inside, sem)
-        return old
+            old = _update_16_bit(access.operation[0], addresses, value, inside)
+        else:
+            operation, sem = access.operation[1:]
+            raw = bits_of(value) if access.operation[0] == ir.ATOMIC_OP.XCHG else value
+            old = memory.atomic_rmw(operation, addresses, raw, inside, sem)
+        return np.where(inside, bits_of(old), self._undefined(access, False)).view(value.dtype)
 
     def exchange(self, access: Access, where: Addresses, expected: Array, value: Array) -> Array:
         """Compare and swap, likewise; compares bits."""

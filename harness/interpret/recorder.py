@@ -25,7 +25,7 @@ PURE = frozenset(
     for name in re.findall(
         r"\w+",
         """
-        of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split gather histogram addptr
+        of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split histogram addptr
         bitcast int_to_ptr ptr_to_int int_cast si_to_fp ui_to_fp fp_to_si fp_to_ui fp_to_fp fp_ext fp_trunc
         add sub mul sdiv udiv srem urem idiv shl lshr ashr and or xor umulhi minsi minui maxsi maxui iabs
         icmpSLE icmpSLT icmpSGE icmpSGT icmpULE icmpULT icmpUGE icmpUGT icmpEQ icmpNE
@@ -47,6 +47,7 @@ SPREADING = frozenset({"create_get_program_id", "create_atomic_rmw", "create_ato
 TOGETHER = frozenset(
     {*PURE, *SPREADING, "create_load", "create_masked_load", "create_store", "create_masked_store"}
     | {"create_get_num_programs", "create_assert", "create_assume", "create_barrier", "create_debug_barrier"}
+    | {"create_gather"}  # not pure: an index out of bounds raises an error, whoever reads the result
 )
 """Operations that take what several programs have at once."""
 
