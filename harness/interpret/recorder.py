@@ -38,9 +38,6 @@ PURE = frozenset(
 """Operations that see nothing but their operands and change nothing; any other one runs in every program."""
 
 
-RAISING = frozenset({"create_gather"})
-"""Operations among them that may raise an error because of a value."""
-
 SPREADING = frozenset({"create_get_program_id", "create_atomic_rmw", "create_atomic_cas"})
 """Operations whose result is each program's own."""
 
@@ -198,7 +195,7 @@ class Recorder(Compositions):
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
         if getattr(result, "attr", None):
             self._tape.attributes[output] = dict(result.attr)
-        step = Step(name, run, inputs, output, name in PURE - RAISING, varies, spread, size)
+        step = Step(name, run, inputs, output, name in PURE, varies, spread, size)
         self._segment.steps.append(step)
         self._place(result, step)
         if isinstance(result, (tuple, list)):
