@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 
 from harness.errors import InterpreterError
-from harness.interpret.order import Descent, descending, one_by_one
+from harness.interpret.order import Descent, descending, one_by_one, races
 
-__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "one_by_one"]
+__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "one_by_one", "races"]
 
 KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
 """Releases whose interpreter was read and tested; any other one must pass a self-test at installation."""

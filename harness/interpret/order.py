@@ -1,4 +1,4 @@
-"""How the programs of a launch run: in ascending order, or within a context descending, or by Python each.
+"""How the programs of a launch run: in ascending order, or within a context descending, by Python each, or watched.
 
 A GPU promises no order. A kernel whose programs write to the same place gives another result in another order.
 """
@@ -63,3 +63,22 @@ def one_by_one() -> Iterator[None]:
 def is_one_by_one() -> bool:
     """Within `one_by_one`."""
     return _by_python
+
+
+_watching = False
+
+
+@contextmanager
+def races() -> Iterator[None]:
+    """Look for races between the programs of every launch within; of interpreted kernels alone."""
+    global _watching
+    outer, _watching = _watching, True
+    try:
+        yield
+    finally:
+        _watching = outer
+
+
+def watching_races() -> bool:
+    """Within `races`."""
+    return _watching
