@@ -151,6 +151,7 @@ def test_a_finding_fails_its_case_and_no_other(stand_in: type[StandIn], tmp_path
     [problem] = problems(run)
     assert repro_line(problem.smallest).endswith("--kernel 'bad' --device cuda:0 --sanitize")
     assert "--sanitize" not in repro_line(run.results[0])
+    assert all(f"{name} 2 cases in 0 s" in run.environment["sanitized"] for name in TOOLS)
     text = " ".join(shown(run).split())
     assert "memcheck: Invalid __global__ read of size 4 bytes in copy_kernel (norms.py:12)" in text
     assert "1 byte after x, an allocation of 4,000 bytes" in text
@@ -160,14 +161,14 @@ def test_a_finding_fails_its_case_and_no_other(stand_in: type[StandIn], tmp_path
 def test_a_warning_is_a_notice_unless_the_run_is_strict() -> None:
     warning = Finding("racecheck", "", "racecheck: perhaps.", notice=True)
     seen = [Seen("racecheck", result(), (warning,))]
-    lenient, strict = (with_seen(Run((result(),)), seen, "1", strict=strict) for strict in (False, True))
+    lenient, strict = (with_seen(Run((result(),)), seen, strict=strict) for strict in (False, True))
     assert (lenient.exit_code, strict.exit_code) == (0, 1) and lenient.results[0].notices == (warning,)
 
 
 def test_a_case_that_raised_says_what_was_found_as_well() -> None:
     raised = result(verdict=Verdict.ERRORED, reason="RuntimeError: an illegal memory access", stages=())
     seen = [Seen("memcheck", raised, (Finding("memcheck", "x", "memcheck: beyond x."),))]
-    run = with_seen(Run((raised,)), seen, "1")
+    run = with_seen(Run((raised,)), seen)
     assert run.results[0].verdict is Verdict.ERRORED
     text = " ".join(shown(run).split())
     assert "an illegal memory access" in text and "memcheck: beyond x." in text
@@ -188,7 +189,7 @@ def test_which_cases_are_looked_at() -> None:
     ]
     run = Run((*chosen[::-1], chosen[0], *others))
     assert chosen_of(run) == chosen
-    assert [n.what for n in with_seen(run, (), "1").not_run] == ["compute-sanitizer on 1 case"]
+    assert [n.what for n in with_seen(run, ()).not_run] == ["compute-sanitizer on 1 case"]
 
 
 def on(*devices: str, sanitize: bool = True) -> Config:

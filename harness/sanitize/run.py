@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Event
 
 from harness.case import parse_case
@@ -28,24 +29,38 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
     chosen, stop = chosen_of(run), Event()
     config = replace(config, lines=tuple(dict.fromkeys(result.case for result in chosen)))
 
-    def look(tool: str) -> tuple[list[Seen], str]:
-        seen = list[Seen]()
+    def look(tool: str) -> _Looked:
+        seen, broken, began = list[Seen](), "", time.monotonic()
         try:
             for one in Looking(config, sanitizer, tool).at(chosen, stop):
                 seen.append(one)
                 tick(one.result)
         except LastbitError as error:
-            return seen, f"{tool}: {error}"
-        return seen, ""
+            broken = f"{tool}: {error}"
+        return _Looked(tool, tuple(seen), time.monotonic() - began, broken)
 
     with ThreadPoolExecutor(len(TOOLS)) as pool:
         try:
             looked = list(pool.map(look, TOOLS))
         finally:
             stop.set()
-    seen = [one for of_tool, _ in looked for one in of_tool]
-    run = replace(run, broken="; ".join(filter(None, (run.broken, *(error for _, error in looked)))))
-    return with_seen(run, seen, sanitizer.version, strict=config.strict)
+    run = replace(run, broken="; ".join(filter(None, (run.broken, *(one.broken for one in looked)))))
+    summary = f"{NAME} {sanitizer.version}: {', '.join(map(str, looked))}"
+    run = replace(run, environment={**run.environment, "sanitized": summary})
+    return with_seen(run, [seen for one in looked for seen in one.seen], strict=config.strict)
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What one tool made of all cases, in how many seconds, and why it did not come to its end."""
+
+    tool: str
+    seen: tuple[Seen, ...]
+    seconds: float
+    broken: str
+
+    def __str__(self) -> str:
+        return f"{self.tool} {_cases(sum(not one.reason for one in self.seen))} in {self.seconds:.0f} s"
 
 
 def chosen_of(run: Run) -> list[CaseResult]:
@@ -54,20 +69,13 @@ def chosen_of(run: Run) -> list[CaseResult]:
     return sorted(chosen.values(), key=lambda r: (r.device, r.op, r.kernel, r.verdict is Verdict.PASSED, _elements(r)))
 
 
-def with_seen(run: Run, seen: Sequence[Seen], version: str, *, strict: bool = False) -> Run:
-    """The run with findings in its results, what was not looked at, and how many cases each tool has looked at."""
+def with_seen(run: Run, seen: Sequence[Seen], *, strict: bool = False) -> Run:
+    """The run with findings in its results, and what was not looked at among what was not run."""
     found: dict[tuple[str, str, str], list[Finding]] = {}
     for one in seen:
         found.setdefault(_key(one.result), []).extend(one.findings)
-    whole = Counter(one.tool for one in seen if not one.reason)
-    counts = ", ".join(f"{tool} {whole[tool]:,}" for tool in TOOLS)
     results = (_with_findings(result, found.get(_key(result), ()), strict) for result in run.results)
-    return replace(
-        run,
-        results=tuple(results),
-        not_run=(*run.not_run, *_left_out(run, seen)),
-        environment={**run.environment, "sanitized": f"{NAME} {version}, cases: {counts}"},
-    )
+    return replace(run, results=tuple(results), not_run=(*run.not_run, *_left_out(run, seen)))
 
 
 def _with_findings(result: CaseResult, found: Sequence[Finding], strict: bool) -> CaseResult:
