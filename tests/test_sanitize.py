@@ -53,6 +53,7 @@ class StandIn:
 
     SAID: ClassVar[Mapping[str, Called | str | WorkerEnded]] = MappingProxyType({})
     started: ClassVar[int] = 0
+    late: ClassVar[str] = ""
     asked: ClassVar[list[tuple[str, str]]]
 
     def __init__(self, config: Config, *, launcher: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -66,7 +67,8 @@ class StandIn:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        if self.late:
+            self.log.write_text(self.late)
 
     def do(self, work: object, kernel: str, line: str) -> Called:
         self.asked.append((kernel, line))
@@ -124,6 +126,12 @@ def test_a_tool_that_does_not_start_breaks_the_run(stand_in: type[StandIn], tmp_
     run = sanitized(Config(str(tmp_path)), SANITIZER, Run((result(),)), lambda result: None)
     assert all(f"{name}: the process that ran kernels ended outside" in run.broken for name in TOOLS)
     assert run.exit_code == 2
+
+
+def test_a_report_that_no_case_can_be_blamed_for_breaks_the_run(stand_in: type[StandIn], tmp_path: Path) -> None:
+    stand_in.late = REPORT
+    run = sanitized(Config(str(tmp_path)), SANITIZER, Run((result(),)), lambda result: None)
+    assert "after the last case" in run.broken and run.results == (result(),) and run.exit_code == 2
 
 
 def test_a_device_at_a_time(stand_in: type[StandIn], tmp_path: Path) -> None:

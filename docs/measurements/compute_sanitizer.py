@@ -8,6 +8,7 @@ each tool.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,17 +20,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 PLANTED = ROOT / "tests" / "faults" / "sanitizer"
+LINES_OF_NOTHING = 2  # of a log: a head, and a summary
 
 
-def verified(folder: Path, *words: str) -> int:
-    """Print what `lastbit verify --sanitize` prints but its table, and how long it took; its exit code."""
+def verified(folder: Path, limit: float, *words: str) -> None:
+    """Print what `lastbit verify --sanitize` prints below its table, and how long it took; it is interrupted in time."""
     command = [sys.executable, "-m", "harness", "verify", "--sanitize", "--run-folder", str(folder), *words]
     began = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = done.stdout.partition("Findings\n")[2] or done.stdout[-2500:]
-    print(f"lastbit verify --sanitize {' '.join(words)}\n{said}{done.stderr[-1500:]}")
-    print(f"exit code {done.returncode} after {time.monotonic() - began:.0f} s\n", flush=True)
-    return done.returncode
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            said, errors = process.communicate()
+    below = said.partition("Findings\n")[2] or said[-3000:]
+    print(f"lastbit verify --sanitize {' '.join(words)}\n{below}{errors[-2000:]}")
+    print(f"exit code {process.returncode} after {time.monotonic() - began:.0f} s\n", flush=True)
+
+
+def logs(folder: Path) -> None:
+    """Print how what the tools wrote begins, where they found something."""
+    for log in sorted(folder.glob("*check-*.txt")):
+        if len(lines := log.read_text().splitlines()) > LINES_OF_NOTHING:
+            print("\n".join([log.name, *lines[:14], ""]))
 
 
 def plain(folder: Path) -> None:
@@ -58,13 +71,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--op", action="append", default=[])
-    parser.add_argument("--cases-per-group", default="1")
+    parser.add_argument("--cases-per-group", default="2")
+    parser.add_argument("--limit", type=float, default=3600.0, help="seconds that a run may take (default: 3600)")
     options = parser.parse_args()
     here = ["--device", options.device, "--cases-per-group", options.cases_per_group]
+    ops = [word for op in options.op for word in ("--op", op)]
     with tempfile.TemporaryDirectory() as folder:
-        verified(Path(folder, "planted"), *here, "--op", "rms_norm", "--kernels", str(PLANTED))
-        verified(Path(folder, "own"), *here, *(word for op in options.op for word in ("--op", op)))
-        plain(Path(folder, "own"))
+        planted, own = Path(folder, "planted"), Path(folder, "own")
+        verified(planted, options.limit, *here, "--op", "rms_norm", "--kernels", str(PLANTED.relative_to(ROOT)))
+        logs(planted)
+        verified(own, options.limit, *here, *ops)
+        logs(own)
+        plain(own)
 
 
 if __name__ == "__main__":

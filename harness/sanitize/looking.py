@@ -61,16 +61,20 @@ class Looking:
         device, log = left[0].device, Path(self.config.folder, f"{self.tool}-{len(left)}.txt")
         config = replace(self.config, device_plan=DevicePlan((device,), ("of the run",)))
         launcher = self.sanitizer.launcher(self.tool, log)
+        last: tuple[CaseResult, Called] | None = None
         with Worker(config, launcher=launcher, environ=UNCACHED) as worker:
-            while left and left[0].device == device and not stop.is_set():
+            while last is None and left and left[0].device == device and not stop.is_set():
                 result = left.popleft()
                 called, ended = _called(worker, result, log)
                 if ended or _reports(log):
-                    break
-                yield Seen(self.tool, result, reason=called.raised)
-            else:
-                return
-        yield self._seen(result, called, _reports(log))
+                    last = result, called
+                else:
+                    yield Seen(self.tool, result, reason=called.raised)
+        found = _reports(log)  # now that the process has ended, all of them
+        if last is not None:
+            yield self._seen(*last, found)
+        elif found:
+            raise LastbitError(f"it reports something after the last case, which nobody can be blamed for; see {log}")
 
     def _seen(self, result: CaseResult, called: Called, found: Sequence[Report]) -> Seen:
         if not found:
