@@ -6,6 +6,7 @@ No GPU is here: a stand-in for the worker process calls nothing, and writes what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -25,6 +26,7 @@ from harness.sanitize.call import Called, Memory
 from harness.sanitize.looking import AFTER, Looking, Seen
 from harness.sanitize.run import MOST_ELEMENTS, chosen_of, sanitized, with_seen
 from harness.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
+from harness.verify.collect import INTERRUPTED
 from harness.verify.worker import WorkerEnded
 from reports.summary import problems, repro_line
 
@@ -132,6 +134,19 @@ def test_a_report_that_no_case_can_be_blamed_for_breaks_the_run(stand_in: type[S
     stand_in.late = REPORT
     run = sanitized(Config(str(tmp_path)), SANITIZER, Run((result(),)), lambda result: None)
     assert "after the last case" in run.broken and run.results == (result(),) and run.exit_code == 2
+
+
+def test_an_interruption_keeps_what_was_found(
+    stand_in: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(under_way: Sequence[Future[object]]) -> None:
+        wait(under_way)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.sanitize.run.wait", interrupted)
+    stand_in.SAID = {"k": REPORT}
+    run = sanitized(Config(str(tmp_path)), SANITIZER, Run((result(),)), lambda result: None)
+    assert run.broken == INTERRUPTED and run.results[0].verdict is Verdict.FAILED
 
 
 def test_a_device_at_a_time(stand_in: type[StandIn], tmp_path: Path) -> None:

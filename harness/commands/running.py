@@ -70,11 +70,11 @@ def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> R
     from reports.progress import RunProgress
 
     with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
-        try:
-            done = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
-        except KeyboardInterrupt:
-            raise Interrupted(_kept(replace(run, broken=INTERRUPTED), Path(config.folder))) from None
-    return _kept(done, Path(config.folder))
+        run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
+    run = _kept(run, Path(config.folder))
+    if run.broken.endswith(INTERRUPTED):
+        raise Interrupted(run)
+    return run
 
 
 def _import_ahead() -> None:

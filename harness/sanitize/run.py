@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from threading import Event
 
@@ -16,6 +16,7 @@ from harness.result import TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.run import NotRun, Run
 from harness.sanitize.looking import Looking, Seen
 from harness.sanitize.tool import NAME, TOOLS, Sanitizer
+from harness.verify.collect import INTERRUPTED
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the inputs of the largest cases that are looked at: compute-sanitizer visits every access."""
@@ -24,7 +25,8 @@ MOST_ELEMENTS = 1 << 20
 def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[CaseResult], None]) -> Run:
     """The run with what the tools found in its results; `tick` is told of each case that a tool has looked at.
 
-    What could not be looked at is listed as not run. A tool that does not start breaks the run.
+    What could not be looked at is listed as not run. A tool that does not start breaks the run, and so does an
+    interruption from the keyboard, after which it has what was found until then.
     """
     chosen, stop = chosen_of(run), Event()
     config = replace(config, lines=tuple(dict.fromkeys(result.case for result in chosen)))
@@ -39,12 +41,18 @@ def sanitized(config: Config, sanitizer: Sanitizer, run: Run, tick: Callable[[Ca
             broken = f"{tool}: {error}"
         return _Looked(tool, tuple(seen), time.monotonic() - began, broken)
 
+    interrupted = ""
     with ThreadPoolExecutor(len(TOOLS)) as pool:
+        under_way = [pool.submit(look, tool) for tool in TOOLS]
         try:
-            looked = list(pool.map(look, TOOLS))
+            wait(under_way)
+        except KeyboardInterrupt:
+            interrupted = INTERRUPTED
         finally:
             stop.set()
-    run = replace(run, broken="; ".join(filter(None, (run.broken, *(one.broken for one in looked)))))
+    looked = [each.result() for each in under_way]
+    broken = [interrupted] if interrupted else [one.broken for one in looked]
+    run = replace(run, broken="; ".join(filter(None, (run.broken, *broken))))
     summary = f"{NAME} {sanitizer.version}: {', '.join(map(str, looked))}"
     run = replace(run, environment={**run.environment, "sanitized": summary})
     return with_seen(run, [seen for one in looked for seen in one.seen], strict=config.strict)
