@@ -17,8 +17,9 @@ _PREFIX = "========="
 _RACE = re.compile(r"(?P<level>Error|Warning): (?P<what>Race reported) between (?P<access>.*)")
 _ACCESS = re.compile(r"(?P<access>\w+ access) at (?P<place>.*?)(?: \[(?P<hazards>[\d,]+) hazards?\])?$")
 _PLACE = re.compile(r"(?P<symbol>.*?)(\+0x[0-9a-f]+)?( in (?P<file>[^ ]+):(?P<line>\d+))?$")
+_OLD_PLACE = re.compile(r"0x[0-9a-f]+ in ((?P<file>[^ ]+):(?P<line>\d+):)?(?P<symbol>.*)")  # before 2024
 _THREAD = re.compile(r"by (thread \(.*\) in block \(.*\))")
-_ADDRESS = re.compile(r"(?:Access to|Address) (0x[0-9a-f]+)")
+_ADDRESS = re.compile(r"(?:Access to|Access at|Address) (0x[0-9a-f]+)")
 _NEAREST = re.compile(
     r"and is (?P<distance>.*?) the nearest allocation at (?P<start>0x[0-9a-f]+) of size (?P<size>[\d,]+)"
 )
@@ -119,7 +120,7 @@ def _race(race: re.Match[str], others: list[str]) -> Report:
 
 
 def _place(text: str) -> Place:
-    match = _PLACE.fullmatch(text)
+    match = _OLD_PLACE.fullmatch(text) or _PLACE.fullmatch(text)
     assert match is not None
     return Place(match["symbol"], match["file"] or "", int(match["line"] or 0))
 

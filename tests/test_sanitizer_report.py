@@ -1,0 +1,103 @@
+"""compute-sanitizer's text, read into reports and findings; version 2025.3.1 on an H200 wrote it, shortened here."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.sanitize.call import Memory
+from harness.sanitize.findings import findings
+from harness.sanitize.report import Nearest, Place, Report, remarks, reports
+
+MEMCHECK = """\
+========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at copy_kernel+0x110 in kernels.py:9
+=========     by thread (116,0,0) in block (3,0,0)
+=========     Access to 0x7f3a16800fa0 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f3a16800000 of size 4,000 bytes
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========         Host Frame: launch [0x1dbe] in __triton_launcher.cpython-312-x86_64-linux-gnu.so
+=========         Host Frame: PyObject_Call [0x14b12b] in python3
+========= 
+========= Invalid __global__ write of size 4 bytes
+=========     at copy_kernel+0x170 in kernels.py:10
+=========     by thread (116,0,0) in block (3,0,0)
+=========     Access to 0x7f3a16803fa0 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f3a16803000 of size 4,000 bytes
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========         Host Frame: launch [0x1dbe] in __triton_launcher.cpython-312-x86_64-linux-gnu.so
+========= 
+========= Program hit CUDA_ERROR_INVALID_VALUE (error 1) due to "invalid argument" on CUDA API call to cuMemFree_v2.
+=========     Saved host backtrace up to driver entry point at error
+=========         Host Frame: target in kernels.py:26
+========= 
+========= ERROR SUMMARY: 3 errors
+"""
+
+NOT_STARTED = """\
+========= COMPUTE-SANITIZER
+========= Target application doesn't exist or is not a valid executable
+"""
+
+CLEAN = """\
+========= COMPUTE-SANITIZER
+========= ERROR SUMMARY: 0 errors
+"""
+
+X, Y = 0x7F3A16800000, 0x7F3A16803000
+
+
+def test_memcheck() -> None:
+    read, write = reports(MEMCHECK)
+    assert read == Report(
+        "Invalid __global__ read of size 4 bytes",
+        Place("copy_kernel", "kernels.py", 9),
+        thread="thread (116,0,0) in block (3,0,0)",
+        address=X + 4000,
+        nearest=Nearest("1 bytes after", X, 4000),
+    )
+    assert (write.what, write.place.line) == ("Invalid __global__ write of size 4 bytes", 10)
+
+
+def test_what_is_about_no_kernel_is_a_remark() -> None:
+    assert reports(NOT_STARTED) == reports(CLEAN) == reports("") == []
+    assert remarks(NOT_STARTED) == ["Target application doesn't exist or is not a valid executable"]
+    assert remarks(CLEAN) == []
+    [call] = remarks(MEMCHECK)
+    assert call.startswith("Program hit CUDA_ERROR_INVALID_VALUE")
+
+
+def test_a_finding_names_the_tensor_that_was_missed() -> None:
+    read, write = findings("memcheck", reports(MEMCHECK), [Memory("weight", X, 4000)])
+    assert (read.kind, read.stage, read.notice) == ("memcheck", "weight", False)
+    assert read.sentence == (
+        "memcheck: Invalid __global__ read of size 4 bytes in copy_kernel (kernels.py:9), by thread (116,0,0) in block "
+        "(3,0,0): 1 byte after weight, an allocation of 4,000 bytes."
+    )
+    assert write.stage == "" and write.sentence.endswith("1 byte after the nearest allocation, of 4,000 bytes.")
+
+
+def test_reports_of_one_line_are_one_finding() -> None:
+    [read, _] = reports(MEMCHECK)
+    [finding] = findings("memcheck", [read] * 3, [])
+    assert finding.sentence.endswith("of 4,000 bytes (3 such accesses).")
+    [finding] = findings("memcheck", [read] * 100, [])
+    assert finding.sentence.endswith("(100 or more such accesses).")
+
+
+@pytest.mark.parametrize("place", ["void at::native::f<(int)4>(T1 *, T2) [clone]", "k"])
+def test_a_kernel_without_line_numbers_is_named_as_it_is(place: str) -> None:
+    [report] = reports(MEMCHECK.split("========= \n")[0].replace("copy_kernel+0x110 in kernels.py:9", f"{place}+0x70"))
+    assert report.place == Place(place)
+
+
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        ("0xda0 in /srv/fused_moe.py:175:fused_moe_kernel", Place("fused_moe_kernel", "/srv/fused_moe.py", 175)),
+        ("0x2400 in _ZN2at6native1fIflEEvPT_", Place("_ZN2at6native1fIflEEvPT_")),
+    ],
+)
+def test_places_as_older_versions_write_them(place: str, expected: Place) -> None:
+    [report] = reports(MEMCHECK.split("========= \n")[0].replace("copy_kernel+0x110 in kernels.py:9", place))
+    assert report.place == expected
