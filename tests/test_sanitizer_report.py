@@ -34,6 +34,21 @@ MEMCHECK = """\
 ========= ERROR SUMMARY: 3 errors
 """
 
+RACECHECK = """\
+========= COMPUTE-SANITIZER
+========= Error: Potential WAW hazard detected at __shared__ 0x2 in block (0,0,0) :
+=========     Write Thread (32,0,0) at race_kernel+0x300 in kernels.py:20
+=========     Write Thread (33,0,0) at race_kernel+0x300 in kernels.py:20
+=========     Current Value : 0, Incoming Value : 4
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========         Host Frame: launch [0x1d7e] in __triton_launcher.cpython-312-x86_64-linux-gnu.so
+========= 
+========= Error: Potential WAW hazard detected at __shared__ 0x2 in block (0,0,0) :
+=========     Write Thread (33,0,0) at race_kernel+0x300 in kernels.py:20
+=========     Write Thread (34,0,0) at race_kernel+0x300 in kernels.py:20
+=========     Current Value : 4, Incoming Value : 8
+"""
+
 NOT_STARTED = """\
 ========= COMPUTE-SANITIZER
 ========= Target application doesn't exist or is not a valid executable
@@ -57,6 +72,20 @@ def test_memcheck() -> None:
         nearest=Nearest("1 bytes after", X, 4000),
     )
     assert (write.what, write.place.line) == ("Invalid __global__ write of size 4 bytes", 10)
+
+
+def test_racecheck() -> None:
+    found = reports(RACECHECK)
+    assert [(r.what, r.place, r.warning) for r in found] == [
+        ("Potential WAW hazard in __shared__ memory", Place("race_kernel", "kernels.py", 20), False)
+    ] * 2
+    [finding] = findings("racecheck", found, [])
+    assert finding.sentence == (
+        "racecheck: Potential WAW hazard in __shared__ memory: write in race_kernel (kernels.py:20) and write in "
+        "race_kernel (kernels.py:20), by threads (32,0,0) and (33,0,0) in block (0,0,0) (2 such accesses)."
+    )
+    [first, _] = reports(RACECHECK.replace("Error:", "Warning:"))
+    assert first.warning and findings("racecheck", [first], [])[0].notice
 
 
 def test_what_is_about_no_kernel_is_a_remark() -> None:

@@ -28,10 +28,10 @@ def findings(tool: str, reports: Sequence[Report], memory: Sequence[Memory]) -> 
 
 
 def _sentence(tool: str, report: Report, memory: Sequence[Memory], count: str) -> str:
-    if report.accesses:
-        return f"{tool}: {report.what} in {report.place.symbol} between {' and '.join(report.accesses)}."
     by = f", by {report.thread}" if report.thread else ""
     more = f" ({count} such accesses)" if count != "1" else ""
+    if report.accesses:
+        return f"{tool}: {report.what}: {' and '.join(report.accesses)}{by}{more}."
     return f"{tool}: {report.what} in {report.place}{by}{_where(report, memory)}{more}."
 
 

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _PREFIX = "========="
-_RACE = re.compile(r"(?P<level>Error|Warning): (?P<what>Race reported) between (?P<access>.*)")
-_ACCESS = re.compile(r"(?P<access>\w+ access) at (?P<place>.*?)(?: \[(?P<hazards>[\d,]+) hazards?\])?$")
+_HAZARD = re.compile(
+    r"(?P<level>Error|Warning): (?P<what>.* hazard) detected at (?P<memory>\w+) .* in (?P<block>block \(.*\))"
+)
+_ACCESS = re.compile(r"(?P<kind>Read|Write) Thread (?P<thread>\(.*?\)) at (?P<place>.*)")
 _PLACE = re.compile(r"(?P<symbol>.*?)(\+0x[0-9a-f]+)?( in (?P<file>[^ ]+):(?P<line>\d+))?$")
 _OLD_PLACE = re.compile(r"0x[0-9a-f]+ in ((?P<file>[^ ]+):(?P<line>\d+):)?(?P<symbol>.*)")  # before 2024
 _THREAD = re.compile(r"by (thread \(.*\) in block \(.*\))")
@@ -52,8 +54,9 @@ class Report:
 
     Attributes:
         what: `Invalid __global__ read of size 4 bytes`.
-        accesses: `Read access at KERNEL (FILE:LINE)` of those that race; empty for one access at `place`.
-        thread: `thread (104,0,0) in block (3,0,0)`; empty where nothing says which.
+        place: of the access, or of the first of those that race.
+        accesses: `write in KERNEL (FILE:LINE)` of those that race; empty for one access.
+        thread: `thread (104,0,0) in block (3,0,0)`, or the threads that race; empty where nothing says which.
         address: of the access; None where nothing says it.
         warning: compute-sanitizer does not call it an error.
     """
@@ -93,8 +96,8 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _report(block: list[str]) -> Report | None:
-    if race := _RACE.match(block[0]):
-        return _race(race, block[1:])
+    if hazard := _HAZARD.match(block[0]):
+        return _hazard(hazard, block[1:])
     at = next((line.removeprefix("at ") for line in block[1:] if line.startswith("at ")), None)
     if at is None:
         return None
@@ -107,15 +110,17 @@ def _report(block: list[str]) -> Report | None:
     )
 
 
-def _race(race: re.Match[str], others: list[str]) -> Report:
-    """Races have their first access in the first line, and a line `and … access at …` for each other one."""
-    found = [_ACCESS.match(line) for line in (race["access"], *(line.removeprefix("and ") for line in others))]
-    accesses = [match for match in found if match is not None]
+def _hazard(hazard: re.Match[str], lines: list[str]) -> Report | None:
+    """Two threads of a block that race, an access of each in a line."""
+    accesses = [match for line in lines if (match := _ACCESS.match(line)) is not None]
+    if not accesses:
+        return None
     return Report(
-        what=race["what"],
-        place=_place(accesses[0]["place"]) if accesses else Place(race["access"]),
-        accesses=tuple(f"{match['access']} at {_place(match['place'])}" for match in accesses),
-        warning=race["level"] == "Warning",
+        what=f"{hazard['what']} in {hazard['memory']} memory",
+        place=_place(accesses[0]["place"]),
+        accesses=tuple(f"{match['kind'].lower()} in {_place(match['place'])}" for match in accesses),
+        thread=f"threads {' and '.join(match['thread'] for match in accesses)} in {hazard['block']}",
+        warning=hazard["level"] == "Warning",
     )
 
 

@@ -17,7 +17,7 @@ NAME = "compute-sanitizer"
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "memcheck": ("--destroy-on-device-error", "kernel", "--report-api-errors", "no", "--padding", str(1 << 16)),
     "initcheck": (),
-    "racecheck": (),
+    "racecheck": ("--racecheck-report", "hazard"),
     "synccheck": (),
 }
 """Tool → its options. Padding keeps a write far beyond one allocation out of the next."""
