@@ -82,8 +82,8 @@ class Config:
 
     @property
     def small(self) -> bool:
-        """Cases are cut to what the interpreter runs in a moment, because a CPU takes part."""
-        return "cpu" in self.devices
+        """Cases are cut to what the interpreter runs in a moment: a CPU takes part, or a tool visits every access."""
+        return "cpu" in self.devices or self.sanitize
 
     def save(self) -> Path:
         """Write the settings into the run's folder and return the file."""

@@ -15,6 +15,7 @@ from harness.cli import make_parser
 from harness.commands import verify
 from harness.commands.options import config_of
 from harness.config import PROFILES, Config
+from harness.devices import DevicePlan
 from harness.inputs import bare, build
 from harness.interpret import races
 from harness.interpret.order import watching_races
@@ -53,6 +54,11 @@ def test_a_sanitized_run_is_a_smoke_run_by_default(
     options, rest = make_parser().parse_known_args(["verify", *words])
     assert options.command(options, rest) == 0
     assert [config.profile for config in ran] == [profile]
+
+
+def test_a_sanitized_run_has_small_cases() -> None:
+    on_cuda = DevicePlan(("cuda:0",), ("",))
+    assert [Config("", device_plan=on_cuda, sanitize=sanitize).small for sanitize in (False, True)] == [False, True]
 
 
 def test_who_watches_for_races() -> None:

@@ -34,6 +34,20 @@ MEMCHECK = """\
 ========= ERROR SUMMARY: 3 errors
 """
 
+INITCHECK = """\
+========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 2 bytes
+=========     at norm_kernel+0x140 in out_of_sight.py:27
+=========     by thread (8,0,0) in block (4,0,0)
+=========     Address 0x7ff1ca8000e0
+========= 
+========= Uninitialized __global__ memory read of size 2 bytes
+=========     at norm_kernel+0x140 in out_of_sight.py:27
+=========     by thread (8,0,0) in block (5,0,0)
+=========     Address 0x7ff1ca800110
+========= 
+"""
+
 RACECHECK = """\
 ========= COMPUTE-SANITIZER
 ========= Error: Potential WAW hazard detected at __shared__ 0x2 in block (0,0,0) :
@@ -72,6 +86,14 @@ def test_memcheck() -> None:
         nearest=Nearest("1 bytes after", X, 4000),
     )
     assert (write.what, write.place.line) == ("Invalid __global__ write of size 4 bytes", 10)
+
+
+def test_initcheck() -> None:
+    [finding] = findings("initcheck", reports(INITCHECK), [Memory("x", 0x7FF1CA800000, 400)])
+    assert finding.stage == "x" and finding.sentence == (
+        "initcheck: Uninitialized __global__ memory read of size 2 bytes in norm_kernel (out_of_sight.py:27), by "
+        "thread (8,0,0) in block (4,0,0): byte 224 of x, an allocation of 400 bytes (2 such accesses)."
+    )
 
 
 def test_racecheck() -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
+TOOLS = {"over_reads": "memcheck", "reads_scratch": "initcheck", "races_in_a_block": "racecheck", "does_neither": ""}
+"""Planted kernel → the tool that finds its fault."""
 PLANTED = ROOT / "tests" / "faults" / "sanitizer"
 LINES_OF_NOTHING = 2  # of a log: a head, and a summary
 
@@ -74,17 +76,22 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--op", action="append", default=[])
     parser.add_argument("--cases-per-group", default="2")
+    parser.add_argument("--kernel", action="append", default=[], help="only these planted and own kernels")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds that a run may take (default: 3600)")
     options = parser.parse_args()
     here = ["--device", options.device, "--cases-per-group", options.cases_per_group]
     ops = [word for op in options.op for word in ("--op", op)]
+    chosen = {kernel: ["--kernel", kernel] for kernel in options.kernel}
+    faulty = [word for kernel, words in chosen.items() if kernel in TOOLS for word in words]
+    right = [word for kernel, words in chosen.items() if kernel not in TOOLS for word in words]
     with tempfile.TemporaryDirectory() as folder:
-        planted, own = Path(folder, "planted"), Path(folder, "own")
-        verified(planted, options.limit * 3 / 4, *here, "--op", "rms_norm", "--kernels", str(PLANTED.relative_to(ROOT)))
-        logs(planted)
-        verified(own, options.limit, *here, *ops)
+        own, planted = Path(folder, "own"), Path(folder, "planted")
+        verified(own, options.limit, *here, *ops, *right)
         logs(own)
-        plain(own, options.limit / 4)
+        plain(own, options.limit / 8)
+        place = str(PLANTED.relative_to(ROOT))
+        verified(planted, options.limit / 2, *here, "--op", "rms_norm", "--kernels", place, *faulty)
+        logs(planted)
 
 
 if __name__ == "__main__":
