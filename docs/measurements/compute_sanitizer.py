@@ -59,6 +59,8 @@ def plain(folder: Path, limit: float) -> None:
     results = chosen_of(records.read(folder))
     config = replace(Config.load(folder / "config.json"), lines=tuple(dict.fromkeys(r.case for r in results)))
     print(f"{len(results)} cases: {dict(Counter(r.kernel for r in results))}")
+    if not results:
+        return
     moments = [time.monotonic()]
     with Worker(config, environ=UNCACHED) as worker:
         for result in results:
