@@ -48,6 +48,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     # The default makes every integer operation compute an overflow check whose outcome only a debug build reports.
     options = InterpreterOptions(sanitize_overflow=False)
     memory = Memory()
+    operations = None  # those of the language whose course is known; a recording builder has them
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"Triton's interpreter has no operation {name.removeprefix('create_')!r}")

@@ -25,6 +25,7 @@ from harness.interpret.builder import Builder
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
 from harness.interpret.memory import Memory
+from harness.interpret.operations import current, remembering
 from harness.interpret.order import is_one_by_one, programs
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
@@ -144,7 +145,7 @@ class Launch:
 
     def _explore(self, diverged: Diverged) -> None:
         """Run a program by Python, and add what it does to the tape."""
-        recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged)
+        recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged, current(self._builder))
         recorder.entered(self._function)
         interpreter_semantic.builder = recorder
         try:
@@ -318,14 +319,14 @@ def _transposed(tensor: Any) -> Any:
     return tl.tensor(handle, tl.block_type(tensor.dtype, list(handle.data.shape)))
 
 
+def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    scope.set_attr(owner, name, remembering(name, member))
+
+
 def patch_language() -> None:
     """Patch `triton.language` once, and note what replaced which function."""
-    made = interpreter.TritonSemantic
-    interpreter.TritonSemantic = lambda builder: interpreter_semantic  # Triton 3.6 makes one for each function
-    try:
-        scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    finally:
-        interpreter.TritonSemantic = made
+    interpreter._patch_attr = _patch_attr
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)

@@ -59,12 +59,26 @@ class Recorder:
     """A builder that computes as another one does, and notes on a tape what it was asked for.
 
     Along a path that the program has already gone, it gives the results of then instead.
+
+    Attributes:
+        operations: those of the language whose course is known; None if the language is to be asked.
+        constants: id → handle, of those that are the same in all programs.
+        run: what was asked for last, as a function of what registers hold.
+        recording: what is asked for is noted.
     """
 
-    def __init__(self, builder: Builder, tape: Tape, arguments: list[Any], diverged: Diverged) -> None:
-        self._builder, self._tape = Noting(builder), tape
+    def __init__(
+        self,
+        builder: Builder,
+        tape: Tape,
+        arguments: list[Any],
+        diverged: Diverged,
+        operations: dict[Any, Any] | None = None,
+    ) -> None:
+        self._builder, self._tape, self.operations = Noting(builder), tape, operations
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
-        self._constants: dict[int, Any] = {}
+        self.constants: dict[int, Any] = {}
+        self.run: Callable[..., Any] | None = None
         self._kept = list(arguments)  # so that no id is given to a second object
         self._varying: set[int] = set()
         self._spread: set[int] = set()
@@ -100,7 +114,7 @@ class Recorder:
     def observe(self, handle: Any, read: Callable[[Any], Any]) -> Any:
         """The value that Python asks for."""
         value = self._builder.observe(handle, read)
-        if not self._knows((handle,)) or id(handle) in self._constants:
+        if not self._knows((handle,)) or id(handle) in self.constants:
             return value
         register = self._registers[id(handle)]
         guard = Guard(register, read, register in self._varying)
@@ -143,8 +157,8 @@ class Recorder:
             operands += self._operands(kwargs.values())
         if not self._knows(operands):
             return method(*args, **kwargs)
-        if name in PURE and all(id(x) in self._constants for x in operands):
-            return self._constant(method(*args, **kwargs))
+        if name in PURE and all(id(x) in self.constants for x in operands):
+            return self._constant(self._computed(name, method, args, kwargs, operands))
         if self._past and self._past.goes_on:
             return self._recall(self._past, self._past.take(name))
         if self._past and self._past.failed:
@@ -166,7 +180,7 @@ class Recorder:
 
     def _knows(self, operands: Sequence[Any]) -> bool:
         """Every operand is a constant or in a register; if one is not, nothing is recorded from here on."""
-        if self.recording and not all(id(x) in self._registers or id(x) in self._constants for x in operands):
+        if self.recording and not all(id(x) in self._registers or id(x) in self.constants for x in operands):
             self.give_up()
         return self.recording
 
@@ -177,12 +191,34 @@ class Recorder:
         spread = name in SPREADING or not self._spread.isdisjoint(inputs)
         if name not in TOGETHER:
             self._tape.trust = Trust.NEVER
+        result = self._computed(name, method, args, kwargs, operands)
+        self._result(name, self.run, inputs, result, varies, spread and result is not None)
+        return result
+
+    def _computed(self, name: str, method: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        """What the builder gives; `run` is set."""
         self._builder.noted.clear()
         result = method(*args, **kwargs)
-        run = self._builder.function_of(operands, result) or on_arrays(
+        self.run = self._builder.function_of(operands, result) or on_arrays(
             getattr(self._builder.other, name), args, kwargs, operands
         )
-        self._result(name, run, inputs, result, varies, spread and result is not None)
+        return result
+
+    def pure(self, name: str, run: Callable[..., Any], dtype: Any, operands: Sequence[Any]) -> Any:
+        """The operation `name`, which is the function `run` of the arrays of `operands` and nothing else."""
+        if not self._knows(operands):
+            return self._builder.apply(run, dtype, *operands)
+        if all([id(x) in self.constants for x in operands]):
+            return self._constant(known_handle(run(*[x.data for x in operands]), dtype))
+        if self._past and self._past.goes_on:
+            return self._recall(self._past, self._past.take(name))
+        if self._past and self._past.failed:
+            self.recording = False
+            return self._builder.apply(run, dtype, *operands)
+        inputs = tuple([self._register(x) for x in operands])
+        result = known_handle(run(*[x.data for x in operands]), dtype)
+        varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
+        self._result(name, run, inputs, result, varies, spread)
         return result
 
     def _result(
@@ -212,6 +248,7 @@ class Recorder:
 
     def _recall(self, past: Past, step: Step) -> Any:
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
+        self.run = step.run
         if isinstance(value, tuple):
             return tuple([self._recall(past, past.take("part")) for _ in value])
         result = value if dtype is None else TensorHandle(value, dtype)
@@ -221,7 +258,7 @@ class Recorder:
     def _constant(self, result: Any) -> Any:
         for part in result if isinstance(result, tuple) else (result,):
             if isinstance(part, TensorHandle):
-                self._constants[id(part)] = part
+                self.constants[id(part)] = part
         return result
 
     def _register(self, operand: Any) -> int:
@@ -229,6 +266,13 @@ class Recorder:
         if id(operand) not in self._registers:
             self._registers[id(operand)] = self._tape.register(operand.data, operand.dtype)
         return self._registers[id(operand)]
+
+
+def known_handle(data: Any, dtype: Any) -> Any:
+    """A handle of an array that is known to be of the type `dtype`."""
+    made = object.__new__(TensorHandle)
+    made.__dict__.update(data=data, dtype=dtype, attr={})
+    return made
 
 
 class Noting(Builder):
