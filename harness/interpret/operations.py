@@ -94,39 +94,36 @@ def _key(member: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
 
     Adds the tensors among the arguments to `tensors`.
     """
-    key = [member]
-    for value in args:
-        if not _add(value, key, tensors):
+    key, handles = [member, *kwargs], []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if type(value) is _TENSOR:
+            if type(value.handle) is not TensorHandle:
+                return None
+            tensors.append(value)
+            handles.append(id(value.handle))
+            key.append(id(value.type))
+        elif not _add(value, key):
             return None
-    for name, value in kwargs.items():
-        key.append(name)
-        if not _add(value, key, tensors):
-            return None
-    if len(tensors) > 1:
-        handles = [id(tensor.handle) for tensor in tensors]
-        if len(set(handles)) < len(handles):
-            key.append(tuple(map(handles.index, handles)))
+    if len(handles) > 1 and len(set(handles)) < len(handles):
+        key.append(tuple(map(handles.index, handles)))
     return tuple(key)
 
 
-def _add(value: Any, key: list[Any], tensors: list[Any]) -> bool:
+def _add(value: Any, key: list[Any]) -> bool:
+    """Add to a key what tells a constant from all others; False if it is none that is understood."""
     kind = type(value)
-    if kind is tl.tensor:
-        key.append(id(value.type))
-        tensors.append(value)
-        return type(value.handle) is TensorHandle
     key.append(kind)
     if kind in _PLAIN:
         key.append(value)
     elif kind is float:
         key.append(value.hex())
     elif kind is tl.constexpr:
-        return _add_constant(value.value, key)
+        return _add(value.value, key)
     elif kind is slice:
-        return all(_add_constant(x, key) for x in (value.start, value.stop, value.step))
+        return all([_add(x, key) for x in (value.start, value.stop, value.step)])
     elif kind is tuple or kind is list:
         key.append(len(value))
-        return all(_add_constant(x, key) for x in value)
+        return all([_add(x, key) for x in value])
     elif isinstance(value, tl.dtype):
         key.append(id(value))
     else:
@@ -134,45 +131,28 @@ def _add(value: Any, key: list[Any], tensors: list[Any]) -> bool:
     return True
 
 
-def _add_constant(value: Any, key: list[Any]) -> bool:
-    return type(value) is not tl.tensor and _add(value, key, [])
-
-
+_TENSOR = tl.tensor
 _PLAIN = frozenset({int, bool, str, type(None), tl.PropagateNan})
 
 
 # What it does.
 
 
-@dataclass(frozen=True)
-class _Known:
-    """A function of arrays that changes nothing.
+class _Call(NamedTuple):
+    """A call of the builder.
 
     Attributes:
-        name: of the builder's method that was asked for.
-        run, dtype: the function, and the type of its result's elements.
+        name: of the method.
+        run, dtype: of a pure one, the function of arrays that it is, and the type of its result's elements; or None.
         inputs: places of its operands.
+        args: all that it is called with, operands by their place and marked as such.
     """
 
     name: str
-    run: Callable[..., Any]
+    run: Callable[..., Any] | None
     dtype: Any
     inputs: tuple[int, ...]
-
-    def ask(self, recorder: Any, values: list[Any]) -> Any:
-        return recorder.pure(self.name, self.run, self.dtype, [values[i] for i in self.inputs])
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A call of the builder's method `name`; of an operand, `args` has the place."""
-
-    name: str
     args: tuple[tuple[bool, Any], ...]
-
-    def ask(self, recorder: Any, values: list[Any]) -> Any:
-        args = [values[x] if is_place else x for is_place, x in self.args]
-        return getattr(recorder, self.name)(*args)
 
 
 @dataclass(frozen=True)
@@ -188,7 +168,7 @@ class _Course:
     """
 
     constants: dict[int, Any]
-    calls: Sequence[_Known | _Asked]
+    calls: Sequence[_Call]
     given: int | None
     attributes: dict[str, Any]
     place: int | None
@@ -200,8 +180,11 @@ class _Course:
         if self.constants:
             recorder.constants.update(self.constants)
             values += self.constants.values()
-        for call in self.calls:
-            values.append(call.ask(recorder, values))
+        for name, run, dtype, inputs, args in self.calls:
+            if run is not None:
+                values.append(recorder.pure(name, run, dtype, [values[i] for i in inputs]))
+            else:
+                values.append(getattr(recorder, name)(*[values[x] if placed else x for placed, x in args]))
         if self.given is not None:
             return tensors[self.given]
         if self.place is None:
@@ -276,10 +259,10 @@ class _Place(NamedTuple):
     index: int
 
 
-def _call(places: dict[int, int], name: str, args: tuple[Any, ...], result: Any, run: Any) -> _Known | _Asked:
-    if name in PURE:
-        return _Known(name, run, result.dtype, tuple(places[id(x)] for x in args if type(x) is TensorHandle))
-    return _Asked(name, tuple((True, places[id(x)]) if type(x) is TensorHandle else (False, x) for x in args))
+def _call(places: dict[int, int], name: str, args: tuple[Any, ...], result: Any, run: Any) -> _Call:
+    placed = tuple([(True, places[id(x)]) if type(x) is TensorHandle else (False, x) for x in args])
+    inputs = tuple([x for is_place, x in placed if is_place])
+    return _Call(name, run, result.dtype, inputs, placed) if name in PURE else _Call(name, None, None, inputs, placed)
 
 
 def _has_handle(values: Any) -> bool:

@@ -78,6 +78,7 @@ class Recorder:
         self._builder, self._tape, self.operations = Noting(builder), tape, operations
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
         self.constants: dict[int, Any] = {}
+        self._of_constants: dict[int, int] = {}
         self.run: Callable[..., Any] | None = None
         self._kept = list(arguments)  # so that no id is given to a second object
         self._varying: set[int] = set()
@@ -159,12 +160,22 @@ class Recorder:
             return method(*args, **kwargs)
         if name in PURE and all(id(x) in self.constants for x in operands):
             return self._constant(self._computed(name, method, args, kwargs, operands))
-        if self._past and self._past.goes_on:
-            return self._recall(self._past, self._past.take(name))
-        if self._past and self._past.failed:
-            self.recording = False
+        if (step := self._known_step(name)) is not None:
+            return self._recall(step)
+        if not self.recording:
             return method(*args, **kwargs)
         return self._note(name, method, args, kwargs, operands)
+
+    def _known_step(self, name: str) -> Step | None:
+        """The next step, the operation `name`, where the program has been before."""
+        if self._past is None:
+            return None
+        if self._past.goes_on:
+            step: Step = self._past.take(name)
+            return step
+        if self._past.failed:
+            self.recording = False
+        return None
 
     def _operands(self, values: Iterable[Any]) -> list[Any]:
         """The handles in `values`, and other objects that the builder made."""
@@ -206,19 +217,21 @@ class Recorder:
 
     def pure(self, name: str, run: Callable[..., Any], dtype: Any, operands: Sequence[Any]) -> Any:
         """The operation `name`, which is the function `run` of the arrays of `operands` and nothing else."""
-        if not self._knows(operands):
-            return self._builder.apply(run, dtype, *operands)
-        if all([id(x) in self.constants for x in operands]):
-            return self._constant(known_handle(run(*[x.data for x in operands]), dtype))
-        if self._past and self._past.goes_on:
-            return self._recall(self._past, self._past.take(name))
-        if self._past and self._past.failed:
-            self.recording = False
-            return self._builder.apply(run, dtype, *operands)
-        inputs = tuple([self._register(x) for x in operands])
-        result = known_handle(run(*[x.data for x in operands]), dtype)
-        varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
-        self._result(name, run, inputs, result, varies, spread)
+        inputs = list(map(self._registers.get, map(id, operands)))
+        constant = None in inputs and self._knows(operands) and all([id(x) in self.constants for x in operands])
+        step = None if constant else self._known_step(name)
+        if step is not None:
+            return self._recall(step)
+        result = object.__new__(TensorHandle)
+        data = run(*[x.data for x in operands])
+        result.__dict__.update(data=data, dtype=dtype, attr={})
+        if constant:
+            self.constants[id(result)] = result
+        elif self.recording:
+            read = tuple([self._register(x) if i is None else i for i, x in zip(inputs, operands, strict=True)])
+            varies, spread = not self._varying.isdisjoint(read), not self._spread.isdisjoint(read)
+            output = self._tape.register(None, dtype)
+            self._add(Step(name, run, read, output, True, varies, spread, data.nbytes), result)
         return result
 
     def _result(
@@ -227,13 +240,15 @@ class Recorder:
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
-        step = Step(name, run, inputs, output, name in PURE, varies, spread, size)
-        self._segment.steps.append(step)
-        self._place(result, step)
+        self._add(Step(name, run, inputs, output, name in PURE, varies, spread, size), result)
         if isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
                 self._result("part", itemgetter(i), (output,), part, varies, spread)
-        self._bytes += size
+
+    def _add(self, step: Step, result: Any) -> None:
+        self._segment.steps.append(step)
+        self._place(result, step)
+        self._bytes += step.bytes
         if self._bytes > LARGEST:
             self.give_up()
 
@@ -246,11 +261,13 @@ class Recorder:
         if step.spread:
             self._spread.add(step.output)
 
-    def _recall(self, past: Past, step: Step) -> Any:
+    def _recall(self, step: Step) -> Any:
+        past = self._past
+        assert past is not None
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
         self.run = step.run
         if isinstance(value, tuple):
-            return tuple([self._recall(past, past.take("part")) for _ in value])
+            return tuple([self._recall(past.take("part")) for _ in value])
         result = value if dtype is None else TensorHandle(value, dtype)
         self._place(result, step)
         return result
@@ -263,16 +280,10 @@ class Recorder:
 
     def _register(self, operand: Any) -> int:
         """The register of an operand; a constant gets one when it is first used."""
-        if id(operand) not in self._registers:
-            self._registers[id(operand)] = self._tape.register(operand.data, operand.dtype)
-        return self._registers[id(operand)]
-
-
-def known_handle(data: Any, dtype: Any) -> Any:
-    """A handle of an array that is known to be of the type `dtype`."""
-    made = object.__new__(TensorHandle)
-    made.__dict__.update(data=data, dtype=dtype, attr={})
-    return made
+        found = self._registers.get(id(operand))
+        if found is None and (found := self._of_constants.get(id(operand))) is None:
+            found = self._of_constants[id(operand)] = self._tape.register(operand.data, operand.dtype)
+        return found
 
 
 class Noting(Builder):

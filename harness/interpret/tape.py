@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 LARGEST = 64 << 20
 """Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""
 BYTES_OF_STEP = 500
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One operation.
 
     Attributes:
@@ -137,7 +136,7 @@ def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
         advanced = getattr(step.run, "advanced", None)
         if advanced is None or step.inputs[0] not in sums:
             return step
-        return replace(step, run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
+        return step._replace(run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
 
     return advancing
 
