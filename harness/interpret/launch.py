@@ -6,8 +6,10 @@ function by another; here that happens once, at installation.
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from functools import cache, cached_property
 from types import FunctionType, SimpleNamespace
@@ -149,10 +151,23 @@ class Launch:
         recorder.entered(self._function)
         interpreter_semantic.builder = recorder
         try:
-            self._function(**self._arguments.values)
+            with _no_search_for_garbage():
+                self._function(**self._arguments.values)
         finally:
             interpreter_semantic.builder = self._builder
         recorder.finish()
+
+
+@contextmanager
+def _no_search_for_garbage() -> Iterator[None]:
+    """Python looks for unreachable cycles the more often the more objects are made; what is recorded stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _tapes = Tapes(limit=128 << 20)

@@ -70,7 +70,8 @@ def remembering(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
         builder = interpreter_semantic.builder
         if builder.operations is None or not builder.recording:
             return call(*args, **kwargs)
-        kwargs.pop("_semantic", None)
+        if kwargs:
+            kwargs.pop("_semantic", None)
         tensors: list[Any] = []
         key = _key(member, args, kwargs, tensors)
         if key is None:

@@ -101,16 +101,14 @@ class Recorder:
     # What the builder offers besides operations.
 
     def __getattr__(self, name: str) -> Any:
-        member = getattr(self._builder, name)
+        getattr(self._builder, name)
         if name.startswith("create_"):
-            member = partial(self._perform, name, member)
+            setattr(Recorder, name, _operation(name))
         elif name.startswith("get_"):
-            member = partial(self._get, member)
-        self.__dict__[name] = member
-        return member
-
-    def _get(self, method: Callable[..., Any], *args: Any) -> Any:
-        return self._constant(method(*args))
+            setattr(Recorder, name, _constant(name))
+        else:
+            return getattr(self._builder, name)
+        return getattr(self, name)
 
     def observe(self, handle: Any, read: Callable[[Any], Any]) -> Any:
         """The value that Python asks for."""
@@ -152,7 +150,8 @@ class Recorder:
 
     # Operations.
 
-    def _perform(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _perform(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        method = getattr(self._builder, name)
         operands = self._operands(args)
         if kwargs:
             operands += self._operands(kwargs.values())
@@ -219,19 +218,19 @@ class Recorder:
         """The operation `name`, which is the function `run` of the arrays of `operands` and nothing else."""
         inputs = list(map(self._registers.get, map(id, operands)))
         constant = None in inputs and self._knows(operands) and all([id(x) in self.constants for x in operands])
-        step = None if constant else self._known_step(name)
-        if step is not None:
+        if self._past is not None and not constant and (step := self._known_step(name)) is not None:
             return self._recall(step)
-        result = object.__new__(TensorHandle)
         data = run(*[x.data for x in operands])
+        result = object.__new__(TensorHandle)
         result.__dict__.update(data=data, dtype=dtype, attr={})
         if constant:
             self.constants[id(result)] = result
         elif self.recording:
-            read = tuple([self._register(x) if i is None else i for i, x in zip(inputs, operands, strict=True)])
-            varies, spread = not self._varying.isdisjoint(read), not self._spread.isdisjoint(read)
+            if None in inputs:
+                inputs = list(map(self._register, operands))
+            varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
             output = self._tape.register(None, dtype)
-            self._add(Step(name, run, read, output, True, varies, spread, data.nbytes), result)
+            self._add(Step(name, run, tuple(inputs), output, True, varies, spread, data.nbytes), result)
         return result
 
     def _result(
@@ -253,7 +252,7 @@ class Recorder:
             self.give_up()
 
     def _place(self, result: Any, step: Step) -> None:
-        if not isinstance(result, CONSTANTS):
+        if type(result) is TensorHandle or not isinstance(result, CONSTANTS):
             self._registers[id(result)] = step.output
             self._kept.append(result)
         if step.varies:
@@ -284,6 +283,24 @@ class Recorder:
         if found is None and (found := self._of_constants.get(id(operand))) is None:
             found = self._of_constants[id(operand)] = self._tape.register(operand.data, operand.dtype)
         return found
+
+
+def _operation(name: str) -> Callable[..., Any]:
+    """The method of a recorder for the builder's operation `name`."""
+
+    def operation(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        return self._perform(name, args, kwargs)
+
+    return operation
+
+
+def _constant(name: str) -> Callable[..., Any]:
+    """The method of a recorder for the builder's constant `name`."""
+
+    def constant(self: Recorder, *args: Any) -> Any:
+        return self._constant(getattr(self._builder, name)(*args))
+
+    return constant
 
 
 class Noting(Builder):
