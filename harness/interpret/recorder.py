@@ -138,7 +138,8 @@ class Recorder:
         if not isinstance(function.__globals__, Namespace):  # its source could not be read, so its names are not known
             self.give_up()
         elif function not in self._tape.functions:
-            self._tape.functions[function] = function.__globals__.meanings()
+            self._tape.functions.add(function)
+            self._tape.note(function.__globals__.meanings())
 
     def give_up(self) -> None:
         """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""

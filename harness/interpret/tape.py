@@ -10,11 +10,13 @@ not seen before is run by Python once more, along the steps that it has done, an
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
+
+from harness.interpret.rewrite import Meaning
 
 LARGEST = 64 << 20
 """Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""
@@ -178,7 +180,7 @@ class Tape:
         registers: what they hold before a program runs: constants, and None. The first are the launch's arguments.
         dtypes: of every register, Triton's type of the elements; None for objects.
         root: where every program begins; None before the first one.
-        functions: the functions that ran, each with all that its global names meant then.
+        functions: the functions that ran.
         refused: no tape can tell what this kernel does.
         trust: how it is known what programs that run together do.
         stored: names of the parameters whose tensors programs store to.
@@ -189,13 +191,14 @@ class Tape:
     registers: list[Any]
     dtypes: list[Any]
     root: Segment | None = None
-    functions: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+    functions: set[Any] = field(default_factory=set)
     refused: bool = False
     trust: Trust = Trust.RANGES
     stored: set[str] = field(default_factory=set)
     later_bytes: int = 0
     bytes: int = 0
     _joined: dict[tuple[int, ...], Segment] = field(default_factory=dict)
+    _meanings: dict[tuple[int, str, int], Meaning] = field(default_factory=dict)
 
     def register(self, value: Any, dtype: Any) -> int:
         """The number of a new register."""
@@ -229,13 +232,13 @@ class Tape:
         """Keep nothing, now and later: Python runs every program."""
         self.refused, self.root, self.registers, self.dtypes, self.bytes = True, None, [], [], 0
 
+    def note(self, meanings: Iterable[Meaning]) -> None:
+        """The tape holds as long as these names mean the same."""
+        self._meanings |= {(id(x.owner), x.name, id(x.value)): x for x in meanings}
+
     def valid(self) -> bool:
         """No global name that the functions use has another meaning now."""
-        return all(
-            then is now
-            for function, meanings in self.functions.items()
-            for then, now in zip(meanings, function.__globals__.meanings(), strict=True)
-        )
+        return all([owner.get(name) is value for owner, name, value in self._meanings.values()])
 
 
 def _first_own(path: Sequence[Segment]) -> int:
