@@ -103,7 +103,10 @@ def given(arguments: Iterable[tuple[str, Any]]) -> list[Given]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (Tensor, int, float, str, type(None))):
+        if isinstance(value, Tensor):
+            yield value
+    elif isinstance(value, (tuple, list)):
         for part in value:
             yield from _tensors(part)
     elif isinstance(found := getattr(value, "base", value), Tensor):
@@ -111,5 +114,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _extent(tensor: Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     return (1 + sum(stride * (size - 1) for stride, size in steps)) * tensor.element_size()

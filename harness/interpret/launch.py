@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -233,13 +233,19 @@ def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
     """
     if isinstance(value, torch.Tensor):
         return mangle_type(value), np.array([value.data_ptr()], dtype=np.uint64)
-    if not isinstance(value, (bool, int, float)):
-        return None
+    if type(value) is int:
+        mangled, array = _integer(value, annotation)
+        return mangled, array.copy()
+    return _number(value, annotation) if isinstance(value, (bool, int, float)) else None
+
+
+def _number(value: float, annotation: str) -> tuple[str, Array]:
     mangled = annotation if annotation in _CANONICAL else mangle_type(value)
     wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
     return mangled, convert(wide, numpy_dtype(_type_named(mangled)))
 
 
+_integer = lru_cache(maxsize=4096, typed=True)(_number)
 _CANONICAL = frozenset(type_canonicalisation_dict.values())
 
 

@@ -252,13 +252,24 @@ class Tapes:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tapes: OrderedDict[Any, Tape] = OrderedDict()
+        self._counted: dict[Any, int] = {}
+        self._bytes = 0
 
     def find(self, key: Any, dtypes: Sequence[Any]) -> Tape:
         """The tape of `key`, a new one for arguments of these types if there is none that holds."""
+        if self._tapes:
+            self._count(next(reversed(self._tapes)))  # nothing else has grown since it was found
         found = self._tapes.get(key)
         if found is None or not found.valid():
             found = self._tapes[key] = Tape([None] * len(dtypes), list(dtypes))
+        self._count(key)
         self._tapes.move_to_end(key)
-        while len(self._tapes) > 1 and sum(tape.bytes for tape in self._tapes.values()) > self._limit:
-            self._tapes.popitem(last=False)
+        while len(self._tapes) > 1 and self._bytes > self._limit:
+            oldest, _ = self._tapes.popitem(last=False)
+            self._bytes -= self._counted.pop(oldest)
         return found
+
+    def _count(self, key: Any) -> None:
+        size = self._tapes[key].bytes
+        self._bytes += size - self._counted.get(key, 0)
+        self._counted[key] = size
