@@ -85,7 +85,7 @@ COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in n
 
 def dump(result: CaseResult) -> str:
     """One result as one line of JSON, without the line break."""
-    return json.dumps(_encoded(result), allow_nan=False)
+    return json.dumps(encoded(result), allow_nan=False)
 
 
 def parse(line: bytes, where: str) -> CaseResult:
@@ -137,7 +137,7 @@ def write(run: Run, folder: Path) -> None:
     """Write the three files of a run; each is either its old self or complete, whenever the process is stopped."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{dump(result)}\n" for result in run.results)
-    rest = {name: value for name, value in _encoded(replace(run, results=())).items() if name != "results"}
+    rest = {name: value for name, value in encoded(replace(run, results=())).items() if name != "results"}
     text = json.dumps({**rest, _COUNT_OF_RESULTS: len(run.results)}, indent=2, allow_nan=False) + "\n"
     replace_file(folder / "records.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
     replace_file(folder / "records.parquet", lambda path: frame(run.results).to_parquet(path, index=False))
@@ -226,21 +226,21 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _encoded(value: Any) -> Any:
+def encoded(value: Any) -> Any:
     """`value` in types that JSON has."""
     if is_dataclass(value):
-        return {field.name: _encoded(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: encoded(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): _encoded(item) for key, item in value.items()}
+        return {str(key): encoded(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return [_encoded(item) for item in value]
+        return [encoded(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
 def _decoded(hint: Any, value: Any) -> Any:
-    """The inverse of `_encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
+    """The inverse of `encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         return None if value is None else _decoded(arguments[0], value)

@@ -321,6 +321,40 @@ def constants_kernel(out_ptr, DTYPE: tl.constexpr):
     tl.store(out_ptr + tl.arange(0, 4), filled)
 
 
+@triton.jit
+def lowering_and_exchanging(x, low, new, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(low + i, tl.atomic_min(x + i, tl.load(low + i)))
+    tl.store(new + i, tl.atomic_xchg(x + i, tl.load(new + i)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.float64])
+def test_atomic_minima_and_exchanges_give_what_was_there(dtype: torch.dtype) -> None:
+    x, low, new = (torch.tensor(row, dtype=dtype) for row in ([1, -2, 3, -4], [2, -3, -5, 6], [7, 8, 9, -1]))
+    before, lowest, exchanged = x.clone(), torch.minimum(x, low), new.clone()
+    lowering_and_exchanging[(1,)](x, low, new, N=4)
+    assert torch.equal(low, before)
+    assert torch.equal(new, lowest)
+    assert torch.equal(x, exchanged)
+
+
+@triton.jit
+def adding_to_some(x, old, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(old + i, tl.atomic_add(x + i, 1, mask=i % 2 == 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_atomic_operations_give_what_masked_loads_give_where_they_are_masked(dtype: torch.dtype) -> None:
+    x = torch.tensor([5, 6, 7, 8], dtype=dtype)
+    old = torch.zeros_like(x)
+    adding_to_some[(1,)](x, old, N=4)
+    assert x.tolist() == [6, 6, 8, 8]
+    undefined = torch.full((2, x.element_size()), 255, dtype=torch.uint8).view(dtype)[:, 0]
+    assert old[::2].tolist() == [5, 7]
+    assert torch.equal(old[1::2].clone().view(torch.uint8), undefined.view(torch.uint8))
+
+
 def test_constants_have_the_format_asked_for() -> None:
     out = torch.empty(4, dtype=torch.bfloat16)
     constants_kernel[(1,)](out, DTYPE=tl.bfloat16)

@@ -60,7 +60,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.kernel",
         "harness.numerics",
     ),
-    "harness.interpret": ("harness.errors",),
+    "harness.interpret": ("harness.errors", "harness.numerics"),
+    "harness.tracing": ("harness.errors", "harness.interpret"),
     "harness.calibrate": (
         "harness.errors",
         "harness.files",
@@ -82,6 +83,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.judging"),
     "harness.diagnosing": (
         "harness.errors",
+        "harness.interpret",
+        "harness.tracing",
         "harness.op",
         "harness.case",
         "harness.result",

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 
 from harness.errors import InterpreterError
-from harness.interpret.order import Descent, descending, one_by_one
+from harness.interpret.order import Descent, descending, one_by_one, races
 
-__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "one_by_one"]
+__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "one_by_one", "races"]
 
 KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
 """Releases whose interpreter was read and tested; any other one must pass a self-test at installation."""
@@ -31,7 +31,7 @@ def install() -> None:
     if _installed:
         return
     version = _require_interpreter_mode()
-    from harness.interpret import autotune, launch, libdevice, memo, reduction, selftest
+    from harness.interpret import autotune, driver, launch, libdevice, memo, reduction, selftest
 
     try:
         launch.replace_launcher()
@@ -41,6 +41,7 @@ def install() -> None:
         libdevice.replace_libdevice()
         memo.replace_constructors()
         autotune.replace_benchmarks()
+        driver.stand_in_for_gpu()
     except (AttributeError, ImportError, TypeError) as error:
         raise InterpreterError(
             f"the interpreter of Triton {version} is built differently ({error}). "

@@ -32,6 +32,11 @@ def _extremum(x: Array, y: Array, choose: np.ufunc, merge_zeros: np.ufunc) -> Ar
     return np.where(zeros, merged, chosen)
 
 
+def select(cond: Array, x: Array, y: Array) -> Array:
+    """Elements of `x` or `y`, which differ in dtype where `tl.atomic_min` of floats calls one of them unsigned."""
+    return np.where(cond, x, y.astype(x.dtype, copy=False))
+
+
 def add_to_odd(x: Array, y: Array) -> Array:
     """fp64 x + y rounded to odd, from the exact error of the rounded sum (Knuth's two-sum)."""
     total = x + y

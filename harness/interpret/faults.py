@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from harness.errors import InterpreterError
-from harness.interpret.formats import Array
-from harness.interpret.given import Given
-from harness.interpret.places import Place
+
+if TYPE_CHECKING:
+    from harness.interpret.formats import Array
+    from harness.interpret.given import Given
+    from harness.interpret.places import Place
 
 
 @dataclass(frozen=True)
@@ -17,11 +22,12 @@ class Fault:
     """One operation of a kernel that went wrong.
 
     Attributes:
-        kind: `out_of_bounds`.
+        kind: `out_of_bounds`, `uninitialised`, `race` or `masked`.
         tensor: the parameter of the kernel that it concerns, or is nearest.
         place: in the kernel; None if its source could not be read.
         sentence: what happened, for a reader.
         address: of the first byte concerned.
+        start: address of that tensor.
     """
 
     kind: str
@@ -29,52 +35,88 @@ class Fault:
     place: Place | None
     sentence: str
     address: int
+    start: int
 
 
-_watched: dict[tuple[str, Place | None], Fault] | None = None
+Blank = Callable[[Tensor], int | None]
+"""The bits of an element of a tensor to which nothing was written; None if these are not known."""
+
+
+@dataclass
+class Collected:
+    """What is to be found, and what was.
+
+    Attributes:
+        blank: what memory holds that was not written.
+        faults: the first of each kind and place.
+    """
+
+    blank: Blank
+    faults: dict[tuple[str, Place | None], Fault] = field(default_factory=dict)
+
+
+_collected: Collected | None = None
 
 
 @contextmanager
-def watched() -> Iterator[dict[tuple[str, Place | None], Fault]]:
-    """Collects the faults of every launch within, the first of each kind and place; without it they are raised."""
-    global _watched
-    outer, _watched = _watched, {}
+def collected(blank: Blank = lambda tensor: None) -> Iterator[Collected]:
+    """Collects the faults of every launch within; outside of it they are raised."""
+    global _collected
+    outer, _collected = _collected, Collected(blank)
     try:
-        yield _watched
+        yield _collected
     finally:
-        _watched = outer
+        _collected = outer
+
+
+def blank_of(tensor: Tensor) -> int | None:
+    """What an element of `tensor` holds to which nothing was written, if that is known."""
+    return None if _collected is None else _collected.blank(tensor)
 
 
 def noted(fault: Fault) -> None:
     """A fault has happened."""
-    if _watched is None:
+    if _collected is None:
         raise InterpreterError(fault.sentence)
-    _watched.setdefault((fault.kind, fault.place), fault)
+    _collected.faults.setdefault((fault.kind, fault.place), fault)
 
 
-def fault(
-    kind: str, place: Place | None, tensors: list[Given], where: Array, width: int, ids: tuple[Array, ...]
+def outside(
+    kind: str, place: Place | None, tensors: list[Given], where: Array, width: int, program: tuple[int, ...]
 ) -> Fault:
-    """Accesses of kind `kind` at addresses that no tensor has."""
+    """An access of kind `kind` at addresses that no tensor has; `tensors` are those that may have been meant."""
     address = int(where[0])
-    program = ", ".join(str(int(x.item(0))) for x in ids)
     did = {"load": "loads", "store": "stores"}.get(kind, "updates")
     count = "an element" if len(where) == 1 else f"{len(where):,} elements, the first"
-    nearest, position = _position(tensors, address, width)
-    sentence = f"program ({program}) {did} {count} {position}; {place or 'its source could not be read'}"
-    return Fault("out_of_bounds", nearest, place, sentence, address)
-
-
-def _position(tensors: list[Given], address: int, width: int) -> tuple[str, str]:
     if not tensors:
-        return "", f"at address {address:#x}, and the launch was given no tensor"
+        sentence = f"program {list(program)} {did} {count} at address {address:#x}, and was given no tensor; {place}"
+        return Fault("out_of_bounds", "", place, sentence, address, 0)
     nearest = min(tensors, key=lambda x: max(x.start - address, address + width - x.stop, 0))
-    if address < nearest.start:
-        distance = nearest.start - address
-        return nearest.name, f"{_elements(distance, nearest)} in front of {nearest}"
-    if address + width > nearest.stop:
-        return nearest.name, f"{_elements(address - nearest.stop, nearest)} behind the end of {nearest}"
-    return nearest.name, f"in a gap of {nearest}, {_in_gap(nearest, address)}"
+    sentence = f"program {list(program)} {did} {count} {_position(nearest, address, width)}; {place}"
+    return Fault("out_of_bounds", nearest.name, place, sentence, address, nearest.start)
+
+
+def uninitialised(place: Place | None, tensor: Given, where: Array, program: tuple[int, ...]) -> Fault:
+    """Loads of memory to which nothing was written."""
+    address = int(where[0])
+    count = "an element" if len(where) == 1 else f"{len(where):,} elements, the first"
+    element = (address - tensor.start) // tensor.itemsize
+    sentence = f"program {list(program)} loads {count} at {element:,} of {tensor}, where nothing was written; {place}"
+    return Fault("uninitialised", tensor.name, place, sentence, address, tensor.start)
+
+
+def masked(place: Place | None, tensor: Given) -> Fault:
+    """What lanes hold that a mask left undefined has come to memory."""
+    sentence = f"what masked lanes of a load without `other` hold, which is undefined, reaches {tensor}; {place}"
+    return Fault("masked", tensor.name, place, sentence, tensor.start, tensor.start)
+
+
+def _position(tensor: Given, address: int, width: int) -> str:
+    if address < tensor.start:
+        return f"{_elements(tensor.start - address, tensor)} in front of {tensor}"
+    if address + width > tensor.stop:
+        return f"{_elements(address + width - tensor.stop, tensor)} behind the end of {tensor}"
+    return f"in a gap of {tensor}, {_in_gap(tensor, address)}"
 
 
 def _elements(distance: int, tensor: Given) -> str:
@@ -88,4 +130,4 @@ def _in_gap(tensor: Given, address: int) -> str:
     for stride, size in dims:
         index.append(str(min(offset // stride, size - 1)))
         offset -= min(offset // stride, size - 1) * stride
-    return f"{_elements(offset - run, tensor)} behind the end of row [{', '.join(index)}]"
+    return f"{_elements(offset - run + tensor.itemsize, tensor)} behind the end of row [{', '.join(index)}]"

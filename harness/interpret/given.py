@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from harness.interpret.formats import Array, DType
+
+BYTE = np.dtype(np.uint8)
 
 
 @dataclass(eq=False)
@@ -21,7 +23,8 @@ class Given:
         name: of the kernel's parameter.
         tensor: the argument.
         start, stop: address of its first byte, and of the first one behind its last element.
-        region: number of the range of memory that it shares with the tensors that it overlaps.
+        region, shared: number, start and stop of the range of memory that it shares with the tensors that it overlaps.
+        blank: what an element holds to which nothing was written; None if that is not known.
     """
 
     name: str
@@ -29,6 +32,8 @@ class Given:
     start: int
     stop: int
     region: int = -1
+    shared: tuple[int, int] = (0, 0)
+    blank: int | None = None
     _views: dict[Any, Array] = field(default_factory=dict)
 
     @property
@@ -86,19 +91,24 @@ class _Memory:
     __array_interface__: dict[str, Any]
 
 
-def given(arguments: Iterable[tuple[str, Any]]) -> list[Given]:
+def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | None]) -> list[Given]:
     """The tensors among named arguments, also within tuples and descriptors, that have memory."""
     found = [
-        Given(name, tensor, tensor.data_ptr(), tensor.data_ptr() + _extent(tensor))
+        Given(name, tensor, tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), blank=blank(tensor))
         for name, value in arguments
         for tensor in _tensors(value)
         if tensor.numel()
     ]
-    region, end = -1, 0
+    regions: list[list[Given]] = []
+    end = 0
     for each in sorted(found, key=lambda x: x.start):
-        region += each.start >= end
+        if each.start >= end:
+            regions.append([])
+        regions[-1].append(each)
         end = max(end, each.stop)
-        each.region = region
+    for number, region in enumerate(regions):
+        for each in region:
+            each.region, each.shared = number, (region[0].start, max(x.stop for x in region))
     return found
 
 

@@ -18,17 +18,24 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.extra import cuda
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from harness.interpret.builder import Builder
+from harness.interpret.blocks import described_tensor, descriptor_key, host_descriptor
+from harness.interpret.builder import ORIGIN, Builder
+from harness.interpret.failure import described, missing
+from harness.interpret.faults import blank_of, masked, noted
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
+from harness.interpret.mapping import map_elementwise
 from harness.interpret.memory import Memory
 from harness.interpret.operations import current, remembering
-from harness.interpret.order import is_one_by_one, programs
+from harness.interpret.order import is_one_by_one, programs, watching_races
+from harness.interpret.races import Races
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
 from harness.interpret.rewrite import (
@@ -36,10 +43,12 @@ from harness.interpret.rewrite import (
     Rewriter,
     compile_rewritten,
     counting_with_names,
+    observed,
     print_in_every_program,
 )
 from harness.interpret.speculation import Speculation
 from harness.interpret.tape import Segment, Tape, Tapes, Trust
+from harness.interpret.watching import watched_launch
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
@@ -68,9 +77,10 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         builder.set_grid_dim(*grid)
         before = builder.memory
         try:
-            Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
+            with watched_launch(self.fn, lambda: arguments.values):
+                Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
         except Exception as error:
-            raise InterpreterError(f"{type(error).__name__}: {error}") from error
+            raise InterpreterError(described(error)) from error
         finally:
             builder.memory = before
 
@@ -90,7 +100,7 @@ class Launch:
 
     def __init__(self, function: Any, arguments: Arguments, builder: Builder) -> None:
         self._function, self._arguments, self._builder = function, arguments, builder
-        self._memory = builder.memory = Memory(given(arguments.bound.items()))
+        self._memory = builder.memory = Memory(given(arguments.bound.items(), blank_of))
         by_python = arguments.key is None or is_one_by_one()
         key = (function, arguments.key)
         self._tape = Tape([], [], refused=True) if by_python else _tapes.find(key, arguments.dtypes)
@@ -100,6 +110,28 @@ class Launch:
 
     def run(self, grid_indices: Array) -> None:
         """Run the programs with these indices, in this order, a row each."""
+        if watching_races():
+            self._watching_races(grid_indices)
+        else:
+            self._run(grid_indices)
+
+    def _watching_races(self, grid_indices: Array) -> None:
+        """Look for races, too; and run again for each place with masked lanes: does what they hold reach memory?"""
+        memory = self._memory
+        before = memory.copies()
+        memory.races, memory.refilled = Races(noted), None
+        self._run(grid_indices)
+        memory.races, after = None, memory.copies()
+        for place in sorted(memory.unfilled - {None}, key=str):
+            memory.restore(before)
+            memory.refilled = place
+            self._run(grid_indices)
+            if (tensor := memory.differing(after)) is not None:
+                noted(masked(place, tensor))
+        memory.refilled = None
+        memory.restore(after)
+
+    def _run(self, grid_indices: Array) -> None:
         done = 0
         while done < len(grid_indices):
             batch = grid_indices[done : done + self._batch_size()]
@@ -112,7 +144,7 @@ class Launch:
 
     def _batch_size(self) -> int:
         """How many programs may run together now."""
-        if self._tape.refused or self._tape.trust is Trust.NEVER:
+        if self._memory.races is not None or self._tape.refused or self._tape.trust is Trust.NEVER:
             return 1
         self._first = self._first or self._replay.begin()
         if self._first is None:
@@ -198,6 +230,7 @@ class Arguments:
         self.dtypes: list[Any] = []
         self._names: list[str] = []
         self._constants: dict[str, Any] = {}
+        self._descriptors: dict[str, TensorDescriptor] = {}
         annotations = _annotations(function)
         key = tuple([self._add(name, value, annotations.get(name, "")) for name, value in bound.items()])
         self.key = None if None in key else key
@@ -206,6 +239,10 @@ class Arguments:
         if "constexpr" in annotation:
             self._constants[name] = value
             return constant_key(value)
+        if isinstance(value, TensorDescriptor):
+            self._descriptors[name] = value
+            parts = described_tensor(value)
+            return tuple([self._add(f"{name}.{part}", *parts[part]) for part in parts]), descriptor_key(value)
         if (parameter := _parameter(value, annotation)) is not None:
             mangled, array = parameter
             self.arrays.append(array)
@@ -217,13 +254,16 @@ class Arguments:
 
     @cached_property
     def handles(self) -> list[Any]:
-        return [TensorHandle(array, dtype) for array, dtype in zip(self.arrays, self.dtypes, strict=True)]
+        named = zip(self._names, self.arrays, self.dtypes, strict=True)
+        return [TensorHandle(array, dtype, {ORIGIN: name}) for name, array, dtype in named]
 
     @cached_property
     def values(self) -> dict[str, Any]:
         """Name → pointer or scalar tensor, or constant."""
-        tensors = map(tl.tensor, self.handles, self.dtypes)
-        return {**self._constants, **dict(zip(self._names, tensors, strict=True))}
+        tensors = dict(zip(self._names, map(tl.tensor, self.handles, self.dtypes), strict=True))
+        for name, value in self._descriptors.items():
+            tensors[name] = host_descriptor(value, {x: tensors.pop(f"{name}.{x}") for x in described_tensor(value)})
+        return {**self._constants, **tensors}
 
 
 def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
@@ -321,9 +361,7 @@ def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _index(tensor: Any) -> int:
-    if tensor.handle.data.size != 1:
-        raise TypeError(f"a block of shape {tensor.handle.data.shape} is no index")
-    value: int = interpreter_semantic.builder.observe(tensor.handle, int)
+    value: int = observed(tensor, int)
     return value
 
 
@@ -348,9 +386,12 @@ def patch_language() -> None:
     """Patch `triton.language` once, and note what replaced which function."""
     interpreter._patch_attr = _patch_attr
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_builtin(cuda, interpreter.interpreter_builder, scope)
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)
+        scope.set_attr(module, "map_elementwise", map_elementwise)
+        scope.set_attr(module, "dot_scaled", missing("dot_scaled"))
     # Triton's own code asks `if other:` for "was it given"; the conditions of kernels are rewritten instead.
     scope.set_attr(tl.tensor, "__bool__", lambda tensor: True)
     scope.set_attr(tl.tensor, "__index__", _index)

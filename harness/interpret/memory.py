@@ -14,11 +14,12 @@ import numpy as np
 from triton._C.libtriton import interpreter as memory
 from triton._C.libtriton import ir
 
-from harness.interpret.faults import fault, noted
+from harness.interpret.faults import noted, outside, uninitialised
 from harness.interpret.formats import Array, DType, bits_of
-from harness.interpret.given import Given
+from harness.interpret.given import BYTE, Given, view
 from harness.interpret.lanes import Addresses, Lanes, lanes_of, windows
 from harness.interpret.places import Place
+from harness.interpret.races import Races
 from harness.interpret.speculation import Conflict, Speculation
 
 
@@ -32,6 +33,7 @@ class Access:
         dtype: of what is loaded or stored.
         rank: axes of a program's addresses; arrays may have one in front of them, of programs.
         place: in the source; None if unknown.
+        origin: the parameter of the kernel from which the addresses were computed; empty if unknown.
         operation: of an atomic access.
     """
 
@@ -40,6 +42,7 @@ class Access:
     dtype: DType
     rank: int
     place: Place | None
+    origin: str = ""
     operation: Any = None
 
     @cached_property
@@ -69,6 +72,8 @@ class Memory:
         ids: the indices of the program that runs in the grid, an array of shape [1] each; of several, [programs, 1].
         stored: regions that are stored to, as far as that is known; who loads from others does not matter.
         speculation: what the programs of a batch have touched; None while one program runs.
+        races: the uses of memory by programs that run one after the other; None if nobody asks for races.
+        unfilled: places at which a mask left lanes undefined; one of them may be `refilled` with another value.
         foreign: addresses may also come from numbers, of which nothing is known.
     """
 
@@ -76,19 +81,44 @@ class Memory:
     ids: tuple[Array, ...] = ()
     stored: set[int] = field(default_factory=set)
     speculation: Speculation | None = None
+    races: Races | None = None
+    unfilled: set[Place | None] = field(default_factory=set)
+    refilled: Place | None = None
     foreign: bool = False
+
+    @property
+    def program(self) -> tuple[int, ...]:
+        """The program that runs; of several, the first."""
+        return tuple(int(x.item(0)) for x in self.ids)
+
+    def copies(self) -> dict[int, Array]:
+        """Region → the bytes that it holds."""
+        return {x.region: view(x.shared[0], x.shared[1] - x.shared[0], BYTE).copy() for x in self.tensors}
+
+    def restore(self, copies: dict[int, Array]) -> None:
+        """Let memory hold these bytes again."""
+        for tensor in self.tensors:
+            view(tensor.shared[0], tensor.shared[1] - tensor.shared[0], BYTE)[:] = copies[tensor.region]
+
+    def differing(self, copies: dict[int, Array]) -> Given | None:
+        """A tensor in whose region other bytes are than these; None if there is none."""
+        now = self.copies()
+        return next((x for x in self.tensors if (now[x.region] != copies[x.region]).any()), None)
 
     # Accesses.
 
     def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
         """The bits at addresses; where a mask excludes one, of `fill`, or undefined."""
         mask = None if mask is None or mask.all() else mask
-        # undefined by Triton's documentation: NaN, or -1 in an integer, so that a use of it shows
-        undefined = access.raw.type(np.iinfo(access.raw).max)
+        undefined = self._undefined(access, fill is None and mask is not None)
         other = undefined if fill is None else bits_of(np.ascontiguousarray(fill))
         lanes = lanes_of(where, mask)
         if (found := self._lookup(access, lanes)) is not None:
-            return _taken(*found, lanes, mask, other).view(access.dtype)
+            tensor, index = found
+            values = _taken(tensor.view(access.raw), index, lanes, mask, other)
+            if tensor.blank is not None and tensor.itemsize == access.dtype.itemsize:
+                self._require_written(access, tensor, where, values, mask)
+            return values.view(access.dtype)
         addresses, inside = self._allowed(access, where.all, mask)
         other = np.where(inside if mask is None else inside | ~mask, other, undefined)
         values = memory.load(addresses, inside, np.zeros(addresses.shape, access.raw), access.raw)
@@ -99,8 +129,9 @@ class Memory:
         mask = None if mask is None or mask.all() else mask
         bits = bits_of(np.ascontiguousarray(value))
         lanes = lanes_of(where, mask)
-        if (found := self._lookup(access, lanes)) is not None:
-            _put(*found, lanes, bits)
+        if (found := self._lookup(access, lanes, bits)) is not None:
+            tensor, index = found
+            _put(tensor.view(access.raw), index, lanes, bits)
         else:
             addresses, inside = self._allowed(access, where.all, mask)
             memory.store(addresses, np.ascontiguousarray(np.broadcast_to(bits, addresses.shape)), inside)
@@ -109,10 +140,12 @@ class Memory:
         """An atomic operation of every program, one element after the other; gives what memory held before."""
         addresses, value, inside = self._of_every_program(access, where.all, value, mask)
         if value.dtype.itemsize == 2 and value.dtype.kind not in "iu":
-            return _update_16_bit(access.operation[0], addresses, value, inside)
-        operation, sem = access.operation[1:]
-        old: Array = memory.atomic_rmw(operation, addresses, value, inside, sem)
-        return old
+            old = _update_16_bit(access.operation[0], addresses, value, inside)
+        else:
+            operation, sem = access.operation[1:]
+            raw = bits_of(value) if access.operation[0] == ir.ATOMIC_OP.XCHG else value
+            old = memory.atomic_rmw(operation, addresses, raw, inside, sem)
+        return np.where(inside, bits_of(old), self._undefined(access, False)).view(value.dtype)
 
     def exchange(self, access: Access, where: Addresses, expected: Array, value: Array) -> Array:
         """Compare and swap, likewise; compares bits."""
@@ -135,8 +168,31 @@ class Memory:
 
     # Where an access goes.
 
-    def _lookup(self, access: Access, lanes: Lanes) -> tuple[Array, Array] | None:
-        """The memory of the one tensor in which all lanes are, and the indices there; None if it is not so."""
+    def _undefined(self, access: Access, matters: bool) -> Any:
+        """What a lane gets that a mask leaves undefined: by default NaN, or -1 in an integer, so that a use shows."""
+        highest = access.raw.type(np.iinfo(access.raw).max)
+        if not matters:
+            return highest
+        self.unfilled.add(access.place)
+        return access.raw.type(0) if access.place is not None and access.place == self.refilled else highest
+
+    def _require_written(
+        self, access: Access, tensor: Given, where: Addresses, values: Array, mask: Array | None
+    ) -> None:
+        """Note a fault if memory is loaded to which nothing was written."""
+        blank = values == access.raw.type(tensor.blank)
+        if not blank.any() or (mask is not None and not (blank := blank & mask).any()):
+            return
+        if self.speculation is not None:
+            raise Conflict
+        addresses = np.broadcast_to(where.all, blank.shape)[blank]
+        noted(uninitialised(access.place, tensor, addresses, self.program))
+
+    def _lookup(self, access: Access, lanes: Lanes, bits: Array | None = None) -> tuple[Given, Array] | None:
+        """The one tensor in which all lanes are, and the indices there; None if it is not so.
+
+        `bits` are about to be stored.
+        """
         if (first := _first(lanes)) is None:
             return None
         bytes_of_run = lanes.run * access.dtype.itemsize
@@ -154,7 +210,9 @@ class Memory:
                         raise Conflict  # loads from there have not been noted
                 if self.speculation is not None and tensor.region in self.stored:
                     self._touch(access, tensor, index, lanes, low, high)
-                return tensor.view(access.raw), index
+                if self.races is not None:
+                    self._use(self.races, access, tensor, index, lanes, bits)
+                return tensor, index
         return None
 
     def _surely_in(self, access: Access, tensor: Given, lanes: Lanes) -> bool:
@@ -180,7 +238,22 @@ class Memory:
             return (first[live][:, None] * width + np.arange(count)).reshape(-1), who[live].repeat(count)
 
         last = high * width + (lanes.run * width - 1)
-        self.speculation.touch(self.tensors, tensor, low * width, last, every_byte, access.kind != "load")
+        self.speculation.touch(tensor, low * width, last, every_byte, access.kind != "load")
+
+    def _use(self, races: Races, access: Access, tensor: Given, index: Array, lanes: Lanes, bits: Array | None) -> None:
+        width, live = access.dtype.itemsize, np.True_ if lanes.live is None else lanes.live
+        index, live = np.broadcast_arrays(index, live)
+        steps = np.arange(lanes.run * width)
+        offset = (index[live][:, None] * width + steps).reshape(-1)
+        if access.kind == "load":
+            races.loads(self.program, access.place, tensor, offset)
+            return
+        new = np.zeros(0, np.uint8)
+        if bits is not None:
+            bits = bits[..., : lanes.run] if lanes.axes else bits
+            inner = (lanes.run,) if lanes.axes else ()
+            new = np.ascontiguousarray(np.broadcast_to(bits, index.shape + inner)[live]).view(np.uint8).reshape(-1)
+        races.stores(self.program, access.place, tensor, offset, new, bits is None)
 
     def _allowed(self, access: Access, where: Array, mask: Array | None) -> tuple[Array, Array]:
         """The addresses, and which of them may be touched; what may not be is noted as a fault."""
@@ -194,8 +267,10 @@ class Memory:
         inside = np.zeros(where.shape, bool)
         for tensor in self.tensors:
             inside |= tensor.holds(where, access.dtype.itemsize)
-        if (outside := mask & ~inside).any():
-            noted(fault(access.kind, access.place, self.tensors, where[outside], access.dtype.itemsize, self.ids))
+        if (astray := mask & ~inside).any():
+            tensors = [x for x in self.tensors if x.name == access.origin] or self.tensors
+            width = access.dtype.itemsize
+            noted(outside(access.kind, access.place, tensors, where[astray], width, self.program))
         return where, mask & inside
 
 

@@ -68,7 +68,7 @@ def remembering(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
 
     def remembered(*args: Any, **kwargs: Any) -> Any:
         builder = interpreter_semantic.builder
-        if builder.operations is None or not builder.recording:
+        if type(builder) is not Recorder or builder.operations is None or not builder.recording:
             return call(*args, **kwargs)
         if kwargs:
             kwargs.pop("_semantic", None)
@@ -198,8 +198,6 @@ class _Course:
 
 class _Spy:
     """A recording builder, noting what one operation asks it for."""
-
-    operations = None
 
     def __init__(self, recorder: Recorder, handles: Sequence[Any]) -> None:
         self._recorder = recorder

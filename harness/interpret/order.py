@@ -46,6 +46,25 @@ def programs(grid: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return (tuple(n - i for n, i in zip(last, index, strict=True)) for index in np.ndindex(*grid))
 
 
+_races = False
+
+
+@contextmanager
+def races() -> Iterator[None]:
+    """Look for races between programs, and for lanes that are masked and used, in interpreted launches within."""
+    global _races
+    outer, _races = _races, True
+    try:
+        yield
+    finally:
+        _races = outer
+
+
+def watching_races() -> bool:
+    """Within `races`."""
+    return _races
+
+
 _by_python = False
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from harness.interpret.builder import Builder
+from harness.interpret.blocks import Compositions
+from harness.interpret.builder import Builder, origin
 from harness.interpret.replay import Diverged
 from harness.interpret.rewrite import Namespace
 from harness.interpret.tape import Guard, Segment, Step, Tape, Trust
@@ -24,7 +25,7 @@ PURE = frozenset(
     for name in re.findall(
         r"\w+",
         """
-        of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split gather histogram addptr
+        of_arrays make_range splat unsplat broadcast expand_dims reshape trans cat join split histogram addptr
         bitcast int_to_ptr ptr_to_int int_cast si_to_fp ui_to_fp fp_to_si fp_to_ui fp_to_fp fp_ext fp_trunc
         add sub mul sdiv udiv srem urem idiv shl lshr ashr and or xor umulhi minsi minui maxsi maxui iabs
         icmpSLE icmpSLT icmpSGE icmpSGT icmpULE icmpULT icmpUGE icmpUGT icmpEQ icmpNE
@@ -43,6 +44,7 @@ SPREADING = frozenset({"create_get_program_id", "create_atomic_rmw", "create_ato
 TOGETHER = frozenset(
     {*PURE, *SPREADING, "create_load", "create_masked_load", "create_store", "create_masked_store"}
     | {"create_get_num_programs", "create_assert", "create_assume", "create_barrier", "create_debug_barrier"}
+    | {"create_gather"}  # not pure: an index out of bounds raises an error, whoever reads the result
 )
 """Operations that take what several programs have at once."""
 
@@ -55,7 +57,7 @@ CONSTANT_MODULES = ("triton._C.libtriton.ir", "triton._C.libtriton.interpreter")
 """What an operation may be asked for besides handles; anything else might hide one."""
 
 
-class Recorder:
+class Recorder(Compositions):
     """A builder that computes as another one does, and notes on a tape what it was asked for.
 
     Along a path that the program has already gone, it gives the results of then instead.
@@ -223,7 +225,7 @@ class Recorder:
             return self._recall(step)
         data = run(*[x.data for x in operands])
         result = object.__new__(TensorHandle)
-        result.__dict__.update(data=data, dtype=dtype, attr={})
+        result.__dict__.update(data=data, dtype=dtype, attr=origin(operands) if dtype.is_ptr() else {})
         if constant:
             self.constants[id(result)] = result
         elif self.recording:
@@ -246,6 +248,8 @@ class Recorder:
                 self._result("part", itemgetter(i), (output,), part, varies, spread)
 
     def _add(self, step: Step, result: Any) -> None:
+        if getattr(result, "attr", None):
+            self._tape.attributes[step.output] = dict(result.attr)
         self._segment.steps.append(step)
         self._place(result, step)
         self._bytes += step.bytes
@@ -268,7 +272,8 @@ class Recorder:
         self.run = step.run
         if isinstance(value, tuple):
             return tuple([self._recall(past.take("part")) for _ in value])
-        result = value if dtype is None else TensorHandle(value, dtype)
+        attributes = self._tape.attributes.get(step.output, {})
+        result = value if dtype is None else TensorHandle(value, dtype, dict(attributes))
         self._place(result, step)
         return result
 

@@ -17,6 +17,7 @@ from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 from harness.interpret import arithmetic
 from harness.interpret.formats import Array
 from harness.interpret.rewrite import AmbiguousTruth
+from harness.interpret.watching import as_one
 
 Parts = tuple[Any, ...]
 """What is combined, a tensor each: arrays or the builder's handles."""
@@ -34,8 +35,8 @@ def replace_reductions() -> None:
 
 def _patch_reduce_scan(scope: Any) -> None:
     for module in (tl, tl.core):
-        scope.set_attr(module, "reduce", reduce)
-        scope.set_attr(module, "associative_scan", associative_scan)
+        scope.set_attr(module, "reduce", as_one(reduce))
+        scope.set_attr(module, "associative_scan", as_one(associative_scan))
 
 
 def reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **_: Any) -> Any:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.interpret.formats import Array
-from harness.interpret.given import Given, view
+from harness.interpret.given import BYTE, Given, view
 
-BYTE = np.dtype(np.uint8)
 NOBODY, SEVERAL = -1, -2
 
 
@@ -59,15 +58,13 @@ class Speculation:
     now: Array
     _regions: dict[int, _Region] = field(default_factory=dict)
 
-    def touch(
-        self, tensors: list[Given], tensor: Given, low: Array, high: Array, bytes_of: Bytes, writes: bool
-    ) -> None:
+    def touch(self, tensor: Given, low: Array, high: Array, bytes_of: Bytes, writes: bool) -> None:
         """An operation of the programs `now` is about to touch `tensor`.
 
         `low` and `high` are the lowest and highest byte of each program, from the tensor's first on (low > high for
         none); `bytes_of` gives all of them. Raises `Conflict`.
         """
-        region = self._region(tensors, tensor)
+        region = self._region(tensor)
         if writes and region.saved is None:
             region.saved = view(region.start, region.stop - region.start, BYTE).copy()
         offset, touched = tensor.start - region.start, low <= high
@@ -87,10 +84,9 @@ class Speculation:
             if region.saved is not None:
                 view(region.start, region.stop - region.start, BYTE)[:] = region.saved
 
-    def _region(self, tensors: list[Given], tensor: Given) -> _Region:
+    def _region(self, tensor: Given) -> _Region:
         if tensor.region not in self._regions:
-            parts = [x for x in tensors if x.region == tensor.region]
-            start, stop = min(x.start for x in parts), max(x.stop for x in parts)
+            start, stop = tensor.shared
             low, high = np.full(self.programs, stop - start), np.full(self.programs, -1)
             self._regions[tensor.region] = _Region(start, stop, low, high)
         return self._regions[tensor.region]

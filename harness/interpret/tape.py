@@ -180,6 +180,7 @@ class Tape:
         registers: what they hold before a program runs: constants, and None. The first are the launch's arguments.
         dtypes: of every register, Triton's type of the elements; None for objects.
         root: where every program begins; None before the first one.
+        attributes: of handles, by their register.
         functions: the functions that ran.
         refused: no tape can tell what this kernel does.
         trust: how it is known what programs that run together do.
@@ -191,6 +192,7 @@ class Tape:
     registers: list[Any]
     dtypes: list[Any]
     root: Segment | None = None
+    attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
     functions: set[Any] = field(default_factory=set)
     refused: bool = False
     trust: Trust = Trust.RANGES

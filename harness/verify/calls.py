@@ -14,6 +14,7 @@ from harness.errors import KernelError
 from harness.inputs import Allocations, Inputs, Poison, Rebound, Violation, guarded_allocations, overlaps, violations
 from harness.inputs.guards import extent
 from harness.interpret import descending
+from harness.interpret.faults import Blank, Fault, collected
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.timing import KERNEL, timed
@@ -47,11 +48,11 @@ class Call:
 
 @dataclass(frozen=True)
 class _Returned:
-    """What a kernel returned, the tensors that it was handed, and what it changed in the state of the process."""
+    """What a kernel returned, the tensors that it was handed, and what else it did: to the process, in its programs."""
 
     value: object
     handed: Mapping[str, Tensor]
-    changed: list[Finding]
+    findings: list[Finding]
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,17 @@ class Caller:
     def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any]) -> Call:
         handed = inputs.hand_out()
         with guarded_allocations(poison) as allocations:
-            returned = self._returned(handed, {**inputs.case.params, **asked})
+            returned = self._returned(handed, {**inputs.case.params, **asked}, allocations.blank)
         return self._seen(inputs, returned, allocations)
 
-    def _returned(self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> _Returned:
-        with kept_process_state() as changed, timed(KERNEL):
+    def _returned(
+        self, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any], blank: Blank = lambda tensor: None
+    ) -> _Returned:
+        with kept_process_state() as changed, collected(blank) as seen, timed(KERNEL):
             value = self.kernel.call(**tensors, **arguments)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize(self.device)
-        return _Returned(value, tensors, changed)
+        return _Returned(value, tensors, changed + [_fault(fault, tensors) for fault in seen.faults.values()])
 
     def _seen(self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None) -> Call:
         named = _named(returned.value, self.results)
@@ -114,12 +117,25 @@ class Caller:
         actual = {n: t.clone() if n in borrowed or _within(inputs, t) else t for n, t in named.items()}
         if seen or mutates:
             inputs.restore()
-        findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.changed
+        findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.findings
         shared = [(a, b) for a, b in shared if a in self.results and (b in self.results or b.startswith(_INPUT))]
         findings += [_overlap(a, b) for a, b in shared if b not in {f"{_INPUT}{name}" for name in mutates}]
         own = {name: named[name] for name in self.results if name not in borrowed}
         findings += _reused(self.held, own)
         return Call(self.results, actual, {} if self.held else own, tuple(findings), poison)
+
+
+def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
+    """A fault of an interpreted program, with the case's names of tensors where they are known."""
+    named = next((name for name, tensor in handed.items() if _covers(tensor, fault.start)), fault.tensor)
+    other = next((name for name, tensor in handed.items() if _covers(tensor, fault.address)), named)
+    there = "" if other == named else f", where input {other} is, which the launch was not given"
+    return Finding(fault.kind, named, f"{fault.sentence}{there}.")
+
+
+def _covers(tensor: Tensor, address: int) -> bool:
+    reach = extent(tuple(tensor.shape), tensor.stride()) * tensor.element_size()
+    return tensor.device.type == "cpu" and 0 <= address - tensor.data_ptr() < reach
 
 
 def _within(inputs: Inputs, tensor: Tensor) -> bool:

@@ -1,0 +1,184 @@
+"""The way of an element, in steps for a reader: one for each evaluation of an expression."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+
+from harness.interpret.formats import Array, bits_of
+from harness.outcomes.trace import Element, Source, StageMatch, Step
+from harness.tracing import Event, Log, Operand, Path
+from harness.tracing.follow import Visit, came_from, unique
+from harness.tracing.triton_lanes import MOVERS
+
+FIRST = 4
+"""Elements that are shown of many."""
+INPUT = "input "
+
+
+def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch]) -> Iterator[Step]:
+    """The steps of a path, in order. Expressions that only move elements are left out.
+
+    An expression is one step, and one more for each operation within it that agrees with a stage.
+    """
+    for _, group in groupby(path.visits, key=lambda visit: visit.event.occurrence):
+        visits = list(group)
+        if all(visit.event.name in MOVERS for visit in visits) and visits[0].event.program:
+            continue
+        if visits[-1].event.name.startswith(INPUT):
+            yield from map(_of_input, visits)
+            continue
+        ends = [visit for visit in visits if visit.event.number in matched or visit is visits[-1]]
+        for end in ends:
+            match = matched.get(end.event.number)
+            yield replace(_of_visit(log, end, {e.event.number for e in ends}), match=match, part=end is not visits[-1])
+
+
+def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
+    """A step for every operation of the program that an event is of; of all that PyTorch did, if it is of none."""
+    for event in log.events:
+        if event.program == last.program and not event.name.startswith(INPUT):
+            lanes = np.arange(min(FIRST, event.values.size))
+            size, first = event.values.size, elements(event.at(lanes))
+            yield replace(_step(event), count=size, first=first, direct=size == 1)
+
+
+def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
+    """A step that ends with an event; `others` are the events with which steps of the same expression end."""
+    lanes = visit.direct if len(visit.direct) else visit.all
+    sources = list(_sources(log, visit.event, lanes[:1], others))
+    constants = [source for source, is_constant in sources if is_constant]
+    shown = tuple(source for source, is_constant in sources if len(constants) < 2 or not is_constant)
+    first = elements(visit.event.at(visit.all[:FIRST]))
+    direct = len(visit.direct) > 0
+    return replace(_step(visit.event), count=len(visit.all), first=first, direct=direct, sources=shown)
+
+
+def _of_input(visit: Visit) -> Step:
+    event, lanes = visit.event, visit.all
+    name = named_element(event, int(lanes[0]))
+    first = elements(event.at(lanes[:FIRST]))
+    step = Step(name, event.dtype, operation="input", shape=event.shape, count=len(lanes), first=first)
+    return step if len(visit.direct) else replace(step, text=event.name.removeprefix(INPUT), direct=False)
+
+
+def _step(event: Event) -> Step:
+    place, launch = event.place, event.launch
+    return Step(
+        text=place.text,
+        dtype=event.dtype,
+        file=place.file,
+        line=place.line,
+        column=place.column,
+        end_line=place.end_line,
+        end_column=place.end_column,
+        function=place.function,
+        called=tuple(f"{caller.file}:{caller.line}:{caller.column + 1}" for caller in event.places[1:]),
+        operation=event.name,
+        shape=event.shape,
+        launch="" if launch is None else launch.name,
+        program=() if event.program is None else event.program[1],
+    )
+
+
+def named_element(event: Event, lane: int) -> str:
+    """`x[2, 17]` for an element of an input."""
+    index = np.unravel_index(lane, event.shape) if event.shape else ()
+    return f"{event.name.removeprefix(INPUT)}[{', '.join(str(int(i)) for i in index)}]"
+
+
+def _sources(log: Log, event: Event, lanes: Array, others: set[int]) -> Iterator[tuple[Source, bool]]:
+    """What an element of an expression was computed from: operands from outside of it, in order; which are constants.
+
+    Several constants in one expression are those of a function of the language, which its reader does not see.
+    """
+    for operand in event.operands:
+        if operand.address or not len(lanes):
+            continue
+        found = unique(np.concatenate([part.reshape(-1) for part in came_from(operand, lanes)]))
+        found = found[found >= 0]
+        if not len(found):
+            continue
+        before = operand.event
+        if before is not None and before.occurrence == event.occurrence and before.number not in others:
+            yield from _sources(log, before, found, others)
+        else:
+            constant = operand.event is None and operand.memory is None and not operand.name
+            yield _source(log, event, operand, found), constant
+
+
+def _source(log: Log, event: Event, operand: Operand, lanes: Array) -> Source:
+    some = lanes[:FIRST]
+    if operand.event is not None:
+        return Source("", len(lanes), elements(operand.event.at(some)))
+    if operand.memory is None:
+        assert operand.values is not None
+        return Source(operand.name, len(lanes), elements(operand.values.reshape(-1)[some]))
+    known = () if operand.values is None else elements(operand.values.reshape(-1)[some])
+    first: dict[int, Element] = dict(enumerate(known))
+    name = ""
+    for write, positions, found in log.writes.last(operand.memory.at(some), event.number):
+        if write.event is not None:
+            first |= zip(positions.tolist(), elements(write.event.at(found)), strict=True)
+            if write.event.name.startswith(INPUT) and 0 in positions:
+                name = named_element(write.event, int(found[0]))
+    return Source(name if len(lanes) == 1 else "", len(lanes), tuple(first[i] for i in sorted(first)))
+
+
+def elements(values: Array) -> tuple[Element, ...]:
+    """Numbers for a reader."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    return tuple(map(element, flat))
+
+
+def element(value: np.generic) -> Element:
+    """As many digits as tell it from its neighbours, and its bits."""
+    dtype = value.dtype
+    if dtype.kind in "iub":
+        return Element(str(int(value)) if dtype.kind != "b" else str(bool(value)))
+    if dtype.kind == "c":
+        return Element(str(value))
+    digits = 17 if dtype.itemsize == 8 else 9
+    bits = int(bits_of(np.array([value], dtype))[0])
+    return Element(f"{float(value):.{digits}g}", f"0x{bits:0{2 * dtype.itemsize}x}")
+
+
+def folded(steps: Iterable[Step]) -> Iterator[Step]:
+    """The same without the rounds of a loop between its first and its last: one step stands for these."""
+    steps = list(steps)
+    keys = [_key(step) for step in steps]
+    last = {key: number for number, key in enumerate(keys)}
+    first = {key: number for number, key in reversed(list(enumerate(keys)))}
+    middle = [first[key] < number < last[key] and bool(keys[number][1]) for number, key in enumerate(keys)]
+    for left_out, group in groupby(range(len(steps)), key=lambda number: middle[number]):
+        numbers = list(group)
+        rounds = max(Counter(keys[number] for number in numbers).values())
+        if left_out and rounds > 1 and not any(_leaves(steps[number]) for number in numbers):
+            lines = [steps[number].line for number in numbers]
+            example = steps[numbers[0]]
+            yield Step("", file=example.file, line=min(lines), end_line=max(lines), function=example.function,
+                       called=example.called, launch=example.launch, program=example.program, again=rounds)  # fmt: skip
+        else:
+            yield from (steps[number] for number in numbers)
+
+
+def _leaves(step: Step) -> bool:
+    return step.match is not None and step.match.leaves
+
+
+def _key(step: Step) -> tuple[object, ...]:
+    at = step.line, step.column, step.end_line, step.end_column
+    return (
+        step.file,
+        step.line,
+        at,
+        step.called,
+        step.launch,
+        step.program,
+        step.operation * step.part,
+        "" if step.line else step.text,
+    )

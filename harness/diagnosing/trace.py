@@ -1,0 +1,197 @@
+"""How the worst element of what a kernel gave came about, followed back through its operations."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from torch import Tensor
+
+from harness.case import Case, parse_case
+from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.steps import folded, steps_of, steps_of_all
+from harness.diagnosing.traced_stages import matches, written_together
+from harness.inputs import Inputs, build, guarded_allocations
+from harness.judging.problem import Problem
+from harness.outcomes.trace import KernelTrace
+from harness.result import CaseResult, Verdict, Worst
+from harness.tracing import Event, Log, Path, TraceLimit, follow, traced
+from harness.tracing.events import Program
+from harness.tracing.follow import Visit
+from harness.tracing.log import LIMIT
+from harness.tracing.memory import Addresses, Write
+from harness.tracing.of_torch import UNWRITTEN, addresses_of, array_of
+from harness.verify.calls import Caller
+from harness.verify.check import Subject, examine, first_line
+from harness.verify.inprocess import Watch, Workplace, unwatched
+
+MOST_PROGRAMS = 8
+"""Programs of Triton kernels of which all operations are kept."""
+
+
+def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
+    """`trace_case` of a kernel on a case line."""
+    return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
+
+
+def trace_case(
+    subject: Subject, case: Case, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched
+) -> KernelTrace:
+    """Judge a kernel on a case, run it again under observation, and follow its worst element back to the inputs.
+
+    The worst element is that of the first stage that goes wrong. Where none does, it is the one that is farthest from
+    the contract's value. The kernel is called once for each launch on the way and once more. `every` keeps all
+    operations of the program that wrote the element.
+    """
+    with watch(case):
+        result, actual = examine(subject, case)
+    found = KernelTrace(
+        kernel=subject.kernel.name,
+        op=case.op,
+        contract=str(subject.contract),
+        case=str(case),
+        device=str(subject.device),
+        verdict=result.verdict,
+    )
+    target = _worst(result)
+    if target is None:
+        return replace(found, reason=result.reason or "it gave no element that could be compared")
+    stage, worst = target
+    beside = tuple(finding.sentence for finding in result.findings if finding.kind not in OF_STAGES)
+    found = replace(found, stage=stage, worst=worst, notes=beside)
+    with watch(case):
+        inputs = build(case.gathered(), subject.device)
+        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst, limit)
+        try:
+            seen = tracing.seen()
+        except TraceLimit as error:
+            return replace(found, reason=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
+    if seen.visit is None:
+        return replace(found, reason=seen.why_nothing)
+    return _told(found, tracing.problem, seen, actual[stage], every)
+
+
+def _worst(result: CaseResult) -> tuple[str, Worst] | None:
+    """The element to explain and the stage that it is of."""
+    failing = result.failing_stage
+    if failing is not None:
+        worst = failing.isolated.worst if failing.isolated.outside else failing.cumulative.worst
+        return None if worst is None else (failing.name, worst)
+    farthest = [(s.name, s.cumulative.worst) for s in result.stages if s.result and s.cumulative.worst is not None]
+    return max(farthest, key=lambda pair: pair[1].ulp, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What was seen of a call of a kernel.
+
+    Attributes:
+        tensor, where: what the call gave for the stage, a copy of it; where its elements were.
+        write: what wrote the element to explain; None where nothing did.
+        path: what led to it, if it was recorded.
+    """
+
+    log: Log
+    tensor: Tensor
+    where: Addresses
+    write: Write | None = None
+    path: Path = field(default_factory=Path)
+
+    @property
+    def visit(self) -> Visit | None:
+        """The write of the element itself, unless that only made memory that nothing else was seen to write to."""
+        last = self.path.visits[-1] if self.path.visits else None
+        return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
+
+    @property
+    def why_nothing(self) -> str:
+        made = self.path.visits[-1].event.place if self.path.visits else None
+        memory = f" It is in the memory that {made.text} makes in line {made.line}." if made and made.line else ""
+        return (
+            "there is nothing to see inside: what wrote this element is neither an operation of PyTorch nor an "
+            f"interpreted Triton kernel. It is compiled, or nothing wrote it.{memory}"
+        )
+
+
+@dataclass(frozen=True)
+class _Tracing:
+    """Calls of a kernel under observation."""
+
+    subject: Subject
+    inputs: Inputs
+    problem: Problem
+    stage: str
+    worst: Worst
+    limit: int
+
+    def seen(self) -> Seen:
+        """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
+
+        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on.
+        """
+        wanted: set[Program] = set()
+        while True:
+            seen = self._call(wanted)
+            missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced
+            found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
+            new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
+            if not new:
+                return seen
+            wanted.update(new)
+
+    def _call(self, wanted: Collection[Program]) -> Seen:
+        kernel, problem = self.subject.kernel, self.problem
+        asked = {} if self.stage in problem.results else {"stages": kernel.stages}
+        caller = Caller(kernel, self.subject.device, (self.stage,))
+        handed = self.inputs.hand_out()
+        with guarded_allocations(0), traced(handed, wanted, self.limit) as log:
+            tensor = caller.results_of(handed, {**self.inputs.case.params, **asked})[self.stage].detach()
+        seen = _located(log, tensor, self.worst.index)
+        self.inputs.restore()
+        return seen
+
+
+def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
+    """What wrote the element of a tensor, and what led to that."""
+    number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
+    seen = Seen(log, tensor.clone(), addresses_of(tensor))
+    for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
+        return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
+    return seen
+
+
+def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
+    assert found.worst is not None
+    together = written_together(seen.tensor, seen.where, seen.write, found.worst.index)
+    same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
+    failing = found.verdict is Verdict.FAILED and same
+    matched, unmatched = matches(problem, seen.log, found.stage, together, failing=failing)
+    steps = tuple(folded(steps_of(seen.log, seen.path, matched)))
+    whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
+    other = "The element has other bits in the call that is shown here than in the one that was judged."
+    notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
+    return replace(found, steps=steps, all=whole, unmatched=unmatched, notes=tuple(notes))
+
+
+def _notes(seen: Seen) -> list[str]:
+    notes = []
+    if left := len({write.program for write in seen.path.untraced if write.program is not None}):
+        notes.append(
+            f"{left:,} more programs wrote what was read on the way; all operations are kept of {MOST_PROGRAMS} only."
+        )
+    unwritten = [visit.event for visit in seen.path.visits if _is_unwritten(visit.event)]
+    if unwritten:
+        lines = ", ".join(sorted({f"{event.place.text} in line {event.place.line}" for event in unwritten}))
+        notes.append(f"Memory was read into which nothing that can be seen wrote: {lines}.")
+    if seen.path.unknown:
+        notes.append(f"Elements read that nothing which can be seen wrote: {seen.path.unknown:,}.")
+    return notes
+
+
+def _is_unwritten(event: Event) -> bool:
+    return event.name.rpartition(".")[2] in UNWRITTEN

@@ -1,0 +1,54 @@
+"""Whoever watches what interpreted kernels do: told of every launch and of every operation that is made of others.
+
+A watcher puts a builder of its own in the place of the interpreter's while a launch runs. Programs are run one by one
+then, each by Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import Any, Protocol
+
+from harness.interpret.order import one_by_one
+
+
+class Watcher(Protocol):
+    """What is told of launches."""
+
+    def launch(self, function: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[object]:
+        """The context in which the programs of a launch run; `arguments` are the kernel's, as it sees them."""
+
+    def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What `function(*args, **kwargs)` returns: an operation of the language that is made of several others."""
+
+
+_watcher: Watcher | None = None
+
+
+@contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Let `watcher` see every launch within."""
+    global _watcher
+    outer, _watcher = _watcher, watcher
+    try:
+        with one_by_one():
+            yield
+    finally:
+        _watcher = outer
+
+
+def watched_launch(function: Any, arguments: Callable[[], Mapping[str, Any]]) -> AbstractContextManager[object]:
+    """The context in which the programs of a launch are to run."""
+    return nullcontext() if _watcher is None else _watcher.launch(function, arguments())
+
+
+def as_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, an operation of the language, reported to the watcher as one."""
+
+    @wraps(function)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if _watcher is None else _watcher.operation(function, args, kwargs)
+
+    return operation

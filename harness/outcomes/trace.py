@@ -1,0 +1,134 @@
+"""What `lastbit trace` found: how the worst element of a kernel's result came about, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.result import Verdict, Worst
+
+
+@dataclass(frozen=True)
+class Element:
+    """A number in decimal, and its bits in hexadecimal; the bits are empty where only the number is known."""
+
+    decimal: str
+    bits: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a step computed from.
+
+    Attributes:
+        name: of an argument, or of an element of a tensor of the case, such as `x[2, 17]`.
+        count: how many elements; more than 1 in a reduction or dot.
+        first: the first of them; none where nothing saw how they were written.
+    """
+
+    name: str
+    count: int
+    first: tuple[Element, ...]
+
+
+@dataclass(frozen=True)
+class StageMatch:
+    """The stage of the reference that a step agrees with.
+
+    Attributes:
+        exact, lo, hi: the exact value for the worst element, and what the contract allows.
+        outside: elements that the contract excludes, of `of` that were compared.
+        leaves: it is the first step that the contract excludes.
+    """
+
+    stage: str
+    exact: float
+    lo: float
+    hi: float
+    outside: int
+    of: int
+    leaves: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One expression, evaluated once, or an operation in it; or an element of an input, which has no line.
+
+    Attributes:
+        file, line, column, end_line, end_column: where it stands; lines from 1, columns in characters from 0.
+        function: the function that it stands in.
+        called: the lines of the kernel that called that, `FILE:LINE:COLUMN`, the innermost first.
+        text: the expression.
+        operation: what was done, such as `fmul`, `reduce`, `aten.mul`.
+        dtype, shape: of the result.
+        launch, program: of the Triton kernel that did it; empty for PyTorch.
+        count: elements of the result that led to the worst one.
+        first: these, or the first of them.
+        direct: the first of them leads to the worst one by itself; otherwise all do, through a reduction or dot.
+        sources: what it was computed from.
+        part: it is an operation within the expression, and not all of it.
+        again: for a step that stands for rounds of a loop that are left out: how many.
+        match: the stage that it agrees with, if it agrees with one.
+    """
+
+    text: str
+    dtype: str = ""
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    end_line: int = 0
+    end_column: int = 0
+    function: str = ""
+    called: tuple[str, ...] = ()
+    operation: str = ""
+    shape: tuple[int, ...] = ()
+    launch: str = ""
+    program: tuple[int, ...] = ()
+    count: int = 0
+    first: tuple[Element, ...] = ()
+    direct: bool = True
+    sources: tuple[Source, ...] = ()
+    part: bool = False
+    again: int = 0
+    match: StageMatch | None = None
+
+
+@dataclass(frozen=True)
+class KernelTrace:
+    """How one element of what a kernel gave came about.
+
+    Attributes:
+        verdict: of the case as `lastbit verify` judges it.
+        reason: why there is nothing to trace; empty if there is.
+        stage: what the element is of.
+        worst: the element.
+        steps: from the inputs to the element.
+        all: every operation of the program that wrote it, if they were asked for.
+        unmatched: stages up to the element's with which no step agrees.
+        notes: what is wrong beside values, and what a reader must know about the steps.
+    """
+
+    kernel: str
+    op: str
+    contract: str
+    case: str
+    device: str
+    verdict: Verdict
+    reason: str = ""
+    stage: str = ""
+    worst: Worst | None = None
+    steps: tuple[Step, ...] = ()
+    all: tuple[Step, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> Step | None:
+        """The step with which the value leaves what the contract allows, if it was found."""
+        return next((step for step in self.steps if step.match is not None and step.match.leaves), None)
+
+    @property
+    def exit_code(self) -> int:
+        """0 the kernel passes, 1 it fails, 2 it raised or nothing can be traced, 3 it does not take the case."""
+        if self.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
+            return 3
+        return 2 if self.reason else int(self.verdict is Verdict.FAILED)

@@ -1,0 +1,16 @@
+"""What a kernel did, operation by operation: where in its text, with which values, from which elements of what.
+
+`traced` records the operations of interpreted Triton programs and of PyTorch. Every `Event` says for each element of
+its result from which elements of its operands that came, and memory is looked up by address. So `follow` finds what
+led to an element, back to the tensors that the kernel was given.
+"""
+
+from __future__ import annotations
+
+from harness.tracing.events import Event, Launch, Operand
+from harness.tracing.follow import Path, follow
+from harness.tracing.log import Log, TraceLimit
+from harness.tracing.places import Place
+from harness.tracing.record import traced
+
+__all__ = ["Event", "Launch", "Log", "Operand", "Path", "Place", "TraceLimit", "follow", "traced"]

@@ -1,0 +1,128 @@
+"""What happened in a kernel, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from harness.interpret.formats import Array, is_float
+from harness.tracing.lanes import Shape, Source
+from harness.tracing.memory import Addresses
+from harness.tracing.places import Place, Places
+
+NOWHERE = Place("", 0, 0, 0, 0, "")
+
+
+class Origin(IntEnum):
+    """What a value was made of."""
+
+    CONSTANTS = 0
+    ARGUMENTS = 1
+    """Scalar arguments, indices of programs, ranges."""
+    MEMORY = 2
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a Triton kernel.
+
+    Attributes:
+        number: counted from 0, in the order in which the kernel under test launches.
+        name: of the Triton kernel.
+        place: where it is launched.
+    """
+
+    number: int
+    name: str
+    place: Place = NOWHERE
+
+
+Program = tuple[int, tuple[int, int, int]]
+"""Number of a launch, and the index of one of its programs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """What an event computes from: the result of another event, memory, a constant or an argument.
+
+    Attributes:
+        source: elements of the event's result → elements of the operand.
+        event: whose result it is, if that was recorded.
+        memory: where the elements were read, if they were.
+        values: what all of its elements were: constants, arguments, small tensors in memory.
+        name: of a scalar argument; `round` for the number of a loop's round.
+        address: it says where something is, or whether it is taken, and not what it is: a pointer, index or mask.
+    """
+
+    source: Source
+    event: Event | None = None
+    memory: Addresses | None = None
+    values: Array | None = None
+    name: str = ""
+    address: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """One operation on tensors.
+
+    Attributes:
+        number: rises with time, also over writes that are not events.
+        name: of the operation: the method of Triton's builder without `create_`, `reduce`, `aten.mul`, `input`.
+        places: where it stands: the innermost first, then the calls of functions around it.
+        occurrence: the same for operations that one evaluation of one expression makes.
+        program, launch: which program of which launch did it; None for what is done in PyTorch.
+        dtype: of its values, in Triton's words.
+        values: the result, or what was stored.
+        operands: what it was computed from.
+        origin: what it was made of at last.
+    """
+
+    number: int
+    name: str
+    places: Places
+    occurrence: int
+    dtype: str
+    values: Array = field(repr=False)
+    operands: tuple[Operand, ...] = field(default=(), repr=False)
+    program: Program | None = None
+    launch: Launch | None = None
+    origin: Origin = Origin.MEMORY
+
+    @property
+    def place(self) -> Place:
+        """The innermost place."""
+        return self.places[0] if self.places else NOWHERE
+
+    @property
+    def shape(self) -> Shape:
+        return self.values.shape
+
+    @property
+    def is_float(self) -> bool:
+        return is_float(self.values.dtype)
+
+    def at(self, lanes: Array) -> Array:
+        """The values of elements by flat index."""
+        return np.asarray(self.values.reshape(-1)[lanes])
+
+
+DTYPES = {
+    "float16": "fp16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "bool": "int1",
+}
+"""Names of numpy's and torch's dtypes in Triton's words, where these differ."""
+
+
+def dtype_name(name: Any) -> str:
+    """A dtype of Triton, numpy or torch in Triton's words."""
+    text = str(name).removeprefix("torch.")
+    return DTYPES.get(text, text)

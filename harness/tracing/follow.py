@@ -1,0 +1,189 @@
+"""What led to an element: the way back through operations and memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.interpret.formats import Array
+from harness.tracing.events import Event, Operand, Origin
+from harness.tracing.log import Log
+from harness.tracing.memory import Write
+
+_MOST = 1 << 22  # lanes looked at in one step
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """An event on the way, and the elements of its result that matter.
+
+    Attributes:
+        direct: those that lead to the element one to one, as flat indices.
+        all: these first, then those of which a reduction or dot took many.
+    """
+
+    event: Event
+    direct: Array
+    all: Array
+
+
+@dataclass
+class Path:
+    """What led to an element.
+
+    Attributes:
+        visits: in the order in which it happened.
+        untraced: writes on the way of programs that were not wanted, the last first.
+        unknown: elements that were read from memory into which nothing that can be seen wrote.
+    """
+
+    visits: list[Visit] = field(default_factory=list)
+    untraced: list[Write] = field(default_factory=list)
+    unknown: int = 0
+
+
+def follow(log: Log, event: Event, lanes: Iterable[int]) -> Path:
+    """What led to elements of an event's result, back to the inputs.
+
+    Left out is how addresses were computed, and what follows from constants alone or, in integers, from arguments.
+    """
+    walk = _Walk(log)
+    walk.reach(event, np.asarray(list(lanes), np.int64), many=False)
+    return walk.run()
+
+
+class _Walk:
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._path = Path()
+        self._events: dict[int, Event] = {}
+        self._lanes: dict[bool, dict[int, list[Array]]] = {False: defaultdict(list), True: defaultdict(list)}
+        self._ahead: list[int] = []
+
+    def reach(self, event: Event, lanes: Array, *, many: bool) -> None:
+        if not len(lanes):
+            return
+        if event.number not in self._events:
+            self._events[event.number] = event
+            heapq.heappush(self._ahead, -event.number)
+        self._lanes[many][event.number].append(lanes)
+
+    def run(self) -> Path:
+        while self._ahead:
+            number = -heapq.heappop(self._ahead)
+            event, (direct, many) = self._events.pop(number), (self._taken(number, kind) for kind in (False, True))
+            self._path.visits.append(Visit(event, direct, unique(np.concatenate([direct, many]))))
+            for operand in event.operands:
+                if not operand.address:
+                    self._back(event, operand, direct, many=False)
+                    self._back(event, operand, many, many=True)
+        self._path.visits.reverse()
+        return self._path
+
+    def _taken(self, number: int, many: bool) -> Array:
+        return unique(np.concatenate([np.zeros(0, np.int64), *self._lanes[many].pop(number, [])]))
+
+    def _back(self, event: Event, operand: Operand, lanes: Array, *, many: bool) -> None:
+        if not len(lanes) or not _matters(operand):
+            return
+        for found in came_from(operand, lanes):
+            own = many or found.shape[1] > 1
+            elements = unique(found.reshape(-1))
+            elements = elements[elements >= 0]
+            if operand.event is not None:
+                self.reach(operand.event, elements, many=own)
+            elif operand.memory is not None:
+                self._path.unknown += self._read(operand.memory.at(elements), event.number, own)
+
+    def _read(self, addresses: Array, before: int, many: bool) -> int:
+        """Reach what wrote there last; how many addresses nothing wrote to."""
+        left = len(addresses)
+        for write, positions, elements in self._log.writes.last(addresses, before):
+            left -= len(positions)
+            if write.event is not None:
+                self.reach(write.event, unique(elements), many=many)
+            else:
+                self._path.untraced.append(write)
+                if write.adds:
+                    left += self._read(addresses[positions], write.number, many)
+        return left
+
+
+def came_from(operand: Operand, lanes: Array) -> Iterator[Array]:
+    """The lanes of an operand that elements came from, [n, k], for some of the elements at a time."""
+    width = max(1, operand.source(lanes[:1]).shape[1])
+    step = max(1, _MOST // width)
+    for start in range(0, len(lanes), step):
+        yield operand.source(lanes[start : start + step])
+
+
+def unique(lanes: Array) -> Array:
+    """Without repetitions, in the order in which they came."""
+    _, first = np.unique(lanes, return_index=True)
+    return np.asarray(lanes[np.sort(first)])
+
+
+def _matters(operand: Operand) -> bool:
+    event = operand.event
+    return event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """An event on the way of several elements of a result, with its element for each of these.
+
+    Attributes:
+        lanes: flat indices, [L].
+        before: numbers of the events from which these came.
+    """
+
+    event: Event
+    lanes: Array
+    before: tuple[int, ...]
+
+    @property
+    def numbers(self) -> Array:
+        """The elements as fp64."""
+        return self.event.at(self.lanes).astype(np.float64)
+
+
+def aligned(log: Log, event: Event, lanes: Array) -> list[Aligned]:
+    """The events on the way of several elements, the last first.
+
+    Followed is what leads to every one of them one to one: through no reduction, and through memory that one write
+    wrote. Of an event that is reached in several ways, the first is taken.
+    """
+    reached = {event.number: (event, lanes)}
+    ahead = [-event.number]
+    found = []
+    while ahead:
+        current, own = reached[-heapq.heappop(ahead)]
+        before = [b for operand in current.operands if (b := _before(log, current, operand, own)) is not None]
+        found.append(Aligned(current, own, tuple(b[0].number for b in before)))
+        for one in before:
+            if one[0].number not in reached:
+                reached[one[0].number] = one
+                heapq.heappush(ahead, -one[0].number)
+    return found
+
+
+def _before(log: Log, event: Event, operand: Operand, elements: Array) -> tuple[Event, Array] | None:
+    """The event from which elements came in an operand, one each, and its elements."""
+    if operand.address or not _matters(operand) or operand.source(elements[:1]).shape[1] != 1:
+        return None
+    lanes = operand.source(elements)[:, 0]
+    if (lanes < 0).any():
+        return None
+    if operand.event is not None:
+        return operand.event, lanes
+    if operand.memory is None:
+        return None
+    for write, positions, found in log.writes.last(operand.memory.at(lanes), event.number):
+        if write.event is not None and len(positions) == len(lanes):
+            return write.event, found[np.argsort(positions)]
+        return None
+    return None

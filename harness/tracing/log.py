@@ -1,0 +1,118 @@
+"""Everything that was recorded of a kernel, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from harness.errors import LastbitError
+from harness.interpret.formats import Array
+from harness.tracing.events import Event, Launch, Operand, Origin, Program, dtype_name
+from harness.tracing.memory import Write, Writes, finder
+from harness.tracing.places import Places, places
+
+LIMIT = 2 << 30
+"""Bytes of values beyond which a trace is given up."""
+
+
+class TraceLimit(LastbitError):
+    """The values of what is to be traced would fill the memory."""
+
+
+@dataclass
+class Log:
+    """What was recorded.
+
+    Attributes:
+        wanted: programs of launches all of whose operations are kept; of others only where they write.
+        limit: bytes of values beyond which no more are kept, and `check` raises.
+        events, launches: what happened.
+        writes: who wrote where, wanted or not.
+        interpreting: a program of Triton runs, so that what torch does meanwhile is not the kernel's.
+    """
+
+    wanted: Collection[Program] = ()
+    limit: int = LIMIT
+    events: list[Event] = field(default_factory=list)
+    writes: Writes = field(default_factory=Writes)
+    launches: list[Launch] = field(default_factory=list)
+    interpreting: bool = False
+    bytes: int = 0
+    _number: int = 0
+    _occurrence: int = 0
+    _last: Places = ()
+
+    def next(self) -> int:
+        """A number for what happens now."""
+        self._number += 1
+        return self._number
+
+    def turn(self) -> None:
+        """A loop begins its next round: what follows is another occurrence, be it of the same expression."""
+        self._last = ()
+
+    def begin(self, name: str, frame: FrameType | None) -> Launch:
+        """A Triton kernel is launched."""
+        at = places(frame)
+        self.launches.append(Launch(len(self.launches), name, at[0]) if at else Launch(len(self.launches), name))
+        return self.launches[-1]
+
+    def add(
+        self,
+        name: str,
+        at: Places,
+        values: Array,
+        dtype: Any,
+        operands: tuple[Operand, ...] = (),
+        *,
+        program: Program | None = None,
+        origin: Origin = Origin.MEMORY,
+    ) -> Event:
+        """An operation that gave or stored `values`."""
+        if at != self._last:
+            self._occurrence, self._last = self._occurrence + 1, at
+        launch = None if program is None else self.launches[program[0]]
+        number, dtype = self.next(), dtype_name(dtype)
+        event = Event(number, name, at, self._occurrence, dtype, self._kept(values), operands, program, launch, origin)
+        self.events.append(event)
+        return event
+
+    def _kept(self, values: Array) -> Array:
+        """The values; none any more once there are too many."""
+        if 0 not in values.strides:  # broadcast, and no memory of its own
+            self.bytes += values.nbytes
+        return values if self.bytes <= self.limit else np.zeros((), values.dtype)
+
+    def check(self) -> None:
+        """Raise `TraceLimit` if there were too many values: not before the kernel has ended, which could catch it."""
+        if self.bytes > self.limit:
+            raise TraceLimit(
+                f"the values of this trace take {self.bytes >> 20:,} MiB, and {self.limit >> 20:,} MiB are the limit; "
+                "trace a case with fewer rows or columns"
+            )
+
+    def written(
+        self,
+        event: Event | None,
+        addresses: Array,
+        lanes: Array | None,
+        width: int,
+        *,
+        program: Program | None = None,
+        at: Places = (),
+        adds: bool = False,
+    ) -> None:
+        """Elements were written: `addresses` [n], and their flat indices, or None for 0 to n-1."""
+        if not addresses.size:
+            return
+        number = self.next() if event is None else event.number
+        where = np.asarray(addresses, np.int64)
+        self.bytes += where.nbytes
+        launch = None if program is None else self.launches[program[0]]
+        found = finder(where, lanes, width)
+        bounds = int(where.min()), int(where.max())
+        self.writes.add(Write(number, *bounds, width, found, event, program, launch, at, adds))

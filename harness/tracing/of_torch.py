@@ -1,0 +1,152 @@
+"""What a kernel does in PyTorch, as events: every operation that writes tensors, which are found by their addresses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.interpret.formats import BFLOAT16, E4M3, E5M2, Array
+from harness.tracing import lanes
+from harness.tracing.arguments import flat
+from harness.tracing.events import Event, Operand
+from harness.tracing.lanes import Source
+from harness.tracing.log import Log
+from harness.tracing.memory import Addresses, of_layout
+from harness.tracing.places import is_lastbits_own, places
+from harness.tracing.torch_lanes import MOVERS, source_of
+
+UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+"""Operations that make tensors and write nothing."""
+
+CHOOSING = ("condition", "mask", "index", "indices")
+"""Arguments that say which elements are taken, and not what they are."""
+
+FEW = 16
+"""Elements of an operand that are kept with an operation: what made it may not have been seen."""
+
+_VIEWED = {torch.bfloat16: (torch.int16, BFLOAT16)}
+_VIEWED |= {torch.float8_e4m3fn: (torch.uint8, E4M3), torch.float8_e5m2: (torch.uint8, E5M2)}
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A copy of a tensor's elements in its shape."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    raw, dtype = _VIEWED.get(plain.dtype, (None, None))
+    if raw is None:
+        return np.array(plain.numpy())
+    return np.array(plain.contiguous().view(raw).numpy()).view(dtype)
+
+
+def addresses_of(tensor: Tensor) -> Addresses:
+    """Where the elements of a strided tensor are."""
+    return of_layout(tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size())
+
+
+def record_input(log: Log, name: str, tensor: Tensor) -> Event:
+    """A tensor that the kernel is given, as an event that wrote it."""
+    event = log.add(f"input {name}", (), array_of(tensor), tensor.dtype)
+    _wrote(log, event, tensor)
+    return event
+
+
+def _wrote(log: Log, event: Event, tensor: Tensor, kept: Source | None = None) -> None:
+    """Note where an event wrote; not where it left what was there, of which `kept` is the source."""
+    lanes = np.arange(tensor.numel())
+    changed = None if kept is None else lanes[kept(lanes)[:, 0] < 0]
+    addresses = addresses_of(tensor).at(lanes if changed is None else changed)
+    log.written(event, addresses, changed, tensor.element_size(), at=event.places)
+
+
+@dataclass(frozen=True, eq=False)
+class _Used:
+    """A tensor that an operation reads: where it was before that, and what it held if that is little."""
+
+    tensor: Tensor
+    memory: Addresses
+    values: Array | None
+    address: bool
+
+    def operand(self, source: Source) -> Operand:
+        return Operand(source, memory=self.memory, values=self.values, address=self.address)
+
+
+def _used(name: str, tensor: Tensor) -> _Used:
+    values = array_of(tensor) if tensor.numel() <= FEW else None
+    return _Used(tensor, addresses_of(tensor), values, name in CHOOSING)
+
+
+class TorchWatch(TorchDispatchMode):
+    """Tells a log of what PyTorch does within this context, but for views, which write nothing."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._log.interpreting or torch.Tag.inplace_view in func.tags or func.overloadpacket.__name__ == "set_":
+            return func(*args, **kwargs)
+        given = _named(func, args, kwargs)
+        changed = _changed(func, given)
+        named = [(name, x) for name, x in _tensors(given) if name != "out"]
+        operands = [x for _, x in named]
+        own = is_lastbits_own(sys._getframe(1))  # memory under guards, where the kernel asked for torch.empty
+        name = "empty" if own else func.overloadpacket.__name__
+        fresh = name == "lift_fresh"  # what torch.tensor makes, seen for the first time
+        used = [] if fresh or name in UNWRITTEN else [_used(argument, x) for argument, x in named]
+        held = {_storage(x) for x in operands}
+        result = func(*args, **kwargs)
+        returned = [x for x in flat([result]) if _is_plain(x)]
+        made = changed or [x for x in returned if fresh or _storage(x) not in held]
+        if made:
+            self._tell(name, func, given, used, made)
+        return result
+
+    def _tell(self, name: str, func: Any, given: Mapping[str, Any], used: list[_Used], made: list[Tensor]) -> None:
+        at = places(sys._getframe(2))
+        for part, tensor in enumerate(made):
+            sources = [source_of(func, given, x.tensor, tensor, part) for x in used]
+            found = tuple(x.operand(s) for s, x in zip(sources, used, strict=True) if s is not None)
+            operands = (*found, *_numbers_of(given))
+            event = self._log.add(f"{func.namespace}.{name}", at, array_of(tensor), tensor.dtype, operands)
+            puts = name.endswith("_") and name.removesuffix("_") in MOVERS and not given.get("accumulate")
+            _wrote(self._log, event, tensor, sources[0] if puts else None)
+
+
+def _numbers_of(given: Mapping[str, Any]) -> Iterator[Operand]:
+    """Python's numbers that an operation computes with."""
+    for name in ("other", "exponent", "value", "min", "max"):
+        if isinstance(number := given.get(name), (int, float)):
+            yield Operand(lanes.everything((1,)), values=np.array([number]))
+
+
+def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Name → argument."""
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _changed(func: Any, given: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments that the operation writes to."""
+    written = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [x for name in written for x in flat([given.get(name)]) if _is_plain(x)]
+
+
+def _tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in given.items():
+        yield from ((name, x) for x in flat([value]) if _is_plain(x))
+
+
+def _is_plain(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.layout is torch.strided and x.device.type != "meta"
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

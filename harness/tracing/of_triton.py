@@ -1,0 +1,261 @@
+"""What programs of interpreted Triton kernels do, as events: a builder that computes as another one and tells of it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
+
+from harness.interpret.builder import Builder
+from harness.interpret.formats import Array
+from harness.tracing import lanes
+from harness.tracing.arguments import flat
+from harness.tracing.events import Event, Launch, Operand, Origin, Program
+from harness.tracing.lanes import Source
+from harness.tracing.log import Log
+from harness.tracing.memory import of_array
+from harness.tracing.places import Places, places
+from harness.tracing.triton_lanes import Call, of_whole, sources_of
+
+OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
+"""Operations without operands that are no constants."""
+
+
+class Watch:
+    """Tells a log of launches; see `harness.interpret.watching.Watcher`."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._tracer: Tracer | None = None
+
+    @contextmanager
+    def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+        outside = sys._getframe(2)  # below it are this context and the standard library's
+        tracer = Tracer(interpreter.interpreter_builder, self._log, function.__name__, arguments, outside)
+        before = interpreter_semantic.builder
+        interpreter_semantic.builder, self._tracer, self._log.interpreting = tracer, tracer, True
+        try:
+            yield
+        finally:
+            interpreter_semantic.builder, self._tracer, self._log.interpreting = before, None, False
+            tracer.outside = None
+
+    def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs) if self._tracer is None else self._tracer.whole(function, args, kwargs)
+
+
+class Tracer(Builder):
+    """The builder `other` for one launch, telling `log` of every operation of the programs that it wants."""
+
+    __slots__ = ("_arguments", "_kept", "_log", "_loops", "_made", "_program", "_silent", "launch", "outside")
+
+    def __init__(
+        self, other: Builder, log: Log, name: str, arguments: Mapping[str, Any], outside: FrameType | None
+    ) -> None:
+        self.__dict__ = other.__dict__
+        self._log = log
+        self.outside = outside
+        self.launch: Launch = log.begin(name, outside)
+        handles = {name: x.handle for name, x in arguments.items() if isinstance(x, tl.tensor)}
+        self._arguments = {id(handle): (name, handle) for name, handle in handles.items()}
+        self._program: Program | None = None
+        self._made: dict[int, Event] = {}
+        self._loops: set[int] = set()
+        self._kept: list[Any] = []  # so that no id is given to a second object
+        self._silent = False
+
+    def get_number(self, value: int, dtype: Any) -> Any:
+        self._log.turn()
+        number = super().get_number(value, dtype)
+        self._loops.add(id(number))
+        self._kept.append(number)
+        return number
+
+    # Operations: once each, whatever they are made of, but for those on objects that hold several handles.
+
+    def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What the builder's method returns, and an event for it."""
+        if self._silent or any(_holds_handles(x) for x in args):
+            return method(*args, **kwargs)
+        program = self._of_program()
+        writes = _WRITES.get(name)
+        operands = args[: _OPERANDS.get(name)]
+        if writes is None and program not in self._log.wanted:
+            return method(*args, **kwargs)
+        result = self._quietly(method, args, kwargs)
+        at = places(sys._getframe(2), self.outside)
+        if writes is not None:
+            writes(self, name, at, result, *operands)
+        elif name in ("load", "masked_load"):
+            self._loaded(at, result, *operands)
+        else:
+            self._computed(name, method, at, args, kwargs, result)
+        return result
+
+    def whole(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What an operation of the language returns, and one event for all that it is made of."""
+        if self._silent or self._of_program() not in self._log.wanted:
+            return function(*args, **kwargs)
+        result = self._quietly(function, args, kwargs)
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        name, at = function.__name__, places(sys._getframe(2), self.outside)
+        handles = [x.handle for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
+        for part in flat([result]):
+            sources = [of_whole(name, x.data.shape, given) for x in handles]
+            operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
+            self._keep(self._event(name, at, part.handle, operands), part.handle)
+        return result
+
+    def _of_program(self) -> Program:
+        program = (self.launch.number, tuple(self.grid_idx))
+        if program != self._program:
+            self._program = program
+            self._made.clear()
+            self._loops.clear()
+            self._kept.clear()
+            self._log.turn()
+        return program
+
+    def _quietly(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._silent = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._silent = False
+
+    # Events.
+
+    def _computed(self, name: str, method: Any, at: Places, args: Any, kwargs: Any, result: Any) -> None:
+        handles = [x for x in flat([*args, *kwargs.values()]) if isinstance(x, TensorHandle)]
+        parts = result if isinstance(result, tuple) else (result,)
+        for part, made in enumerate(parts):
+            if isinstance(made, TensorHandle):
+                call = Call(name, partial(self._quietly, method), args, kwargs, part)
+                operands = tuple(self._operand(*found) for found in sources_of(call, handles, made))
+                self._keep(self._event(name, at, made, operands), made)
+
+    def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
+        shape = result.data.shape
+        plain, memory = lanes.pointwise(shape, shape), of_array(ptr.data, result.data.itemsize)
+        operands = [self._operand(ptr, plain, address=True)]
+        inside = _mask(mask, shape)
+        operands.append(Operand(lanes.where(plain, inside), memory=memory))
+        if isinstance(mask, TensorHandle):
+            operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape), address=True))
+        if isinstance(other, TensorHandle):
+            source = lanes.where(lanes.pointwise(other.data.shape, shape), ~inside)
+            operands.append(self._operand(other, source))
+        self._keep(self._event("load", at, result, tuple(operands), Origin.MEMORY), result)
+
+    def stored(self, name: str, at: Places, result: Any, ptr: Any, value: Any, mask: Any = None) -> None:
+        """A write, and an event for it in a program that is wanted."""
+        shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
+        event = None
+        if self._program in self._log.wanted:
+            held = TensorHandle(np.broadcast_to(value.data, shape), value.dtype)
+            operands = [self._operand(value, lanes.pointwise(value.data.shape, shape))]
+            operands.append(self._operand(ptr, lanes.pointwise(ptr.data.shape, shape), address=True))
+            if isinstance(mask, TensorHandle):
+                operands.append(self._operand(mask, lanes.pointwise(mask.data.shape, shape), address=True))
+            event = self._event("store", at, held, tuple(operands), Origin.MEMORY)
+        self._wrote(event, at, ptr, mask, shape, value.data.itemsize)
+
+    def updated(self, name: str, at: Places, result: Any, *args: Any) -> None:
+        """An atomic update: the old values, which the program gets, and the new ones in memory."""
+        handles = [x for x in args if isinstance(x, TensorHandle)]
+        ptr, rest = handles[0], handles[1:]
+        mask = rest.pop() if name == "atomic_rmw" else None
+        shape, width = result.data.shape, result.data.itemsize
+        event = None
+        if self._program in self._log.wanted:
+            memory = Operand(lanes.pointwise(shape, shape), memory=of_array(ptr.data, width))
+            self._keep(self._event("atomic old", at, result, (memory,), Origin.MEMORY), result)
+            kind = str(args[0]).rpartition(".")[2].lower() if name == "atomic_rmw" else "cas"
+            values = (self._operand(x, lanes.pointwise(x.data.shape, shape)) for x in rest)
+            after = self._quietly(
+                super().create_masked_load, (ptr, TensorHandle(_mask(mask, shape), tl.int1), None), {}
+            )
+            event = self._event(f"atomic {kind}", at, after, (*values, memory), Origin.MEMORY)
+        self._wrote(event, at, ptr, mask, shape, width, adds=True)
+
+    def _wrote(
+        self, event: Event | None, at: Places, ptr: Any, mask: Any, shape: lanes.Shape, width: int, adds: bool = False
+    ) -> None:
+        inside = _mask(mask, shape).reshape(-1)
+        addresses = np.broadcast_to(ptr.data, shape).reshape(-1)
+        numbers = None
+        if not inside.all():
+            numbers = np.nonzero(inside)[0]
+            addresses = addresses[numbers]
+        self._log.written(event, addresses, numbers, width, program=self._program, at=at, adds=adds)
+
+    def _event(
+        self, name: str, at: Places, made: Any, operands: tuple[Operand, ...], origin: Origin | None = None
+    ) -> Event:
+        if origin is None:
+            least = Origin.ARGUMENTS if name in OF_PROGRAM else Origin.CONSTANTS
+            origin = max([least, *(_origin(x) for x in operands if not x.address)])
+        dtype = made.dtype.scalar
+        return self._log.add(name, at, made.data, dtype, operands, program=self._program, origin=origin)
+
+    def _keep(self, event: Event, handle: Any) -> None:
+        self._made[id(handle)] = event
+        self._kept.append(handle)
+
+    def _operand(self, handle: Any, source: Source, address: bool = False) -> Operand:
+        event = self._made.get(id(handle))
+        if event is not None:
+            return Operand(source, event, address=address)
+        name, _ = self._arguments.get(id(handle), ("round" if id(handle) in self._loops else "", handle))
+        return Operand(source, values=handle.data, name=name, address=address)
+
+
+_OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}
+"""How many of the arguments of loads and stores are operands."""
+
+_WRITES: dict[str, Callable[..., None]] = {
+    "store": Tracer.stored,
+    "masked_store": Tracer.stored,
+    "atomic_rmw": Tracer.updated,
+    "atomic_cas": Tracer.updated,
+}
+
+
+def _traced(name: str) -> Callable[..., Any]:
+    def method(self: Tracer, *args: Any, **kwargs: Any) -> Any:
+        return self.perform(name.removeprefix("create_"), getattr(super(Tracer, self), name), args, kwargs)
+
+    return method
+
+
+for _name in dir(Builder):
+    if _name.startswith("create_"):
+        setattr(Tracer, _name, _traced(_name))
+
+
+def _origin(operand: Operand) -> Origin:
+    if operand.event is not None:
+        return operand.event.origin
+    return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
+
+
+def _holds_handles(x: Any) -> bool:
+    """Whether an object is no handle but made of several, as a block pointer is."""
+    if isinstance(x, (TensorHandle, list, tuple)) or not hasattr(x, "__dict__"):
+        return False
+    return any(isinstance(part, TensorHandle) for part in flat(vars(x).values()))
+
+
+def _mask(mask: Any, shape: lanes.Shape) -> Array:
+    """A mask that is a handle, a bare array or None, in the shape of what it masks."""
+    data = True if mask is None else mask if isinstance(mask, np.ndarray) else mask.data
+    return np.broadcast_to(np.asarray(data, np.bool_), shape)

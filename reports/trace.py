@@ -1,0 +1,189 @@
+"""What `lastbit trace` found, on a console and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
+from harness.result import Worst
+from reports.paper import line, paragraph, verdict_word
+from reports.records import encoded
+from reports.summary import shown_path
+
+MOST_TEXT = 40
+"""Characters of an expression that are shown."""
+INPUT = "input"
+
+Row = tuple[Text, ...]
+_HEADERS = ("line", "expression", "dtype", "value", "stage", "from")
+
+
+def print_trace(found: KernelTrace, console: Console) -> None:
+    """The element, the steps that led to it in a table, and where it leaves the contract."""
+    head = f" on {found.device}  contract {found.contract} of {found.op}  "
+    line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
+    line(console, f"  {found.case}", "dim")
+    if found.worst is not None:
+        paragraph(console, Text(_about(found.stage, found.worst)), label="  ")
+    if found.reason:
+        paragraph(console, Text(f"Nothing is traced: {found.reason}", "bold magenta"), label="  ")
+        return
+    _print_steps(found.all or found.steps, console)
+    for sentence, style in _sentences(found):
+        paragraph(console, Text(sentence, style), label="  → ")
+    line(console)
+
+
+def _print_steps(steps: Sequence[Step], console: Console) -> None:
+    rows = [_row(step) for step in steps]
+    titles = tuple(Text(header, "dim") for header in _HEADERS)
+    widths = [max(len(row[column].plain) for row in (titles, *rows)) for column in range(len(_HEADERS))]
+    _print_row(titles, widths, console)
+    for who, group in groupby(zip(steps, rows, strict=True), key=lambda pair: _who(pair[0])):
+        line(console, f"  {who}", "bold cyan")
+        for where, part in groupby(group, key=lambda pair: _where(pair[0])):
+            if where:
+                line(console, f"  {where}", "cyan")
+            for _, row in part:
+                _print_row(row, widths, console)
+
+
+def _print_row(row: Row, widths: Sequence[int], console: Console) -> None:
+    text = Text("  ")
+    for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        padded = cell.copy()
+        padded.align("left" if column else "right", width)
+        text.append_text(padded).append("  ")
+    text.rstrip()
+    if len(text.plain) > console.width:
+        text.truncate(console.width, overflow="ellipsis")
+    line(console, text)
+
+
+def _who(step: Step) -> str:
+    """What does the steps of a group."""
+    if step.operation == INPUT:
+        return "Tensors of the case"
+    return f"Program {step.program} of {step.launch}" if step.launch else "PyTorch"
+
+
+def _where(step: Step) -> str:
+    """Where the steps of a part of a group stand."""
+    if not step.file:
+        return ""
+    called = f", called in line {step.called[0].rsplit(':', 2)[1]}" if step.called else ""
+    return f"{step.function} in {shown_path(step.file)}{called}"
+
+
+def _row(step: Step) -> Row:
+    if step.again:
+        lines = f"lines {step.line} to {step.end_line}" if step.line != step.end_line else f"line {step.line}"
+        more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
+        return (Text("…", "dim"), more, *(Text() for _ in _HEADERS[2:]))
+    number = Text(str(step.line) if step.line else "")
+    from_ = Text(_from(step), "dim")
+    return number, Text(_shortened(_expression(step))), Text(step.dtype), _value(step), _stage(step.match), from_
+
+
+def _from(step: Step) -> str:
+    """What one element was computed from; of several, the operation that gave the block."""
+    if step.direct and step.sources:
+        return ", ".join(map(_source, step.sources))
+    return f"{step.operation} {list(step.shape)}" if step.line else ""
+
+
+def _expression(step: Step) -> str:
+    return f"{step.operation} in {step.text}" if step.part else step.text or step.operation
+
+
+def _shortened(text: str) -> str:
+    """The beginning and the end, which say what is loaded and what becomes of it."""
+    if len(text) <= MOST_TEXT:
+        return text
+    end = MOST_TEXT // 3
+    return f"{text[: MOST_TEXT - end - 1]}…{text[-end:]}"
+
+
+def _value(step: Step) -> Text:
+    if step.direct and step.first and step.count:
+        return Text(_element(step.first[0]), "bold")
+    return Text(_several(step.count, step.first))
+
+
+def _element(element: Element) -> str:
+    return f"{element.decimal:<13} {element.bits}".rstrip()
+
+
+def _several(count: int, first: Sequence[Element]) -> str:
+    shown = ", ".join(_short(element) for element in first[:2])
+    return f"{count:,}: {shown}, …" if count > len(first[:2]) else shown
+
+
+def _short(element: Element) -> str:
+    return f"{float(element.decimal):.6g}" if element.bits else element.decimal
+
+
+def _source(source: Source) -> str:
+    if source.count > 1:
+        return _several(source.count, source.first)
+    if source.name.endswith("]"):
+        return source.name
+    known = _short(source.first[0]) if source.first else "unknown"
+    return f"{source.name} = {known}" if source.name else known
+
+
+def _stage(match: StageMatch | None) -> Text:
+    if match is None:
+        return Text()
+    return Text(f"✗ {match.stage}", "bold red") if match.leaves else Text(match.stage, "green")
+
+
+def _about(stage: str, worst: Worst) -> str:
+    """The element, and what it may be."""
+    index = ", ".join(map(str, worst.index))
+    allowed = _allowed(worst.lo, worst.hi)
+    relation = f"as the contract allows ({allowed})" if _is_allowed(worst) else f"but the contract allows {allowed}"
+    return f"{stage}[{index}] is {_number(worst.actual)}, {relation}; exact {_number(worst.exact)}"
+
+
+def _is_allowed(worst: Worst) -> bool:
+    return worst.lo <= worst.actual <= worst.hi or (math.isnan(worst.actual) and math.isnan(worst.lo))
+
+
+def _allowed(lo: float, hi: float) -> str:
+    return f"{_number(lo)} only" if lo == hi else f"{_number(lo)} to {_number(hi)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.9g}"
+
+
+def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
+    step = found.leaves
+    if step is not None and step.match is not None:
+        yield _leaving(step, step.match), "bold red"
+    elif found.steps and found.worst is not None and found.exit_code == 1 and not _is_allowed(found.worst):
+        first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
+        yield f"No step was found with which the value leaves what the contract allows.{first}", "bold red"
+    yield from ((note, "") for note in found.notes)
+
+
+def _leaving(step: Step, match: StageMatch) -> str:
+    """With which line the value leaves the contract, and how far."""
+    own = step.first[0] if step.direct and step.first else Element("unknown")
+    return (
+        f"The value leaves the contract in line {step.line}, {_expression(step)}: as stage {match.stage}, "
+        f"{match.outside:,} of {match.of:,} elements are not possible. Here it is {own.decimal} in {step.dtype}; the "
+        f"contract allows {_allowed(match.lo, match.hi)}, exact is {_number(match.exact)}."
+    )
+
+
+def as_json(found: Sequence[KernelTrace]) -> str:
+    """A list of one object per kernel; a number that JSON cannot spell is a string."""
+    return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)
