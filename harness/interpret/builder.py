@@ -33,7 +33,7 @@ from harness.interpret.formats import (
     numpy_dtype,
     round_float,
 )
-from harness.interpret.lanes import advanced
+from harness.interpret.lanes import advanced, broadcast
 from harness.interpret.libdevice import evaluate
 from harness.interpret.memory import Access, Memory
 from harness.interpret.places import here
@@ -263,7 +263,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
     def create_broadcast(self, arg: Any, shape: Any) -> Any:
         shape, rank = tuple(shape), arg.data.ndim
-        return self.apply(lambda x: np.broadcast_to(x, _programs(x, rank) + shape), arg.dtype, arg)
+        return self.apply(lambda x: broadcast(x, _programs(x, rank) + shape), arg.dtype, arg)
 
     def create_expand_dims(self, arg: Any, axis: int) -> Any:
         rank = arg.data.ndim
@@ -318,13 +318,14 @@ def _programs(x: Array, rank: int) -> tuple[int, ...]:
 
 def _filled(x: Array, shape: tuple[int, ...]) -> Array:
     """A scalar's value in all of a block."""
-    return np.broadcast_to(x.reshape(*x.shape[:-1], *(1,) * len(shape)), x.shape[:-1] + shape)
+    programs = x.shape[:-1]
+    return broadcast(x.reshape(programs + (1,) * len(shape)), programs + shape)
 
 
 def _alike(rank: int, *arrays: Array) -> list[Array]:
     """The same arrays, all of them with the axes of programs that any of them has."""
     programs = max((_programs(x, rank) for x in arrays), key=len)
-    return [np.broadcast_to(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
+    return [broadcast(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
 
 
 def _histogram(bins: int, data: Array, mask: Array | None = None) -> Array:

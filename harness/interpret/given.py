@@ -52,6 +52,8 @@ class Given:
 
         Nothing repeats a tensor without gaps, nor one whose windows overlap: where its gaps are is not sure.
         """
+        if self.tensor.is_contiguous():
+            return self.stop - self.start, []
         sized = zip(self.tensor.stride(), self.tensor.shape, strict=True)
         run, reach = self.itemsize, self.itemsize
         dims: list[tuple[int, int]] = []
