@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,11 @@ def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """`np.broadcast_to`, the same view without the checks of its arguments that take most of its time."""
     if x.shape == shape:
         return x
-    return np.nditer((x,), _ANY_ARRAY, ("readonly",), None, "C", "no", None, shape).itviews[0]
+    view: Array = _nditer((x,), _ANY_ARRAY, ("readonly",), None, "C", "no", None, shape).itviews[0]
+    return view
 
 
+_nditer: Any = np.nditer
 _ANY_ARRAY = ("multi_index", "refs_ok", "zerosize_ok")
 
 
@@ -105,4 +108,4 @@ def _cut(mask: Array) -> tuple[int, Array | None] | None:
 def windows(view: Array, run: int) -> Array:
     """Every `run` neighbours of a one-dimensional array as a row, to read and write."""
     shape, strides = (len(view) - run + 1, run), view.strides * 2
-    return np.ndarray(shape, view.dtype, view, 0, strides)  # type: ignore[arg-type]
+    return np.ndarray(shape, view.dtype, view, 0, strides)

@@ -279,7 +279,8 @@ def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
     return _number(value, annotation) if isinstance(value, (bool, int, float)) else None
 
 
-def _number(value: float, annotation: str) -> tuple[str, Array]:
+def _number(value: Any, annotation: str) -> tuple[str, Array]:
+    """The mangled type of a scalar, and an array of it."""
     mangled = annotation if annotation in _CANONICAL else mangle_type(value)
     wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
     return mangled, convert(wide, numpy_dtype(_type_named(mangled)))

@@ -332,7 +332,7 @@ def _put(view: Array, index: Array, lanes: Lanes, bits: Array) -> None:
     if lanes.live is None:
         view[index.reshape(-1)] = bits.reshape(-1, *run)
     else:
-        live = broadcast(live, shape)
+        live = broadcast(lanes.live, shape)
         view[index[live]] = bits[live]
 
 

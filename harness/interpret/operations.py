@@ -13,6 +13,7 @@ plain constants, are asked every time, as are those that raise an error, so that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,15 +28,18 @@ from harness.interpret.builder import Builder
 from harness.interpret.recorder import PURE, Recorder
 
 NAMES = frozenset(
-    """
-    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
-    __mod__ __rmod__ __neg__ __invert__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __not__ __getitem__
-    __gt__ __rgt__ __ge__ __rge__ __lt__ __rlt__ __le__ __rle__ __eq__ __req__ __ne__ __rne__
-    add sub mul logical_and logical_or to cast where minimum maximum clamp fma fdiv div_rn umulhi abs
-    exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf floor ceil
-    program_id num_programs arange full broadcast broadcast_to expand_dims permute trans reshape
-    load store atomic_add
-    """.split()
+    re.findall(
+        r"\w+",
+        """
+        __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__
+        __mod__ __rmod__ __neg__ __invert__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __not__ __getitem__
+        __gt__ __rgt__ __ge__ __rge__ __lt__ __rlt__ __le__ __rle__ __eq__ __req__ __ne__ __rne__
+        add sub mul logical_and logical_or to cast where minimum maximum clamp fma fdiv div_rn umulhi abs
+        exp exp2 log log2 sqrt sqrt_rn rsqrt sin cos erf floor ceil
+        program_id num_programs arange full broadcast broadcast_to expand_dims permute trans reshape
+        load store atomic_add
+        """,
+    )
 )
 """Operations whose source in Triton was read: they depend on nothing but types, constants and the builder's options."""
 
@@ -121,10 +125,10 @@ def _add(value: Any, key: list[Any]) -> bool:
     elif kind is tl.constexpr:
         return _add(value.value, key)
     elif kind is slice:
-        return all([_add(x, key) for x in (value.start, value.stop, value.step)])
+        return all(_add(x, key) for x in (value.start, value.stop, value.step))
     elif kind is tuple or kind is list:
         key.append(len(value))
-        return all([_add(x, key) for x in value])
+        return all(_add(x, key) for x in value)
     elif isinstance(value, tl.dtype):
         key.append(id(value))
     else:
@@ -241,7 +245,7 @@ class _Spy:
     def course(self, result: Any, tensors: list[Any], kept: Any) -> _Course | None:
         """What was noted of an operation that gave `result`; None if it cannot be said like this."""
         starts = (0, len(tensors), len(tensors) + len(self._constants))
-        places = {key: starts[place.part] + place.index for key, place in self._places.items()}
+        places = {key: starts[place.part] + place.number for key, place in self._places.items()}
         known = result is None or (type(result) is tl.tensor and id(result.handle) in places)
         if not (self._understood and known):
             return None
@@ -252,10 +256,10 @@ class _Spy:
 
 
 class _Place(NamedTuple):
-    """Of a handle: tensors of the operation (0), constants (1) or results (2), and the place among them."""
+    """Of a handle: tensors of the operation (0), constants (1) or results (2), and its number among them."""
 
     part: int
-    index: int
+    number: int
 
 
 def _call(places: dict[int, int], name: str, args: tuple[Any, ...], result: Any, run: Any) -> _Call:

@@ -81,7 +81,7 @@ class Recorder(Compositions):
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
         self.constants: dict[int, Any] = {}
         self._of_constants: dict[int, int] = {}
-        self.run: Callable[..., Any] | None = None
+        self.run: Any = None
         self._kept = list(arguments)  # so that no id is given to a second object
         self._varying: set[int] = set()
         self._spread: set[int] = set()
@@ -219,8 +219,8 @@ class Recorder(Compositions):
 
     def pure(self, name: str, run: Callable[..., Any], dtype: Any, operands: Sequence[Any]) -> Any:
         """The operation `name`, which is the function `run` of the arrays of `operands` and nothing else."""
-        inputs = list(map(self._registers.get, map(id, operands)))
-        constant = None in inputs and self._knows(operands) and all([id(x) in self.constants for x in operands])
+        inputs: Any = tuple(map(self._registers.get, map(id, operands)))
+        constant = None in inputs and self._knows(operands) and all(map(self.constants.__contains__, map(id, operands)))
         if self._past is not None and not constant and (step := self._known_step(name)) is not None:
             return self._recall(step)
         data = run(*[x.data for x in operands])
@@ -230,10 +230,10 @@ class Recorder(Compositions):
             self.constants[id(result)] = result
         elif self.recording:
             if None in inputs:
-                inputs = list(map(self._register, operands))
+                inputs = tuple(map(self._register, operands))
             varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
             output = self._tape.register(None, dtype)
-            self._add(Step(name, run, tuple(inputs), output, True, varies, spread, data.nbytes), result)
+            self._add(Step(name, run, inputs, output, True, varies, spread, data.nbytes), result)
         return result
 
     def _result(

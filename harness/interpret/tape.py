@@ -240,7 +240,7 @@ class Tape:
 
     def valid(self) -> bool:
         """No global name that the functions use has another meaning now."""
-        return all([owner.get(name) is value for owner, name, value in self._meanings.values()])
+        return all(owner.get(name) is value for owner, name, value in self._meanings.values())
 
 
 def _first_own(path: Sequence[Segment]) -> int:
