@@ -60,7 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.kernel",
         "harness.numerics",
     ),
-    "harness.interpret": ("harness.errors",),
+    "harness.interpret": ("harness.errors", "harness.numerics"),
     "harness.tracing": ("harness.errors", "harness.interpret"),
     "harness.calibrate": (
         "harness.errors",

@@ -31,7 +31,7 @@ def install() -> None:
     if _installed:
         return
     version = _require_interpreter_mode()
-    from harness.interpret import autotune, launch, libdevice, memo, reduction, selftest
+    from harness.interpret import autotune, driver, launch, libdevice, memo, reduction, selftest
 
     try:
         launch.replace_launcher()
@@ -41,6 +41,7 @@ def install() -> None:
         libdevice.replace_libdevice()
         memo.replace_constructors()
         autotune.replace_benchmarks()
+        driver.stand_in_for_gpu()
     except (AttributeError, ImportError, TypeError) as error:
         raise InterpreterError(
             f"the interpreter of Triton {version} is built differently ({error}). "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from operator import itemgetter
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
-from harness.interpret import arithmetic
+from harness.interpret import arithmetic, tensor_cores
+from harness.interpret.blocks import Compositions
+from harness.interpret.failure import missing
 from harness.interpret.formats import (
     BFLOAT16,
     E4M3,
@@ -46,7 +49,7 @@ def handle(data: Array, dtype: Any) -> Any:
     return TensorHandle(data, dtype.scalar)
 
 
-class Builder(InterpreterBuilder):  # type: ignore[misc]
+class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     """Triton's interpreting builder with hardware number formats."""
 
     # The default makes every integer operation compute an overflow check whose outcome only a debug build reports.
@@ -54,7 +57,7 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     memory = Memory()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"Triton's interpreter has no operation {name.removeprefix('create_')!r}")
+        return missing(name.removeprefix("create_"))()
 
     # What Python sees of values, and what it computes itself. A recording builder has the same methods.
 
@@ -65,13 +68,13 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
     def get_number(self, value: int, dtype: Any) -> Any:
         return handle(np.array([value], dtype=numpy_dtype(dtype)), dtype)
 
-    def create_of_arrays(self, function: Callable[..., Array], *args: Any) -> Any:
-        """A function of arrays that has no effect; the result is of the dtype of the first.
+    def create_of_arrays(self, function: Callable[..., Array], *args: Any, dtype: Any = None) -> Any:
+        """A function of arrays that has no effect; without a dtype the result is of that of the first.
 
         As every function of arrays, it takes arrays with an axis in front of those that it knows, of programs, beside
         others without one.
         """
-        return self.apply(function, args[0].dtype, *args)
+        return self.apply(function, args[0].dtype if dtype is None else dtype, *args)
 
     def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
         """`function` of the arrays of handles; without a dtype it has an effect and no result."""
@@ -88,6 +91,10 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def give_up(self) -> None:
         """What follows depends on more than operations tell."""
+
+    def create_clock(self) -> Any:
+        """Nanoseconds since some time."""
+        return handle(np.array([perf_counter_ns()], dtype=np.uint64), tl.uint64)
 
     # Constants: the compiler's builder takes them as C floats, so they round to fp32 first.
 
@@ -109,13 +116,13 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         given = () if other is None else (other,)
-        return self.apply(self.access("load", ptrs), ptrs.get_element_ty(), ptrs, _mask(mask), *given)
+        return self.apply(self.access("load", ptrs), ptrs.get_element_ty(), ptrs, mask, *given)
 
     def create_store(self, ptr: Any, val: Any, cache: Any, eviction: Any) -> Any:
         self.apply(self.access("store", ptr), None, ptr, val)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
-        self.apply(self.access("store", ptrs), None, ptrs, value, _mask(mask))
+        self.apply(self.access("store", ptrs), None, ptrs, value, mask)
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         known = (operation, self.ir_rmw_op_to_interpreter_rmw_op[operation], self.ir_sem_to_interpreter_sem[sem])
@@ -299,11 +306,6 @@ class Builder(InterpreterBuilder):  # type: ignore[misc]
         return self.apply(lambda x, n: advanced(x, n, width), ptr.dtype, ptr, offset)
 
 
-def _mask(mask: Any) -> Any:
-    """A mask as a handle; block pointers and descriptors pass it bare."""
-    return handle(mask, tl.int1) if isinstance(mask, np.ndarray) else mask
-
-
 def _programs(x: Array, rank: int) -> tuple[int, ...]:
     """The axes of `x` in front of those of one program."""
     return x.shape[: x.ndim - rank]
@@ -352,6 +354,8 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
     if d.dtype.kind == "i":
         product: Array = np.matmul(a, b, dtype=d.dtype) + d
         return product
+    if (model := tensor_cores.requested(a, d)) is not None:
+        return tensor_cores.dot(model, a, b, d)
     wide = np.float64 if a.dtype == np.float64 else np.float32
     x, y = a.astype(wide), b.astype(wide)
     if truncated:

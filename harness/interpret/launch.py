@@ -16,15 +16,20 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.extra import cuda
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
 from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from harness.interpret.blocks import described_tensor, descriptor_key, host_descriptor
 from harness.interpret.builder import ORIGIN, Builder
+from harness.interpret.failure import described, missing
 from harness.interpret.faults import blank_of, masked, noted
 from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
+from harness.interpret.mapping import map_elementwise
 from harness.interpret.memory import Memory
 from harness.interpret.order import is_one_by_one, programs, watching_races
 from harness.interpret.races import Races
@@ -35,6 +40,7 @@ from harness.interpret.rewrite import (
     Rewriter,
     compile_rewritten,
     counting_with_names,
+    observed,
     print_in_every_program,
 )
 from harness.interpret.speculation import Speculation
@@ -71,7 +77,7 @@ class Launcher(GridExecutor):  # type: ignore[misc]
             with watched_launch(self.fn, lambda: arguments.values):
                 Launch(self.fn, arguments, builder).run(np.array(list(programs(grid)), np.int32).reshape(-1, 3))
         except Exception as error:
-            raise InterpreterError(f"{type(error).__name__}: {error}") from error
+            raise InterpreterError(described(error)) from error
         finally:
             builder.memory = before
 
@@ -208,6 +214,7 @@ class Arguments:
         self.dtypes: list[Any] = []
         self._names: list[str] = []
         self._constants: dict[str, Any] = {}
+        self._descriptors: dict[str, TensorDescriptor] = {}
         annotations = _annotations(function)
         key = tuple([self._add(name, value, annotations.get(name, "")) for name, value in bound.items()])
         self.key = None if None in key else key
@@ -216,6 +223,10 @@ class Arguments:
         if "constexpr" in annotation:
             self._constants[name] = value
             return constant_key(value)
+        if isinstance(value, TensorDescriptor):
+            self._descriptors[name] = value
+            parts = described_tensor(value)
+            return tuple([self._add(f"{name}.{part}", *parts[part]) for part in parts]), descriptor_key(value)
         if (parameter := _parameter(value, annotation)) is not None:
             mangled, array = parameter
             self.arrays.append(array)
@@ -233,8 +244,10 @@ class Arguments:
     @cached_property
     def values(self) -> dict[str, Any]:
         """Name → pointer or scalar tensor, or constant."""
-        tensors = map(tl.tensor, self.handles, self.dtypes)
-        return {**self._constants, **dict(zip(self._names, tensors, strict=True))}
+        tensors = dict(zip(self._names, map(tl.tensor, self.handles, self.dtypes), strict=True))
+        for name, value in self._descriptors.items():
+            tensors[name] = host_descriptor(value, {x: tensors.pop(f"{name}.{x}") for x in described_tensor(value)})
+        return {**self._constants, **tensors}
 
 
 def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
@@ -326,9 +339,7 @@ def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _index(tensor: Any) -> int:
-    if tensor.handle.data.size != 1:
-        raise TypeError(f"a block of shape {tensor.handle.data.shape} is no index")
-    value: int = interpreter_semantic.builder.observe(tensor.handle, int)
+    value: int = observed(tensor, int)
     return value
 
 
@@ -351,11 +362,14 @@ def patch_language() -> None:
     interpreter.TritonSemantic = lambda builder: interpreter_semantic  # Triton 3.6 makes one for each function
     try:
         scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        interpreter._patch_builtin(cuda, interpreter.interpreter_builder, scope)
     finally:
         interpreter.TritonSemantic = made
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)
+        scope.set_attr(module, "map_elementwise", map_elementwise)
+        scope.set_attr(module, "dot_scaled", missing("dot_scaled"))
     # Triton's own code asks `if other:` for "was it given"; the conditions of kernels are rewritten instead.
     scope.set_attr(tl.tensor, "__bool__", lambda tensor: True)
     scope.set_attr(tl.tensor, "__index__", _index)

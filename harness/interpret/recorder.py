@@ -14,6 +14,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from harness.interpret.blocks import Compositions
 from harness.interpret.builder import Builder
 from harness.interpret.replay import Diverged
 from harness.interpret.rewrite import Namespace
@@ -59,7 +60,7 @@ CONSTANT_MODULES = ("triton._C.libtriton.ir", "triton._C.libtriton.interpreter")
 """What an operation may be asked for besides handles; anything else might hide one."""
 
 
-class Recorder:
+class Recorder(Compositions):
     """A builder that computes as another one does, and notes on a tape what it was asked for.
 
     Along a path that the program has already gone, it gives the results of then instead.

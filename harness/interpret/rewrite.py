@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from linecache import getline
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import triton.language as tl
@@ -25,7 +27,35 @@ SUBSTITUTES: dict[int, Any] = {}
 
 
 class AmbiguousTruth(TypeError):
-    """A block of several elements was used as one truth value, which the compiler rejects."""
+    """A block of several elements was used as one truth value or number, which the compiler rejects."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(f"a block of shape {values.shape} has no single truth value")
+        self.values = values
+
+
+_uniform = False
+
+
+@contextmanager
+def uniform_blocks() -> Iterator[None]:
+    """Let blocks whose elements are all equal be conditions and bounds of loops, as scalars are."""
+    global _uniform
+    outer, _uniform = _uniform, True
+    try:
+        yield
+    finally:
+        _uniform = outer
+
+
+def observed(tensor: Any, read: Callable[[Any], Any]) -> Any:
+    """The value of a scalar, by `bool` or `int`; `AmbiguousTruth` for a block of several values."""
+    data = tensor.handle.data
+    if data.size == 1:
+        return interpreter_semantic.builder.observe(tensor.handle, read)
+    if _uniform and (data == data.flat[0]).all():
+        return read(data.flat[0].item())
+    raise AmbiguousTruth(data)
 
 
 class Rewriter(ast.NodeTransformer):
@@ -109,8 +139,16 @@ class Namespace(dict[str, Any]):
         return value
 
     def __missing__(self, name: str) -> Any:
-        value = self._module[name] if name in self._module else _BUILTINS[name]
-        return SUBSTITUTES.get(id(value), value)
+        return _interpreted(self._module[name] if name in self._module else _BUILTINS[name])
+
+
+def _interpreted(value: Any) -> Any:
+    """A function of Triton's language as it is interpreted, also one that a second copy of its module holds."""
+    if id(value) in SUBSTITUTES:
+        return SUBSTITUTES[id(value)]
+    if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
+        return getattr(sys.modules.get(value.__module__), value.__qualname__, value)
+    return value
 
 
 def _global_paths(tree: ast.AST) -> list[tuple[str, ...]]:
@@ -175,9 +213,9 @@ def _counting(*bounds: Any, **_: Any) -> Iterator[Any]:
         dtype = interpreter_semantic.integer_promote_impl(dtype, tensor.dtype)
     dtype = interpreter_semantic.integer_promote_impl(dtype, tl.int32)
     first, stop, step = (tensors[0], tensors[1], tensors[2:]) if len(tensors) > 1 else (None, tensors[0], ())
-    start = _asked(first, int) if first is not None else 0
-    width = _asked(step[0], int) if step else 1
-    for i in range(_asked(stop, Iterations(start, width))):
+    start = observed(first, int) if first is not None else 0
+    width = observed(step[0], int) if step else 1
+    for i in range(observed(stop, Iterations(start, width))):
         yield tl.tensor(interpreter_semantic.builder.get_number(start + i * width, dtype), dtype)
 
 
@@ -192,11 +230,6 @@ class Iterations:
         return len(range(self.start, stop, self.step))
 
 
-def _asked(tensor: Any, read: Callable[[Any], Any]) -> Any:
-    """What Python has to know of a scalar tensor."""
-    return interpreter_semantic.builder.observe(tensor.handle, read)
-
-
 def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: Any) -> Iterator[Any]:
     """`tl.range`, whose arguments may be passed by name."""
     return _counting(*((0, arg1) if arg2 is None else (arg1, arg2)), 1 if step is None else step)
@@ -204,11 +237,7 @@ def counting_with_names(arg1: Any, arg2: Any = None, step: Any = None, **hints: 
 
 def _truth(value: Any) -> Any:
     """The condition of a branch or loop; Triton's interpreter takes every larger block for True."""
-    if not _is_tensor(value):
-        return value
-    if value.handle.data.size != 1:
-        raise AmbiguousTruth(f"a block of shape {tuple(value.handle.data.shape)} has no single truth value")
-    return _asked(value, bool)
+    return observed(value, bool) if _is_tensor(value) else value
 
 
 def _extreme(name: str, elementwise: str) -> Callable[..., Any]:
