@@ -195,6 +195,22 @@ def test_what_is_common_is_computed_once(tapes):
     assert torch.equal(y, x)
 
 
+@triton.jit
+def weighed(x_ptr, w_ptr, rows, N: tl.constexpr):
+    i = tl.program_id(0)
+    columns = tl.arange(0, N)
+    w = tl.load(w_ptr + columns, mask=(i < rows) & (columns < N), other=0.0)  # masks nothing, so all have the same
+    if i % 2 == 0:
+        w += 1
+    tl.store(x_ptr + i * N + columns, tl.load(x_ptr + i * N + columns) * w)
+
+
+def test_what_turns_out_to_be_common_is_not_taken_apart(tapes, batches):
+    w = torch.arange(8.0)
+    assert_as_one_by_one(lambda x: weighed[(8,)](x, w, 8, N=8), 64)
+    assert the_tape(tapes).trust is Trust.RANGES
+
+
 def test_a_batch_fits_memory(tapes, batches, monkeypatch):
     monkeypatch.setattr(launch, "BATCH_BYTES", 4000)
     assert_as_one_by_one(lambda x: doubled[(8,)](x, N=64), 512)
