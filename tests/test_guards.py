@@ -188,6 +188,7 @@ ALLOCATE: dict[str, Callable[[Tensor], Tensor]] = {
     "empty_of_sizes": lambda x: torch.empty(*x.shape, dtype=x.dtype, device=x.device),
     "empty_like": lambda x: torch.empty_like(x),
     "empty_strided": lambda x: torch.empty_strided((3, 8), (10, 1), dtype=x.dtype),
+    "FloatTensor": lambda x: torch.FloatTensor(*x.shape),
     "new_empty": lambda x: x.new_empty(x.shape),
     "new_empty_strided": lambda x: x.new_empty_strided((3, 8), (1, 3)),
 }

@@ -37,6 +37,29 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
 )
 
 
+class _LegacyType(type):
+    """Of what stands in for a type such as `torch.FloatTensor`: called with sizes, it asks `torch.empty`."""
+
+    original: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and not kwargs and all(type(size) is int for size in args):
+            return torch.empty(args, dtype=cls.original.dtype)
+        return cls.original(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.original)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.original, name)
+
+
+_LEGACY = tuple(
+    (torch, f"{kind}Tensor")
+    for kind in ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+)
+
+
 class Allocations:
     """What was allocated while guarded. Everything stays alive as long as this object, so that it can be checked.
 
@@ -136,8 +159,9 @@ def guarded_allocations(poison: int, *, device: torch.device | str | None = None
     """Guard the memory that torch's `empty` functions return, filled with `poison` (0 or 1), for the duration.
 
     Only allocations on devices of the type of `device` are guarded (None: on every device), and only those made through
-    `torch.empty`, `empty_like`, `empty_strided`, `Tensor.new_empty` and `new_empty_strided` as attributes: names
-    imported from torch beforehand and code that torch.compile generates allocate as always. Other threads are affected.
+    `torch.empty`, `empty_like`, `empty_strided`, `Tensor.new_empty` and `new_empty_strided` as attributes, or with
+    sizes through `torch.FloatTensor` and its like. Names imported from torch beforehand, `torch.Tensor(n)` and code
+    that torch.compile generates allocate as always. Other threads are affected.
 
     Raises:
         UsageError: `poison` is neither 0 nor 1.
@@ -146,10 +170,12 @@ def guarded_allocations(poison: int, *, device: torch.device | str | None = None
     # torch.compile silently runs functions eagerly, and the kernel that users run would not be the one verified.
     allocations = Allocations(poison, device)
     tables = _remember_originals()
-    own = [(owner, name, name in vars(owner), getattr(owner, name)) for owner, name in _FUNCTIONS]
+    own = [(owner, name, name in vars(owner), getattr(owner, name)) for owner, name in (*_FUNCTIONS, *_LEGACY)]
     try:
         for owner, name, _, original in own:
-            setattr(owner, name, _intercepted(original, allocations))
+            legacy = isinstance(original, type)
+            stand_in = _LegacyType(f"torch.{name}", (), {"original": original}) if legacy else None
+            setattr(owner, name, stand_in or _intercepted(original, allocations))
         yield allocations
     finally:
         for owner, name, is_own, original in own:

@@ -6,7 +6,7 @@ operation gets operands of one format and returns that format, rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from operator import itemgetter
 from time import perf_counter_ns
@@ -33,7 +33,7 @@ from harness.interpret.formats import (
     numpy_dtype,
     round_float,
 )
-from harness.interpret.lanes import advanced
+from harness.interpret.lanes import advanced, broadcast
 from harness.interpret.libdevice import evaluate
 from harness.interpret.memory import Access, Memory
 from harness.interpret.places import here
@@ -43,6 +43,11 @@ COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, n
 
 ORIGIN = "lastbit.origin"
 """The attribute of a handle of addresses that names the parameter of the kernel from which they were computed."""
+
+
+def origin(operands: Iterable[Any]) -> dict[str, str]:
+    """The attributes of addresses that are computed from these handles."""
+    return {ORIGIN: next((x.attr[ORIGIN] for x in operands if ORIGIN in x.attr), "")}
 
 
 def handle(data: Array, dtype: Any) -> Any:
@@ -83,7 +88,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
             return None
         made = handle(result, dtype)
         if dtype.scalar.is_ptr():
-            made.attr = {ORIGIN: next((x.attr[ORIGIN] for x in args if ORIGIN in x.attr), "")}
+            made.attr = origin(args)
         return made
 
     def entered(self, function: Any) -> None:
@@ -258,7 +263,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
     def create_broadcast(self, arg: Any, shape: Any) -> Any:
         shape, rank = tuple(shape), arg.data.ndim
-        return self.apply(lambda x: np.broadcast_to(x, _programs(x, rank) + shape), arg.dtype, arg)
+        return self.apply(lambda x: broadcast(x, _programs(x, rank) + shape), arg.dtype, arg)
 
     def create_expand_dims(self, arg: Any, axis: int) -> Any:
         rank = arg.data.ndim
@@ -313,13 +318,14 @@ def _programs(x: Array, rank: int) -> tuple[int, ...]:
 
 def _filled(x: Array, shape: tuple[int, ...]) -> Array:
     """A scalar's value in all of a block."""
-    return np.broadcast_to(x.reshape(*x.shape[:-1], *(1,) * len(shape)), x.shape[:-1] + shape)
+    programs = x.shape[:-1]
+    return broadcast(x.reshape(programs + (1,) * len(shape)), programs + shape)
 
 
 def _alike(rank: int, *arrays: Array) -> list[Array]:
     """The same arrays, all of them with the axes of programs that any of them has."""
     programs = max((_programs(x, rank) for x in arrays), key=len)
-    return [np.broadcast_to(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
+    return [broadcast(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
 
 
 def _histogram(bins: int, data: Array, mask: Array | None = None) -> Array:

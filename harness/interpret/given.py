@@ -52,6 +52,8 @@ class Given:
 
         Nothing repeats a tensor without gaps, nor one whose windows overlap: where its gaps are is not sure.
         """
+        if self.tensor.is_contiguous():
+            return self.stop - self.start, []
         sized = zip(self.tensor.stride(), self.tensor.shape, strict=True)
         run, reach = self.itemsize, self.itemsize
         dims: list[tuple[int, int]] = []
@@ -113,7 +115,10 @@ def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | 
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (Tensor, int, float, str, type(None))):
+        if isinstance(value, Tensor):
+            yield value
+    elif isinstance(value, (tuple, list)):
         for part in value:
             yield from _tensors(part)
     elif isinstance(found := getattr(value, "base", value), Tensor):
@@ -121,5 +126,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _extent(tensor: Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.numel() * tensor.element_size()
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     return (1 + sum(stride * (size - 1) for stride, size in steps)) * tensor.element_size()

@@ -6,10 +6,12 @@ function by another; here that happens once, at installation.
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -31,8 +33,9 @@ from harness.interpret.formats import Array, convert, numpy_dtype
 from harness.interpret.given import given
 from harness.interpret.mapping import map_elementwise
 from harness.interpret.memory import Memory
+from harness.interpret.operations import current, remembering
 from harness.interpret.order import is_one_by_one, programs, watching_races
-from harness.interpret.races import Races
+from harness.interpret.racing import Races
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
 from harness.interpret.rewrite import (
@@ -176,14 +179,27 @@ class Launch:
 
     def _explore(self, diverged: Diverged) -> None:
         """Run a program by Python, and add what it does to the tape."""
-        recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged)
+        recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged, current(self._builder))
         recorder.entered(self._function)
         interpreter_semantic.builder = recorder
         try:
-            self._function(**self._arguments.values)
+            with _no_search_for_garbage():
+                self._function(**self._arguments.values)
         finally:
             interpreter_semantic.builder = self._builder
         recorder.finish()
+
+
+@contextmanager
+def _no_search_for_garbage() -> Iterator[None]:
+    """Python looks for unreachable cycles the more often the more objects are made; what is recorded stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 _tapes = Tapes(limit=128 << 20)
@@ -257,13 +273,20 @@ def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
     """
     if isinstance(value, torch.Tensor):
         return mangle_type(value), np.array([value.data_ptr()], dtype=np.uint64)
-    if not isinstance(value, (bool, int, float)):
-        return None
+    if type(value) is int:
+        mangled, array = _integer(value, annotation)
+        return mangled, array.copy()
+    return _number(value, annotation) if isinstance(value, (bool, int, float)) else None
+
+
+def _number(value: Any, annotation: str) -> tuple[str, Array]:
+    """The mangled type of a scalar, and an array of it."""
     mangled = annotation if annotation in _CANONICAL else mangle_type(value)
     wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
     return mangled, convert(wide, numpy_dtype(_type_named(mangled)))
 
 
+_integer = lru_cache(maxsize=4096, typed=True)(_number)
 _CANONICAL = frozenset(type_canonicalisation_dict.values())
 
 
@@ -356,15 +379,15 @@ def _transposed(tensor: Any) -> Any:
     return tl.tensor(handle, tl.block_type(tensor.dtype, list(handle.data.shape)))
 
 
+def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    scope.set_attr(owner, name, remembering(name, member))
+
+
 def patch_language() -> None:
     """Patch `triton.language` once, and note what replaced which function."""
-    made = interpreter.TritonSemantic
-    interpreter.TritonSemantic = lambda builder: interpreter_semantic  # Triton 3.6 makes one for each function
-    try:
-        scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-        interpreter._patch_builtin(cuda, interpreter.interpreter_builder, scope)
-    finally:
-        interpreter.TritonSemantic = made
+    interpreter._patch_attr = _patch_attr
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_builtin(cuda, interpreter.interpreter_builder, scope)
     for module in (tl, tl.core):
         scope.set_attr(module, "range", counting_with_names)
         scope.set_attr(module, "static_print", print_in_every_program)

@@ -17,24 +17,30 @@ ENTRIES = 4096
 """How many are kept before all are forgotten."""
 
 _new_block, _new_tensor = tl.block_type.__init__, tl.tensor.__init__
-_blocks: dict[Any, tuple[Any, dict[str, Any]]] = {}
+_blocks: dict[Any, Any] = {}
 _tensors: dict[int, tuple[Any, dict[str, Any], list[str]]] = {}
 
 
 def replace_constructors() -> None:
     """Make `tl.block_type` and `tl.tensor` remember."""
+    tl.block_type.__new__ = _block
     tl.block_type.__init__, tl.tensor.__init__ = _init_block, _init_tensor
 
 
+def _block(cls: Any, element_ty: Any = None, shape: Any = ()) -> Any:
+    """The block type that was made before, or a new one."""
+    return _blocks.get(_block_key(element_ty, shape)) or object.__new__(cls)
+
+
 def _init_block(self: Any, element_ty: Any, shape: Any) -> None:
-    sides = tuple([side.value if type(side) is tl.constexpr else side for side in shape])
-    key = (id(element_ty), sides, *map(type, sides))
-    found = _blocks.get(key)
-    if found is None:
+    if not self.__dict__:
         _new_block(self, element_ty, shape)
-        _keep(_blocks, key, (element_ty, dict(self.__dict__)))  # the element type is kept, so that its id stays its own
-    else:
-        self.__dict__.update(found[1])
+        _keep(_blocks, _block_key(element_ty, shape), self)
+
+
+def _block_key(element_ty: Any, shape: Any) -> Any:
+    sides = tuple([side.value if type(side) is tl.constexpr else side for side in shape])
+    return (id(element_ty), sides, *map(type, sides))
 
 
 def _init_tensor(self: Any, handle: Any, type: Any) -> None:

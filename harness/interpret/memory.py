@@ -7,7 +7,6 @@ lies in no tensor is not touched: a load of it gives what a masked lane gives, a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,9 @@ from triton._C.libtriton import ir
 from harness.interpret.faults import noted, outside, uninitialised
 from harness.interpret.formats import Array, DType, bits_of
 from harness.interpret.given import BYTE, Given, view
-from harness.interpret.lanes import Addresses, Lanes, lanes_of, windows
+from harness.interpret.lanes import Addresses, Lanes, broadcast, lanes_of, windows
 from harness.interpret.places import Place
-from harness.interpret.races import Races
+from harness.interpret.racing import Races
 from harness.interpret.speculation import Conflict, Speculation
 
 
@@ -45,11 +44,16 @@ class Access:
     origin: str = ""
     operation: Any = None
 
-    @cached_property
+    @property
     def raw(self) -> DType:
-        return np.dtype(f"u{self.dtype.itemsize}")
+        return _RAW[self.dtype.itemsize]
 
-    @cached_property
+    @property
+    def highest(self) -> Any:
+        """All bits set."""
+        return _HIGHEST[self.dtype.itemsize]
+
+    @property
     def shift(self) -> int:
         """Binary digits of an address that count bytes of an element."""
         return self.dtype.itemsize.bit_length() - 1
@@ -61,6 +65,10 @@ class Access:
         """The same with addresses `count` elements after `base`."""
         addresses = Addresses(base, count, self.dtype.itemsize)
         return getattr(self.owner.memory, self.kind)(self, addresses, *arrays)
+
+
+_RAW = {width: np.dtype(f"u{width}") for width in (1, 2, 4, 8)}
+_HIGHEST = {width: raw.type(np.iinfo(raw).max) for width, raw in _RAW.items()}
 
 
 @dataclass
@@ -109,7 +117,7 @@ class Memory:
 
     def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
         """The bits at addresses; where a mask excludes one, of `fill`, or undefined."""
-        mask = None if mask is None or mask.all() else mask
+        mask = None if mask is None or np.count_nonzero(mask) == mask.size else mask
         undefined = self._undefined(access, fill is None and mask is not None)
         other = undefined if fill is None else bits_of(np.ascontiguousarray(fill))
         lanes = lanes_of(where, mask)
@@ -126,7 +134,7 @@ class Memory:
 
     def store(self, access: Access, where: Addresses, value: Array, mask: Array | None = None) -> None:
         """Store bits at addresses, but for those that a mask excludes; of two at one address, the last."""
-        mask = None if mask is None or mask.all() else mask
+        mask = None if mask is None or np.count_nonzero(mask) == mask.size else mask
         bits = bits_of(np.ascontiguousarray(value))
         lanes = lanes_of(where, mask)
         if (found := self._lookup(access, lanes, bits)) is not None:
@@ -170,11 +178,10 @@ class Memory:
 
     def _undefined(self, access: Access, matters: bool) -> Any:
         """What a lane gets that a mask leaves undefined: by default NaN, or -1 in an integer, so that a use shows."""
-        highest = access.raw.type(np.iinfo(access.raw).max)
         if not matters:
-            return highest
+            return access.highest
         self.unfilled.add(access.place)
-        return access.raw.type(0) if access.place is not None and access.place == self.refilled else highest
+        return access.raw.type(0) if access.place is not None and access.place == self.refilled else access.highest
 
     def _require_written(
         self, access: Access, tensor: Given, where: Addresses, values: Array, mask: Array | None
@@ -199,7 +206,8 @@ class Memory:
         for tensor in self.tensors:
             if tensor.start <= first and first + bytes_of_run <= tensor.stop:
                 index = ((lanes.starts - np.uint64(tensor.start)) >> np.uint64(access.shift)).view(np.int64)
-                low, high = _ranges(index, lanes, access.rank)
+                touches = self.speculation is not None and (access.kind != "load" or tensor.region in self.stored)
+                low, high = _ranges(index, lanes, access.rank if touches else None)
                 if low.min() < 0 or high.max() * access.dtype.itemsize + bytes_of_run > tensor.stop - tensor.start:
                     continue
                 if not self._surely_in(access, tensor, lanes):
@@ -286,11 +294,11 @@ def _first(lanes: Lanes) -> int | None:
     return int(lanes.starts[position])
 
 
-def _ranges(index: Array, lanes: Lanes, rank: int) -> tuple[Array, Array]:
-    """The lowest and highest index of every program, of first lanes of runs."""
+def _ranges(index: Array, lanes: Lanes, rank: int | None) -> tuple[Any, Any]:
+    """The lowest and highest index of every program, or without a rank of all, of first lanes of runs."""
     low = index if lanes.live is None else np.where(lanes.live, index, 1 << 58)
     high = index if lanes.live is None else np.where(lanes.live, index, -1)
-    axes = tuple(range(lanes.axes - rank, 0))
+    axes = None if rank is None else tuple(range(lanes.axes - rank, 0))
     return low.min(axes), high.max(axes)
 
 
@@ -320,11 +328,11 @@ def _put(view: Array, index: Array, lanes: Lanes, bits: Array) -> None:
         view, bits, run = windows(view, lanes.run), bits[..., : lanes.run], (lanes.run,)
     live = np.True_ if lanes.live is None else lanes.live
     shape = np.broadcast_shapes(index.shape, bits.shape[: bits.ndim - len(run)], live.shape)
-    index, bits = np.broadcast_to(index, shape), np.broadcast_to(bits, shape + run)
+    index, bits = broadcast(index, shape), broadcast(bits, shape + run)
     if lanes.live is None:
         view[index.reshape(-1)] = bits.reshape(-1, *run)
     else:
-        live = np.broadcast_to(live, shape)
+        live = broadcast(lanes.live, shape)
         view[index[live]] = bits[live]
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from harness.interpret.blocks import Compositions
-from harness.interpret.builder import Builder
+from harness.interpret.builder import Builder, origin
 from harness.interpret.replay import Diverged
 from harness.interpret.rewrite import Namespace
 from harness.interpret.tape import Guard, Segment, Step, Tape, Trust
@@ -37,9 +37,6 @@ PURE = frozenset(
 )
 """Operations that see nothing but their operands and change nothing; any other one runs in every program."""
 
-
-RAISING = frozenset({"create_gather"})
-"""Operations among them that may raise an error because of a value."""
 
 SPREADING = frozenset({"create_get_program_id", "create_atomic_rmw", "create_atomic_cas"})
 """Operations whose result is each program's own."""
@@ -64,12 +61,27 @@ class Recorder(Compositions):
     """A builder that computes as another one does, and notes on a tape what it was asked for.
 
     Along a path that the program has already gone, it gives the results of then instead.
+
+    Attributes:
+        operations: those of the language whose course is known; None if the language is to be asked.
+        constants: id → handle, of those that are the same in all programs.
+        run: what was asked for last, as a function of what registers hold.
+        recording: what is asked for is noted.
     """
 
-    def __init__(self, builder: Builder, tape: Tape, arguments: list[Any], diverged: Diverged) -> None:
-        self._builder, self._tape = Noting(builder), tape
+    def __init__(
+        self,
+        builder: Builder,
+        tape: Tape,
+        arguments: list[Any],
+        diverged: Diverged,
+        operations: dict[Any, Any] | None = None,
+    ) -> None:
+        self._builder, self._tape, self.operations = Noting(builder), tape, operations
         self._registers = {id(argument): i for i, argument in enumerate(arguments)}
-        self._constants: dict[int, Any] = {}
+        self.constants: dict[int, Any] = {}
+        self._of_constants: dict[int, int] = {}
+        self.run: Any = None
         self._kept = list(arguments)  # so that no id is given to a second object
         self._varying: set[int] = set()
         self._spread: set[int] = set()
@@ -91,21 +103,19 @@ class Recorder(Compositions):
     # What the builder offers besides operations.
 
     def __getattr__(self, name: str) -> Any:
-        member = getattr(self._builder, name)
+        getattr(self._builder, name)
         if name.startswith("create_"):
-            member = partial(self._perform, name, member)
+            setattr(Recorder, name, _operation(name))
         elif name.startswith("get_"):
-            member = partial(self._get, member)
-        self.__dict__[name] = member
-        return member
-
-    def _get(self, method: Callable[..., Any], *args: Any) -> Any:
-        return self._constant(method(*args))
+            setattr(Recorder, name, _constant(name))
+        else:
+            return getattr(self._builder, name)
+        return getattr(self, name)
 
     def observe(self, handle: Any, read: Callable[[Any], Any]) -> Any:
         """The value that Python asks for."""
         value = self._builder.observe(handle, read)
-        if not self._knows((handle,)) or id(handle) in self._constants:
+        if not self._knows((handle,)) or id(handle) in self.constants:
             return value
         register = self._registers[id(handle)]
         guard = Guard(register, read, register in self._varying)
@@ -130,7 +140,8 @@ class Recorder(Compositions):
         if not isinstance(function.__globals__, Namespace):  # its source could not be read, so its names are not known
             self.give_up()
         elif function not in self._tape.functions:
-            self._tape.functions[function] = function.__globals__.meanings()
+            self._tape.functions.add(function)
+            self._tape.note(function.__globals__.meanings())
 
     def give_up(self) -> None:
         """Note nothing of this program, and of no later one of its kind: Python sees more than the tape can tell."""
@@ -142,20 +153,31 @@ class Recorder(Compositions):
 
     # Operations.
 
-    def _perform(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _perform(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        method = getattr(self._builder, name)
         operands = self._operands(args)
         if kwargs:
             operands += self._operands(kwargs.values())
         if not self._knows(operands):
             return method(*args, **kwargs)
-        if name in PURE and all(id(x) in self._constants for x in operands):
-            return self._constant(method(*args, **kwargs))
-        if self._past and self._past.goes_on:
-            return self._recall(self._past, self._past.take(name))
-        if self._past and self._past.failed:
-            self.recording = False
+        if name in PURE and all(id(x) in self.constants for x in operands):
+            return self._constant(self._computed(name, method, args, kwargs, operands))
+        if (step := self._known_step(name)) is not None:
+            return self._recall(step)
+        if not self.recording:
             return method(*args, **kwargs)
         return self._note(name, method, args, kwargs, operands)
+
+    def _known_step(self, name: str) -> Step | None:
+        """The next step, the operation `name`, where the program has been before."""
+        if self._past is None:
+            return None
+        if self._past.goes_on:
+            step: Step = self._past.take(name)
+            return step
+        if self._past.failed:
+            self.recording = False
+        return None
 
     def _operands(self, values: Iterable[Any]) -> list[Any]:
         """The handles in `values`, and other objects that the builder made."""
@@ -171,7 +193,7 @@ class Recorder(Compositions):
 
     def _knows(self, operands: Sequence[Any]) -> bool:
         """Every operand is a constant or in a register; if one is not, nothing is recorded from here on."""
-        if self.recording and not all(id(x) in self._registers or id(x) in self._constants for x in operands):
+        if self.recording and not all(id(x) in self._registers or id(x) in self.constants for x in operands):
             self.give_up()
         return self.recording
 
@@ -182,12 +204,36 @@ class Recorder(Compositions):
         spread = name in SPREADING or not self._spread.isdisjoint(inputs)
         if name not in TOGETHER:
             self._tape.trust = Trust.NEVER
+        result = self._computed(name, method, args, kwargs, operands)
+        self._result(name, self.run, inputs, result, varies, spread and result is not None)
+        return result
+
+    def _computed(self, name: str, method: Any, args: Any, kwargs: Any, operands: list[Any]) -> Any:
+        """What the builder gives; `run` is set."""
         self._builder.noted.clear()
         result = method(*args, **kwargs)
-        run = self._builder.function_of(operands, result) or on_arrays(
+        self.run = self._builder.function_of(operands, result) or on_arrays(
             getattr(self._builder.other, name), args, kwargs, operands
         )
-        self._result(name, run, inputs, result, varies, spread and result is not None)
+        return result
+
+    def pure(self, name: str, run: Callable[..., Any], dtype: Any, operands: Sequence[Any]) -> Any:
+        """The operation `name`, which is the function `run` of the arrays of `operands` and nothing else."""
+        inputs: Any = tuple(map(self._registers.get, map(id, operands)))
+        constant = None in inputs and self._knows(operands) and all(map(self.constants.__contains__, map(id, operands)))
+        if self._past is not None and not constant and (step := self._known_step(name)) is not None:
+            return self._recall(step)
+        data = run(*[x.data for x in operands])
+        result = object.__new__(TensorHandle)
+        result.__dict__.update(data=data, dtype=dtype, attr=origin(operands) if dtype.is_ptr() else {})
+        if constant:
+            self.constants[id(result)] = result
+        elif self.recording:
+            if None in inputs:
+                inputs = tuple(map(self._register, operands))
+            varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
+            output = self._tape.register(None, dtype)
+            self._add(Step(name, run, inputs, output, True, varies, spread, data.nbytes), result)
         return result
 
     def _result(
@@ -196,20 +242,22 @@ class Recorder(Compositions):
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
-        if getattr(result, "attr", None):
-            self._tape.attributes[output] = dict(result.attr)
-        step = Step(name, run, inputs, output, name in PURE - RAISING, varies, spread, size)
-        self._segment.steps.append(step)
-        self._place(result, step)
+        self._add(Step(name, run, inputs, output, name in PURE, varies, spread, size), result)
         if isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
                 self._result("part", itemgetter(i), (output,), part, varies, spread)
-        self._bytes += size
+
+    def _add(self, step: Step, result: Any) -> None:
+        if getattr(result, "attr", None):
+            self._tape.attributes[step.output] = dict(result.attr)
+        self._segment.steps.append(step)
+        self._place(result, step)
+        self._bytes += step.bytes
         if self._bytes > LARGEST:
             self.give_up()
 
     def _place(self, result: Any, step: Step) -> None:
-        if not isinstance(result, CONSTANTS):
+        if type(result) is TensorHandle or not isinstance(result, CONSTANTS):
             self._registers[id(result)] = step.output
             self._kept.append(result)
         if step.varies:
@@ -217,10 +265,13 @@ class Recorder(Compositions):
         if step.spread:
             self._spread.add(step.output)
 
-    def _recall(self, past: Past, step: Step) -> Any:
+    def _recall(self, step: Step) -> Any:
+        past = self._past
+        assert past is not None
         value, dtype = past.registers[step.output], self._tape.dtypes[step.output]
+        self.run = step.run
         if isinstance(value, tuple):
-            return tuple([self._recall(past, past.take("part")) for _ in value])
+            return tuple([self._recall(past.take("part")) for _ in value])
         attributes = self._tape.attributes.get(step.output, {})
         result = value if dtype is None else TensorHandle(value, dtype, dict(attributes))
         self._place(result, step)
@@ -229,14 +280,33 @@ class Recorder(Compositions):
     def _constant(self, result: Any) -> Any:
         for part in result if isinstance(result, tuple) else (result,):
             if isinstance(part, TensorHandle):
-                self._constants[id(part)] = part
+                self.constants[id(part)] = part
         return result
 
     def _register(self, operand: Any) -> int:
         """The register of an operand; a constant gets one when it is first used."""
-        if id(operand) not in self._registers:
-            self._registers[id(operand)] = self._tape.register(operand.data, operand.dtype)
-        return self._registers[id(operand)]
+        found = self._registers.get(id(operand))
+        if found is None and (found := self._of_constants.get(id(operand))) is None:
+            found = self._of_constants[id(operand)] = self._tape.register(operand.data, operand.dtype)
+        return found
+
+
+def _operation(name: str) -> Callable[..., Any]:
+    """The method of a recorder for the builder's operation `name`."""
+
+    def operation(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        return self._perform(name, args, kwargs)
+
+    return operation
+
+
+def _constant(name: str) -> Callable[..., Any]:
+    """The method of a recorder for the builder's constant `name`."""
+
+    def constant(self: Recorder, *args: Any) -> Any:
+        return self._constant(getattr(self._builder, name)(*args))
+
+    return constant
 
 
 class Noting(Builder):

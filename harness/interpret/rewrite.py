@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from linecache import getline
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
@@ -114,6 +114,27 @@ def _link(left: ast.expr, operation: ast.cmpop, right: ast.expr) -> ast.Compare:
     return link
 
 
+class Meaning(NamedTuple):
+    """What a name meant; `owner` has a `get` that tells what it means now, None for nothing."""
+
+    owner: Any
+    name: str
+    value: Any
+
+
+class _Computed(NamedTuple):
+    """The attributes of a module that computes some."""
+
+    module: ModuleType
+
+    def get(self, name: str) -> Any:
+        return getattr(self.module, name, None)
+
+
+def _names_of(module: ModuleType) -> Any:
+    return _Computed(module) if hasattr(module, "__getattr__") else vars(module)
+
+
 class Namespace(dict[str, Any]):
     """The globals of a rewritten kernel: the live globals of its module, its closure and the helpers.
 
@@ -126,17 +147,15 @@ class Namespace(dict[str, Any]):
         self._module = function.__globals__
         self._paths = _global_paths(tree)
 
-    def meanings(self) -> tuple[Any, ...]:
+    def meanings(self) -> Iterator[Meaning]:
         """What every global name in the kernel means now, those of modules down to what is no module."""
-        return tuple([self._meaning(path) for path in self._paths])
-
-    def _meaning(self, path: tuple[str, ...]) -> Any:
-        value = self._module.get(path[0])
-        for name in path[1:]:
-            if not isinstance(value, ModuleType):
-                break
-            value = getattr(value, name, None)
-        return value
+        for path in self._paths:
+            owner: Any = self._module
+            for name in path:
+                yield (meaning := Meaning(owner, name, owner.get(name)))
+                if not isinstance(meaning.value, ModuleType):
+                    break
+                owner = _names_of(meaning.value)
 
     def __missing__(self, name: str) -> Any:
         return _interpreted(self._module[name] if name in self._module else _BUILTINS[name])

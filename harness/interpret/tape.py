@@ -10,19 +10,20 @@ not seen before is run by Python once more, along the steps that it has done, an
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+
+from harness.interpret.rewrite import Meaning
 
 LARGEST = 64 << 20
 """Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""
 BYTES_OF_STEP = 500
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One operation.
 
     Attributes:
@@ -137,7 +138,7 @@ def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
         advanced = getattr(step.run, "advanced", None)
         if advanced is None or step.inputs[0] not in sums:
             return step
-        return replace(step, run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
+        return step._replace(run=advanced, inputs=sums[step.inputs[0]].inputs + step.inputs[1:])
 
     return advancing
 
@@ -180,7 +181,7 @@ class Tape:
         dtypes: of every register, Triton's type of the elements; None for objects.
         root: where every program begins; None before the first one.
         attributes: of handles, by their register.
-        functions: the functions that ran, each with all that its global names meant then.
+        functions: the functions that ran.
         refused: no tape can tell what this kernel does.
         trust: how it is known what programs that run together do.
         stored: names of the parameters whose tensors programs store to.
@@ -192,13 +193,14 @@ class Tape:
     dtypes: list[Any]
     root: Segment | None = None
     attributes: dict[int, dict[str, Any]] = field(default_factory=dict)
-    functions: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
+    functions: set[Any] = field(default_factory=set)
     refused: bool = False
     trust: Trust = Trust.RANGES
     stored: set[str] = field(default_factory=set)
     later_bytes: int = 0
     bytes: int = 0
     _joined: dict[tuple[int, ...], Segment] = field(default_factory=dict)
+    _meanings: dict[tuple[int, str, int], Meaning] = field(default_factory=dict)
 
     def register(self, value: Any, dtype: Any) -> int:
         """The number of a new register."""
@@ -232,13 +234,13 @@ class Tape:
         """Keep nothing, now and later: Python runs every program."""
         self.refused, self.root, self.registers, self.dtypes, self.bytes = True, None, [], [], 0
 
+    def note(self, meanings: Iterable[Meaning]) -> None:
+        """The tape holds as long as these names mean the same."""
+        self._meanings |= {(id(x.owner), x.name, id(x.value)): x for x in meanings}
+
     def valid(self) -> bool:
         """No global name that the functions use has another meaning now."""
-        return all(
-            then is now
-            for function, meanings in self.functions.items()
-            for then, now in zip(meanings, function.__globals__.meanings(), strict=True)
-        )
+        return all(owner.get(name) is value for owner, name, value in self._meanings.values())
 
 
 def _first_own(path: Sequence[Segment]) -> int:
@@ -252,13 +254,24 @@ class Tapes:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tapes: OrderedDict[Any, Tape] = OrderedDict()
+        self._counted: dict[Any, int] = {}
+        self._bytes = 0
 
     def find(self, key: Any, dtypes: Sequence[Any]) -> Tape:
         """The tape of `key`, a new one for arguments of these types if there is none that holds."""
+        if self._tapes:
+            self._count(next(reversed(self._tapes)))  # nothing else has grown since it was found
         found = self._tapes.get(key)
         if found is None or not found.valid():
             found = self._tapes[key] = Tape([None] * len(dtypes), list(dtypes))
+        self._count(key)
         self._tapes.move_to_end(key)
-        while len(self._tapes) > 1 and sum(tape.bytes for tape in self._tapes.values()) > self._limit:
-            self._tapes.popitem(last=False)
+        while len(self._tapes) > 1 and self._bytes > self._limit:
+            oldest, _ = self._tapes.popitem(last=False)
+            self._bytes -= self._counted.pop(oldest)
         return found
+
+    def _count(self, key: Any) -> None:
+        size = self._tapes[key].bytes
+        self._bytes += size - self._counted.get(key, 0)
+        self._counted[key] = size
