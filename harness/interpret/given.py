@@ -24,6 +24,7 @@ class Given:
         tensor: the argument.
         start, stop: address of its first byte, and of the first one behind its last element.
         region, shared: number, start and stop of the range of memory that it shares with the tensors that it overlaps.
+        unit: bytes that elements of all these tensors consist of.
         blank: what an element holds to which nothing was written; None if that is not known.
     """
 
@@ -33,6 +34,7 @@ class Given:
     stop: int
     region: int = -1
     shared: tuple[int, int] = (0, 0)
+    unit: int = 1
     blank: int | None = None
     _views: dict[Any, Array] = field(default_factory=dict)
 
@@ -109,8 +111,10 @@ def given(arguments: Iterable[tuple[str, Any]], blank: Callable[[Tensor], int | 
         regions[-1].append(each)
         end = max(end, each.stop)
     for number, region in enumerate(regions):
+        start, unit = region[0].start, min(x.itemsize for x in region)
+        unit = 1 if any((x.start - start) % unit for x in region) else unit
         for each in region:
-            each.region, each.shared = number, (region[0].start, max(x.stop for x in region))
+            each.region, each.shared, each.unit = number, (start, max(x.stop for x in region)), unit
     return found
 
 

@@ -49,6 +49,14 @@ class Addresses:
         """One for every lane."""
         return self.base if self.count is None else advanced(self.base, self.count, self.width)
 
+    @property
+    def turned(self) -> Addresses | None:
+        """The same with the last two axes swapped, if lanes are neighbours along the last but one alone."""
+        if self.count is None or self.base.ndim < 2 or self.count.ndim < 2 or _starts(self) is not None:
+            return None
+        swapped = Addresses(self.base.swapaxes(-1, -2), self.count.swapaxes(-1, -2), self.width)
+        return None if _starts(swapped) is None else swapped
+
 
 @dataclass(frozen=True)
 class Lanes:

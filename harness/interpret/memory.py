@@ -117,6 +117,9 @@ class Memory:
 
     def load(self, access: Access, where: Addresses, mask: Array | None = None, fill: Array | None = None) -> Array:
         """The bits at addresses; where a mask excludes one, of `fill`, or undefined."""
+        if access.rank > 1 and (turned := where.turned) is not None:
+            swapped = [None if x is None else x.swapaxes(-1, -2) for x in (mask, fill)]
+            return np.ascontiguousarray(self.load(access, turned, *swapped).swapaxes(-1, -2))
         mask = None if mask is None or np.count_nonzero(mask) == mask.size else mask
         undefined = self._undefined(access, fill is None and mask is not None)
         other = undefined if fill is None else bits_of(np.ascontiguousarray(fill))
@@ -139,7 +142,7 @@ class Memory:
         lanes = lanes_of(where, mask)
         if (found := self._lookup(access, lanes, bits)) is not None:
             tensor, index = found
-            _put(tensor.view(access.raw), index, lanes, bits)
+            _put(tensor.view(access.raw), index, lanes, bits, self.speculation)
         else:
             addresses, inside = self._allowed(access, where.all, mask)
             memory.store(addresses, np.ascontiguousarray(np.broadcast_to(bits, addresses.shape)), inside)
@@ -170,8 +173,10 @@ class Memory:
         if self.speculation is not None and len(shape) == access.rank:
             shape = (len(self.speculation.now), *shape)
         where, value, mask = (np.ascontiguousarray(np.broadcast_to(x, shape)) for x in (where, value, mask))
-        if self._lookup(access, Lanes(where, 1, mask, False)) is None:
+        if (found := self._lookup(access, Lanes(where, 1, mask, False))) is None:
             where, mask = self._allowed(access, where, mask)
+        elif self.speculation is not None:
+            self.speculation.save(found[0].view(access.raw), found[1][mask])
         return [where, value, mask]
 
     # Where an access goes.
@@ -238,15 +243,18 @@ class Memory:
     def _touch(self, access: Access, tensor: Given, index: Array, lanes: Lanes, low: Array, high: Array) -> None:
         assert self.speculation is not None
         width, now = access.dtype.itemsize, self.speculation.now
+        units = width // tensor.unit
+        if units * tensor.unit != width:
+            raise Conflict
 
-        def every_byte() -> tuple[Array, Array]:
+        def every_unit() -> tuple[Array, Array]:
             who = now.reshape(-1, *(1,) * (access.rank - lanes.axes))
             first, who, live = np.broadcast_arrays(index, who, True if lanes.live is None else lanes.live)
-            count = lanes.run * width
-            return (first[live][:, None] * width + np.arange(count)).reshape(-1), who[live].repeat(count)
+            count = lanes.run * units
+            return (first[live][:, None] * units + np.arange(count)).reshape(-1), who[live].repeat(count)
 
         last = high * width + (lanes.run * width - 1)
-        self.speculation.touch(tensor, low * width, last, every_byte, access.kind != "load")
+        self.speculation.touch(tensor, low * width, last, every_unit, access.kind != "load")
 
     def _use(self, races: Races, access: Access, tensor: Given, index: Array, lanes: Lanes, bits: Array | None) -> None:
         width, live = access.dtype.itemsize, np.True_ if lanes.live is None else lanes.live
@@ -321,7 +329,7 @@ def _taken(view: Array, index: Array, lanes: Lanes, mask: Array | None, other: A
     return taken
 
 
-def _put(view: Array, index: Array, lanes: Lanes, bits: Array) -> None:
+def _put(view: Array, index: Array, lanes: Lanes, bits: Array, speculation: Speculation | None) -> None:
     """Store the lanes' elements, one after the other."""
     run: tuple[int, ...] = ()
     if lanes.axes:
@@ -330,10 +338,13 @@ def _put(view: Array, index: Array, lanes: Lanes, bits: Array) -> None:
     shape = np.broadcast_shapes(index.shape, bits.shape[: bits.ndim - len(run)], live.shape)
     index, bits = broadcast(index, shape), broadcast(bits, shape + run)
     if lanes.live is None:
-        view[index.reshape(-1)] = bits.reshape(-1, *run)
+        index, bits = index.reshape(-1), bits.reshape(-1, *run)
     else:
         live = broadcast(lanes.live, shape)
-        view[index[live]] = bits[live]
+        index, bits = index[live], bits[live]
+    if speculation is not None:
+        speculation.save(view, index)
+    view[index] = bits
 
 
 def _update_16_bit(operation: Any, where: Array, value: Array, inside: Array) -> Array:

@@ -15,7 +15,7 @@ import numpy as np
 from harness.interpret.formats import Array
 from harness.interpret.memory import Memory
 from harness.interpret.speculation import Conflict
-from harness.interpret.tape import Segment, Tape, Trust
+from harness.interpret.tape import Segment, Step, Tape, Trust
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class _Group:
         registers: what they hold.
         path: the segments they went through.
         ranks: register → axes that it has for one program, of those that depend on the program.
+        left: register → the step that writes it, as soon as somebody reads it.
         parted: register → the rows that are theirs, of an array that still has those of more programs.
     """
 
@@ -57,16 +58,23 @@ class _Group:
     registers: list[Any]
     path: list[Segment] = field(default_factory=list)
     ranks: dict[int, Any] = field(default_factory=dict)
+    left: dict[int, Step] = field(default_factory=dict)
     parted: dict[int, Array] = field(default_factory=dict)
 
     def part(self, rows: Array, segment: Segment | None) -> _Group:
         """Those at `rows` go on by themselves."""
         parted = {i: self.parted[i][rows] if i in self.parted else rows for i in self.ranks}
-        return _Group(self.programs[rows], segment, list(self.registers), list(self.path), dict(self.ranks), parted)
+        registers, path, ranks, left = list(self.registers), list(self.path), dict(self.ranks), dict(self.left)
+        return _Group(self.programs[rows], segment, registers, path, ranks, left, parted)
 
     def settle(self, registers: Sequence[int]) -> None:
-        """Let these registers hold the rows of this group only."""
+        """Let these registers hold what they are to hold, of this group only."""
         for i in registers:
+            if (step := self.left.pop(i, None)) is not None:
+                self.settle(step.inputs)
+                self.registers[i] = step.run(*[self.registers[j] for j in step.inputs])
+                if step.spread:
+                    self.ranks[i] = step.rank
             if (rows := self.parted.pop(i, None)) is not None:
                 self.registers[i] = _rows(self.registers[i], rows, self.ranks[i])
 
@@ -160,6 +168,7 @@ class Replay:
     def _run_together(self, group: _Group, segment: Segment) -> None:
         group.path.append(segment)
         group.ranks.update(segment.together.spread)
+        group.left.update(segment.together.left)
         group.settle(segment.together.reads)
         registers = group.registers
         if not segment.parts:
@@ -175,7 +184,7 @@ class Replay:
     def _explored(self, group: _Group, grid_indices: Array, explore: Explore) -> list[_Group]:
         """Let Python run the first program of a group where no program has been; the others can follow then."""
         one, rest = group.part(np.arange(1), None), np.arange(1, len(group.programs))
-        one.settle(list(one.parted))
+        one.settle([*one.parted, *one.left])
         for i, rank in one.ranks.items():
             one.registers[i] = _rows(one.registers[i], 0, rank)
         last = one.path[-1]

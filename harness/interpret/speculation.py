@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.interpret.formats import Array
-from harness.interpret.given import BYTE, Given, view
+from harness.interpret.given import Given
 
-NOBODY, SEVERAL = -1, -2
+NOBODY, SEVERAL = 0, -1
 
 
 class Conflict(Exception):
@@ -27,17 +27,18 @@ class _Region:
     """A range of memory that overlapping tensors share.
 
     Attributes:
-        start, saved: its first address, and the bytes that it held before the first store; None without one.
-        operations: how many touched it.
+        start, stop: its first address, and the first one behind it.
         low, high: of every program, the lowest and highest byte that it touched; low > high for none.
-        readers, writers: of every byte, the program that read it, and wrote it; kept for an exact answer only.
+        stored: something was stored there.
+        operations: how many touched it.
+        readers, writers: of every unit, the program that read it, and wrote it, counted from 1; for an exact answer.
     """
 
     start: int
     stop: int
     low: Array
     high: Array
-    saved: Array | None = None
+    stored: bool = False
     operations: int = 0
     readers: Array | None = None
     writers: Array | None = None
@@ -49,7 +50,7 @@ class Speculation:
 
     Attributes:
         programs: how many there are.
-        exact: who touched what is known byte by byte; otherwise from the lowest to the highest byte.
+        exact: who touched what is known unit by unit; otherwise from the lowest to the highest byte.
         now: the programs whose operation is run.
     """
 
@@ -57,16 +58,16 @@ class Speculation:
     exact: bool
     now: Array
     _regions: dict[int, _Region] = field(default_factory=dict)
+    _before: list[tuple[Array, Array, Array]] = field(default_factory=list)
 
-    def touch(self, tensor: Given, low: Array, high: Array, bytes_of: Bytes, writes: bool) -> None:
+    def touch(self, tensor: Given, low: Array, high: Array, units: Units, writes: bool) -> None:
         """An operation of the programs `now` is about to touch `tensor`.
 
         `low` and `high` are the lowest and highest byte of each program, from the tensor's first on (low > high for
-        none); `bytes_of` gives all of them. Raises `Conflict`.
+        none); `units` gives all of them. Raises `Conflict`.
         """
         region = self._region(tensor)
-        if writes and region.saved is None:
-            region.saved = view(region.start, region.stop - region.start, BYTE).copy()
+        region.stored |= writes
         offset, touched = tensor.start - region.start, low <= high
         before_low, before_high = region.low[self.now], region.high[self.now]
         after_low = np.where(touched, np.minimum(before_low, low + offset), before_low)
@@ -74,15 +75,18 @@ class Speculation:
         region.low[self.now], region.high[self.now] = after_low, after_high
         region.operations += 1
         if self.exact:
-            _claim(region, bytes_of, offset, writes)
-        elif region.saved is not None and region.operations > 1 and not _disjoint(region.low, region.high):
+            _claim(region, units, offset // tensor.unit, writes)
+        elif region.stored and region.operations > 1 and not _disjoint(region.low, region.high):
             raise Conflict
+
+    def save(self, memory: Array, index: Array) -> None:
+        """What memory holds at these indices is about to be overwritten."""
+        self._before.append((memory, index, memory[index]))
 
     def undo(self) -> None:
         """Give memory the bytes that it had before."""
-        for region in self._regions.values():
-            if region.saved is not None:
-                view(region.start, region.stop - region.start, BYTE)[:] = region.saved
+        for memory, index, before in reversed(self._before):
+            memory[index] = before
 
     def _region(self, tensor: Given) -> _Region:
         if tensor.region not in self._regions:
@@ -92,8 +96,8 @@ class Speculation:
         return self._regions[tensor.region]
 
 
-Bytes = Callable[[], tuple[Array, Array]]
-"""Offsets of bytes from the first one of a tensor, and the program that touches each."""
+Units = Callable[[], tuple[Array, Array]]
+"""Offsets in units from the first one of a tensor, and the program that touches each."""
 
 
 def _disjoint(low: Array, high: Array) -> bool:
@@ -102,12 +106,11 @@ def _disjoint(low: Array, high: Array) -> bool:
     return bool((np.maximum.accumulate(high[order])[:-1] < low[order][1:]).all())
 
 
-def _claim(region: _Region, bytes_of: Bytes, offset: int, writes: bool) -> None:
+def _claim(region: _Region, units: Units, offset: int, writes: bool) -> None:
     if region.readers is None or region.writers is None:
-        region.readers = np.full(region.stop - region.start, NOBODY, np.int32)
-        region.writers = region.readers.copy()
-    where, who = bytes_of()
-    where = where + offset
+        region.readers, region.writers = (np.zeros(region.stop - region.start, np.int32) for _ in range(2))
+    where, who = units()
+    where, who = where + offset, who + 1
     written = region.writers[where]
     clash = (written != NOBODY) & (written != who)
     if writes:

@@ -101,25 +101,27 @@ class Together:
         steps: what each runs, the registers that it reads and writes, and those that nobody reads after it.
         reads: registers that earlier segments wrote.
         spread: registers that are written and depend on the program, and the ranks of what they hold.
+        left: register → the step that writes it, of steps whose results nobody reads here; perhaps somebody does later.
         bytes: about how much memory these take for each program.
     """
 
     steps: list[tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]]
     reads: list[int]
     spread: dict[int, Any]
+    left: dict[int, Step]
     bytes: int
 
     @staticmethod
     def of(steps: Sequence[Step], guard: Guard | None) -> Together:
         """The steps before `guard`, without those that run once in a launch.
 
-        At the end of a program, where no other way can begin, nobody asks again for what was computed: steps whose
-        results nobody reads are left out, and registers are emptied after their last use.
+        Where a program ends, and no other way can begin, nobody asks again for what was computed: registers are emptied
+        after their last use.
         """
         asked = {guard.register} if guard else set()
-        kept = [*map(_advancing(steps), steps)]
-        if guard is None:
-            kept = _needed(kept)
+        kept = _needed([*map(_advancing(steps), steps)], asked)
+        done_here = {step.output for step in kept}
+        left_out = {step.output: step for step in steps if guard and step.output not in done_here}
         written = {step.output for step in kept}
         spread = {step.output: step.rank for step in kept if step.spread}
         sizes = {step.output: step.bytes for step in kept if step.spread}
@@ -130,7 +132,7 @@ class Together:
             runnable.append((step.run, step.inputs, step.output, tuple(done)))
         runnable.reverse()
         reads = asked.union(*(step.inputs for step in kept)) - written
-        return Together(runnable, sorted(reads), spread, _peak(runnable, sizes))
+        return Together(runnable, sorted(reads), spread, left_out, _peak(runnable, sizes))
 
 
 def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
@@ -146,9 +148,9 @@ def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:
     return advancing
 
 
-def _needed(steps: Sequence[Step]) -> list[Step]:
-    """The steps that have an effect, or whose result is read."""
-    read: set[int] = set()
+def _needed(steps: Sequence[Step], asked: set[int]) -> list[Step]:
+    """The steps that have an effect, or whose result is read or asked for."""
+    read = set(asked)
     kept = []
     for step in reversed(steps):
         if not step.pure or step.output in read:
