@@ -36,6 +36,8 @@ class Config:
         cases: generated cases per kernel and group; None for the profile's number.
         timeout: seconds that one case may take.
         strict: notices fail a case.
+        sanitize: memory accesses are looked at, too: by compute-sanitizer on CUDA, for races where kernels are
+            interpreted.
     """
 
     folder: str
@@ -52,6 +54,7 @@ class Config:
     cases: int | None = None
     timeout: float = 120.0
     strict: bool = False
+    sanitize: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -73,9 +76,14 @@ class Config:
         return PROFILES[self.profile] if self.cases is None else self.cases
 
     @property
+    def races(self) -> bool:
+        """Interpreted kernels are watched for races between programs."""
+        return self.sanitize or self.profile == "nightly"
+
+    @property
     def small(self) -> bool:
-        """Cases are cut to what the interpreter runs in a moment, because a CPU takes part."""
-        return "cpu" in self.devices
+        """Cases are cut to what the interpreter runs in a moment: a CPU takes part, or a tool visits every access."""
+        return "cpu" in self.devices or self.sanitize
 
     def save(self) -> Path:
         """Write the settings into the run's folder and return the file."""

@@ -164,6 +164,10 @@ class Finding:
     notice: bool = False
 
 
+SANITIZED = frozenset({"memcheck", "initcheck", "racecheck", "synccheck", "race", "masked"})
+"""Kinds of findings that only a run with --sanitize has: of compute-sanitizer's tools, and of interpreted programs."""
+
+
 @dataclass(frozen=True)
 class Judgement:
     """A verdict and everything it rests on.

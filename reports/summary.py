@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from harness.result import BAD, ULP_BINS, CaseResult, Comparison, StageResult, Verdict, simplest
+from harness.result import BAD, SANITIZED, ULP_BINS, CaseResult, Comparison, StageResult, Verdict, simplest
 from harness.run import Run
 
 
@@ -293,7 +293,11 @@ def shown_path(source: str) -> str:
 
 
 def repro_line(result: CaseResult, options: str = "") -> str:
-    """The command that runs this case again, with the options of the run that say where kernels and ops are."""
+    """The command that runs this case again, with the options of the run that say where kernels and ops are.
+
+    It sanitizes where a finding would not be there without.
+    """
+    sanitize = any(finding.kind in SANITIZED for finding in result.findings)
     words = [
         "lastbit repro",
         _quoted(result.case),
@@ -301,6 +305,7 @@ def repro_line(result: CaseResult, options: str = "") -> str:
         _quoted(result.kernel),
         "--device",
         result.device,
+        "--sanitize" * sanitize,
         options,
     ]
     return " ".join(filter(None, words))

@@ -59,7 +59,8 @@ def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> li
     """
     result = problem.smallest
     said = [("contract", f"{result.contract} of {result.op}")]
-    said += [("error", result.reason)] if result.verdict is Verdict.ERRORED else _failure(problem, most_sentences)
+    said += [("error", result.reason)] if result.verdict is Verdict.ERRORED else []
+    said += _failure(problem, most_sentences) if result.verdict is not Verdict.ERRORED or result.faults else []
     return [*said, ("cases", _extent(problem)), ("source", shown_path(result.source))]
 
 

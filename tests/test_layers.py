@@ -30,6 +30,7 @@ BELOW_VERIFY = (
     "harness.interpret",
 )
 ABOVE_VERIFY = (*BELOW_VERIFY, "harness.judging", "harness.verify", "harness.outcomes")
+BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
@@ -97,7 +98,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
-    **dict.fromkeys(TOP, (*ABOVE_VERIFY, "harness.diagnosing", "harness.history", "harness.bench", "reports", *TOP)),
+    "harness.sanitize": ABOVE_VERIFY,
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
     "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),

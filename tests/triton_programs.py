@@ -15,13 +15,14 @@ import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from harness.interpret import descending, install, one_by_one
+from harness.interpret import descending, install, launch, one_by_one
 
 install()
 
@@ -76,15 +77,19 @@ class Launch:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel named `kernel`, its tensors, the constant K, and launches, one after the other, each on fresh bytes."""
+    """A kernel named `kernel`, its tensors, the constant K, and launches, one after the other, each on fresh bytes.
+
+    A batch of programs may take `batch_bytes`, so that a small number makes several batches of a launch.
+    """
 
     text: str
     tensors: tuple[Tensor, ...]
     constant: int
     launches: tuple[Launch, ...]
+    batch_bytes: int = launch.BATCH_BYTES
 
     def __repr__(self) -> str:
-        parts = (f"{name}={getattr(self, name)!r}" for name in ("tensors", "constant", "launches"))
+        parts = (f"{name}={getattr(self, name)!r}" for name in ("tensors", "constant", "launches", "batch_bytes"))
         return f"Program('''\n{self.text}''', {', '.join(parts)})"
 
 
@@ -124,24 +129,24 @@ def loaded(text: str) -> Iterator[Any]:
         del linecache.cache[name]
 
 
-def outcome_of(kernel: Any, program: Program, launch: Launch) -> Outcome:
+def outcome_of(kernel: Any, program: Program, given: Launch) -> Outcome:
     """Launch on fresh bytes, in the way that is in force."""
-    rng = np.random.Generator(np.random.Philox(launch.seed))
+    rng = np.random.Generator(np.random.Philox(given.seed))
     ARENA.zero_()
     for tensor in program.tensors:
         tensor.fill(rng)
     arguments = {tensor.name: tensor.view() for tensor in program.tensors}
     error: tuple[str, ...] = ()
-    with contextlib.redirect_stdout(io.StringIO()) as printed, _direction(launch):
+    with contextlib.redirect_stdout(io.StringIO()) as printed, _direction(given):
         try:
-            kernel[launch.grid](**arguments, n=launch.n, m=launch.m, s=launch.s, K=program.constant)
+            kernel[given.grid](**arguments, n=given.n, m=given.m, s=given.s, K=program.constant)
         except Exception as raised:
             error = tuple(f"{type(x).__name__}: {x}" for x in (raised, raised.__cause__) if x is not None)
     return Outcome(ARENA.numpy().tobytes(), error, printed.getvalue())
 
 
-def _direction(launch: Launch) -> contextlib.AbstractContextManager[Any]:
-    return descending() if launch.down else contextlib.nullcontext()
+def _direction(given: Launch) -> contextlib.AbstractContextManager[Any]:
+    return descending() if given.down else contextlib.nullcontext()
 
 
 def differences(program: Program, seen: Callable[[Launch, Outcome], None] = lambda *_: None) -> list[str]:
@@ -150,10 +155,11 @@ def differences(program: Program, seen: Callable[[Launch, Outcome], None] = lamb
     All launches run the default way first, one after the other, so that later ones find what earlier ones left.
     """
     with loaded(program.text) as kernel:
-        default = [outcome_of(kernel, program, launch) for launch in program.launches]
+        with mock.patch.object(launch, "BATCH_BYTES", program.batch_bytes):
+            default = [outcome_of(kernel, program, each) for each in program.launches]
         with one_by_one():
-            expected = {launch: outcome_of(kernel, program, launch) for launch in dict.fromkeys(program.launches)}
-    for launch, outcome in expected.items():
-        seen(launch, outcome)
-    found = [outcome.differs_from(expected[launch]) for launch, outcome in zip(program.launches, default, strict=True)]
+            expected = {each: outcome_of(kernel, program, each) for each in dict.fromkeys(program.launches)}
+    for each, outcome in expected.items():
+        seen(each, outcome)
+    found = [outcome.differs_from(expected[each]) for each, outcome in zip(program.launches, default, strict=True)]
     return [f"launch {i + 1}, {program.launches[i]}: {text}" for i, text in enumerate(found) if text]

@@ -248,4 +248,5 @@ def programs(draw: st.DrawFn, statements: int = 60) -> Program:
     some = draw(tensors())
     widths = draw(st.sampled_from(WIDTHS)), draw(st.sampled_from((2, 4, 8, 1)))
     text = Writer(draw, some, widths, axes, statements).kernel()
-    return Program(text, some, draw(st.integers(0, 3)), draw(launches(axes)))
+    batch_bytes = draw(st.sampled_from((1 << 24, 1 << 24, 1000, 4000)))
+    return Program(text, some, draw(st.integers(0, 3)), draw(launches(axes)), batch_bytes)

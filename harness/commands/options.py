@@ -50,6 +50,12 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
 
 
+def add_sanitize(parser: argparse.ArgumentParser) -> None:
+    """Add --sanitize."""
+    help = "look at memory accesses, too: on CUDA with compute-sanitizer, of interpreted kernels for races"
+    parser.add_argument("--sanitize", action="store_true", help=help)
+
+
 def workers_of(options: argparse.Namespace) -> list[str]:
     """The option -n for pytest, where it was given or the command has a default."""
     return [] if options.workers is None else ["-n", options.workers]
@@ -76,6 +82,7 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
     if "timeout" in given:
         settings["timeout"] = options.timeout
     settings["strict"] = given.get("strict", False)
+    settings["sanitize"] = given.get("sanitize", False)
     if "run_folder" in given:
         settings["folder"] = str(_run_folder(options.run_folder))
     return Config(**{"folder": "", **settings, **changes})

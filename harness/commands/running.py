@@ -11,6 +11,7 @@ from threading import Thread
 
 from harness.config import Config
 from harness.run import Run
+from harness.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
 from harness.verify import run as runs
 from reports import records
 
@@ -39,9 +40,10 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     """Run what `config` says and keep the records in its folder; `arguments` go to pytest.
 
     Raises:
-        LastbitError: the run could not be planned, as when a kernel's file raises.
+        LastbitError: the run could not be planned, as when a kernel's file raises, or lacks what --sanitize needs.
         Interrupted: from the keyboard; what was recorded is kept.
     """
+    sanitizer = sanitizer_for(config)
     children: Sequence[runs.Child] = ()
     results, interrupted = runs.Results(config, records.parse), False
     try:
@@ -57,6 +59,20 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 
     run = _kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if interrupted:
+        raise Interrupted(run)
+    return run if sanitizer is None else _sanitized(config, sanitizer, run, quiet)
+
+
+def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
+    """The run with what compute-sanitizer finds in its cases."""
+    from harness.sanitize.run import chosen_of, sanitized
+    from harness.verify.collect import INTERRUPTED
+    from reports.progress import RunProgress
+
+    with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
+        run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
+    run = _kept(run, Path(config.folder))
+    if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     return run
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.case import parse_case
-from harness.commands.options import add_device, add_kernel_choice, add_run, config_of, workers_of
+from harness.commands.options import add_device, add_kernel_choice, add_run, add_sanitize, config_of, workers_of
 from harness.commands.running import Interrupted, execute
 from harness.config import PROFILES, Config
 from harness.result import Verdict
@@ -23,6 +23,7 @@ def add_repro(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_kernel_choice(parser)
     add_run(parser, workers="1")
+    add_sanitize(parser)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "-k, -x, --lf, --junitxml and the like."
     )
     parser.set_defaults(command=_verify, takes_rest=True)
-    parser.add_argument("--profile", default="ci", help=f"{', '.join(PROFILES)} (default: ci)")
+    parser.add_argument("--profile", help=f"{', '.join(PROFILES)} (default: ci, with --sanitize smoke)")
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     parser.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
     parser.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
@@ -41,12 +42,13 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_kernel_choice(parser)
     add_run(parser)
+    add_sanitize(parser)
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(
         options,
-        profile=options.profile,
+        profile=options.profile or ("smoke" if options.sanitize else "ci"),
         ops=tuple(options.op),
         seed=options.seed,
         cases=options.cases_per_group,

@@ -7,6 +7,7 @@ problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violatio
 """
 
 from harness.inputs.allocations import Allocations, guarded_allocations
+from harness.inputs.bare import bare
 from harness.inputs.bits import bits_of, unequal
 from harness.inputs.blocks import row_blocks
 from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
@@ -29,6 +30,7 @@ __all__ = [
     "Rebound",
     "Violation",
     "applicable_layouts",
+    "bare",
     "bits_of",
     "build",
     "cut_rows",

@@ -35,7 +35,7 @@ from harness.interpret.mapping import map_elementwise
 from harness.interpret.memory import Memory
 from harness.interpret.operations import current, remembering
 from harness.interpret.order import is_one_by_one, programs, watching_races
-from harness.interpret.races import Races
+from harness.interpret.racing import Races
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
 from harness.interpret.rewrite import (

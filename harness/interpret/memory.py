@@ -18,7 +18,7 @@ from harness.interpret.formats import Array, DType, bits_of
 from harness.interpret.given import BYTE, Given, view
 from harness.interpret.lanes import Addresses, Lanes, broadcast, lanes_of, windows
 from harness.interpret.places import Place
-from harness.interpret.races import Races
+from harness.interpret.racing import Races
 from harness.interpret.speculation import Conflict, Speculation
 
 

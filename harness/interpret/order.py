@@ -1,4 +1,4 @@
-"""How the programs of a launch run: in ascending order, or within a context descending, or by Python each.
+"""How the programs of a launch run: in ascending order, or within a context descending, by Python each, or watched.
 
 A GPU promises no order. A kernel whose programs write to the same place gives another result in another order.
 """

@@ -233,7 +233,7 @@ class Recorder(Compositions):
                 inputs = tuple(map(self._register, operands))
             varies, spread = not self._varying.isdisjoint(inputs), not self._spread.isdisjoint(inputs)
             output = self._tape.register(None, dtype)
-            self._add(Step(name, run, inputs, output, True, varies, spread, data.nbytes), result)
+            self._add(Step(name, run, inputs, output, True, varies, spread, data.ndim, data.nbytes), result)
         return result
 
     def _result(
@@ -242,7 +242,7 @@ class Recorder(Compositions):
         """Note a step that gave `result`; for a tuple also one for each of its parts."""
         output = self._tape.register(None, getattr(result, "dtype", None))
         size = result.data.nbytes if isinstance(result, TensorHandle) else 0
-        self._add(Step(name, run, inputs, output, name in PURE, varies, spread, size), result)
+        self._add(Step(name, run, inputs, output, name in PURE, varies, spread, _rank(result), size), result)
         if isinstance(result, (tuple, list)):
             for i, part in enumerate(result):
                 self._result("part", itemgetter(i), (output,), part, varies, spread)
@@ -307,6 +307,12 @@ def _constant(name: str) -> Callable[..., Any]:
         return self._constant(getattr(self._builder, name)(*args))
 
     return constant
+
+
+def _rank(result: Any) -> Any:
+    if isinstance(result, (tuple, list)):
+        return tuple(map(_rank, result))
+    return result.data.ndim if isinstance(result, TensorHandle) else 0
 
 
 class Noting(Builder):

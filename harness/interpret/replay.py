@@ -48,6 +48,7 @@ class _Group:
         segment: where they go next; None if nobody has been there.
         registers: what they hold.
         path: the segments they went through.
+        ranks: register → axes that it has for one program, of those that depend on the program.
         parted: register → the rows that are theirs, of an array that still has those of more programs.
     """
 
@@ -55,22 +56,26 @@ class _Group:
     segment: Segment | None
     registers: list[Any]
     path: list[Segment] = field(default_factory=list)
+    ranks: dict[int, Any] = field(default_factory=dict)
     parted: dict[int, Array] = field(default_factory=dict)
 
     def part(self, rows: Array, segment: Segment | None) -> _Group:
         """Those at `rows` go on by themselves."""
-        parted = {i: self.parted[i][rows] if i in self.parted else rows for s in self.path for i in s.together.spread}
-        return _Group(self.programs[rows], segment, list(self.registers), list(self.path), parted)
+        parted = {i: self.parted[i][rows] if i in self.parted else rows for i in self.ranks}
+        return _Group(self.programs[rows], segment, list(self.registers), list(self.path), dict(self.ranks), parted)
 
     def settle(self, registers: Sequence[int]) -> None:
         """Let these registers hold the rows of this group only."""
         for i in registers:
             if (rows := self.parted.pop(i, None)) is not None:
-                self.registers[i] = _rows(self.registers[i], rows)
+                self.registers[i] = _rows(self.registers[i], rows, self.ranks[i])
 
 
-def _rows(value: Any, rows: Any) -> Any:
-    return tuple(_rows(part, rows) for part in value) if isinstance(value, tuple) else value[rows]
+def _rows(value: Any, rows: Any, rank: Any) -> Any:
+    """Those of some programs; what all have in common has no axis of programs, whatever it was computed from."""
+    if isinstance(value, tuple):
+        return tuple(_rows(part, rows, r) for part, r in zip(value, rank, strict=True))
+    return value[rows] if value.ndim > rank else value
 
 
 class Replay:
@@ -154,6 +159,7 @@ class Replay:
 
     def _run_together(self, group: _Group, segment: Segment) -> None:
         group.path.append(segment)
+        group.ranks.update(segment.together.spread)
         group.settle(segment.together.reads)
         registers = group.registers
         if not segment.parts:
@@ -170,8 +176,8 @@ class Replay:
         """Let Python run the first program of a group where no program has been; the others can follow then."""
         one, rest = group.part(np.arange(1), None), np.arange(1, len(group.programs))
         one.settle(list(one.parted))
-        for i in {i for segment in one.path for i in segment.together.spread}:
-            one.registers[i] = _rows(one.registers[i], 0)
+        for i, rank in one.ranks.items():
+            one.registers[i] = _rows(one.registers[i], 0, rank)
         last = one.path[-1]
         guard = last.guard
         assert guard is not None

@@ -33,6 +33,7 @@ class Step(NamedTuple):
         pure: it changes nothing, so that nobody misses it who does not read its result.
         varies: it has to run in every program, or every batch of them; otherwise once per launch.
         spread: its result depends on which program runs; of several, it has an axis of programs in front.
+        rank: axes of its result for one program; a tuple of them for a tuple.
         bytes: of its result.
     """
 
@@ -43,6 +44,7 @@ class Step(NamedTuple):
     pure: bool
     varies: bool
     spread: bool
+    rank: Any = 0
     bytes: int = 0
 
 
@@ -98,13 +100,13 @@ class Together:
     Attributes:
         steps: what each runs, the registers that it reads and writes, and those that nobody reads after it.
         reads: registers that earlier segments wrote.
-        spread: registers that are written and depend on the program.
+        spread: registers that are written and depend on the program, and the ranks of what they hold.
         bytes: about how much memory these take for each program.
     """
 
     steps: list[tuple[Callable[..., Any], tuple[int, ...], int, tuple[int, ...]]]
     reads: list[int]
-    spread: list[int]
+    spread: dict[int, Any]
     bytes: int
 
     @staticmethod
@@ -119,7 +121,8 @@ class Together:
         if guard is None:
             kept = _needed(kept)
         written = {step.output for step in kept}
-        spread = {step.output: step.bytes for step in kept if step.spread}
+        spread = {step.output: step.rank for step in kept if step.spread}
+        sizes = {step.output: step.bytes for step in kept if step.spread}
         runnable, left = [], {step.output for step in kept} if guard else set[int]()
         for step in reversed(kept):
             done = {*step.inputs, step.output} & written - left
@@ -127,7 +130,7 @@ class Together:
             runnable.append((step.run, step.inputs, step.output, tuple(done)))
         runnable.reverse()
         reads = asked.union(*(step.inputs for step in kept)) - written
-        return Together(runnable, sorted(reads), list(spread), _peak(runnable, spread))
+        return Together(runnable, sorted(reads), spread, _peak(runnable, sizes))
 
 
 def _advancing(steps: Sequence[Step]) -> Callable[[Step], Step]:

@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +16,7 @@ from harness.case import Case
 from harness.devices import machine, made_current
 from harness.errors import UnsupportedCase
 from harness.inputs import Inputs, build, fingerprints
+from harness.interpret import races
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.judging.problems import PROBLEMS
@@ -37,6 +39,7 @@ class Subject:
 
     Attributes:
         strict: notices fail a case.
+        races: interpreted kernels are watched for races between programs.
     """
 
     kernel: Kernel
@@ -44,6 +47,7 @@ class Subject:
     device: torch.device
     premises: Premises = field(default_factory=Premises)
     strict: bool = False
+    races: bool = False
 
     @property
     def contract(self) -> Contract:
@@ -171,7 +175,8 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     caller = Caller(subject.kernel, subject.device, tuple(problem.results))
-    return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
+    with races() if subject.races else nullcontext():
+        return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
 
 
 def _judgement(problem: Problem, calls: Calls, settled: Collection[str]) -> tuple[Judgement, dict[str, Tensor]]:

@@ -121,11 +121,15 @@ def make_plan(config: Config, device_type: str) -> Plan:
             if kernel.devices and device.type not in kernel.devices:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
-            subject = Subject(kernel, project.op(kernel.op), device, load_premises(device), config.strict)
+            subject = _subject(kernel, project.op(kernel.op), device, config)
             items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config)]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
+
+
+def _subject(kernel: Kernel, op: Op, device: torch.device, config: Config) -> Subject:
+    return Subject(kernel, op, device, load_premises(device), strict=config.strict, races=config.races)
 
 
 def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> list[Kernel]:

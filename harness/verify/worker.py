@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from harness.config import Config
@@ -51,10 +51,18 @@ class Worker:
     """A process that runs the kernels of a configuration with one device, as a context manager.
 
     It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
+    `launcher` stands before the command that starts it, and `environ` is added to its environment.
     """
 
-    def __init__(self, config: Config, tick: Tick = lambda result: None) -> None:
-        self._config, self._tick = config, tick
+    def __init__(
+        self,
+        config: Config,
+        tick: Tick = lambda result: None,
+        *,
+        launcher: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._config, self._tick, self._launcher, self._environ = config, tick, launcher, environ
         self._device_type = one_device(config).partition(":")[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -85,8 +93,8 @@ class Worker:
         self._pipe, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
-                env=environment_for(self._device_type, self._config.site),
+                [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+                env={**environment_for(self._device_type, self._config.site), **self._environ},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

@@ -105,8 +105,8 @@ GATE = (
                 "z_row = x_row",
             ),
         ),
-        exposed="gate",
-        hidden="output",
+        exposed="gate or out_of_bounds",
+        hidden="output or out_of_bounds",
     ),
 )
 
@@ -233,8 +233,8 @@ MEMORY = (
                 "x_row = out_row",
             ),
         ),
-        exposed="variance",
-        hidden="output",
+        exposed="variance or out_of_bounds",
+        hidden="output or out_of_bounds",
     ),
 )
 

@@ -110,8 +110,8 @@ INPUT = (
                 "dy_row = out_row",
             ),
         ),
-        "daffine",
-        "dz",
+        "daffine or out_of_bounds",
+        "dz or out_of_bounds",
     ),
 )
 

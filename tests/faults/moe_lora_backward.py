@@ -179,7 +179,7 @@ INPUT = (
     fault(
         "grad_input in fp32", "writes grad_input in fp32 to memory for x's dtype (M7)",
         FP32_OUTPUT,
-        "wrote_outside", "wrote_outside",
+        "wrote_outside or out_of_bounds", "wrote_outside or out_of_bounds",
     ),
     fault(
         "grad_input weighted again", "multiplies by the routing weights once more",

@@ -64,7 +64,7 @@ ROUTING = (
     fault(
         "other blocks left out", "computes no more than the first block of pairs of an expert",
         (_route("per_expert = (offsets.diff() + rows - 1) // rows", "per_expert = offsets.diff().clamp(max=1)"),),
-        "nondeterministic", "nondeterministic",
+        "nondeterministic or uninitialised", "nondeterministic or uninitialised",
     ),
     fault(
         "first expert's weights", "multiplies by the base weights of the first expert for all",
@@ -80,21 +80,23 @@ ROUTING = (
 MEMORY = (
     fault(
         "strides of x ignored", "takes the rows of x to follow each other without a gap",
-        (linear(_ROW, _ROW.replace("rows_0_row_stride", "k_size")),), "gate_base", "saved_gate",
+        (linear(_ROW, _ROW.replace("rows_0_row_stride", "k_size")),),
+        "gate_base or out_of_bounds", "saved_gate or out_of_bounds",
     ),
     fault(
         "strides of weights ignored", "takes the rows of a base weight to follow each other without a gap",
-        (linear(_WEIGHT, _WEIGHT.replace("weight_0_n_stride", "k_size")),), BASES, FROM_BASES,
+        (linear(_WEIGHT, _WEIGHT.replace("weight_0_n_stride", "k_size")),),
+        f"{BASES} or out_of_bounds", f"{FROM_BASES} or out_of_bounds",
     ),
     fault(
         "strides of experts ignored", "takes the base weights of experts to follow each other without a gap",
         (linear(_WEIGHT, _WEIGHT.replace("weight_0_expert_stride", "(n_size * k_size)")),),
-        "gate_base or up_base", "saved_gate or saved_up",
+        "gate_base or up_base or out_of_bounds", "saved_gate or saved_up or out_of_bounds",
     ),
     fault(
         "first block of columns only", "writes the first block of columns of a product, here one of 16, alone (M45)",
         (linear("LARGEST_BLOCK_N = 128", "LARGEST_BLOCK_N = 16"), linear(_GRID, "(blocks,)")),
-        "nondeterministic", "nondeterministic",
+        "nondeterministic or uninitialised", "nondeterministic or uninitialised",
     ),
     fault(
         "last element of a dot left out", "leaves the last element out of dots",
@@ -104,11 +106,11 @@ MEMORY = (
     fault(
         "lanes past the row read", "reads what lies behind a row of x, and multiplies it by zeros",
         (linear("left_mask = live[:, None] & (k < k_size)", "left_mask = live[:, None] & (k < BLOCK_K * 99)"),),
-        "nondeterministic", "nondeterministic",
+        "nondeterministic or out_of_bounds", "nondeterministic or out_of_bounds",
     ),
     fault(
         "fp32 in the output", "writes the output in fp32 to memory for x's dtype (M1)",
-        FP32_OUTPUT, "wrote_outside", "wrote_outside",
+        FP32_OUTPUT, "wrote_outside or out_of_bounds", "wrote_outside or out_of_bounds",
     ),
     fault(
         "last row of the output not written", "does not write the last token's row of the output",

@@ -206,8 +206,8 @@ REDUCTION = (
             Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED))"),
             Edit(_SQUARES, _SQUARES.replace("variance_size", "tl.where(columns < n, variance_size, BLOCK * 2)")),
         ),
-        exposed="variance",
-        hidden="output",
+        exposed="variance or out_of_bounds",
+        hidden="output or out_of_bounds",
     ),
 )
 

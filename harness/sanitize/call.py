@@ -1,0 +1,75 @@
+"""Calls of a kernel in a process under compute-sanitizer: nothing is judged there, and nothing else runs on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.case import parse_case
+from harness.devices import made_current
+from harness.errors import UnsupportedCase
+from harness.inputs import bare, build
+from harness.verify.check import Subject, first_line
+from harness.verify.inprocess import Workplace
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An allocation that has a name: that of an input, or of something that the kernel returned."""
+
+    name: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Called:
+    """What the calls of a case say themselves.
+
+    Attributes:
+        memory: allocations with a name.
+        raised: what the kernel raised; empty if nothing.
+    """
+
+    memory: tuple[Memory, ...] = ()
+    raised: str = ""
+
+
+def call_bare(place: Workplace, kernel: str, line: str) -> Called:
+    """Call a kernel on tensors without guards: as it is, and once more for the stages that it declares."""
+    subject, case = place.subjects[kernel], parse_case(line).gathered()
+    inputs, held, raised = build(case, "cpu"), list[Mapping[str, object]](), ""
+    try:
+        with place.watch(case), made_current(subject.device):
+            for asked in _calls(subject):
+                held.append(tensors := bare(inputs, subject.device))
+                held.append(_returned(subject, tensors, {**case.params, **asked}))
+    except UnsupportedCase:
+        pass
+    except Exception as error:
+        raised = first_line(error)
+    return Called(tuple(memory for tensors in held for memory in _memory(tensors)), raised)
+
+
+def _calls(subject: Subject) -> Iterator[dict[str, Any]]:
+    yield {}
+    if subject.kernel.stages:
+        yield {"stages": subject.kernel.stages}
+
+
+def _returned(subject: Subject, tensors: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> Mapping[str, object]:
+    """What the kernel returns, by name, when the device has done all that it was told."""
+    returned = subject.kernel.call(**tensors, **arguments)
+    torch.accelerator.synchronize(subject.device)
+    return returned if isinstance(returned, Mapping) else {"the result": returned}
+
+
+def _memory(tensors: Mapping[str, object]) -> Iterator[Memory]:
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()
+            yield Memory(name, storage.data_ptr(), storage.nbytes())

@@ -1,0 +1,106 @@
+"""One tool of compute-sanitizer at work on cases.
+
+A process ends with the first case that its tool reports something for: that is whose fault it is, and what the process
+says later means nothing. The kernel's other cases are left out, and another process goes on with the next kernel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.errors import LastbitError
+from harness.result import CaseResult, Finding
+from harness.sanitize.call import Called, call_bare
+from harness.sanitize.findings import findings
+from harness.sanitize.report import Report, remarks, reports
+from harness.sanitize.tool import UNCACHED, Sanitizer
+from harness.verify.worker import Worker, WorkerEnded
+
+AFTER = "it reports something for an earlier case of the kernel"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one tool made of one case: findings, or why it made nothing of it."""
+
+    tool: str
+    result: CaseResult
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Looking:
+    """One tool at work on the cases of a configuration."""
+
+    config: Config
+    sanitizer: Sanitizer
+    tool: str
+
+    def at(self, results: Sequence[CaseResult], stop: Event) -> Iterator[Seen]:
+        """What it makes of the case of each result, kernel by kernel, until it is told to stop.
+
+        Raises:
+            LastbitError: a process did not come to its first case.
+        """
+        left = deque(results)
+        while left and not stop.is_set():
+            for seen in self._until_one_ends_it(left, stop):
+                yield seen
+                if seen.findings:
+                    yield from (Seen(self.tool, other, reason=AFTER) for other in _others_of_kernel(seen.result, left))
+
+    def _until_one_ends_it(self, left: deque[CaseResult], stop: Event) -> Iterator[Seen]:
+        """What one process makes of the cases that are left; it takes at least one, all of one device."""
+        device, log = left[0].device, Path(self.config.folder, f"{self.tool}-{len(left)}.txt")
+        config = replace(self.config, device_plan=DevicePlan((device,), ("of the run",)))
+        launcher = self.sanitizer.launcher(self.tool, log)
+        last: tuple[CaseResult, Called] | None = None
+        with Worker(config, launcher=launcher, environ=UNCACHED) as worker:
+            while last is None and left and left[0].device == device and not stop.is_set():
+                result = left.popleft()
+                called, ended = _called(worker, result, log)
+                if ended or _reports(log):
+                    last = result, called
+                else:
+                    yield Seen(self.tool, result, reason=called.raised)
+        found = _reports(log)  # now that the process has ended, all of them
+        if last is not None:
+            yield self._seen(*last, found)
+        elif found:
+            raise LastbitError(f"it reports something after the last case, which nobody can be blamed for; see {log}")
+
+    def _seen(self, result: CaseResult, called: Called, found: Sequence[Report]) -> Seen:
+        if not found:
+            return Seen(self.tool, result, reason=called.raised)
+        return Seen(self.tool, result, tuple(findings(self.tool, found, called.memory)))
+
+
+def _called(worker: Worker, result: CaseResult, log: Path) -> tuple[Called, bool]:
+    """What the calls of a case say, and whether they ended the process."""
+    try:
+        return worker.do(call_bare, result.kernel, result.case), False
+    except WorkerEnded as ended:
+        if not ended.case:
+            raise LastbitError(" ".join([f"{ended}; see {log}.", *remarks(_text(log))])) from None
+        return Called(raised=str(ended)), True
+
+
+def _others_of_kernel(result: CaseResult, left: deque[CaseResult]) -> Iterator[CaseResult]:
+    """The next cases, as long as they are of the same kernel; they are taken away."""
+    while left and (left[0].kernel, left[0].device) == (result.kernel, result.device):
+        yield left.popleft()
+
+
+def _reports(log: Path) -> list[Report]:
+    return reports(_text(log))
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.is_file() else ""

@@ -1,0 +1,134 @@
+"""What compute-sanitizer found, read from its text.
+
+========= Invalid __global__ read of size 4 bytes
+=========     at copy_kernel+0x1d0 in norms.py:12
+=========     by thread (104,0,0) in block (3,0,0)
+=========     Access to 0x7f2b9aa00fa0 is out of bounds
+=========     and is 1 bytes after the nearest allocation at 0x7f2b9aa00000 of size 4,000 bytes
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+_PREFIX = "========="
+_HAZARD = re.compile(
+    r"(?P<level>Error|Warning): (?P<what>.* hazard) detected at (?P<memory>\w+) .* in (?P<block>block \(.*\))"
+)
+_ACCESS = re.compile(r"(?P<kind>Read|Write) Thread (?P<thread>\(.*?\)) at (?P<place>.*)")
+_PLACE = re.compile(r"(?P<symbol>.*?)(\+0x[0-9a-f]+)?( in (?P<file>[^ ]+):(?P<line>\d+))?$")
+_OLD_PLACE = re.compile(r"0x[0-9a-f]+ in ((?P<file>[^ ]+):(?P<line>\d+):)?(?P<symbol>.*)")  # before 2024
+_THREAD = re.compile(r"by (thread \(.*\) in block \(.*\))")
+_ADDRESS = re.compile(r"(?:Access to|Access at|Address) (0x[0-9a-f]+)")
+_NEAREST = re.compile(
+    r"and is (?P<distance>.*?) the nearest allocation at (?P<start>0x[0-9a-f]+) of size (?P<size>[\d,]+)"
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an instruction of a GPU kernel comes from; `file` is empty where nothing says so."""
+
+    symbol: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.symbol} ({self.file}:{self.line})" if self.file else self.symbol
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The allocation that an access missed, and how: `1 bytes after`."""
+
+    distance: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """One thing that compute-sanitizer found.
+
+    Attributes:
+        what: `Invalid __global__ read of size 4 bytes`.
+        place: of the access, or of the first of those that race.
+        accesses: `write in KERNEL (FILE:LINE)` of those that race; empty for one access.
+        thread: `thread (104,0,0) in block (3,0,0)`, or the threads that race; empty where nothing says which.
+        address: of the access; None where nothing says it.
+        warning: compute-sanitizer does not call it an error.
+    """
+
+    what: str
+    place: Place
+    accesses: tuple[str, ...] = ()
+    thread: str = ""
+    address: int | None = None
+    nearest: Nearest | None = None
+    warning: bool = False
+
+
+def reports(text: str) -> list[Report]:
+    """The reports in what compute-sanitizer wrote; what is not about an access in a GPU kernel is left out."""
+    return [report for block in _blocks(text.splitlines()) if (report := _report(block)) is not None]
+
+
+def remarks(text: str) -> list[str]:
+    """The first lines of what it wrote besides, such as why it could not start."""
+    heads = [block[0] for block in _blocks(text.splitlines()) if _report(block) is None]
+    return [head for head in heads if head != "COMPUTE-SANITIZER" and "SUMMARY:" not in head]
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Lines without their prefix: one that is not indented, and those below it that are."""
+    block: list[str] = []
+    for line in lines:
+        if not line.startswith(_PREFIX) or not (said := line.removeprefix(_PREFIX)).strip():
+            continue
+        if not said.startswith("     ") and block:
+            yield block
+            block = []
+        block.append(said.strip())
+    if block:
+        yield block
+
+
+def _report(block: list[str]) -> Report | None:
+    if hazard := _HAZARD.match(block[0]):
+        return _hazard(hazard, block[1:])
+    at = next((line.removeprefix("at ") for line in block[1:] if line.startswith("at ")), None)
+    if at is None:
+        return None
+    return Report(
+        what=block[0],
+        place=_place(at),
+        thread=next((found[1] for line in block if (found := _THREAD.match(line))), ""),
+        address=next((int(found[1], 16) for line in block if (found := _ADDRESS.match(line))), None),
+        nearest=next((_nearest(found) for line in block if (found := _NEAREST.match(line))), None),
+    )
+
+
+def _hazard(hazard: re.Match[str], lines: list[str]) -> Report | None:
+    """Two threads of a block that race, an access of each in a line."""
+    accesses = [match for line in lines if (match := _ACCESS.match(line)) is not None]
+    if not accesses:
+        return None
+    return Report(
+        what=f"{hazard['what']} in {hazard['memory']} memory",
+        place=_place(accesses[0]["place"]),
+        accesses=tuple(f"{match['kind'].lower()} in {_place(match['place'])}" for match in accesses),
+        thread=f"threads {' and '.join(match['thread'] for match in accesses)} in {hazard['block']}",
+        warning=hazard["level"] == "Warning",
+    )
+
+
+def _place(text: str) -> Place:
+    match = _OLD_PLACE.fullmatch(text) or _PLACE.fullmatch(text)
+    assert match is not None
+    return Place(match["symbol"], match["file"] or "", int(match["line"] or 0))
+
+
+def _nearest(match: re.Match[str]) -> Nearest:
+    return Nearest(match["distance"], int(match["start"], 16), int(match["size"].replace(",", "")))

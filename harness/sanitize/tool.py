@@ -1,0 +1,86 @@
+"""compute-sanitizer: where it is, and how a process is started under one of its tools."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.config import Config
+from harness.errors import UsageError
+
+NAME = "compute-sanitizer"
+
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    "memcheck": ("--destroy-on-device-error", "kernel", "--report-api-errors", "no", "--padding", str(1 << 16)),
+    "initcheck": (),
+    "racecheck": ("--racecheck-report", "hazard"),
+    "synccheck": (),
+}
+"""Tool → its options. Padding keeps a write far beyond one allocation out of the next."""
+
+USUAL_PLACE = "/usr/local/cuda/bin"
+"""Where the CUDA toolkit puts it."""
+
+MOST_REPORTS = 100
+"""Reports of one process that are printed."""
+
+UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+"""Without its cache, torch makes an allocation for every tensor, and compute-sanitizer knows where that ends."""
+
+_START = 600  # seconds that a process may take until it uses the GPU
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """An installed compute-sanitizer."""
+
+    path: str
+
+    def launcher(self, tool: str, log: Path) -> list[str]:
+        """The words before a command that make it run under a tool, which writes what it finds to `log`."""
+        options = ["--tool", tool, *TOOLS[tool], "--target-processes", "all", "--launch-timeout", str(_START)]
+        options += ["--show-backtrace", "no", "--print-limit", str(MOST_REPORTS), "--log-file", str(log)]
+        return [self.path, *options]
+
+    @property
+    def version(self) -> str:
+        """`2025.3.1.0`, or what it says instead."""
+        said = subprocess.run([self.path, "--version"], capture_output=True, text=True, check=False).stdout
+        words = [line for line in said.splitlines() if line.startswith("Version")] or said.splitlines()[-1:]
+        return words[0].removeprefix("Version ").partition(" (")[0] if words else "of unknown version"
+
+
+def sanitizer_for(config: Config, environ: Mapping[str, str] = os.environ) -> Sanitizer | None:
+    """The compute-sanitizer that a run needs; None where it needs none.
+
+    Raises:
+        UsageError: there is none, or a device is of a type that it does not know.
+    """
+    types = [kind for kind in config.device_plan.types if kind != "cpu"] if config.sanitize else []
+    if others := [kind for kind in types if kind != "cuda"]:
+        raise UsageError(f"--sanitize on {others[0]}: there is no tool; {NAME} knows CUDA, and lastbit itself the CPU")
+    return _found(environ) if types else None
+
+
+def _found(environ: Mapping[str, str]) -> Sanitizer:
+    """The compute-sanitizer of the CUDA toolkit that CUDA_HOME names, of PATH, or of /usr/local/cuda."""
+    found = next(filter(None, (shutil.which(NAME, path=folder) for folder in _folders(environ))), None)
+    if found is None:
+        raise UsageError(
+            f"--sanitize on CUDA needs {NAME}, which comes with NVIDIA's CUDA toolkit and is neither below CUDA_HOME "
+            f"nor in PATH nor in /usr/local/cuda. Install the toolkit, or set CUDA_HOME to its folder: the one with "
+            f"bin/{NAME}."
+        )
+    return Sanitizer(found)
+
+
+def _folders(environ: Mapping[str, str]) -> Iterator[str]:
+    """Folders that may hold it, as search paths."""
+    if home := environ.get("CUDA_HOME"):
+        yield str(Path(home, "bin"))
+    yield environ.get("PATH", os.defpath)
+    yield USUAL_PLACE
