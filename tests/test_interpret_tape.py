@@ -3,6 +3,7 @@
 import struct
 import traceback
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -74,6 +75,34 @@ def test_a_global_name_with_a_new_meaning_is_noticed(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(globals(), "SCALE", tl.constexpr(5.0))
     scale_kernel[(1,)](x, out, N=4)
     assert out.tolist() == [5.0] * 4
+
+
+class Settings(ModuleType):
+    """A module that computes an attribute."""
+
+    found = 1
+
+    @property
+    def factor(self) -> int:
+        return self.found
+
+
+settings, plain = Settings("settings"), ModuleType("plain")
+plain.factor = 1  # type: ignore[attr-defined]
+
+
+@triton.jit
+def configured_kernel(out_ptr):
+    tl.store(out_ptr, settings.factor * 10 + plain.factor)
+
+
+def test_an_attribute_of_a_module_with_a_new_meaning_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    for owner, name in ((Settings, "found"), (plain, "factor")):
+        configured_kernel[(1,)](out)
+        monkeypatch.setattr(owner, name, 2)
+        configured_kernel[(1,)](out)
+        assert out.item() == settings.factor * 10 + plain.factor
 
 
 @triton.jit

@@ -179,12 +179,15 @@ class Launch:
 
     def _explore(self, diverged: Diverged) -> None:
         """Run a program by Python, and add what it does to the tape."""
+        with _no_search_for_garbage():
+            self._record(diverged)
+
+    def _record(self, diverged: Diverged) -> None:
         recorder = Recorder(self._builder, self._tape, self._arguments.handles, diverged, current(self._builder))
         recorder.entered(self._function)
         interpreter_semantic.builder = recorder
         try:
-            with _no_search_for_garbage():
-                self._function(**self._arguments.values)
+            self._function(**self._arguments.values)
         finally:
             interpreter_semantic.builder = self._builder
         recorder.finish()
@@ -192,7 +195,7 @@ class Launch:
 
 @contextmanager
 def _no_search_for_garbage() -> Iterator[None]:
-    """Python looks for unreachable cycles the more often the more objects are made; what is recorded stays."""
+    """Python looks for unreachable cycles the more often the more objects are made; recording makes many, and none."""
     enabled = gc.isenabled()
     gc.disable()
     try:

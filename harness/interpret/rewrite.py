@@ -132,7 +132,8 @@ class _Computed(NamedTuple):
 
 
 def _names_of(module: ModuleType) -> Any:
-    return _Computed(module) if hasattr(module, "__getattr__") else vars(module)
+    plain = type(module) is ModuleType and "__getattr__" not in vars(module)
+    return vars(module) if plain else _Computed(module)
 
 
 class Namespace(dict[str, Any]):
