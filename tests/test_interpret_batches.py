@@ -215,3 +215,17 @@ def test_a_batch_fits_memory(tapes, batches, monkeypatch):
     monkeypatch.setattr(launch, "BATCH_BYTES", 4000)
     assert_as_one_by_one(lambda x: doubled[(8,)](x, N=64), 512)
     assert 1 < max(batches) < 7
+
+
+@triton.jit
+def turned(x_ptr, y_ptr, M: tl.constexpr, N: tl.constexpr):
+    i = tl.program_id(0) * M * N
+    rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + i + columns * M + rows)  # neighbours along the first axis
+    tl.store(y_ptr + i + tl.arange(0, N)[:, None] * M + tl.arange(0, M)[None, :], x.T + tl.trans(x))
+
+
+def test_blocks_are_turned_program_by_program(tapes, batches):
+    x = torch.randn(6, 4, 8)
+    assert_as_one_by_one(lambda y: turned[(6,)](x, y, M=8, N=4), 6 * 4 * 8)
+    assert the_tape(tapes).trust is Trust.RANGES and batches

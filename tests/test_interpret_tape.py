@@ -16,7 +16,7 @@ from harness.interpret import descending, install
 if triton.knobs.runtime.interpret:
     install()
     from harness.interpret import launch, recorder, tape
-    from harness.interpret.launch import constant_key
+    from harness.interpret.arguments import constant_key
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
 

@@ -31,12 +31,12 @@ def install() -> None:
     if _installed:
         return
     version = _require_interpreter_mode()
-    from harness.interpret import autotune, driver, launch, libdevice, memo, reduction, selftest
+    from harness.interpret import autotune, driver, language, launch, libdevice, memo, reduction, selftest
 
     try:
         launch.replace_launcher()
         reduction.replace_reductions()
-        launch.patch_language()
+        language.patch_language()
         selftest.check_that_one_builder_is_asked()
         libdevice.replace_libdevice()
         memo.replace_constructors()

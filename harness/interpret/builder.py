@@ -19,6 +19,7 @@ from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 from harness.interpret import arithmetic, tensor_cores
+from harness.interpret.access import Access
 from harness.interpret.blocks import Compositions
 from harness.interpret.failure import missing
 from harness.interpret.formats import (
@@ -35,8 +36,9 @@ from harness.interpret.formats import (
 )
 from harness.interpret.lanes import advanced, broadcast
 from harness.interpret.libdevice import evaluate
-from harness.interpret.memory import Access, Memory
+from harness.interpret.memory import Memory
 from harness.interpret.places import here
+from harness.interpret.shapes import alike, filled, histogram, programs_of
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 
@@ -255,15 +257,15 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
     def create_splat(self, ret_ty: Any, arg: Any) -> Any:
         shape = tuple(ret_ty.shape)
-        return self.apply(lambda x: _filled(x, shape), arg.dtype, arg)
+        return self.apply(lambda x: filled(x, shape), arg.dtype, arg)
 
     def create_unsplat(self, arg: Any) -> Any:
         rank = arg.data.ndim
-        return self.apply(lambda x: x.reshape(*_programs(x, rank), -1)[..., :1], arg.dtype, arg)
+        return self.apply(lambda x: x.reshape(*programs_of(x, rank), -1)[..., :1], arg.dtype, arg)
 
     def create_broadcast(self, arg: Any, shape: Any) -> Any:
         shape, rank = tuple(shape), arg.data.ndim
-        return self.apply(lambda x: broadcast(x, _programs(x, rank) + shape), arg.dtype, arg)
+        return self.apply(lambda x: broadcast(x, programs_of(x, rank) + shape), arg.dtype, arg)
 
     def create_expand_dims(self, arg: Any, axis: int) -> Any:
         rank = arg.data.ndim
@@ -272,7 +274,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
     def create_reshape(self, arg: Any, shape: Any, allow_reorder: Any) -> Any:
         shape, rank = tuple(shape), arg.data.ndim
-        return self.apply(lambda x: x.reshape(_programs(x, rank) + shape), arg.dtype, arg)
+        return self.apply(lambda x: x.reshape(programs_of(x, rank) + shape), arg.dtype, arg)
 
     def create_trans(self, arg: Any, perm: Any) -> Any:
         perm = tuple(axis - len(perm) for axis in perm)
@@ -280,7 +282,7 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
 
     def create_cat(self, lhs: Any, rhs: Any) -> Any:
         rank = lhs.data.ndim
-        return self.apply(lambda x, y: np.concatenate(_alike(rank, x, y), axis=-rank), lhs.dtype, lhs, rhs)
+        return self.apply(lambda x, y: np.concatenate(alike(rank, x, y), axis=-rank), lhs.dtype, lhs, rhs)
 
     def create_join(self, lhs: Any, rhs: Any) -> Any:
         return self.apply(lambda x, y: np.stack(np.broadcast_arrays(x, y), axis=-1), lhs.dtype, lhs, rhs)
@@ -297,45 +299,18 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
         back = axis % rank - rank
 
         def gather(x: Array, i: Array) -> Array:
-            x, i = _alike(rank, x, i)
+            x, i = alike(rank, x, i)
             return np.take_along_axis(x, i, axis=back)
 
         return self.apply(gather, src.dtype, src, indices)
 
     def create_histogram(self, data: Any, bins: int, mask: Any) -> Any:
         counted = (data,) if mask is None else (data, mask)
-        return self.apply(partial(_histogram, bins), tl.int32, *counted)
+        return self.apply(partial(histogram, bins), tl.int32, *counted)
 
     def create_addptr(self, ptr: Any, offset: Any) -> Any:
         width = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         return self.apply(lambda x, n: advanced(x, n, width), ptr.dtype, ptr, offset)
-
-
-def _programs(x: Array, rank: int) -> tuple[int, ...]:
-    """The axes of `x` in front of those of one program."""
-    return x.shape[: x.ndim - rank]
-
-
-def _filled(x: Array, shape: tuple[int, ...]) -> Array:
-    """A scalar's value in all of a block."""
-    programs = x.shape[:-1]
-    return broadcast(x.reshape(programs + (1,) * len(shape)), programs + shape)
-
-
-def _alike(rank: int, *arrays: Array) -> list[Array]:
-    """The same arrays, all of them with the axes of programs that any of them has."""
-    programs = max((_programs(x, rank) for x in arrays), key=len)
-    return [broadcast(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
-
-
-def _histogram(bins: int, data: Array, mask: Array | None = None) -> Array:
-    """How often 0, 1, … `bins` - 1 occur along the last axis; what lies outside counts for nothing."""
-    data, counted = np.broadcast_arrays(data, True if mask is None else mask)
-    counted = counted & (data >= 0) & (data < bins)
-    programs = data.shape[:-1]
-    offset = np.arange(np.prod(programs, dtype=int)).reshape(*programs, 1) * bins
-    found = np.bincount((data.astype(np.int64) + offset)[counted], minlength=offset.size * bins)
-    return found.reshape(*programs, bins).astype(np.int32)
 
 
 @cache

@@ -117,3 +117,42 @@ def windows(view: Array, run: int) -> Array:
     """Every `run` neighbours of a one-dimensional array as a row, to read and write."""
     shape, strides = (len(view) - run + 1, run), view.strides * 2
     return np.ndarray(shape, view.dtype, view, 0, strides)
+
+
+def first_of(lanes: Lanes) -> int | None:
+    """The address of the first lane; None if there is none."""
+    if lanes.live is None:
+        return int(lanes.starts.item(0))
+    index = np.unravel_index(int(lanes.live.argmax()), lanes.live.shape)
+    if not lanes.live[index]:
+        return None
+    behind = lanes.live.ndim - lanes.starts.ndim
+    position = ((0,) * -behind + tuple(map(int, index)))[max(behind, 0) :]
+    return int(lanes.starts[position])
+
+
+def ranges_of(index: Array, lanes: Lanes, rank: int | None) -> tuple[Any, Any]:
+    """The lowest and highest index of every program, or without a rank of all, of first lanes of runs."""
+    low = index if lanes.live is None else np.where(lanes.live, index, 1 << 58)
+    high = index if lanes.live is None else np.where(lanes.live, index, -1)
+    axes = None if rank is None else tuple(range(lanes.axes - rank, 0))
+    return low.min(axes), high.max(axes)
+
+
+def taken(view: Array, index: Array, lanes: Lanes, mask: Array | None, other: Array) -> Array:
+    """The lanes' elements, and `other` where they are masked."""
+    if lanes.run == 1:
+        values = view.take(index, mode="clip")
+        return values if mask is None else np.where(mask, values, other)
+    rows = windows(view, lanes.run)
+    if mask is None:
+        return rows[index]
+    index, live = np.broadcast_arrays(index, True if lanes.live is None else lanes.live)
+    length = mask.shape[-1]
+    found = np.empty((*index.shape, length), view.dtype)
+    found[...] = other
+    if lanes.live is None:
+        found[..., : lanes.run] = rows[index]
+    else:
+        found[live, : lanes.run] = rows[index[live]]
+    return found

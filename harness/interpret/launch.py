@@ -1,50 +1,32 @@
-"""Launching: Triton's language patched once and for good, arguments typed as the compiler types them, programs in turn.
-
-Triton patches and restores its language at every launch and again, without restoring, at every call of one kernel
-function by another; here that happens once, at installation.
-"""
+"""Launching: the programs of a grid, many together where they may."""
 
 from __future__ import annotations
 
 import gc
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
-from functools import cache, cached_property, lru_cache
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
-import triton.language as tl
-from triton.language.extra import cuda
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, TensorHandle, interpreter_semantic
-from triton.runtime.jit import _normalize_ty, mangle_type, type_canonicalisation_dict
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, interpreter_semantic
 
-from harness.interpret.blocks import described_tensor, descriptor_key, host_descriptor
-from harness.interpret.builder import ORIGIN, Builder
-from harness.interpret.failure import described, missing
+from harness.interpret.arguments import Arguments, as_parameter, bind
+from harness.interpret.builder import Builder
+from harness.interpret.failure import described
 from harness.interpret.faults import blank_of, masked, noted
-from harness.interpret.formats import Array, convert, numpy_dtype
+from harness.interpret.formats import Array, numpy_dtype
 from harness.interpret.given import given
-from harness.interpret.mapping import map_elementwise
 from harness.interpret.memory import Memory
-from harness.interpret.operations import current, remembering
+from harness.interpret.operations import current
 from harness.interpret.order import is_one_by_one, programs, watching_races
 from harness.interpret.racing import Races
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
 from harness.interpret.rewrite import (
-    SUBSTITUTES,
     Rewriter,
     compile_rewritten,
-    counting_with_names,
-    observed,
-    print_in_every_program,
 )
 from harness.interpret.speculation import Speculation
 from harness.interpret.tape import Segment, Tape, Tapes, Trust
@@ -208,128 +190,6 @@ def _no_search_for_garbage() -> Iterator[None]:
 _tapes = Tapes(limit=128 << 20)
 
 
-def bind(function: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Name → argument, in the order of the parameters, defaults included; TypeError as from a call."""
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    bound = {**dict(zip(names, args, strict=False)), **kwargs}
-    if len(bound) == len(names) == len(args) + len(kwargs):
-        return {name: bound[name] for name in names}
-    return inspect.getcallargs(function, *args, **kwargs)
-
-
-class Arguments:
-    """The arguments of a launch as the kernel sees them.
-
-    Attributes:
-        bound: the arguments, by name.
-        arrays, dtypes: what the pointers and scalars hold, and their types.
-        key: what the course of a program may depend on: constants, and the types. None if that is unknown.
-    """
-
-    def __init__(self, function: Any, bound: dict[str, Any]) -> None:
-        self.bound = bound
-        self.arrays: list[Array] = []
-        self.dtypes: list[Any] = []
-        self._names: list[str] = []
-        self._constants: dict[str, Any] = {}
-        self._descriptors: dict[str, TensorDescriptor] = {}
-        annotations = _annotations(function)
-        key = tuple([self._add(name, value, annotations.get(name, "")) for name, value in bound.items()])
-        self.key = None if None in key else key
-
-    def _add(self, name: str, value: Any, annotation: str) -> Any:
-        if "constexpr" in annotation:
-            self._constants[name] = value
-            return constant_key(value)
-        if isinstance(value, TensorDescriptor):
-            self._descriptors[name] = value
-            parts = described_tensor(value)
-            return tuple([self._add(f"{name}.{part}", *parts[part]) for part in parts]), descriptor_key(value)
-        if (parameter := _parameter(value, annotation)) is not None:
-            mangled, array = parameter
-            self.arrays.append(array)
-            self.dtypes.append(_type_named(mangled))
-            self._names.append(name)
-            return mangled
-        seen = self._constants[name] = _stock_implicit_cvt(value)
-        return constant_key(value) if seen is value else None
-
-    @cached_property
-    def handles(self) -> list[Any]:
-        named = zip(self._names, self.arrays, self.dtypes, strict=True)
-        return [TensorHandle(array, dtype, {ORIGIN: name}) for name, array, dtype in named]
-
-    @cached_property
-    def values(self) -> dict[str, Any]:
-        """Name → pointer or scalar tensor, or constant."""
-        tensors = dict(zip(self._names, map(tl.tensor, self.handles, self.dtypes), strict=True))
-        for name, value in self._descriptors.items():
-            tensors[name] = host_descriptor(value, {x: tensors.pop(f"{name}.{x}") for x in described_tensor(value)})
-        return {**self._constants, **tensors}
-
-
-def _parameter(value: Any, annotation: str) -> tuple[str, Array] | None:
-    """The mangled type of a pointer or scalar, and what it holds; None for any other argument.
-
-    A Python float is fp32 unless annotated; an integer is i32, or i64 or u64 where it does not fit.
-    """
-    if isinstance(value, torch.Tensor):
-        return mangle_type(value), np.array([value.data_ptr()], dtype=np.uint64)
-    if type(value) is int:
-        mangled, array = _integer(value, annotation)
-        return mangled, array.copy()
-    return _number(value, annotation) if isinstance(value, (bool, int, float)) else None
-
-
-def _number(value: Any, annotation: str) -> tuple[str, Array]:
-    """The mangled type of a scalar, and an array of it."""
-    mangled = annotation if annotation in _CANONICAL else mangle_type(value)
-    wide = np.array([value], dtype=np.float64 if isinstance(value, float) else None)
-    return mangled, convert(wide, numpy_dtype(_type_named(mangled)))
-
-
-_integer = lru_cache(maxsize=4096, typed=True)(_number)
-_CANONICAL = frozenset(type_canonicalisation_dict.values())
-
-
-def as_parameter(value: Any, annotation: str = "") -> Any:
-    """A launch argument as the kernel sees it: a pointer or a scalar tensor of the type the compiler would give it."""
-    if (parameter := _parameter(value, annotation)) is None:
-        return _stock_implicit_cvt(value)
-    dtype = _type_named(parameter[0])
-    return tl.tensor(TensorHandle(parameter[1], dtype), dtype)
-
-
-_stock_implicit_cvt = interpreter._implicit_cvt
-
-
-@cache
-def _annotations(function: Any) -> dict[str, str]:
-    return {name: _normalize_ty(ty) for name, ty in inspect.get_annotations(function).items()}
-
-
-@cache
-def _type_named(mangled: str) -> Any:
-    return tl.str_to_ty(mangled, None)
-
-
-def constant_key(value: Any) -> Any:
-    """Equal for constants of which a kernel cannot tell one from the other; None if that is unknown."""
-    if isinstance(value, tl.constexpr):
-        inner = constant_key(value.value)
-        return None if inner is None else ("constexpr", inner)
-    if isinstance(value, (tuple, list)):
-        parts = tuple(constant_key(part) for part in value)
-        return None if None in parts else (type(value), parts)
-    if isinstance(value, float):
-        return type(value), value.hex()
-    if isinstance(value, tl.dtype):
-        return type(value), str(value)
-    known = isinstance(value, (int, str, torch.dtype, InterpretedFunction, FunctionType, Enum, type(None)))
-    return (type(value), value) if known else None
-
-
 def _any_on_device(values: tuple[Any, ...]) -> bool:
     for value in values:
         if isinstance(value, tuple):
@@ -362,46 +222,3 @@ def _call_from_kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
     function = self.rewrite()
     interpreter_semantic.builder.entered(function)
     return function(*args, **kwargs)
-
-
-def _index(tensor: Any) -> int:
-    value: int = observed(tensor, int)
-    return value
-
-
-def _shown(show: Callable[[Any], str]) -> Callable[[Any], str]:
-    def shown(tensor: Any) -> str:
-        interpreter_semantic.builder.give_up()
-        return show(tensor.handle.data)
-
-    return shown
-
-
-def _transposed(tensor: Any) -> Any:
-    handle = interpreter_semantic.builder.create_of_arrays(np.transpose, tensor.handle)
-    return tl.tensor(handle, tl.block_type(tensor.dtype, list(handle.data.shape)))
-
-
-def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    scope.set_attr(owner, name, remembering(name, member))
-
-
-def patch_language() -> None:
-    """Patch `triton.language` once, and note what replaced which function."""
-    interpreter._patch_attr = _patch_attr
-    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    interpreter._patch_builtin(cuda, interpreter.interpreter_builder, scope)
-    for module in (tl, tl.core):
-        scope.set_attr(module, "range", counting_with_names)
-        scope.set_attr(module, "static_print", print_in_every_program)
-        scope.set_attr(module, "map_elementwise", map_elementwise)
-        scope.set_attr(module, "dot_scaled", missing("dot_scaled"))
-    # Triton's own code asks `if other:` for "was it given"; the conditions of kernels are rewritten instead.
-    scope.set_attr(tl.tensor, "__bool__", lambda tensor: True)
-    scope.set_attr(tl.tensor, "__index__", _index)
-    scope.set_attr(tl.tensor, "__repr__", _shown(repr))
-    scope.set_attr(tl.tensor, "__str__", _shown(str))
-    scope.set_attr(tl.tensor, "T", property(_transposed))
-    for owner, name, original in scope._changes:
-        if inspect.ismodule(owner) and callable(original):
-            SUBSTITUTES[id(original)] = getattr(owner, name)

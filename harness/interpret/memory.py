@@ -13,62 +13,14 @@ import numpy as np
 from triton._C.libtriton import interpreter as memory
 from triton._C.libtriton import ir
 
+from harness.interpret.access import Access
 from harness.interpret.faults import noted, outside, uninitialised
-from harness.interpret.formats import Array, DType, bits_of
+from harness.interpret.formats import Array, bits_of
 from harness.interpret.given import BYTE, Given, view
-from harness.interpret.lanes import Addresses, Lanes, broadcast, lanes_of, windows
+from harness.interpret.lanes import Addresses, Lanes, broadcast, first_of, lanes_of, ranges_of, taken, windows
 from harness.interpret.places import Place
 from harness.interpret.racing import Races
 from harness.interpret.speculation import Conflict, Speculation
-
-
-@dataclass(frozen=True)
-class Access:
-    """What one operation does to memory, as a function of arrays.
-
-    Attributes:
-        owner: has the `memory` of the launch that runs.
-        kind: `load`, `store` or another method of `Memory`.
-        dtype: of what is loaded or stored.
-        rank: axes of a program's addresses; arrays may have one in front of them, of programs.
-        place: in the source; None if unknown.
-        origin: the parameter of the kernel from which the addresses were computed; empty if unknown.
-        operation: of an atomic access.
-    """
-
-    owner: Any
-    kind: str
-    dtype: DType
-    rank: int
-    place: Place | None
-    origin: str = ""
-    operation: Any = None
-
-    @property
-    def raw(self) -> DType:
-        return _RAW[self.dtype.itemsize]
-
-    @property
-    def highest(self) -> Any:
-        """All bits set."""
-        return _HIGHEST[self.dtype.itemsize]
-
-    @property
-    def shift(self) -> int:
-        """Binary digits of an address that count bytes of an element."""
-        return self.dtype.itemsize.bit_length() - 1
-
-    def __call__(self, where: Array, *arrays: Array) -> Any:
-        return self.advanced(where, None, *arrays)
-
-    def advanced(self, base: Array, count: Array | None, *arrays: Array) -> Any:
-        """The same with addresses `count` elements after `base`."""
-        addresses = Addresses(base, count, self.dtype.itemsize)
-        return getattr(self.owner.memory, self.kind)(self, addresses, *arrays)
-
-
-_RAW = {width: np.dtype(f"u{width}") for width in (1, 2, 4, 8)}
-_HIGHEST = {width: raw.type(np.iinfo(raw).max) for width, raw in _RAW.items()}
 
 
 @dataclass
@@ -126,7 +78,7 @@ class Memory:
         lanes = lanes_of(where, mask)
         if (found := self._lookup(access, lanes)) is not None:
             tensor, index = found
-            values = _taken(tensor.view(access.raw), index, lanes, mask, other)
+            values = taken(tensor.view(access.raw), index, lanes, mask, other)
             if tensor.blank is not None and tensor.itemsize == access.dtype.itemsize:
                 self._require_written(access, tensor, where, values, mask)
             return values.view(access.dtype)
@@ -205,14 +157,14 @@ class Memory:
 
         `bits` are about to be stored.
         """
-        if (first := _first(lanes)) is None:
+        if (first := first_of(lanes)) is None:
             return None
         bytes_of_run = lanes.run * access.dtype.itemsize
         for tensor in self.tensors:
             if tensor.start <= first and first + bytes_of_run <= tensor.stop:
                 index = ((lanes.starts - np.uint64(tensor.start)) >> np.uint64(access.shift)).view(np.int64)
                 touches = self.speculation is not None and (access.kind != "load" or tensor.region in self.stored)
-                low, high = _ranges(index, lanes, access.rank if touches else None)
+                low, high = ranges_of(index, lanes, access.rank if touches else None)
                 if low.min() < 0 or high.max() * access.dtype.itemsize + bytes_of_run > tensor.stop - tensor.start:
                     continue
                 if not self._surely_in(access, tensor, lanes):
@@ -288,45 +240,6 @@ class Memory:
             width = access.dtype.itemsize
             noted(outside(access.kind, access.place, tensors, where[astray], width, self.program))
         return where, mask & inside
-
-
-def _first(lanes: Lanes) -> int | None:
-    """The address of the first lane; None if there is none."""
-    if lanes.live is None:
-        return int(lanes.starts.item(0))
-    index = np.unravel_index(int(lanes.live.argmax()), lanes.live.shape)
-    if not lanes.live[index]:
-        return None
-    behind = lanes.live.ndim - lanes.starts.ndim
-    position = ((0,) * -behind + tuple(map(int, index)))[max(behind, 0) :]
-    return int(lanes.starts[position])
-
-
-def _ranges(index: Array, lanes: Lanes, rank: int | None) -> tuple[Any, Any]:
-    """The lowest and highest index of every program, or without a rank of all, of first lanes of runs."""
-    low = index if lanes.live is None else np.where(lanes.live, index, 1 << 58)
-    high = index if lanes.live is None else np.where(lanes.live, index, -1)
-    axes = None if rank is None else tuple(range(lanes.axes - rank, 0))
-    return low.min(axes), high.max(axes)
-
-
-def _taken(view: Array, index: Array, lanes: Lanes, mask: Array | None, other: Array) -> Array:
-    """The lanes' elements, and `other` where they are masked."""
-    if lanes.run == 1:
-        values = view.take(index, mode="clip")
-        return values if mask is None else np.where(mask, values, other)
-    rows = windows(view, lanes.run)
-    if mask is None:
-        return rows[index]
-    index, live = np.broadcast_arrays(index, True if lanes.live is None else lanes.live)
-    length = mask.shape[-1]
-    taken = np.empty((*index.shape, length), view.dtype)
-    taken[...] = other
-    if lanes.live is None:
-        taken[..., : lanes.run] = rows[index]
-    else:
-        taken[live, : lanes.run] = rows[index[live]]
-    return taken
 
 
 def _put(view: Array, index: Array, lanes: Lanes, bits: Array, speculation: Speculation | None) -> None:

@@ -1,0 +1,80 @@
+"""What a program did before it left its tape, and operations as functions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from triton.runtime.interpreter import TensorHandle
+
+from harness.interpret.replay import Diverged
+from harness.interpret.tape import Guard, Step
+
+
+class Past:
+    """What a program did on a tape before it left it."""
+
+    def __init__(self, diverged: Diverged) -> None:
+        self.registers, self.segment, self.failed = diverged.registers, diverged.path[-1], diverged.failed
+        self._events: list[tuple[str, Step | None]] = []
+        for segment in diverged.path:
+            self._events += [(step.name, step) for step in segment.steps]
+            self._events.append((Guard.__name__, None))
+        if diverged.failed:
+            del self._events[len(self._events) - 1 - len(self.segment.steps) + diverged.done :]
+        self._position = 0
+
+    @property
+    def goes_on(self) -> bool:
+        return self._position < len(self._events)
+
+    def take(self, name: str) -> Any:
+        """The next step, which must be the operation `name`."""
+        found, step = self._events[self._position]
+        if found != name:
+            raise RuntimeError(f"run again with the same values, the kernel asks for {name}, not for {found}")
+        self._position += 1
+        return step
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """The place of an operand among arguments; `dtype` is None for objects that are no handles."""
+
+    dtype: Any
+
+
+def _with_holes(value: Any, operands: dict[int, _Hole]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_with_holes(part, operands) for part in value]
+    return operands.get(id(value), value)
+
+
+def _filled(value: Any, arrays: Iterator[Any]) -> Any:
+    if isinstance(value, _Hole):
+        return next(arrays) if value.dtype is None else TensorHandle(next(arrays), value.dtype)
+    if isinstance(value, list):
+        return [_filled(part, arrays) for part in value]
+    return value
+
+
+def on_arrays(method: Callable[..., Any], args: Any, kwargs: Any, operands: list[Any]) -> Callable[..., Any]:
+    """The call of a builder's method as a function of what the registers of its operands hold."""
+    holes = {id(x): _Hole(getattr(x, "dtype", None)) for x in operands}
+    positional = [_with_holes(x, holes) for x in args]
+    named = {name: _with_holes(x, holes) for name, x in kwargs.items()}
+
+    def run(*arrays: Any) -> Any:
+        left = iter(arrays)
+        found = [_filled(x, left) for x in positional]
+        return _stored(method(*found, **{name: _filled(x, left) for name, x in named.items()}))
+
+    return run
+
+
+def _stored(result: Any) -> Any:
+    """What a register holds of a result."""
+    if isinstance(result, TensorHandle):
+        return result.data
+    return tuple(map(_stored, result)) if isinstance(result, (list, tuple)) else result

@@ -1,0 +1,35 @@
+"""Functions of arrays that may have an axis of programs in front of those of one program."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.interpret.formats import Array
+from harness.interpret.lanes import broadcast
+
+
+def programs_of(x: Array, rank: int) -> tuple[int, ...]:
+    """The axes of `x` in front of those of one program."""
+    return x.shape[: x.ndim - rank]
+
+
+def filled(x: Array, shape: tuple[int, ...]) -> Array:
+    """A scalar's value in all of a block."""
+    programs = x.shape[:-1]
+    return broadcast(x.reshape(programs + (1,) * len(shape)), programs + shape)
+
+
+def alike(rank: int, *arrays: Array) -> list[Array]:
+    """The same arrays, all of them with the axes of programs that any of them has."""
+    programs = max((programs_of(x, rank) for x in arrays), key=len)
+    return [broadcast(x, programs + x.shape[x.ndim - rank :]) for x in arrays]
+
+
+def histogram(bins: int, data: Array, mask: Array | None = None) -> Array:
+    """How often 0, 1, … `bins` - 1 occur along the last axis; what lies outside counts for nothing."""
+    data, counted = np.broadcast_arrays(data, True if mask is None else mask)
+    counted = counted & (data >= 0) & (data < bins)
+    programs = data.shape[:-1]
+    offset = np.arange(np.prod(programs, dtype=int)).reshape(*programs, 1) * bins
+    found = np.bincount((data.astype(np.int64) + offset)[counted], minlength=offset.size * bins)
+    return found.reshape(*programs, bins).astype(np.int32)
