@@ -102,11 +102,12 @@ def _key(member: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
     key, handles = [member, *kwargs], []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if type(value) is _TENSOR:
-            if type(value.handle) is not TensorHandle:
+            handle = value.handle
+            if type(handle) is not TensorHandle:
                 return None
             tensors.append(value)
-            handles.append(id(value.handle))
-            key.append(id(value.type))
+            handles.append(id(handle))
+            key += (id(value.type), handle.data.dtype, handle.data.ndim)
         elif not _add(value, key):
             return None
     if len(handles) > 1 and len(set(handles)) < len(handles):
