@@ -267,7 +267,10 @@ def run(*arguments: str) -> int:
     return int(options.command(options, []))
 
 
-def test_the_command_prints_lines_values_and_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_lines_values_and_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
     assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -286,6 +289,7 @@ def test_the_example_of_the_documentation(
     printed = rest.partition("```\n")[2].partition("```")[0]
     imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom harness.kernel import kernel\n\n\n"
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     Path("my_kernels").mkdir()
     Path("my_kernels", "norms.py").write_text(imports + kernel)
     case = printed.splitlines()[1].strip()
