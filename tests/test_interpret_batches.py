@@ -229,3 +229,23 @@ def test_blocks_are_turned_program_by_program(tapes, batches):
     x = torch.randn(6, 4, 8)
     assert_as_one_by_one(lambda y: turned[(6,)](x, y, M=8, N=4), 6 * 4 * 8)
     assert the_tape(tapes).trust is Trust.RANGES and batches
+
+
+@triton.jit
+def talkative(x_ptr, last, DEVICE: tl.constexpr):
+    i = tl.program_id(0)
+    tl.store(x_ptr + i, 1.0)
+    if i >= last:
+        if DEVICE:
+            tl.device_print("index", i)
+        else:
+            print("index", i)
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_what_is_printed_is_printed_once_and_in_order(tapes, capsys, device):
+    talkative[(8,)](torch.zeros(8), 6, DEVICE=device)
+    said = capsys.readouterr().out
+    with one_by_one():
+        talkative[(8,)](torch.zeros(8), 6, DEVICE=device)
+    assert said == capsys.readouterr().out and said.count("\n") == 2

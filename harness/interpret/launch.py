@@ -144,7 +144,7 @@ class Launch:
         except Exception:
             speculation.undo()
             if self._memory.stored == stored:
-                self._tape.trust = Trust(how + 1)
+                self._tape.trust = max(self._tape.trust, Trust(how + 1))
             return False
         finally:
             self._memory.speculation = None

@@ -18,6 +18,7 @@ from harness.interpret.builder import Builder, origin
 from harness.interpret.past import Past, on_arrays
 from harness.interpret.replay import Diverged
 from harness.interpret.rewrite import Namespace
+from harness.interpret.speculation import Conflict
 from harness.interpret.tape import Guard, Segment, Step, Tape, Trust
 
 PURE = frozenset(
@@ -150,6 +151,12 @@ class Recorder(Compositions):
         self.recording = False
         self._kept.clear()
         self._tape.refuse()
+        self._require_one_program()
+
+    def _require_one_program(self) -> None:
+        """What follows, such as a print, cannot be taken back: not even this program may run beside others."""
+        if self._builder.memory.speculation is not None:
+            raise Conflict
 
     # Operations.
 
@@ -204,6 +211,7 @@ class Recorder(Compositions):
         spread = name in SPREADING or not self._spread.isdisjoint(inputs)
         if name not in TOGETHER:
             self._tape.trust = Trust.NEVER
+            self._require_one_program()
         result = self._computed(name, method, args, kwargs, operands)
         self._result(name, self.run, inputs, result, varies, spread and result is not None)
         return result
