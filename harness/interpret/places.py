@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
@@ -15,37 +15,50 @@ from harness.interpret.rewrite import Namespace
 
 @dataclass(frozen=True)
 class Place:
-    """An expression of a kernel: the instruction at `offset` of `code`, which was compiled from the kernel's file."""
+    """An expression in a file.
 
-    code: CodeType
-    offset: int
+    Attributes:
+        line, end_line: counted from 1.
+        column, end_column: in characters, counted from 0; the end is the first that is not part of it.
+        function: the function that it stands in.
+    """
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    function: str
 
     @property
-    def file(self) -> str:
-        return self.code.co_filename
-
-    @property
-    def line(self) -> int:
-        return self._position[0] or self.code.co_firstlineno
-
-    @property
-    def expression(self) -> str:
-        """The text of the expression, on one line."""
-        first, last, start, stop = self._position
-        if first is None or last is None:
-            return linecache.getline(self.file, self.line).strip()
-        lines = [linecache.getline(self.file, i).rstrip("\n") for i in range(first, last + 1)]
-        lines[-1] = lines[-1].encode()[:stop].decode()
-        lines[0] = lines[0].encode()[start:].decode()
-        return " ".join(" ".join(lines).split())
+    def text(self) -> str:
+        """The expression as it stands in the file, in one line."""
+        lines = [line.rstrip("\n") for line in linecache.getlines(self.file)[self.line - 1 : self.end_line]]
+        if not lines:
+            return ""
+        lines[-1] = lines[-1][: self.end_column]
+        lines[0] = lines[0][self.column :]
+        return " ".join(line.strip() for line in lines)
 
     def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line} `{self.expression}`"
+        return f"{Path(self.file).name}:{self.line} `{self.text}`"
 
-    @cached_property
-    def _position(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """First and last line, first and last column; columns count bytes of UTF-8."""
-        return next(islice(self.code.co_positions(), self.offset // 2, None))
+
+@cache
+def place_of(code: CodeType, instruction: int) -> Place:
+    """What stands in the file where an instruction of `code` was compiled from."""
+    positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    line, end_line, column, end_column = positions
+    first = line or code.co_firstlineno
+    last = end_line or first
+    start = _character(code.co_filename, first, column or 0)
+    end = _character(code.co_filename, last, sys.maxsize if end_column is None else end_column)
+    return Place(code.co_filename, first, start, last, end, code.co_name)
+
+
+def _character(file: str, line: int, column: int) -> int:
+    """The character of a line at a column, which Python counts in bytes of UTF-8."""
+    return len(linecache.getline(file, line).rstrip("\n").encode()[:column].decode(errors="ignore"))
 
 
 def here() -> Place | None:
@@ -53,4 +66,4 @@ def here() -> Place | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not isinstance(frame.f_globals, Namespace):
         frame = frame.f_back
-    return None if frame is None else Place(frame.f_code, frame.f_lasti)
+    return None if frame is None else place_of(frame.f_code, frame.f_lasti)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from harness.interpret.formats import Array, is_float
+from harness.interpret.places import Place
 from harness.tracing.lanes import Shape, Source
 from harness.tracing.memory import Addresses
-from harness.tracing.places import Place, Places
+from harness.tracing.places import Places
 
 NOWHERE = Place("", 0, 0, 0, 0, "")
 

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import sys
 import sysconfig
-from dataclasses import dataclass
 from functools import cache
-from itertools import islice
-from types import CodeType, FrameType
+from types import FrameType
 
-
-@dataclass(frozen=True)
-class Place:
-    """An expression in a file.
-
-    Attributes:
-        line, end_line: counted from 1.
-        column, end_column: in characters, counted from 0; the end is the first that is not part of it.
-        function: the function that it stands in.
-    """
-
-    file: str
-    line: int
-    column: int
-    end_line: int
-    end_column: int
-    function: str
-
-    @property
-    def text(self) -> str:
-        """The expression as it stands in the file, in one line."""
-        lines = [line.rstrip("\n") for line in linecache.getlines(self.file)[self.line - 1 : self.end_line]]
-        if not lines:
-            return ""
-        lines[-1] = lines[-1][: self.end_column]
-        lines[0] = lines[0][self.column :]
-        return " ".join(line.strip() for line in lines)
-
+from harness.interpret.places import Place, place_of
 
 Places = tuple[Place, ...]
 
@@ -54,7 +24,7 @@ def places(frame: FrameType | None, upto: FrameType | None = None) -> Places:
         code = frame.f_code
         if _is_of_a_kernel(code.co_filename):
             if delayed != code.co_filename:
-                found.append(_place(code, frame.f_lasti))
+                found.append(place_of(code, frame.f_lasti))
             delayed = code.co_filename if code.co_name == "<lambda>" else None
         frame = frame.f_back
     return tuple(found)
@@ -70,22 +40,6 @@ def is_lastbits_own(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-@cache
-def _place(code: CodeType, instruction: int) -> Place:
-    positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
-    line, end_line, column, end_column = positions
-    first = line or code.co_firstlineno
-    last = end_line or first
-    start = _character(code.co_filename, first, column or 0)
-    end = _character(code.co_filename, last, sys.maxsize if end_column is None else end_column)
-    return Place(code.co_filename, first, start, last, end, code.co_name)
-
-
-def _character(file: str, line: int, column: int) -> int:
-    """The character of a line at a column, which Python counts in bytes of UTF-8."""
-    return len(linecache.getline(file, line).rstrip("\n").encode()[:column].decode(errors="ignore"))
 
 
 @cache
