@@ -48,6 +48,10 @@ class Given:
             self._views[raw] = view(self.start, (self.stop - self.start) // raw.itemsize, raw)
         return self._views[raw]
 
+    def shared_bytes(self) -> Array:
+        """All bytes of the range of memory that it shares."""
+        return view(self.shared[0], self.shared[1] - self.shared[0], BYTE)
+
     @cached_property
     def layout(self) -> tuple[int, list[tuple[int, int]]]:
         """Bytes without a gap, and stride in bytes and count of what repeats them, the outermost first.

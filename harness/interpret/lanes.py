@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,22 @@ class Addresses:
     @property
     def turned(self) -> Addresses | None:
         """The same with the last two axes swapped, if lanes are neighbours along the last but one alone."""
-        if self.count is None or self.base.ndim < 2 or self.count.ndim < 2 or _starts(self) is not None:
+        if self.count is None or self.base.ndim < 2 or self.count.ndim < 2 or self.starts is not None:
             return None
         swapped = Addresses(self.base.swapaxes(-1, -2), self.count.swapaxes(-1, -2), self.width)
-        return None if _starts(swapped) is None else swapped
+        return None if swapped.starts is None else swapped
+
+    @cached_property
+    def starts(self) -> Array | None:
+        """The address of the first lane along the last axis, if all others follow it without a gap."""
+        if self.count is None:
+            return None
+        base, count = core(self.base), core(self.count)
+        moving, still, step = (count, base, 1) if base.shape[-1] == 1 else (base, count, self.width)
+        if still.shape[-1] != 1 or moving.shape[-1] < 2 or not (moving[..., 1:] - moving[..., :-1] == step).all():
+            return None
+        shape = np.broadcast_shapes(self.base.shape[:-1], self.count.shape[:-1])
+        return broadcast(advanced(base[..., 0], count[..., 0], self.width), shape)
 
 
 @dataclass(frozen=True)
@@ -66,13 +79,11 @@ class Lanes:
         starts: address of the first lane of every run; without the last axis unless the runs are single lanes.
         run: lanes in each.
         live: the runs that are not masked; None for all of them.
-        whole: no lane is masked.
     """
 
     starts: Array
     run: int
     live: Array | None
-    whole: bool
 
     @property
     def axes(self) -> int:
@@ -82,25 +93,13 @@ class Lanes:
 
 def lanes_of(addresses: Addresses, mask: Array | None) -> Lanes:
     """The lanes that `mask` leaves of an access."""
-    if (starts := _starts(addresses)) is not None:
+    if (starts := addresses.starts) is not None:
         length = max(addresses.base.shape[-1], addresses.count.shape[-1])  # type: ignore[union-attr]
         if mask is None:
-            return Lanes(starts, length, None, True)
+            return Lanes(starts, length, None)
         if (cut := _cut(mask)) is not None:
-            return Lanes(starts, cut[0], cut[1], False)
-    return Lanes(addresses.all, 1, mask, mask is None)
-
-
-def _starts(addresses: Addresses) -> Array | None:
-    """The address of the first lane along the last axis, if all others follow it without a gap."""
-    if addresses.count is None:
-        return None
-    base, count = core(addresses.base), core(addresses.count)
-    moving, still, step = (count, base, 1) if base.shape[-1] == 1 else (base, count, addresses.width)
-    if still.shape[-1] != 1 or moving.shape[-1] < 2 or not (moving[..., 1:] - moving[..., :-1] == step).all():
-        return None
-    shape = np.broadcast_shapes(addresses.base.shape[:-1], addresses.count.shape[:-1])
-    return broadcast(advanced(base[..., 0], count[..., 0], addresses.width), shape)
+            return Lanes(starts, cut[0], cut[1])
+    return Lanes(addresses.all, 1, mask)
 
 
 def _cut(mask: Array) -> tuple[int, Array | None] | None:

@@ -24,17 +24,14 @@ from harness.interpret.order import is_one_by_one, programs, watching_races
 from harness.interpret.racing import Races
 from harness.interpret.recorder import Recorder
 from harness.interpret.replay import Diverged, Replay
-from harness.interpret.rewrite import (
-    Rewriter,
-    compile_rewritten,
-)
+from harness.interpret.rewrite import Rewriter, compile_rewritten
 from harness.interpret.speculation import Speculation
 from harness.interpret.tape import Segment, Tape, Tapes, Trust
 from harness.interpret.watching import watched_launch
 
 
 class Launcher(GridExecutor):  # type: ignore[misc]
-    """Runs the programs of one launch, one after the other, on the CPU."""
+    """Runs the programs of one launch on the CPU."""
 
     def __init__(self, fn: Any, arg_names: list[str], grid: Any, pre_run_hooks: Any = ()) -> None:
         self.fn, self.arg_names, self.grid, self.pre_run_hooks = fn, arg_names, grid, pre_run_hooks

@@ -16,7 +16,7 @@ from triton._C.libtriton import ir
 from harness.interpret.access import Access
 from harness.interpret.faults import noted, outside, uninitialised
 from harness.interpret.formats import Array, bits_of
-from harness.interpret.given import BYTE, Given, view
+from harness.interpret.given import Given
 from harness.interpret.lanes import Addresses, Lanes, broadcast, first_of, lanes_of, ranges_of, taken, windows
 from harness.interpret.places import Place
 from harness.interpret.racing import Races
@@ -53,12 +53,12 @@ class Memory:
 
     def copies(self) -> dict[int, Array]:
         """Region → the bytes that it holds."""
-        return {x.region: view(x.shared[0], x.shared[1] - x.shared[0], BYTE).copy() for x in self.tensors}
+        return {x.region: x.shared_bytes().copy() for x in self.tensors}
 
     def restore(self, copies: dict[int, Array]) -> None:
         """Let memory hold these bytes again."""
         for tensor in self.tensors:
-            view(tensor.shared[0], tensor.shared[1] - tensor.shared[0], BYTE)[:] = copies[tensor.region]
+            tensor.shared_bytes()[:] = copies[tensor.region]
 
     def differing(self, copies: dict[int, Array]) -> Given | None:
         """A tensor in whose region other bytes are than these; None if there is none."""
@@ -125,7 +125,7 @@ class Memory:
         if self.speculation is not None and len(shape) == access.rank:
             shape = (len(self.speculation.now), *shape)
         where, value, mask = (np.ascontiguousarray(np.broadcast_to(x, shape)) for x in (where, value, mask))
-        if (found := self._lookup(access, Lanes(where, 1, mask, False))) is None:
+        if (found := self._lookup(access, Lanes(where, 1, mask))) is None:
             where, mask = self._allowed(access, where, mask)
         elif self.speculation is not None:
             self.speculation.save(found[0].view(access.raw), found[1][mask])

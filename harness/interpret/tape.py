@@ -120,12 +120,11 @@ class Together:
         """
         asked = {guard.register} if guard else set()
         kept = _needed([*map(_advancing(steps), steps)], asked)
-        done_here = {step.output for step in kept}
-        left_out = {step.output: step for step in steps if guard and step.output not in done_here}
         written = {step.output for step in kept}
+        left_out = {step.output: step for step in steps if guard and step.output not in written}
         spread = {step.output: step.rank for step in kept if step.spread}
         sizes = {step.output: step.bytes for step in kept if step.spread}
-        runnable, left = [], {step.output for step in kept} if guard else set[int]()
+        runnable, left = [], set(written) if guard else set[int]()
         for step in reversed(kept):
             done = {*step.inputs, step.output} & written - left
             left |= done
