@@ -55,7 +55,9 @@ NORM = "rms_norm x=bf16[4,7,5000]@35056,5008,1:rows weight=bf16[5000]:near_one e
 
 
 def test_whatever_always_fails_ends_with_one_element() -> None:
-    assert smallest(NORM, lambda case: True, most=4) == "x=bf16[1,1,1] eps=1e-05"
+    line = NORM.replace(" eps", " residual=bf16[4,7,5000]@35056,5008,1 eps")
+    assert smallest(line, lambda case: True, most=4) == "x=bf16[1,1,1] eps=1e-05"
+    assert smallest(line, lambda case: case["x"].numel > 30, most=40) == "x=bf16[4,4,2] eps=1e-05"
 
 
 def test_a_size_ends_where_the_failure_begins() -> None:
@@ -255,7 +257,7 @@ def test_other_values_are_tried_with_every_smaller_case() -> None:
         output += 1.0
 
     results, _ = ran(spoil, REAL)
-    assert len(calls) == 4 * len(results) == 8
+    assert len(calls) == 4 * len(results) == 20
 
 
 # A kernel that has failed stops

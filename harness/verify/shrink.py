@@ -8,7 +8,7 @@ the other (codes that share an element, columns that share a scale), where the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
@@ -88,7 +88,7 @@ def _sizes(case: Case) -> dict[Place, int]:
     return dims | {(name, 0): value for name, value in case.params.items() if type(value) is int}
 
 
-def _with_smaller_sizes(case: Case, samples: list[Sizes], trial: Trial, *, known: bool) -> Case:
+def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
     """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
     seen: set[Place] = set()
     for place, _ in sorted(_sizes(case).items(), key=lambda item: -item[1]):
@@ -119,7 +119,7 @@ def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Ca
     return found, taken
 
 
-def _together(place: Place, case: Case, samples: list[Sizes]) -> Iterator[Places]:
+def _together(place: Place, case: Case, samples: Sequence[Sizes]) -> Iterator[Places]:
     """Places to change with one: those of equal sizes, then others too whose sizes divide it, few before many."""
     sizes = _sizes(case)
     own = _equal(place, samples).intersection(sizes)
@@ -134,14 +134,14 @@ def _together(place: Place, case: Case, samples: list[Sizes]) -> Iterator[Places
             yield own.union(*chosen)
 
 
-def _equal(place: Place, samples: list[Sizes]) -> Places:
+def _equal(place: Place, samples: Sequence[Sizes]) -> Places:
     """The places whose sizes are the same in every sample that has both."""
     return frozenset(
         other for other in samples[0] if all(s[other] == s[place] for s in samples if other in s and place in s)
     )
 
 
-def _divides(other: Place, place: Place, samples: list[Sizes]) -> bool:
+def _divides(other: Place, place: Place, samples: Sequence[Sizes]) -> bool:
     return all(s[other] and s[place] % s[other] == 0 for s in samples if other in s and place in s)
 
 
@@ -196,8 +196,8 @@ def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
 
 def _padded(case: Case, *, name: str) -> Case:
     """The case with the simplest strides that are not contiguous for a tensor that has some."""
-    tensor = case[name]
-    layout = padded(tensor.shape, tensor.dtype) if tensor.strides is not None else None
+    found = {t.name: padded(t.shape, t.dtype) for t in case.tensors if t.strides is not None}
+    layout = found.get(name)
     return case if layout is None else _with(case, name=name, strides=layout.strides, offset=layout.offset)
 
 
