@@ -1,6 +1,6 @@
-"""One item of a plan: its examples, then cases that Hypothesis generates; a failure is shrunk, and ends the item.
+"""One item of a plan: its examples, then cases that Hypothesis generates; the first failure is made small.
 
-Only what the item consists of counts as a case. What is tried while a failure is shrunk is recorded as such.
+Only what the item consists of counts as a case. What is tried while a failure is made small is recorded as such.
 """
 
 from __future__ import annotations
@@ -55,35 +55,41 @@ def run_item(
     verify: Verify = directly,
     failures: Failures | None = None,
 ) -> None:
-    """Run the item's examples and `cases` generated cases, recording each result; the first failure is shrunk.
+    """Run the item's examples and `cases` generated cases, recording each result; the first failure is made small.
 
-    With `failures`, which it adds to, nothing is run of a kernel that has failed. Lines that a reader asked for are all
-    run, and not shrunk: the reader wants to know of these.
+    With `failures`, which it adds to, a kernel that has failed runs nothing more. Lines that a reader asked for are all
+    run, as they are: the reader wants to know of these.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
         Stopped: the kernel has failed in another item.
     """
-    subject, explorer = item.subject, Explorer(item, record, started, verify)
-    names = subject.kernel.name, str(subject.device)
-    stops = None if item.asked else failures
-    if stops and stops.has(*names):
+    explorer = Explorer(item, record, started, verify)
+    if failures is None or item.asked:
+        _run_all(explorer, draw(item.group, cases, seed_), shrinks=not item.asked)
+    else:
+        _run_until_failure(explorer, item, cases, seed_, failures)
+
+
+def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> None:
+    results = [explorer.run(case) for case in drawn]
+    for case, result in zip(drawn, results, strict=True):
+        if result.verdict in BAD:
+            raise CaseFailed(explorer.shrunk(case, result, drawn) if shrinks else result)
+
+
+def _run_until_failure(explorer: Explorer, item: Item, cases: int, seed_: int, failures: Failures) -> None:
+    names = item.subject.kernel.name, str(item.subject.device)
+    if failures.has(*names):
         raise Stopped(item.planned(cases).cases)
     drawn = draw(item.group, cases, seed_)
-    failed: CaseResult | None = None
-    for left, case in zip(range(len(drawn), 0, -1), drawn, strict=True):
-        if stops and stops.has(*names):
-            raise Stopped(left)
+    for place, case in enumerate(drawn):
+        if failures.has(*names):
+            raise Stopped(len(drawn) - place)
         result = explorer.run(case)
-        if result.verdict not in BAD or failed:
-            continue
-        if stops:
-            stops.add(*names)
-        failed = result if item.asked else explorer.shrunk(case, result, drawn)
-        if stops:
-            raise CaseFailed(failed, left - 1)
-    if failed:
-        raise CaseFailed(failed)
+        if result.verdict in BAD:
+            failures.add(*names)
+            raise CaseFailed(explorer.shrunk(case, result, drawn), left=len(drawn) - place - 1)
 
 
 def unfinished(item: Item, reason: str) -> CaseResult:
