@@ -69,6 +69,11 @@ def test_a_size_ends_where_the_failure_begins() -> None:
     assert smallest(NORM, tail, most=25) == "x=bf16[1,1,1025] weight=bf16[1025] eps=1e-05"
 
 
+def test_what_has_no_rows_stays_so() -> None:
+    line = "completion_mask ids=int64[0,6] eos_ids=int64[2]:counting mask_truncated=True seed=0"
+    assert smallest(line, lambda case: True, most=4) == "ids=int64[0,1] eos_ids=int64[1]:counting"
+
+
 def test_values_and_parameters_stay_where_the_failure_needs_them() -> None:
     def needs_them(case: Case) -> bool:
         return case["x"].regime == "rows" and case.params.get("weight_offset") == 1.0

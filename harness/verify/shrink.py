@@ -91,8 +91,8 @@ def _sizes(case: Case) -> dict[Place, int]:
 def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
     """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
     seen: set[Place] = set()
-    for place, _ in sorted(_sizes(case).items(), key=lambda item: -item[1]):
-        if place in seen:
+    for place, size in sorted(_sizes(case).items(), key=lambda item: -item[1]):
+        if size < 2 or place in seen:
             continue
         seen |= _equal(place, samples)
         for places in _together(place, case, samples):
