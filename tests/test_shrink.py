@@ -150,9 +150,9 @@ def test_codes_and_their_scales_follow_the_columns() -> None:
     def two_experts(case: Case) -> bool:
         return case["gate_proj"].shape[0] >= 2
 
-    other = CODES.replace("3,", "4,").replace("[6", "[7")
+    other = CODES.replace("3,", "4,").replace("[6", "[7").replace("experts_3", "experts_4")
     assert smallest(CODES, two_experts, fits, [other], most=12) == (
-        "x=bf16[1,32] expert_ids=int64[1,1]:experts_3 routing_weights=fp32[1,1] gate_proj=int32[2,1,4]:bits "
+        "x=bf16[1,32] expert_ids=int64[1,1]:experts_2 routing_weights=fp32[1,1] gate_proj=int32[2,1,4]:bits "
         "gate_lora_a=bf16[2,1,32] gate_lora_b=bf16[2,1,1] gate_scale=bf16[2,1,1] scaling=2.0"
     )
 

@@ -8,6 +8,7 @@ the other (codes that share an element, columns that share a scale), where the o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,8 +24,10 @@ MOST_TRIES = 60
 
 _MOST_LINKED = 3  # sizes that follow another one: codes, their scales, and scales of other groups
 
+_NUMBER = re.compile(r"_(\d+)$")
+
 Place = tuple[str, int]
-"""Where a size is: a tensor and a dimension, -1 for the last; or a parameter and 0."""
+"""Where a size is: a tensor and a dimension, -1 for the last, or 1 for the number in its regime; a parameter and 0."""
 
 Places = frozenset[Place]
 Change = Callable[[Case], Case]
@@ -83,16 +86,17 @@ Sizes = Mapping[Place, int]
 
 
 def _sizes(case: Case) -> dict[Place, int]:
-    """The sizes of all dimensions, and the parameters that are numbers of something."""
+    """The sizes of all dimensions, and the parameters and regimes that say a number of something."""
     dims = {(t.name, dim - len(t.shape)): size for t in case.tensors for dim, size in enumerate(t.shape)}
-    return dims | {(name, 0): value for name, value in case.params.items() if type(value) is int}
+    regimes = {(t.name, 1): int(found[1]) for t in case.tensors if (found := _NUMBER.search(t.regime))}
+    return dims | regimes | {(name, 0): value for name, value in case.params.items() if type(value) is int}
 
 
 def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
     """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
     seen: set[Place] = set()
     for place, size in sorted(_sizes(case).items(), key=lambda item: -item[1]):
-        if size < 2 or place in seen:
+        if size < 2 or place in seen or _is_regime(place):
             continue
         seen |= _equal(place, samples)
         for places in _together(place, case, samples):
@@ -127,7 +131,7 @@ def _together(place: Place, case: Case, samples: Sequence[Sizes]) -> Iterator[Pl
     linked = dict.fromkeys(
         _equal(other, samples).intersection(sizes)
         for other, size in sizes.items()
-        if size > 1 and other not in own and _divides(other, place, samples)
+        if size > 1 and other not in own and not _is_regime(other) and _divides(other, place, samples)
     )
     for count in range(1, _MOST_LINKED + 1):
         for chosen in combinations(linked, count):
@@ -145,14 +149,22 @@ def _divides(other: Place, place: Place, samples: Sequence[Sizes]) -> bool:
     return all(s[other] and s[place] % s[other] == 0 for s in samples if other in s and place in s)
 
 
+def _is_regime(place: Place) -> bool:
+    """Whether it is the number in a regime, which follows a size or stays what it is."""
+    return place[1] == 1
+
+
 def _resized(case: Case, sizes: Sizes) -> Case:
     """The case with other sizes at some places; a layout stays what it is."""
-    tensors = [
-        _in_shape(t, tuple(sizes.get((t.name, dim - len(t.shape)), size) for dim, size in enumerate(t.shape)))
-        for t in case.tensors
-    ]
     params = {name: sizes.get((name, 0), value) for name, value in case.params.items()}
-    return replace(case, tensors=tuple(tensors), params=params)
+    return replace(case, tensors=tuple(_tensor_resized(t, sizes) for t in case.tensors), params=params)
+
+
+def _tensor_resized(tensor: TensorSpec, sizes: Sizes) -> TensorSpec:
+    name, rank, number = tensor.name, len(tensor.shape), sizes.get((tensor.name, 1))
+    regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
+    shape = tuple(sizes.get((name, dim - rank), size) for dim, size in enumerate(tensor.shape))
+    return _in_shape(replace(tensor, regime=regime), shape)
 
 
 def _in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
