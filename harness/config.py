@@ -36,6 +36,7 @@ class Config:
         cases: generated cases per kernel and group; None for the profile's number.
         timeout: seconds that one case may take.
         strict: notices fail a case.
+        keep_going: a kernel that has failed runs its other cases all the same.
         sanitize: memory accesses are looked at, too: by compute-sanitizer on CUDA, for races where kernels are
             interpreted.
     """
@@ -54,6 +55,7 @@ class Config:
     cases: int | None = None
     timeout: float = 120.0
     strict: bool = False
+    keep_going: bool = False
     sanitize: bool = False
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 from harness.config import Config
 from harness.errors import LastbitError
 from harness.timing import PLANNING, Clock, listening, timed
-from harness.verify.notes import Notes, Unrecorded
+from harness.verify.notes import Failures, Notes, Unrecorded, read_json
 from harness.verify.schedule import Schedule, units
 
 if TYPE_CHECKING:
@@ -74,8 +74,16 @@ class _Session:
         if error and error != "keyboard-interrupt":  # as pytest-xdist calls it
             self.crashed.append(node.gateway.id)
             self.notes.write("crashed", self.crashed)
+            self._note_failure(node.gateway.id)
             if self.notes.read("selected") is None:  # another one would end likewise, for ever
                 pytest.exit(f"worker {node.gateway.id} ended before it had collected anything: {error}", returncode=3)
+
+    def _note_failure(self, worker: str) -> None:
+        """Note that the kernel in whose case a worker ended has failed."""
+        folder = self.notes.folder
+        for path in folder.glob(f"{self.notes.device_type}-{worker}-*.started"):
+            under_way = read_json(path)
+            Failures(folder).add(under_way["kernel"], under_way["device"])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         lines = report.longreprtext.splitlines() if report.failed else []

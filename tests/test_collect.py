@@ -9,18 +9,20 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from harness.commands.running import _kept
 from harness.config import Config
 from harness.errors import LastbitError
+from harness.plugin import _Session
 from harness.result import CaseResult, Verdict
 from harness.run import Run
 from harness.verify.collect import collect
-from harness.verify.notes import write_json
+from harness.verify.notes import Failures, Unrecorded, write_json
 from harness.verify.plan import Planned
-from harness.verify.recorder import Recorder, Unrecorded
+from harness.verify.recorder import Recorder
 from harness.verify.run import Child
 from reports import markdown
 from reports.records import dump
@@ -130,6 +132,33 @@ def test_what_a_failure_stopped_is_listed(left: Left) -> None:
     assert reasons(run) == {"later on cpu": "-x or --maxfail stopped pytest"}
 
 
+def test_what_a_failed_kernel_left_is_a_line_with_the_number_of_cases(left: Left) -> None:
+    """By two workers: one in which it failed, and one that then had another group of cases and has begun none."""
+    left.plan(planned("wrong", "a", 5), *(planned("wrong", f"g{n}", 8) for n in range(9)), planned("right", "a"))
+    for worker, groups in (("gw0", {"a": 4, "g0": 8}), ("gw1", {f"g{n}": 8 for n in range(1, 9)})):
+        recorder = Recorder(Config(folder=str(left.folder)), f"cpu-{worker}", dump)
+        for group, cases in groups.items():
+            recorder.leave(_item("wrong", group), cases)  # type: ignore[arg-type]
+    run = left.run(FAILED, result("wrong", "a", Verdict.FAILED), result("right", "a"))
+    assert (run.exit_code, run.broken, run.unverified) == (1, "", ())
+    reason = "stopped after its first failure; --keep-going runs the rest"
+    assert reasons(run) == {"wrong on cpu, 76 more cases": reason}
+
+
+def test_workers_know_of_failures_unless_they_keep_going(tmp_path: Path) -> None:
+    recorders = [Recorder(Config(str(tmp_path), keep_going=on), f"cpu-gw{on:d}", dump) for on in (False, True)]
+    assert [recorder.failures for recorder in recorders] == [Failures(tmp_path), None]
+
+
+def test_a_kernel_that_ends_its_worker_has_failed(left: Left) -> None:
+    left.started("k", "gw1")
+    gateway = SimpleNamespace(gateway=SimpleNamespace(id="gw1"))
+    left.child.notes.write("selected", [])
+    _Session(left.child.notes).pytest_testnodedown(gateway, "Not properly terminated")
+    failures = Failures(left.folder)
+    assert failures.has("k", "cpu") and not failures.has("another", "cpu")
+
+
 def test_an_item_that_ran_and_left_no_result_breaks_the_run(left: Left) -> None:
     left.plan(planned("k"), planned("silent"))
     run = left.run(DONE, result("k"))
@@ -230,12 +259,10 @@ class Full:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def _item() -> object:
-    """As much of an item as the note of a case needs."""
-    from types import SimpleNamespace as Some
-
-    kernel = Some(name="k", source="")
-    return Some(subject=Some(kernel=kernel, contract=CONTRACT, device="cpu"), group=Some(name="g"))
+def _item(kernel: str = "k", group: str = "g") -> object:
+    """As much of an item as the notes of a worker need."""
+    subject = SimpleNamespace(kernel=SimpleNamespace(name=kernel, source=""), contract=CONTRACT, device="cpu")
+    return SimpleNamespace(subject=subject, group=SimpleNamespace(name=group))
 
 
 def test_the_notes_are_json_that_a_reader_of_the_folder_understands(left: Left) -> None:

@@ -47,6 +47,7 @@ def _cases(draw, bias):
 
 def groups(accepts, *, small):
     yield Group("plain", strategy=_cases(False))
+    yield Group("more", strategy=_cases(False))
     if "bias" in accepts:
         yield Group("bias", strategy=_cases(True))
 """
@@ -108,8 +109,9 @@ def test_right_kernels_pass(project: Path) -> None:
 
 def test_a_wrong_kernel_fails_and_the_contract_that_it_keeps_is_named(project: Path) -> None:
     (project / "kernels" / "wrong.py").write_text(WRONG)
-    done = verify(project, "--kernel", "claims_too_much")
+    done = verify(project, "--kernel", "claims_too_much", "-n", "2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
     assert "fp32_square" in done.stdout
-    assert "squared x=bf16[" in done.stdout, "the case line, to run it again"
+    assert "squared x=bf16[1,7] factor=3.0 seed=0" in done.stdout, "the smallest case, to run it again"
+    assert "stopped after its first failure; --keep-going runs the rest" in " ".join(done.stdout.split())

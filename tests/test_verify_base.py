@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import cli
+from harness.config import Config
 
 REFERENCE = """\
 from harness.op import op
@@ -86,6 +87,8 @@ def test_only_the_working_tree_decides(
     assert any(line.startswith(f"{word}  triple on cpu") for line in changes.splitlines()), changes
     assert "--kernel 'triple@HEAD'" not in printed, "findings are those of today's kernels"
     assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
+    [settings] = tmp_path.glob(".lastbit/runs/*/config.json")
+    assert Config.load(settings).keep_going, "revisions are compared on the cases that both have"
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "_run", lambda settings, *_, **__: seen.append(settings) or 0)
     options = "--profile smoke --op thrice --kernel right --kernel hangs --seed 5 --cases-per-group 7 --timeout 9"
-    files = "--cases lines.txt --project p --kernels k --run-folder r --device cpu:0"
+    files = "--cases lines.txt --project p --kernels k --run-folder r --device cpu:0 --keep-going"
     cli.main(["verify", *options.split(), *files.split()])
     assert seen == [
         Config(
@@ -398,6 +398,7 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
             seed=5,
             cases=7,
             timeout=9.0,
+            keep_going=True,
         )
     ]
 

@@ -61,7 +61,7 @@ def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, worke
     folders = [word for name in FOLDERS for word in ("--kernels", str(ROOT / name))]
     kernels = [word for name in kernel_names(ops) for word in ("--kernel", name)]
     command = [sys.executable, "-m", "harness", "verify", *folders, *kernels, "--run-folder", str(folder)]
-    command += ["--cases-per-group", str(count), "--seed", str(seed), "-n", str(workers)]
+    command += ["--cases-per-group", str(count), "--seed", str(seed), "-n", str(workers), "--keep-going"]
     command += [word for op in ops for word in ("--op", op)]
     command += ["-k", only] if only else []
     subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False)

@@ -132,7 +132,7 @@ def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Seque
     from harness.devices import DevicePlan
     from harness.errors import UnsupportedCase
     from harness.interpret import install
-    from harness.verify.inprocess import draw
+    from harness.verify.drawing import draw
     from harness.verify.plan import make_plan
     from tests.kernel_bytes import case_differences
 

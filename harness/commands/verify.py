@@ -39,6 +39,8 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
     parser.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
     parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
+    help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
+    parser.add_argument("--keep-going", action="store_true", help=help)
     add_device(parser)
     add_kernel_choice(parser)
     add_run(parser)
@@ -52,6 +54,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         ops=tuple(options.op),
         seed=options.seed,
         cases=options.cases_per_group,
+        keep_going=options.keep_going or options.base is not None,  # two revisions are compared on common cases
     )
     arguments = [*workers_of(options), *rest]
     if options.base is None:

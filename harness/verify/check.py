@@ -143,6 +143,17 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
     return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
 
 
+def takes(subject: Subject, case: Case) -> bool:
+    """Whether the kernel's signature can take the case, and the reference gives a meaning to it."""
+    if unsupported(subject.kernel, case):
+        return False
+    try:
+        check_arguments(subject.op, [t.name for t in case.tensors], case.params)
+        return bool(subject.problem(build(case.gathered(), subject.device)).results)
+    except Exception:  # an op's reference may raise whatever it likes for shapes that do not fit
+        return False
+
+
 def unsupported(kernel: Kernel, case: Case) -> str:
     """Why the kernel's signature cannot take the case, or an empty string."""
     if extra := case.names - kernel.accepts:

@@ -6,7 +6,7 @@ nothing explains it, the run is broken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from harness.result import BAD, CaseResult, Verdict
 from harness.run import NotRun, Run, Spent
 from harness.timing import Clock, listening
 from harness.verify.coverage import coverage_of
-from harness.verify.notes import TIME, read_json
+from harness.verify.notes import HAS_FAILED, LEFT, TIME, read_json
 from harness.verify.plan import Planned
 from harness.verify.power import agreement_of, power_of
 from harness.verify.project import open_project
@@ -28,6 +28,7 @@ from harness.verify.run import Child, environment_of
 
 _RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
 _MOST_GROUPS = 3
+_Key = tuple[str, str, str]  # of an item: kernel, device, group
 
 INTERRUPTED = "interrupted"
 STOPPED = "-x or --maxfail stopped pytest"
@@ -75,7 +76,9 @@ def collect(
     died = [case for case in left if case in killed or not stops[case.device_type]]
     unfinished = [case.not_run(stops[case.device_type]) for case in left if case not in died]
     results = _in_order([*recorded, *(case.errored for case in died)], ended.values())
-    missing = [n for process in ended.values() for n in _missing(process, results, stops[process.device_type])]
+    rest = _left_by_failures(Path(config.folder))
+    told = {(r.kernel, r.device, r.group) for r in results} | rest.keys()
+    missing = [n for process in ended.values() for n in _missing(process, told, stops[process.device_type])]
     with listening(Clock()) as clock:
         power = () if interrupted else power_of(results, open_project(config))
     planned = [item for process in ended.values() for item in process.items]
@@ -83,7 +86,7 @@ def collect(
         results=tuple(results),
         broken=INTERRUPTED if interrupted else "; ".join(_broken(ended.values(), stops, missing)),
         power=power,
-        not_run=(*_left_out(ended.values(), stops.values()), *unfinished, *missing),
+        not_run=(*_left_out(ended.values(), stops.values()), *unfinished, *_of_failed(ended.values(), rest), *missing),
         agreement=agreement_of(results),
         environment=environment_of(config),
         spent=_spent(Path(config.folder), clock),
@@ -162,12 +165,24 @@ def _broken(processes: Iterable[Ended], stops: Mapping[str, str], missing: Itera
         yield f"no result of {', '.join(unknown)} was recorded"
 
 
-def _missing(process: Ended, results: Iterable[CaseResult], stop: str) -> Iterator[NotRun]:
-    """The planned items without any result, a line for each kernel, device and reason."""
-    ran = {(r.kernel, r.device, r.group) for r in results}
+def _left_by_failures(folder: Path) -> dict[_Key, int]:
+    """The items that were not finished because their kernel had failed → how many cases were not run."""
+    notes = [note for path in folder.glob(f"*{LEFT}") for note in read_json(path)]
+    return {(note["kernel"], note["device"], note["group"]): note["cases"] for note in notes}
+
+
+def _of_failed(processes: Iterable[Ended], rest: Mapping[_Key, int]) -> Iterator[NotRun]:
+    """What failed kernels did not run, a line for each kernel and device."""
+    for kernel, device in dict.fromkeys((item.kernel, item.device) for process in processes for item in process.items):
+        if cases := sum(count for key, count in rest.items() if key[:2] == (kernel, device)):
+            yield NotRun(f"{kernel} on {device}, {cases:,} more case{'s' * (cases > 1)}", HAS_FAILED, kernel, device)
+
+
+def _missing(process: Ended, told: Collection[_Key], stop: str) -> Iterator[NotRun]:
+    """The planned items without any result or reason, a line for each kernel, device and reason."""
     lacking: dict[tuple[str, str, str], list[str]] = {}
     for item in process.items:
-        if (item.kernel, item.device, item.group) not in ran:
+        if (item.kernel, item.device, item.group) not in told:
             reason = _reason(item, process, stop)
             lacking.setdefault((item.kernel, item.device, reason), []).append(item.group)
     planned = [(item.kernel, item.device) for item in process.items]

@@ -1,84 +1,95 @@
-"""One item of a plan: its examples, its designed cases, then what Hypothesis draws; the first failure is shrunk.
+"""One item of a plan: its examples, its designed cases, then what Hypothesis draws; the first failure is made small.
 
-Only what a run would have without a failure counts as a case. What is tried while a failure is shrunk is recorded as
-such, and replays are answered from memory.
+Only what the item consists of counts as a case. What is tried while a failure is made small is recorded as such.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
-from hypothesis.errors import Flaky
-
 from harness.case import Case
-from harness.inputs.bits import key_of
 from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
-from harness.verify.check import verify_case
-from harness.verify.drawing import designed_cases, free
+from harness.verify.check import takes, verify_case
+from harness.verify.drawing import draw
+from harness.verify.notes import HAS_FAILED, Failures
 from harness.verify.plan import Item
 from harness.verify.sharing import Verify, directly
+from harness.verify.shrink import shrink
 
 Record = Callable[[CaseResult], None]
 Started = Callable[[Item, Case], None]
 
-_SHRINK_CASES = 60  # tried after a failure; a smaller case helps the reader, but not at any price
+_NUMBERS = re.compile(r"(\W*\d\w*\W*)+")
 
 
 class CaseFailed(Exception):
-    """A kernel failed a case."""
+    """A kernel failed a case, or raised, or returned something that cannot be judged.
 
-    def __init__(self, result: CaseResult) -> None:
+    Attributes:
+        result: of the smallest case that was found.
+        left: how many cases of the item were not run.
+    """
+
+    def __init__(self, result: CaseResult, left: int = 0) -> None:
         super().__init__(result.case)
-        self.result = result
+        self.result, self.left = result, left
 
 
-class CaseErrored(CaseFailed):
-    """A kernel raised, or returned something that cannot be judged."""
+class Stopped(Exception):
+    """The kernel has failed elsewhere; `cases` of this item were not run."""
+
+    def __init__(self, cases: int) -> None:
+        super().__init__(HAS_FAILED)
+        self.cases = cases
 
 
 def run_item(
-    item: Item, *, cases: int, seed_: int, record: Record, started: Started, verify: Verify = directly
+    item: Item,
+    *,
+    cases: int,
+    seed_: int,
+    record: Record,
+    started: Started,
+    verify: Verify = directly,
+    failures: Failures | None = None,
 ) -> None:
-    """Run the item's examples, its designed cases, and what Hypothesis draws besides; about `cases` of these two.
+    """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
-    Each result is recorded.
+    With `failures`, which it adds to, a kernel that has failed runs nothing more. Lines that a reader asked for are all
+    run, as they are: the reader wants to know of these.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
+        Stopped: the kernel has failed in another item.
     """
-    explorer = _Explorer(item, record, started, verify)
-    fixed = (*item.group.examples, *designed_cases(item.group, seed_))
-    failures = [r for case in fixed if (r := explorer.run(case)).verdict in BAD]
-    if failures:
-        raise _failure(failures[0])
-    left = item.group.left_to_draw(cases)
-    if not left:
-        return
+    explorer = Explorer(item, record, started, verify)
+    if failures is None or item.asked:
+        _run_all(explorer, draw(item.group, cases, seed_), shrinks=not item.asked)
+    else:
+        _run_until_failure(explorer, item, cases, seed_, failures)
 
-    @seed(key_of(seed_, item.group.name))
-    @settings(
-        max_examples=left,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
-    @given(free(item.group))
-    def explore(case: Case) -> None:
-        explorer.explore(case)
 
-    try:
-        explore()
-    except CaseFailed as error:
-        raise error.with_traceback(None) from None
-    except Flaky:
-        if not explorer.failures:
-            raise
-        raise _failure(explorer.failures[0]) from None
+def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> None:
+    results = [explorer.run(case) for case in drawn]
+    for case, result in zip(drawn, results, strict=True):
+        if result.verdict in BAD:
+            raise CaseFailed(explorer.shrunk(case, result, drawn) if shrinks else result)
+
+
+def _run_until_failure(explorer: Explorer, item: Item, cases: int, seed_: int, failures: Failures) -> None:
+    names = item.subject.kernel.name, str(item.subject.device)
+    if failures.has(*names):
+        raise Stopped(item.planned(cases).cases)
+    drawn = draw(item.group, cases, seed_)
+    for place, case in enumerate(drawn):
+        if failures.has(*names):
+            raise Stopped(len(drawn) - place)
+        result = explorer.run(case)
+        if result.verdict in BAD:
+            failures.add(*names)
+            raise CaseFailed(explorer.shrunk(case, result, drawn), left=len(drawn) - place - 1)
 
 
 def unfinished(item: Item, reason: str) -> CaseResult:
@@ -88,59 +99,90 @@ def unfinished(item: Item, reason: str) -> CaseResult:
     return subject.outcome(Verdict.ERRORED, case, "", reason=reason, group=group)
 
 
-def _failure(result: CaseResult) -> CaseFailed:
-    return (CaseErrored if result.verdict is Verdict.ERRORED else CaseFailed)(result)
+class Explorer:
+    """Runs cases of an item one after the other, and records the results.
 
-
-class _Explorer:
-    """Runs cases, remembers their results, and stops shrinking after a number of tries.
-
-    A contract that one case of the item has ruled out for some dtypes is not tried on others of these dtypes.
+    A contract that one of them has ruled out for some dtypes is not tried on others of these dtypes.
     """
 
-    def __init__(self, item: Item, record: Record, started: Started, verify: Verify) -> None:
-        self.item, self.record, self.started, self.verify = item, record, started, verify
-        self.known: dict[str, CaseResult] = {}
-        self.failures: list[CaseResult] = []
-        self.shrinks = 0
-        self.repeated: set[object] = set()
-        self.settled: dict[str, set[str]] = {}
+    def __init__(self, item: Item, record: Record, started: Started, verify: Verify = directly) -> None:
+        self._item, self._record, self._started, self._verify = item, record, started, verify
+        self._repeated: set[object] = set()
+        self._settled: dict[str, set[str]] = {}
 
     def run(self, case: Case) -> CaseResult:
-        line = str(case)
-        if line in self.known:
-            return self.known[line]
-        settled = self.settled.setdefault(case.dtypes, set())
+        """The result of a case of the item.
 
-        def attempt() -> CaseResult:
-            self.started(self.item, case)
-            return verify_case(self.item.subject, case, repeat=self._repeats(case), settled=settled)
-
-        result = self.verify(attempt)
-        settled |= {contract for contract, elements in result.ruled_out.items() if elements}
-        result = replace(result, group=self.item.group.name, counted=not self.failures)
-        self.record(result)
-        self.known[line] = result
+        It is called with other values, too, if it is the first of its kind, or a reader asked for it.
+        """
+        result = self._verified(case, repeat=self._item.asked or _kind(case) not in self._repeated)
         if result.verdict not in TURNED_DOWN:
-            self.repeated.add(_kind(case))
+            self._repeated.add(_kind(case))
+        self._record(result)
         return result
 
-    def _repeats(self, case: Case) -> bool:
-        """Whether the case is called with other values, too: the first of its kind, and whatever a reader asked for.
+    def shrunk(self, case: Case, failed: CaseResult, alike: Sequence[Case]) -> CaseResult:
+        """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group."""
+        trial = _Alike(self, failed)
+        shrink(case, self._item.subject.op, alike, trial)
+        return trial.smallest
 
-        While a failure is shrunk every case is, because the failure may be one that needs it.
+    def takes(self, case: Case) -> bool:
+        """Whether the case means something to the kernel's signature and to the reference."""
+        return takes(self._item.subject, case)
+
+    def fails_like(self, failed: CaseResult, case: Case) -> CaseResult | None:
+        """The result of a case of no item if it fails as another did, with all calls, as the failure may need them.
+
+        A failure in another way is recorded as skipped: nobody has said that the kernel is meant for the case.
         """
-        return self.item.asked or bool(self.failures) or _kind(case) not in self.repeated
-
-    def explore(self, case: Case) -> None:
-        if self.failures:
-            if str(case) not in self.known and self.shrinks >= _SHRINK_CASES:
-                return
-            self.shrinks += 1
-        result = self.run(case)
+        result = replace(self._verified(case, repeat=True), counted=False)
+        if _way(result) == _way(failed):
+            self._record(result)
+            return result
         if result.verdict in BAD:
-            self.failures.append(result)
-            raise _failure(result)
+            reason = f"fails, but not as the case that is made smaller: {': '.join(_way(result))}"
+            result = replace(result, verdict=Verdict.SKIPPED, stages=(), findings=(), reason=reason)
+        self._record(result)
+        return None
+
+    def _verified(self, case: Case, *, repeat: bool) -> CaseResult:
+        settled = self._settled.setdefault(case.dtypes, set())
+
+        def attempt() -> CaseResult:
+            self._started(self._item, case)
+            return verify_case(self._item.subject, case, repeat=repeat, settled=settled)
+
+        result = self._verify(attempt)
+        settled |= {contract for contract, elements in result.ruled_out.items() if elements}
+        return replace(result, group=self._item.group.name)
+
+
+class _Alike:
+    """Tries smaller cases than one that failed.
+
+    Attributes:
+        smallest: the result of the last one that failed like it.
+    """
+
+    def __init__(self, explorer: Explorer, failed: CaseResult) -> None:
+        self._explorer, self.smallest = explorer, failed
+
+    def takes(self, case: Case) -> bool:
+        return self._explorer.takes(case)
+
+    def fails(self, case: Case) -> bool:
+        result = self._explorer.fails_like(self.smallest, case)
+        self.smallest = result or self.smallest
+        return result is not None
+
+
+def _way(result: CaseResult) -> tuple[str, ...]:
+    """How a case went: the error without its numbers, or the first stage that is wrong and the first finding."""
+    if result.verdict is Verdict.ERRORED:
+        return result.verdict, _NUMBERS.sub("#", result.reason)
+    stage = result.failing_stage
+    return result.verdict, stage.name if stage else "", *(finding.kind for finding in result.faults[:1])
 
 
 def _kind(case: Case) -> object:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,11 @@ from harness.files import replace_file
 
 TIME = ".time.json"
 """Suffix of the file in which a worker notes where its time went, part by part."""
+
+LEFT = ".left.json"
+"""Suffix of the file in which a worker notes what it left because a kernel had failed: kernel, device, group, cases."""
+
+HAS_FAILED = "stopped after its first failure; --keep-going runs the rest"
 
 
 class Unrecorded(LastbitError):
@@ -40,6 +48,34 @@ class Notes:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self.device_type}.{name}.json"
+
+
+@dataclass(frozen=True)
+class Failures:
+    """The kernels of a run that have failed, as its workers tell each other by empty files in its folder."""
+
+    folder: Path
+
+    def add(self, kernel: str, device: str) -> None:
+        """Note a failure; `Unrecorded` if that cannot be written."""
+        path = self._path(kernel, device)
+        with written(path):
+            path.touch()
+
+    def has(self, kernel: str, device: str) -> bool:
+        return self._path(kernel, device).exists()
+
+    def _path(self, kernel: str, device: str) -> Path:
+        return self.folder / f"{hashlib.sha256(repr((kernel, device)).encode()).hexdigest()[:16]}.failed"
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Raise `Unrecorded` for what the system says to writing a file."""
+    try:
+        yield
+    except OSError as error:
+        raise Unrecorded(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def write_json(path: Path, content: object) -> None:

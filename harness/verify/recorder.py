@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +15,7 @@ from harness.case import Case
 from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
-from harness.verify.notes import TIME, Unrecorded, write_json
+from harness.verify.notes import LEFT, TIME, Failures, write_json, written
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
 
@@ -33,9 +33,12 @@ class Recorder:
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
         self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
         self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
+        self.failures = None if config.keep_going else Failures(self._folder)
+        self._lacking: list[dict[str, str | int]] = []
         stem = self._folder / f"{worker}-{os.getpid()}"
         self._under_way, self._time = stem.with_suffix(".started"), stem.with_suffix(TIME)
-        with _written(stem):
+        self._left = stem.with_suffix(LEFT)
+        with written(stem):
             self._results: TextIO = stem.with_suffix(".jsonl").open("a")
             self._trace: TextIO = stem.with_suffix(".trace").open("w")
 
@@ -63,7 +66,7 @@ class Recorder:
             "source": subject.kernel.source,
             "limit": self._timeout,
         }
-        with _written(self._under_way):
+        with written(self._under_way):
             write_json(self._under_way, under_way)
         faulthandler.dump_traceback_later(self._timeout, exit=True, file=self._trace)
 
@@ -75,26 +78,29 @@ class Recorder:
         """
         faulthandler.cancel_dump_traceback_later()
         try:
-            with _written(Path(self._results.name)):
+            with written(Path(self._results.name)):
                 self._results.write(self._dump(result) + "\n")
                 self._results.flush()
         finally:
             self._under_way.unlink(missing_ok=True)
-        if result.verdict is Verdict.ERRORED and _is_lost(torch.device(result.device)):
+        if result.verdict in (Verdict.ERRORED, Verdict.SKIPPED) and _is_lost(torch.device(result.device)):
             os._exit(_FATAL)
+
+    def leave(self, item: Item, cases: int) -> None:
+        """Note how many cases of an item are not run because its kernel has failed.
+
+        Raises:
+            Unrecorded: the note cannot be written.
+        """
+        kernel, device = item.subject.kernel.name, str(item.subject.device)
+        self._lacking.append({"kernel": kernel, "device": device, "group": item.group.name, "cases": cases})
+        with written(self._left):
+            write_json(self._left, self._lacking)
 
     def note_time(self) -> None:
         """Note where the time of this process went so far; a run that cannot is none the worse."""
         with suppress(OSError):
             write_json(self._time, seconds_so_far())
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Unrecorded(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _is_lost(device: torch.device) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.verify.check import first_line
-from harness.verify.fuzz import CaseFailed, run_item, unfinished
+from harness.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
 from harness.verify.memory import give_back
 from harness.verify.notes import Unrecorded
 from harness.verify.plan import Item
@@ -25,8 +25,14 @@ def test_kernel(item: Item, recorder: Recorder) -> None:
             record=recorder.record,
             started=recorder.started,
             verify=recorder.verify_on(device),
+            failures=recorder.failures,
         )
+    except Stopped as stopped:
+        recorder.leave(item, stopped.cases)
+        pytest.skip(str(stopped))
     except CaseFailed as failure:
+        if failure.left:
+            recorder.leave(item, failure.left)
         result = failure.result
         sentences = [result.reason] if result.reason else [f.sentence for f in result.faults]
         pytest.fail("\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case]), pytrace=False)

@@ -1,0 +1,222 @@
+"""A failing case made small: fewer rows and columns, ordinary memory and values, nothing that can be left out.
+
+What is tried are guesses, by somebody who knows no op. A `Trial` says of each whether it means anything, and whether it
+fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which one divides
+the other (codes that share an element, columns that share a scale), where the op takes no other change.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, combinations
+from typing import Any, Protocol
+
+from harness.case import Case, TensorSpec
+from harness.inputs.layouts import LAYOUTS, contiguous, padded
+from harness.op import REQUIRED, Op
+
+MOST_TRIES = 60
+"""Cases that are run after a failure: a smaller one helps the reader, but not at any price."""
+
+_MOST_LINKED = 3  # sizes that follow another one: codes, their scales, and scales of other groups
+
+_NUMBER = re.compile(r"_(\d+)$")
+
+Place = tuple[str, int]
+"""Where a size is: a tensor and a dimension, -1 for the last, or 1 for the number in its regime; a parameter and 0."""
+
+Places = frozenset[Place]
+Change = Callable[[Case], Case]
+
+
+class Trial(Protocol):
+    """What a smaller case is tried on."""
+
+    def takes(self, case: Case) -> bool:
+        """Whether the case means something: cheap, and asked first."""
+
+    def fails(self, case: Case) -> bool:
+        """Whether it fails in the same way."""
+
+
+def shrink(case: Case, op: Op, alike: Iterable[Case], trial: Trial, *, most: int = MOST_TRIES) -> Case:
+    """The smallest failing case that is found in `most` tries, each step towards which fails; or `case` itself.
+
+    `alike` are cases of the same group, by which sizes that are equal by chance are told from those that must be.
+    """
+    samples = [_sizes(other) for other in (case, *alike)]
+    tries = _Tries(trial, most)
+    smaller = _simpler(_with_smaller_sizes(case, samples, tries, known=False), op, tries)
+    while smaller != case:
+        case = smaller
+        smaller = _simpler(_with_smaller_sizes(case, samples, tries, known=True), op, tries)
+    return case
+
+
+class _Tries:
+    """A trial that is asked nothing twice, and nothing any more once so many cases were tried."""
+
+    def __init__(self, trial: Trial, most: int) -> None:
+        self._trial, self._most = trial, most
+        self._taken: dict[Case, bool] = {}
+        self._tried: set[Case] = set()
+
+    def takes(self, case: Case) -> bool:
+        if len(self._tried) >= self._most:
+            return False
+        if case not in self._taken:
+            self._taken[case] = self._trial.takes(case)
+        return self._taken[case]
+
+    def fails(self, case: Case) -> bool:
+        """Whether a case that was not tried before fails; one that was is no step further."""
+        if case in self._tried or len(self._tried) >= self._most:
+            return False
+        self._tried.add(case)
+        return self._trial.fails(case)
+
+
+# Sizes
+
+Sizes = Mapping[Place, int]
+
+
+def _sizes(case: Case) -> dict[Place, int]:
+    """The sizes of all dimensions, and the parameters and regimes that say a number of something."""
+    dims = {(t.name, dim - len(t.shape)): size for t in case.tensors for dim, size in enumerate(t.shape)}
+    regimes = {(t.name, 1): int(found[1]) for t in case.tensors if (found := _NUMBER.search(t.regime))}
+    return dims | regimes | {(name, 0): value for name, value in case.params.items() if type(value) is int}
+
+
+def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
+    """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
+    seen: set[Place] = set()
+    for place, size in sorted(_sizes(case).items(), key=lambda item: -item[1]):
+        if size < 2 or place in seen or _is_regime(place):
+            continue
+        seen |= _equal(place, samples)
+        for places in _together(place, case, samples):
+            case, taken = _least(case, places, trial, known=known)
+            if taken:
+                break
+    return case
+
+
+def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Case, bool]:
+    """The case with the sizes at `places` as small as bisection finds them, in proportion; whether any was taken."""
+    sizes = _sizes(case)
+    high = unit = math.gcd(*(sizes[place] for place in places))
+    low, guess, found, taken = 0, high - 1 if known else 1, case, False
+    while high - low > 1:
+        smaller = _resized(case, {place: sizes[place] // unit * guess for place in places})
+        takes = trial.takes(smaller)
+        taken |= takes
+        if takes and trial.fails(smaller):
+            high, found = guess, smaller
+        else:
+            low = guess
+        guess = (low + high) // 2
+    return found, taken
+
+
+def _together(place: Place, case: Case, samples: Sequence[Sizes]) -> Iterator[Places]:
+    """Places to change with one: those of equal sizes, then others too whose sizes divide it, few before many."""
+    sizes = _sizes(case)
+    own = _equal(place, samples).intersection(sizes)
+    yield own
+    linked = dict.fromkeys(
+        _equal(other, samples).intersection(sizes)
+        for other, size in sizes.items()
+        if size > 1 and other not in own and not _is_regime(other) and _divides(other, place, samples)
+    )
+    for count in range(1, _MOST_LINKED + 1):
+        for chosen in combinations(linked, count):
+            yield own.union(*chosen)
+
+
+def _equal(place: Place, samples: Sequence[Sizes]) -> Places:
+    """The places whose sizes are the same in every sample that has both."""
+    return frozenset(
+        other for other in samples[0] if all(s[other] == s[place] for s in samples if other in s and place in s)
+    )
+
+
+def _divides(other: Place, place: Place, samples: Sequence[Sizes]) -> bool:
+    return all(s[other] and s[place] % s[other] == 0 for s in samples if other in s and place in s)
+
+
+def _is_regime(place: Place) -> bool:
+    """Whether it is the number in a regime, which follows a size or stays what it is."""
+    return place[1] == 1
+
+
+def _resized(case: Case, sizes: Sizes) -> Case:
+    """The case with other sizes at some places; a layout stays what it is."""
+    params = {name: sizes.get((name, 0), value) for name, value in case.params.items()}
+    return replace(case, tensors=tuple(_tensor_resized(t, sizes) for t in case.tensors), params=params)
+
+
+def _tensor_resized(tensor: TensorSpec, sizes: Sizes) -> TensorSpec:
+    name, rank, number = tensor.name, len(tensor.shape), sizes.get((tensor.name, 1))
+    regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
+    shape = tuple(sizes.get((name, dim - rank), size) for dim, size in enumerate(tensor.shape))
+    return _in_shape(replace(tensor, regime=regime), shape)
+
+
+def _in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """The tensor in a smaller shape: in the layout of the same name, or at the same strides where it has none."""
+    for rule in LAYOUTS.values():
+        layout = rule(tensor.shape, tensor.dtype)
+        if layout is not None and (layout.strides, layout.offset) == (tensor.element_strides, tensor.offset):
+            layout = rule(shape, tensor.dtype) or contiguous(shape, tensor.dtype)
+            return replace(tensor, shape=shape, strides=layout.strides, offset=layout.offset)
+    return replace(tensor, shape=shape, strides=tensor.element_strides)
+
+
+# Everything else
+
+
+def _simpler(case: Case, op: Op, trial: Trial) -> Case:
+    """The case with as much as possible left out, and the rest ordinary: all at once, by kind, or one by one."""
+    left_out, *ordinary = _changes(case, op)
+    kinds = [left_out, *ordinary]
+    attempts = chain([list(chain(*kinds))], kinds, ([change] for change in chain(*kinds)), combinations(left_out, 2))
+    for changes in attempts:
+        simpler = case
+        for change in changes:
+            simpler = change(simpler)
+        if simpler != case and trial.takes(simpler) and trial.fails(simpler):
+            case = simpler
+    return case
+
+
+def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
+    """What makes a case simpler, by kind: inputs and parameters that can be left out, layouts, devices, values."""
+    optional = [t.name for t in case.tensors if t.name in op.optional]
+    usual = [name for name in case.params if op.params.get(name, REQUIRED) is not REQUIRED]
+    yield [partial(_without, name=name) for name in (*optional, *usual)]
+    names = [t.name for t in case.tensors]
+    yield [partial(_with, name=name, strides=None, offset=0) for name in names]
+    yield [partial(_padded, name=name) for name in names if case[name].strides is not None]
+    yield [partial(_with, name=name, device="") for name in names]
+    yield [partial(_with, name=t.name, regime="normal") for t in case.tensors if t.torch_dtype.is_floating_point]
+
+
+def _padded(case: Case, *, name: str) -> Case:
+    """The case with the simplest strides that are not contiguous for a tensor that has some."""
+    found = {t.name: padded(t.shape, t.dtype) for t in case.tensors if t.strides is not None}
+    layout = found.get(name)
+    return case if layout is None else _with(case, name=name, strides=layout.strides, offset=layout.offset)
+
+
+def _without(case: Case, *, name: str) -> Case:
+    tensors = tuple(t for t in case.tensors if t.name != name)
+    return replace(case, tensors=tensors, params={n: v for n, v in case.params.items() if n != name})
+
+
+def _with(case: Case, *, name: str, **fields: Any) -> Case:
+    return replace(case, tensors=tuple(replace(t, **fields) if t.name == name else t for t in case.tensors))
