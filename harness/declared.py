@@ -26,6 +26,11 @@ def is_names(value: object) -> bool:
     )
 
 
+def is_order(value: object) -> bool:
+    """Whether a declaration says after how many terms of a dot one number holds their sum, or None for any order."""
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+
+
 def check_signature(where: str, parameters: Collection[inspect.Parameter]) -> None:
     """Raise `OpError` unless a reference takes inputs, then keyword-only parameters, `contract` and `stage` among them.
 

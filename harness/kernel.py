@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
-from harness.declared import is_names, place_of
+from harness.declared import is_names, is_order, place_of
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
 
 __all__ = ["Kernel", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
@@ -52,6 +52,8 @@ class Kernel:
         mutates: inputs that it may overwrite, as an in-place kernel does; it still returns every result.
         devices: device types that it runs on; empty for every device.
         depth: height of its summation tree for n terms, where it is known; tightens the bound of its sums.
+        order: its dots take their terms from first to last, and after every so many terms one fp32 number holds the sum
+            of all of them so far; tightens the bound of long dots. None for any order.
         placement: what it does with a tensor on another device than its first one: `refuses` (a clear error before any
             launch) or `moves` (a copy and a warning, with `harness.placement.moved`).
         unordered: results whose bits may differ between two calls, because they are summed by atomic additions: in any
@@ -67,6 +69,7 @@ class Kernel:
     mutates: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     depth: Callable[[int], int] | None = None
+    order: int | None = None
     placement: str = "refuses"
     unordered: tuple[str, ...] = ()
     source: str = ""
@@ -83,6 +86,8 @@ class Kernel:
             raise UsageError(f"kernel {self.name!r} is {what}; decorate a function, or an object that can be called")
         if self.depth is not None and not callable(self.depth):
             raise UsageError(f"depth={self.depth!r} of kernel {self.name!r} must be a function: terms → height")
+        if not is_order(self.order):
+            raise UsageError(f"order={self.order!r} of kernel {self.name!r} must be a number of terms, 1 or more")
 
     @property
     def where(self) -> str:
@@ -123,6 +128,7 @@ def kernel(
     mutates: tuple[str, ...] = (),
     devices: tuple[str, ...] = (),
     depth: Callable[[int], int] | None = None,
+    order: int | None = None,
     placement: str = "refuses",
     unordered: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
@@ -141,7 +147,7 @@ def kernel(
         if not isinstance(named, str) or not named:
             raise _without_op(function)
         own, source = name or _name_of(function), place_of(function)
-        made = Kernel(own, op, contract, function, stages, mutates, devices, depth, placement, unordered, source)
+        made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))
         if _declared is not None:

@@ -16,7 +16,7 @@ from quantized_weights import QuantizedWeight, code_arguments, load_quantized
 from torch import Tensor
 
 LARGEST_BLOCK_N = 128
-LARGEST_BLOCK_K = 64
+LARGEST_BLOCK_K = 64  # and the order of all dots: terms go from first to last, in tiles that divide it
 SMALLEST_BLOCK = 16  # of a dimension of a dot
 VECTOR_BYTES = 16
 
@@ -25,15 +25,12 @@ Factors = tuple[Tensor, Tensor | QuantizedWeight]
 
 
 def depth(n: int) -> int:
-    """Greatest number of additions between a product and the dot of n of them; what tensor cores cut off counts too.
+    """Greatest number of roundings between a product and the dot of n of them, two factors one after the other or one.
 
-    Compiled, a tensor core adds 16 products and the sum so far at a time. On an H200 it cuts each of these 17 numbers
-    off at 2⁻²⁵ of the largest, which errs by half of a rounding, and the new sum at 24 bits, which errs by two
-    (docs/measurements/tensor_cores.md). Interpreted, a tile of 64 products is added in any order, and then to the sum.
+    Interpreted, a tile of 64 products is added in any order, and then to the sum; of two factors, each may end with a
+    tile of its own. Compiled, tensor cores add, which do not round: what they cut off is a premise of the device.
     """
-    compiled = triton.cdiv(n + 5 * triton.cdiv(n, 16), 2)
-    interpreted = min(n, LARGEST_BLOCK_K) - 1 + triton.cdiv(n, LARGEST_BLOCK_K)
-    return min(n, max(compiled, interpreted))
+    return min(n, min(n, LARGEST_BLOCK_K) + triton.cdiv(n, LARGEST_BLOCK_K))
 
 
 @triton.jit

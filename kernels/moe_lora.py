@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import triton
 import triton.language as tl
-from grouped_linear import depth, grouped_linear, rounded
+from grouped_linear import LARGEST_BLOCK_K, depth, grouped_linear, rounded
 from moe_lora_arguments import STAGES, WEIGHTS, check_forward
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge, shard
@@ -165,7 +165,9 @@ def forward_shard(
 def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
     """Register the kernel that keeps `contract`."""
 
-    @kernel("moe_lora", contract=contract, name=f"triton[moe_lora+{contract}]", stages=STAGES, depth=depth)
+    name = f"triton[moe_lora+{contract}]"
+
+    @kernel("moe_lora", contract=contract, name=name, stages=STAGES, depth=depth, order=LARGEST_BLOCK_K)
     def moe_lora(
         x: Tensor,
         expert_ids: Tensor,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from grouped_linear import Factors, grouped_linear
+from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
@@ -130,8 +130,9 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
     """Register the kernel that keeps `contract`."""
 
     @kernel(
-        "moe_lora_backward", contract=contract, name=f"triton[moe_lora_backward+{contract}]", stages=STAGES, depth=depth
-    )
+        "moe_lora_backward", contract=contract, name=f"triton[moe_lora_backward+{contract}]", stages=STAGES,
+        depth=depth, order=LARGEST_BLOCK_K,
+    )  # fmt: skip
     def moe_lora_backward(
         x: Tensor,
         expert_ids: Tensor,

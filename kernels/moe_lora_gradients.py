@@ -17,15 +17,14 @@ from torch import Tensor
 
 BLOCKS = (16, 128, 1024)  # few sizes, so that there are few compiled variants
 ELEMENTS_PER_PROGRAM = 1024
-PAIRS_PER_STEP = 32
+PAIRS_PER_STEP = 32  # divides the order that the kernels declare
 SMALLEST_TILE, LARGEST_TILE = 16, 64
 
 
 def pair_depth(n: int) -> int:
-    """Greatest number of additions between a term and the sum of n of them over the pairs of an expert, interpreted.
+    """Greatest number of roundings between a term and the sum of n of them over the pairs of an expert, ascending.
 
-    The 32 pairs of a step are added in any order, and then to the sum of the steps before. Compiled, the depth is that
-    of any dot of n terms, as grouped_linear.py says.
+    The 32 pairs of a step are added in any order, and then to the sum of the steps before; compiled, by tensor cores.
     """
     return min(n, PAIRS_PER_STEP - 1 + triton.cdiv(n, PAIRS_PER_STEP))
 

@@ -214,7 +214,8 @@ class Layer:
         self, rows: Enclosure, projections: Sequence[Projection], kind: Kind, width: int, *, part: slice = ALL
     ) -> Enclosure:
         """Each row times part of the rows of the matrices [N, width] of its expert, one on another."""
-        return grouped_dot(rows, self.groups, Weights(tuple(projections), kind, part, ALL, transposed=False), width)
+        weights = Weights(tuple(projections), kind, part, ALL, transposed=False)
+        return grouped_dot(rows, self.groups, weights, width, len(projections))
 
     def scaled(self, name: str, products: Sequence[Enclosure]) -> list[Enclosure]:
         """scaling · product, both rounded."""

@@ -173,7 +173,7 @@ def undecided(run: Run) -> list[str]:
     lines = [
         f"{d.kernel} on {d.device}: {share(d.decided, d.numel)} of {plural(d.numel, 'element')} of {d.stage} "
         f"({d.dtype}) could not have been otherwise, but {100 * LEAST_DECIDED:g} % must be; integers, shorter sums or "
-        "a declared depth decide more"
+        "a declared depth or order decide more"
         for d in few
     ]
     return [*lines, *_by_reason(run, Verdict.INCONCLUSIVE)]

@@ -59,7 +59,10 @@ def test_inside_a_load_it_returns_the_function_too(folder: Folder) -> None:
 
 def test_everything_that_is_declared(folder: Folder) -> None:
     source = f"""{HEAD}
-@kernel("norm", contract="native", name="mine", stages=("s",), mutates=("x",), devices=("cuda",), depth=lambda n: n)
+@kernel(
+    "norm", contract="native", name="mine", stages=("s",), mutates=("x",), devices=("cuda",),
+    depth=lambda n: n, order=64,
+)
 def function(x, w=None, *, eps, stages=()):
     return x
 """
@@ -67,7 +70,7 @@ def function(x, w=None, *, eps, stages=()):
     assert (found.name, found.op, found.contract) == ("mine", "norm", "native")
     assert (found.stages, found.mutates, found.devices) == (("s",), ("x",), ("cuda",))
     assert found.depth is not None
-    assert found.depth(7) == 7
+    assert (found.depth(7), found.order) == (7, 64)
     assert found.accepts == {"x", "w", "eps"}
     assert found.requires == {"x", "eps"}
     assert found.call(3, eps=0.0) == 3
@@ -75,7 +78,8 @@ def function(x, w=None, *, eps, stages=()):
 
 def test_defaults_of_a_declaration(folder: Folder) -> None:
     [found] = load_kernels(folder(a=declared("k")))
-    assert (found.contract, found.stages, found.mutates, found.devices, found.depth) == ("", (), (), (), None)
+    assert (found.contract, found.stages, found.mutates, found.devices) == ("", (), (), ())
+    assert found.depth is found.order is None
 
 
 def test_source_is_file_and_line(folder: Folder) -> None:
@@ -133,6 +137,8 @@ def test_a_function_knows_what_it_was_declared_to_be() -> None:
         ("@kernel('op', devices='cuda')\ndef k(x): ...", "devices='cuda' of kernel 'k' must be a tuple of names"),
         ("@kernel('op', unordered=(1,))\ndef k(x): ...", "unordered=(1,) of kernel 'k' must be a tuple of names"),
         ("@kernel('op', depth=12)\ndef k(x): ...", "depth=12 of kernel 'k' must be a function: terms → height"),
+        ("@kernel('op', order=0)\ndef k(x): ...", "order=0 of kernel 'k' must be a number of terms, 1 or more"),
+        ("@kernel('op', order=True)\ndef k(x): ...", "order=True of kernel 'k' must be a number of terms, 1 or more"),
     ],
 )
 def test_declarations_that_mean_nothing(folder: Folder, source: str, message: str) -> None:

@@ -30,7 +30,8 @@ def test_a_case_that_another_kernel_had_is_evaluated_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("again", "premises"), [(inputs(seed=2), Premises()), (inputs(), Premises(depth=lambda terms: 3))]
+    ("again", "premises"),
+    [(inputs(seed=2), Premises()), (inputs(), Premises(depth=lambda terms: 3)), (inputs(), Premises(order=64))],
 )
 def test_other_values_or_premises_are_another_problem(again: Inputs, premises: Premises) -> None:
     problems = Problems()

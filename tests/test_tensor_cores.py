@@ -27,14 +27,14 @@ def exponents(x: Tensor, smallest: int) -> Tensor:
     return torch.where(x == 0, -2000, (torch.frexp(x).exponent - 1).clamp(min=smallest))
 
 
-def simulated(cores: TensorCores, a: Tensor, b: Tensor) -> Tensor:
-    """Dots of the rows of `a` and `b` (bf16 or fp16) by a model."""
+def simulated(cores: TensorCores, a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
+    """Dots of the rows of `a` and `b` (bf16 or fp16) by a model, added to a number of fp32 for each row."""
     smallest = -14 if a.dtype is torch.float16 else -126
     x, y = a.double(), b.double()
     exponent = exponents(x, smallest) + exponents(y, smallest)
-    total = torch.zeros(*x.shape[:-1], 1, dtype=torch.float64)
-    for start in range(0, x.shape[-1], cores.products):
-        part = slice(start, start + cores.products)
+    total = torch.zeros(*x.shape[:-1], 1, dtype=torch.float64) if start is None else start.double()[..., None]
+    for step in range(0, x.shape[-1], cores.products):
+        part = slice(step, step + cores.products)
         numbers = torch.cat([total, (x * y)[..., part]], -1)
         largest = torch.cat([exponents(total, -126), exponent[..., part]], -1).amax(-1, keepdim=True).clamp(min=-900)
         unit = torch.ldexp(torch.ones_like(total), largest - 23 - cores.extra_bits)

@@ -80,8 +80,10 @@ def _asserted(
     project = next(iter(place.config.projects), None)
 
     def judge() -> object:
-        claim, depth = kernel.contract, kernel.depth
-        return assert_contract(kernel.op, actual, contract=claim, depth=depth, project=project, **arguments)
+        claim, depth, order = kernel.contract, kernel.depth, kernel.order
+        return assert_contract(
+            kernel.op, actual, contract=claim, depth=depth, order=order, project=project, **arguments
+        )
 
     whole, close = wall(lambda number: judge(), effort), _beside_its_clone(actual, effort)
     yield Measurement(ASSERTED, line, f"assert_contract, {kernel.name}", "s", whole, _CLOSE, close)

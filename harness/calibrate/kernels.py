@@ -84,10 +84,10 @@ def sums_of_squares(x: Tensor) -> Tensor:
     return y
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """a [64, K] @ b [K, 64] accumulated in fp32, K a multiple of 64."""
+def dot(a: Tensor, b: Tensor, block: int = 64) -> Tensor:
+    """a [64, K] @ b [K, 64] accumulated in fp32, `block` terms after another; K is a multiple of that."""
     c = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
-    _launch(_dot_kernel, 1, a, b, c, a.shape[1], M=a.shape[0], N=b.shape[1], BLOCK=64)
+    _launch(_dot_kernel, 1, a, b, c, a.shape[1], M=a.shape[0], N=b.shape[1], BLOCK=block)
     return c
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.calibrate import kernels
 from harness.calibrate.coverage import documented_premises
 from harness.calibrate.store import SUBNORMAL_PRODUCTS, Measurement
-from harness.numerics import DOCUMENTED, Premises, cast
+from harness.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
 from harness.numerics.premises import U
 
 _SAMPLE = {"cpu": 1 << 16}
@@ -83,6 +83,8 @@ def _sums_and_dots(device: torch.device) -> Iterator[Measurement]:
             wrong = kernels.dot(a.to(dtype), b.to(dtype)).double() != a.double() @ b.double()
             yield Measurement(f"dot of {depth} {dtype} products on a lattice is exact", "", _share(wrong), 0.0)
             yield _truncation(device, dtype, depth)
+        for order in (16, 64):
+            yield _walked(device, dtype, order)
 
 
 def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measurement:
@@ -100,6 +102,32 @@ def _truncation(device: torch.device, dtype: torch.dtype, depth: int) -> Measure
         worst,
         documented_premises(device).dot_accumulation(depth),
     )
+
+
+def _walked(device: torch.device, dtype: torch.dtype, order: int) -> Measurement:
+    """Share of elements outside of the bound of an order and its depth."""
+    generator, length, outside = torch.Generator().manual_seed(order), 2048, []
+    sharp = replace(documented_premises(device), order=order, depth=lambda n: order + -(-n // order))
+    for a, b in _losing(length, generator):
+        a, b = a.to(device, dtype), b.to(device, dtype)
+        with using(sharp):
+            bound = dot(Enclosure.point(a), Enclosure.point(b))
+        found = kernels.dot(a, b, order).double()
+        outside.append((found < bound.lo) | (found > bound.hi))
+    premise = f"dot of {length} {dtype} products, {order} after another, lies within the bound of that walk"
+    return Measurement(premise, "", _share(torch.stack(outside)), 0.0)
+
+
+def _losing(length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random factors, of both signs and of one; and with a large product first, last, or first and taken back last."""
+    a, b = torch.randn(64, length, generator=generator), torch.randn(length, 64, generator=generator)
+    yield a, b
+    yield a.abs(), b.abs()
+    for first, last in ((1.0, 0.0), (0.0, 1.0), (1.0, -1.0)):
+        small, others = a.abs() * 2.0**-12, b.abs() * 2.0**-12
+        small[:, 0], small[:, -1] = abs(first), abs(last)
+        others[0], others[-1] = first, last
+        yield small, others
 
 
 def _significands(device: torch.device, size: int) -> tuple[Tensor, bool]:

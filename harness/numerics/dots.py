@@ -6,6 +6,9 @@ covers tensor cores, which cut off. On a lattice (see `accumulation`) the sum is
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,7 @@ from harness.numerics.enclosure import Enclosure
 from harness.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
 from harness.numerics.formats import FP16, FP32, Format, round_to
 from harness.numerics.fused import one_kernel_on_cuda
+from harness.numerics.ordered import block_of, losing
 from harness.numerics.parts import rounded, unknown_where
 from harness.numerics.premises import current
 from harness.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed
@@ -27,11 +31,14 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
     return dot_of(Factor.left(a), Factor.right(b))
 
 
-def dot_of(left: Factor, right: Factor) -> Enclosure:
-    """`dot` of factors that are there already; always of four parts."""
+def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
+    """`dot` of factors that are there already; always of four parts.
+
+    A kernel that declares an order walks each of the `pieces` equal pieces of the sum from its own first term.
+    """
     fmt = current().arithmetic
     magnitude = _times(left.size, right.size)
-    radius = _radius(magnitude, left, right)
+    radius = _radius(magnitude, left, right, pieces)
     middle = _times(left.middle, right.middle)
     known, value = _known_and_value(middle, left.enclosure, right.enclosure)
     if _all_within(magnitude, fmt):
@@ -58,7 +65,7 @@ def _known_and_value(middle: Tensor, a: Enclosure, b: Enclosure) -> tuple[Tensor
     return middle if len(a.parts) == len(b.parts) == 1 else _times(a.exact, b.exact), value
 
 
-def _radius(magnitude: Tensor, left: Factor, right: Factor) -> Tensor:
+def _radius(magnitude: Tensor, left: Factor, right: Factor, pieces: int) -> Tensor:
     """How far a computed element may be from the product of the middles; of no meaning where `magnitude` is infinite.
 
     Where a radius is zero, it adds nothing.
@@ -67,12 +74,20 @@ def _radius(magnitude: Tensor, left: Factor, right: Factor) -> Tensor:
     eps = current().dot_accumulation(terms) + terms * _FP64_U
     least, cut = torch.minimum(left.least_limits, right.least_limits), 0.0 if cores is None else cores.cut
     numbers = cut, eps, terms * flushed(), float(terms)
-    radius = straying(magnitude[None], left.limits, right.limits, least, *numbers)[0]
-    if left.radius is not None:
-        radius = radius + _times(left.radius, right.size)
-    if right.radius is not None:
-        radius = radius + _times(left.middle.abs(), right.radius)
+    strayed = straying(magnitude[None], left.limits, right.limits, least, *numbers)[0]
+    spreads = _spreads(left, right)
+    radius = reduce(add, spreads, strayed)
+    if block := block_of(terms):
+        lost = losing(left, right, block, pieces, magnitude, radius)
+        lost += terms * (UNDERFLOW + flushed()) + 2 * terms * cut_off(left.limits, right.limits, least, cut)
+        radius = reduce(add, spreads, torch.fmin(strayed, lost))
     return radius
+
+
+def _spreads(left: Factor, right: Factor) -> list[Tensor]:
+    """What the radii of the factors add to that of their product."""
+    of_left = [] if left.radius is None else [_times(left.radius, right.size)]
+    return of_left if right.radius is None else [*of_left, _times(left.middle.abs(), right.radius)]
 
 
 # The operations, as in `harness.numerics.parts`

@@ -96,8 +96,11 @@ class Groups:
 
 
 @remembered
-def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int) -> Enclosure:
-    """Each row [K] of `rows` [R, K] times the matrix [K, width] of its group: [R, width]; zero for rows of no group."""
+def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int, pieces: int = 1) -> Enclosure:
+    """Each row [K] of `rows` [R, K] times the matrix [K, width] of its group: [R, width]; zero for rows of no group.
+
+    `pieces` as in `dot_of`.
+    """
     products = rows.parts.new_zeros((4, rows.shape[0], width))
     step = max(1, _BLOCK // max(1, rows.shape[1]))
     for block in _blocks(groups.rows, width, rows.shape[1]):
@@ -106,7 +109,7 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int)
         left = Factor.left(together.of_matrix(rows))
         for start in range(0, width, step):
             part = slice(start, start + step)
-            product = dot_of(left, right.columns(part) if step < width else right)
+            product = dot_of(left, right.columns(part) if step < width else right, pieces)
             together.put(product.parts, products[..., part])
     return Enclosure(products)
 
@@ -115,7 +118,7 @@ def grouped_dot(rows: Enclosure, groups: Groups, matrices: Matrices, width: int)
 def grouped_outer(left: Enclosure, right: Enclosure, groups: Groups) -> Enclosure:
     """Sum over the rows of each group of the outer products of `left` [R, M] and `right` [R, N]: [count, M, N].
 
-    Zero for groups without rows.
+    Zero for groups without rows. The terms of a sum are in ascending order of their rows.
     """
     sums = left.parts.new_zeros((4, groups.count, left.shape[1], right.shape[1]))
     for length in {len(numbers) for numbers in groups.rows.values()}:  # the bound of a sum depends on it

@@ -45,6 +45,8 @@ class Premises:
         bounds: primitive → relative error; a primitive that is missing has its documented bound.
         tensor_cores: what may compute dots besides rounded additions; None if nothing does.
         depth: number of terms → height of the summation tree, or None for any order.
+        order: dots take their terms from first to last, and after every so many terms one fp32 number holds the sum of
+            all of them so far; None for any order.
         flushes_subnormals: fp32 results below 2**-126 may become zero.
         atomic: stages that are sums by atomic additions, in which they may become zero in any case.
         exact_sums: every sum is correctly rounded, which no kernel promises: what contracts differ in then, they differ
@@ -56,6 +58,7 @@ class Premises:
     bounds: Mapping[str, Bound] = field(default_factory=dict, hash=False)
     tensor_cores: TensorCores | None = LOOSEST
     depth: Callable[[int], int] | None = None
+    order: int | None = None
     flushes_subnormals: bool = False
     atomic: frozenset[str] = frozenset()
     exact_sums: bool = False
@@ -95,16 +98,17 @@ class Premises:
         gamma_h = h u / (1 - h u) for a tree of height h over the rounded products (Higham, Accuracy and Stability of
         Numerical Algorithms, 2nd ed., section 4.2), so h = depth + 1; any order has h = `terms`.
         """
-        return 0.0 if self.exact_sums else _gamma(self._height(terms))
+        return 0.0 if self.exact_sums else _gamma(self.height(terms))
 
     def dot_accumulation(self, terms: int) -> float:
         """`accumulation` of a dot of `terms` products, which tensor cores may compute, too: they cut off."""
         if self.exact_sums:
             return 0.0
         cores = self.tensor_cores
-        return _gamma(max(self._height(terms), 0 if cores is None else cores.height(terms)))
+        return _gamma(max(self.height(terms), 0 if cores is None else cores.height(terms)))
 
-    def _height(self, terms: int) -> int:
+    def height(self, terms: int) -> int:
+        """Most roundings between a product, which is rounded itself, and the sum of `terms` of them."""
         return terms if self.depth is None else min(terms, self.depth(terms) + 1)
 
 

@@ -40,8 +40,12 @@ class TensorCores:
         numbers is larger than T + E, so that a step that loses c u at most takes T + E to (T + E) / (1 - c u) at most.
         All steps together: E <= T h u / (1 - h u) with h the sum of the c. A single product is never cut off.
         """
+        return 1 if terms < 2 else math.ceil(self.lost(terms))
+
+    def lost(self, terms: int) -> float:
+        """What the steps of `terms` products lose at most, in units of u of the largest number in any of them."""
         steps = -(-terms // self.products)
-        return 1 if terms < 2 else math.ceil((terms + steps) * 2.0 ** (1 - self.extra_bits) + 2 * steps)
+        return (terms + steps) * 2.0 ** (1 - self.extra_bits) + 2 * steps
 
     def __str__(self) -> str:
         bits = f"{self.extra_bits} extra bit{'s' * (self.extra_bits != 1)}"

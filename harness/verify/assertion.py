@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.calibrate import load_premises
 from harness.config import Config
+from harness.declared import is_order
 from harness.errors import KernelError, UsageError, unknown
 from harness.judging.decided import shares
 from harness.judging.judge import judge
@@ -52,6 +53,7 @@ def assert_contract(
     *,
     contract: str = "",
     depth: Depth | int | None = None,
+    order: int | None = None,
     kernel: str | Callable[..., Any] | None = None,
     decided: float | None = None,
     project: str | Path | None = None,
@@ -71,8 +73,9 @@ def assert_contract(
         actual: the result, or a mapping from stage names to tensors where the op has several; it may hold more stages.
         contract: contract options joined with `+`; an axis that is not named takes its default.
         depth: height of the kernel's summation tree, or a function from the number of terms to it.
-        kernel: a function decorated with `@kernel`, or the name of a kernel of lastbit or of `project`: contract, depth
-            and unordered results are taken from its declaration, where `contract` and `depth` do not say otherwise.
+        order: number of terms after each of which one fp32 number holds the sum of all terms of a dot so far.
+        kernel: a function decorated with `@kernel`, or the name of a kernel of lastbit or of `project`: contract,
+            depth, order and unordered results are those of its declaration, where the arguments do not say otherwise.
         decided: the share of each result that must be decided, from 0 to 1; see `AssertedJudgement.decided`.
         project: a folder with references/ of your own ops.
         arguments: the tensors, as they were before the call, and the parameters of the op, by name; None stands for
@@ -89,7 +92,7 @@ def assert_contract(
     """
     opened = _built_in() if project is None else open_project(Config(folder="", projects=(str(project),)))
     the_op = opened.op(op)
-    claim = _claim(opened, the_op, contract, depth, kernel)
+    claim = _claim(opened, the_op, contract, depth, order, kernel)
     if decided is not None and not 0 <= decided <= 1:
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
@@ -128,21 +131,30 @@ class _Claim:
 
     contract: Contract
     depth: Depth | None
+    order: int | None
     unordered: tuple[str, ...] = ()
 
     def premises(self, main: Tensor) -> Premises:
         """What holds on the device of the op's first input, for a kernel that sums like this."""
-        return replace(load_premises(main.device), depth=self.depth, atomic=frozenset(self.unordered))
+        own = load_premises(main.device)
+        return replace(own, depth=self.depth, order=self.order, atomic=frozenset(self.unordered))
 
 
 def _claim(
-    project: Project, op: Op, contract: str, depth: Depth | int | None, kernel: str | Callable[..., Any] | None
+    project: Project,
+    op: Op,
+    contract: str,
+    depth: Depth | int | None,
+    order: int | None,
+    kernel: str | Callable[..., Any] | None,
 ) -> _Claim:
     own = None if kernel is None else _declared(project, op, kernel, contract)
     height = _depth(depth)
+    if not is_order(order):
+        raise UsageError(f"order={order!r} is no number of terms; give an integer from 1")
     if own is None:
-        return _Claim(op.contract(contract), height)
-    return _Claim(op.contract(contract or own.contract), height or own.depth, own.unordered)
+        return _Claim(op.contract(contract), height, order)
+    return _Claim(op.contract(contract or own.contract), height or own.depth, order or own.order, own.unordered)
 
 
 def _depth(depth: Depth | int | None) -> Depth | None:

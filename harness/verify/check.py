@@ -55,12 +55,13 @@ class Subject:
 
     @property
     def bounds(self) -> Premises:
-        """The premises as they hold for the kernel: the height of its sums, and what atomic additions flush.
+        """The premises as they hold for the kernel: height and order of its sums, and what atomic additions flush.
 
         On NVIDIA GPUs, fp32 additions that are atomic in global memory flush subnormal numbers to zero, however the
         kernel was compiled (PTX ISA, atom and red).
         """
-        return replace(self.premises, depth=self.kernel.depth, atomic=frozenset(self.kernel.unordered))
+        kernel = self.kernel
+        return replace(self.premises, depth=kernel.depth, order=kernel.order, atomic=frozenset(kernel.unordered))
 
     def problem(self, inputs: Inputs) -> Problem:
         """What the kernel has to compute for a case."""
