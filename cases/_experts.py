@@ -185,6 +185,11 @@ def routing(draw: st.DrawFn, size: Sizes, regimes: Regimes) -> tuple[list[Tensor
     return specs, {"first_expert": size.experts} if elsewhere else {}
 
 
+def limits(those: tuple[float, ...]) -> st.SearchStrategy[dict[str, Param]]:
+    """`swiglu_limit`, or more often none."""
+    return st.sampled_from(({}, {}, {}, {}, *({"swiglu_limit": limit} for limit in those)))
+
+
 @st.composite
 def weights(draw: st.DrawFn, size: Sizes, shards: int, variant: Variant, regimes: Regimes) -> list[TensorSpec]:
     """Base weights, as numbers in any layout or as codes; adapters; scales and zero points.

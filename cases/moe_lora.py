@@ -10,6 +10,7 @@ from cases._experts import (
     BALANCED,
     EXACT,
     Variant,
+    limits,
     real_routing,
     real_sizes,
     real_weights,
@@ -24,6 +25,9 @@ from harness.inputs import strided
 SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0)}
 """Scalings of adapters, alpha / r; the exact ones keep gates positive."""
 
+LIMITS = {"exact": (32.0, 64.0), "balanced": (7.0, 1.0, 2.0**-12)}
+"""What `swiglu_limit` may be; the exact ones leave sigmoids at 1."""
+
 _REGIMES = {"exact": EXACT, "balanced": BALANCED}
 
 
@@ -31,11 +35,11 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        yield Group(str(variant), strategy=_cases(variant, small=small))
+        yield Group(str(variant), strategy=_cases(variant, small=small, limited="swiglu_limit" in accepts))
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, *, small: bool) -> Case:
+def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, limited: bool) -> Case:
     shards = draw(st.sampled_from(variant.shards))
     size = draw(sizes(small=small, multiple=shards * variant.multiple))
     regimes = _REGIMES[variant.kind]
@@ -45,6 +49,8 @@ def _cases(draw: st.DrawFn, variant: Variant, *, small: bool) -> Case:
     params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
     if shards > 1:
         params["shards"] = shards
+    if limited:
+        params |= draw(limits(LIMITS[variant.kind]))
     return Case("moe_lora", tensors, params, draw(st.integers(0, 2**32 - 1)))
 
 

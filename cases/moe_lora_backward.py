@@ -12,6 +12,7 @@ from cases._experts import (
     Regimes,
     Sizes,
     Variant,
+    limits,
     real_routing,
     real_sizes,
     real_weights,
@@ -26,6 +27,7 @@ from harness.inputs import strided
 
 _GRADIENTS = ("normal", "normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
 _FACTORS = ("sparse_signs", "quarters", "integers", "fractions")  # the first suits every size
+_LIMITS = {"exact": (22.5, 21.0), "balanced": (7.0, 1.0, 2.0**-4)}
 _REGIMES: dict[str, Regimes] = {
     "exact": {
         **dict.fromkeys(EXACT, _FACTORS),
@@ -48,11 +50,12 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        yield Group(str(variant), strategy=_cases(variant, small=small, accumulate="old_gate_lora_a" in accepts))
+        takes = {"accumulate": "old_gate_lora_a" in accepts, "limited": "swiglu_limit" in accepts}
+        yield Group(str(variant), strategy=_cases(variant, small=small, **takes))
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool) -> Case:
+def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool, limited: bool) -> Case:
     shards = draw(st.sampled_from(variant.shards))
     size = draw(sizes(small=small, multiple=shards * variant.multiple))
     regimes = _REGIMES[variant.kind]
@@ -67,6 +70,8 @@ def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool) 
     params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
     if shards > 1:
         params["shards"] = shards
+    if limited:
+        params |= draw(limits(_LIMITS[variant.kind]))
     return Case("moe_lora_backward", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 
