@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import strategies as st
 
 from cases.layer_norm_gated import SHAPES, Options, shape_of
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import cut_rows, strided
+from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
+from harness.inputs import chosen_tensor, cut_rows, layouts_like, tensor_choices
 
 _ACTIVATIONS = (
     *("normal", "rows", "outlier", "offset", "zero_rows", "constant", "pow2", "sparse", "integers", "lattice"),
@@ -49,6 +50,7 @@ _EXACT_GROUPS = (
     Options("fp32", "fp32", "layer", "none", (1, 16), bias=True),
 )
 
+_VECTORS = ("weight", "bias")
 _SMALL_ELEMENTS = 1 << 14
 _LARGE_ELEMENTS = 1 << 20
 
@@ -61,7 +63,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
         fitted = dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None)
         for options in fitted:
             recompute = "recompute_output" in accepts and options.gate != "before"
-            yield Group(f"{prefix}{options}", strategy=_cases(options, most, regimes, recompute=recompute))
+            choices = _choices(options, most, regimes, recompute=recompute)
+            yield Group(f"{prefix}{options}", partial(_cases, options, most), choices=choices)
 
 
 def _without(options: Options, accepts: frozenset[str]) -> Options | None:
@@ -72,21 +75,32 @@ def _without(options: Options, accepts: frozenset[str]) -> Options | None:
     return left and replace(left, bias=left.bias and "bias" in accepts)
 
 
+def _choices(options: Options, most: int, regimes: Mapping[str, tuple[str, ...]], *, recompute: bool) -> Choices:
+    """What the cases of a group choose from, where x has about `most` elements at most."""
+    names = {"x": options.x, "dy": options.x, "weight": options.weight, "rstd": "fp32"}
+    names |= {"mean": "fp32"} if options.norm == "layer" else {}
+    names |= {"bias": options.weight} if options.bias else {}
+    names |= {"z": options.x} if options.gate != "none" else {}
+    layouts = dict.fromkeys(("x", "dy", "z"), options.layouts(most)) | dict.fromkeys(_VECTORS, layouts_like(64))
+    found: dict[str, tuple[Option, ...]] = {}
+    for name, dtype in names.items():
+        found |= tensor_choices(name, (dtype,), regimes[name], layouts.get(name, ("contiguous",)))
+    return {**found, **options.residues, **({"recompute_output": (None, True)} if recompute else {})}
+
+
 @st.composite
-def _cases(
-    draw: st.DrawFn, options: Options, most: int, regimes: dict[str, tuple[str, ...]], *, recompute: bool
-) -> Case:
-    shape, count = draw(shape_of(options, most))
-    tensors = [draw(strided(name, options.x, shape, regimes[name])) for name in ("x", "dy")]
-    tensors.append(TensorSpec("weight", options.weight, shape[-1:], regime=draw(st.sampled_from(regimes["weight"]))))
+def _cases(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> Case:
+    shape, count = draw(shape_of(options, most, chosen))
+    tensors = [chosen_tensor(name, chosen, shape) for name in ("x", "dy")]
+    tensors.append(chosen_tensor("weight", chosen, shape[-1:]))
     for name in ("rstd", "mean") if options.norm == "layer" else ("rstd",):
-        tensors.append(_statistics(name, shape, count, draw(st.sampled_from(regimes[name]))))
+        tensors.append(_statistics(name, shape, count, chosen[f"{name} regime"]))
     if options.bias:
-        tensors.append(TensorSpec("bias", options.weight, shape[-1:], regime=draw(st.sampled_from(regimes["bias"]))))
+        tensors.append(chosen_tensor("bias", chosen, shape[-1:]))
     if options.gate != "none":
-        tensors.append(draw(strided("z", options.x, shape, regimes["z"])))
+        tensors.append(chosen_tensor("z", chosen, shape))
     params = {name: value for name, value in options.params.items() if name != "is_rms_norm"}
-    if recompute and draw(st.integers(0, 3)) == 0:
+    if chosen.get("recompute_output"):
         params["recompute_output"] = True
     return Case("layer_norm_gated_backward", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 

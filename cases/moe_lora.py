@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -10,7 +11,8 @@ from cases._experts import (
     BALANCED,
     EXACT,
     Variant,
-    limits,
+    choices,
+    chosen_params,
     real_routing,
     real_sizes,
     real_weights,
@@ -19,14 +21,14 @@ from cases._experts import (
     variants,
     weights,
 )
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import strided
+from harness.case import Case, Chosen, Group, TensorSpec
+from harness.inputs import chosen_tensor
 
 SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0)}
 """Scalings of adapters, alpha / r; the exact ones keep gates positive."""
 
-LIMITS = {"exact": (32.0, 64.0), "balanced": (7.0, 1.0, 2.0**-12)}
-"""What `swiglu_limit` may be; the exact ones leave sigmoids at 1."""
+_LIMITS = {"exact": (96.0,), "balanced": (7.0, 0.5)}
+"""What `swiglu_limit` may be; sigmoids at the exact ones are 1."""
 
 _REGIMES = {"exact": EXACT, "balanced": BALANCED}
 
@@ -35,23 +37,18 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        yield Group(str(variant), strategy=_cases(variant, small=small, limited="swiglu_limit" in accepts))
+        limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
+        own = choices(variant, _REGIMES[variant.kind], SCALINGS[variant.kind], limits)
+        yield Group(str(variant), partial(_cases, variant, small), choices=own)
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, limited: bool) -> Case:
-    shards = draw(st.sampled_from(variant.shards))
-    size = draw(sizes(small=small, multiple=shards * variant.multiple))
-    regimes = _REGIMES[variant.kind]
-    x = draw(strided("x", variant.dtype, (size.tokens, size.hidden), regimes["x"]))
-    pairs, params = draw(routing(size, regimes))
-    tensors = (x, *pairs, *draw(weights(size, shards, variant, regimes)))
-    params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
-    if shards > 1:
-        params["shards"] = shards
-    if limited:
-        params |= draw(limits(LIMITS[variant.kind]))
-    return Case("moe_lora", tensors, params, draw(st.integers(0, 2**32 - 1)))
+def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Case:
+    size = draw(sizes(variant, chosen, small=small))
+    x = chosen_tensor("x", chosen, (size.tokens, size.hidden))
+    pairs, params = routing(size, chosen)
+    tensors = (x, *pairs, *draw(weights(size, variant, chosen)))
+    return Case("moe_lora", tensors, params | chosen_params(chosen), draw(st.integers(0, 2**32 - 1)))
 
 
 def _real_layers(*, small: bool) -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from cases._experts import (
     Regimes,
     Sizes,
     Variant,
-    limits,
+    choices,
+    chosen_params,
     real_routing,
     real_sizes,
     real_weights,
@@ -22,12 +24,13 @@ from cases._experts import (
     weights,
 )
 from cases.moe_lora import SCALINGS
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import strided
+from harness.case import Case, Choices, Chosen, Group, TensorSpec
+from harness.inputs import chosen_tensor, layouts_like, tensor_choices
 
-_GRADIENTS = ("normal", "normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
+_GRADIENTS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
+_SAVED = ("saved_gate", "saved_up", "intermediate")
 _FACTORS = ("sparse_signs", "quarters", "integers", "fractions")  # the first suits every size
-_LIMITS = {"exact": (22.5, 21.0), "balanced": (7.0, 1.0, 2.0**-4)}
+_LIMITS = {"exact": (22.5,), "balanced": (7.0, 0.5)}
 _REGIMES: dict[str, Regimes] = {
     "exact": {
         **dict.fromkeys(EXACT, _FACTORS),
@@ -38,7 +41,7 @@ _REGIMES: dict[str, Regimes] = {
     "balanced": {
         **BALANCED,
         "grad_output": _GRADIENTS,
-        "saved_gate": ("gates", "normal", "gates", "zeros", "special"),
+        "saved_gate": ("gates", "normal", "zeros", "special"),
         "saved_up": ("normal", "rows", "special"),
         "intermediate": ("normal", "sparse", "special"),
         "old": ("normal", "zeros"),
@@ -50,34 +53,39 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        takes = {"accumulate": "old_gate_lora_a" in accepts, "limited": "swiglu_limit" in accepts}
-        yield Group(str(variant), strategy=_cases(variant, small=small, **takes))
+        own = _choices(variant, accumulate="old_gate_lora_a" in accepts, limited="swiglu_limit" in accepts)
+        yield Group(str(variant), partial(_cases, variant, small), choices=own)
+
+
+def _choices(variant: Variant, *, accumulate: bool, limited: bool) -> Choices:
+    """What the cases of a group choose from; gradients that are there before have one regime, or there are none."""
+    regimes, dtype = _REGIMES[variant.kind], variant.dtype
+    limits = _LIMITS[variant.kind] if limited else ()
+    found = {**choices(variant, regimes, SCALINGS[variant.kind], limits)}
+    found |= tensor_choices("grad_output", (dtype,), regimes["grad_output"], layouts_like(2, 64))
+    for name in _SAVED:
+        found |= tensor_choices(name, (dtype,), regimes[name], layouts_like(2, 2, 64))
+    if accumulate:
+        found |= {"old_gate_lora_a dtype": (dtype,), "old_gate_lora_a regime": (None, *regimes["old"])}
+    return found
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool, limited: bool) -> Case:
-    shards = draw(st.sampled_from(variant.shards))
-    size = draw(sizes(small=small, multiple=shards * variant.multiple))
-    regimes = _REGIMES[variant.kind]
-    x, grad_output = (
-        draw(strided(name, variant.dtype, (size.tokens, size.hidden), regimes[name])) for name in ("x", "grad_output")
-    )
-    pairs, params = draw(routing(size, regimes))
-    saved = [draw(strided(name, variant.dtype, shape, regimes[name])) for name, shape in _saved(size).items()]
-    tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, shards, variant, regimes))]
-    if accumulate and draw(st.booleans()):
-        tensors += _old(size, variant.dtype, draw(st.sampled_from(regimes["old"])))
-    params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
-    if shards > 1:
-        params["shards"] = shards
-    if limited:
-        params |= draw(limits(_LIMITS[variant.kind]))
+def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Case:
+    size = draw(sizes(variant, chosen, small=small))
+    x, grad_output = (chosen_tensor(name, chosen, (size.tokens, size.hidden)) for name in ("x", "grad_output"))
+    pairs, params = routing(size, chosen)
+    saved = [chosen_tensor(name, chosen, shape) for name, shape in _saved(size).items()]
+    tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, variant, chosen))]
+    if before := chosen.get("old_gate_lora_a regime"):
+        tensors += _old(size, variant.dtype, before)
+    params |= chosen_params(chosen)
     return Case("moe_lora_backward", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 
 def _saved(size: Sizes) -> dict[str, tuple[int, int, int]]:
     """Shapes of what the forward pass saved."""
-    return dict.fromkeys(("saved_gate", "saved_up", "intermediate"), (*size.pairs, size.intermediate))
+    return dict.fromkeys(_SAVED, (*size.pairs, size.intermediate))
 
 
 def _old(size: Sizes, dtype: str, regime: str) -> Iterator[TensorSpec]:

@@ -25,7 +25,7 @@ from harness.inputs import build
 from harness.judging import problem as verified
 from harness.judging.compare import outside_mask
 from harness.kernel import Kernel, load_kernels
-from harness.verify.inprocess import draw
+from harness.verify.drawing import draw
 from harness.verify.project import open_project
 from references.moe_lora_backward import moe_lora_backward
 
