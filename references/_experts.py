@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-import torch
-
 from harness.numerics import (
     FORMATS,
     Enclosure,
@@ -67,10 +65,10 @@ def through_limits(gradient: Enclosure, value: Enclosure, low: float, high: floa
     return hull(inside, inside.zero_where(~((saved > low) & (saved < high))))
 
 
-def check_limit(limit: float, dtype: torch.dtype) -> None:
-    """Raise ValueError unless `limit` is positive, and a number of the dtype or infinity."""
-    if not limit > 0 or float(torch.tensor(limit, dtype=torch.float64).to(dtype)) != limit:
-        raise ValueError(f"swiglu_limit={limit} must be positive and a number of {dtype}; leave it out for no limit")
+def check_limit(limit: float, like: Tensor) -> None:
+    """Raise ValueError unless `limit` is positive, and infinite or a number of the dtype of a tensor."""
+    if not limit > 0 or float(like.new_tensor(limit, device="cpu")) != limit:
+        raise ValueError(f"swiglu_limit={limit} must be positive and a number of {like.dtype}; leave it out for none")
 
 
 @dataclass(frozen=True)

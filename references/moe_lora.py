@@ -96,7 +96,7 @@ def moe_lora(
     up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
     down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
     check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
-    check_limit(swiglu_limit, gate_lora_a.dtype)
+    check_limit(swiglu_limit, gate_lora_a)
     layer = Layer.of(
         expert_ids,
         down_map,
