@@ -179,8 +179,8 @@ def real_sizes(*, small: bool) -> Iterator[Sizes]:
         )
 
 
-def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...]) -> Choices:
-    """What the tensors and parameters of a layer choose from."""
+def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], limits: tuple[float, ...] = ()) -> Choices:
+    """What the tensors and parameters of a layer choose from; `limits` are those of SwiGLU."""
     dtype, codes = variant.dtype, variant.codes
     found: dict[str, tuple[Option, ...]] = {}
     found |= tensor_choices("x", (dtype,), regimes["x"], _ROWS)
@@ -198,13 +198,14 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...]) -> 
     if variant.multiple == 1 and 1 in variant.shards:
         found |= {"x columns % 16": tuple(range(16))}
     parts = tuple(None if count == 1 else count for count in variant.shards)
+    found |= {"swiglu_limit": (None, *limits)} if limits else {}
     return {**found, "scaling": scalings, "first_expert": (None, DRAWN), "shards": parts}
 
 
 def chosen_params(chosen: Chosen) -> dict[str, Param]:
-    """Scaling, and how many shards there are where there are several."""
-    shards = chosen["shards"]
-    return {"scaling": chosen["scaling"], **({"shards": shards} if shards else {})}
+    """Scaling, how many shards there are where there are several, and the limit of SwiGLU where there is one."""
+    named = {name: chosen.get(name) for name in ("scaling", "shards", "swiglu_limit")}
+    return {name: option for name, option in named.items() if option is not None}
 
 
 def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Param]]:

@@ -27,6 +27,9 @@ from harness.inputs import chosen_tensor
 SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0)}
 """Scalings of adapters, alpha / r; the exact ones keep gates positive."""
 
+_LIMITS = {"exact": (96.0,), "balanced": (7.0, 0.5)}
+"""What `swiglu_limit` may be; sigmoids at the exact ones are 1."""
+
 _REGIMES = {"exact": EXACT, "balanced": BALANCED}
 
 
@@ -34,8 +37,9 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        regimes, scalings = _REGIMES[variant.kind], SCALINGS[variant.kind]
-        yield Group(str(variant), partial(_cases, variant, small), choices=choices(variant, regimes, scalings))
+        limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
+        own = choices(variant, _REGIMES[variant.kind], SCALINGS[variant.kind], limits)
+        yield Group(str(variant), partial(_cases, variant, small), choices=own)
 
 
 @st.composite

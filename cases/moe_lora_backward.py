@@ -30,6 +30,7 @@ from harness.inputs import chosen_tensor, layouts_like, tensor_choices
 _GRADIENTS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
 _SAVED = ("saved_gate", "saved_up", "intermediate")
 _FACTORS = ("sparse_signs", "quarters", "integers", "fractions")  # the first suits every size
+_LIMITS = {"exact": (22.5,), "balanced": (7.0, 0.5)}
 _REGIMES: dict[str, Regimes] = {
     "exact": {
         **dict.fromkeys(EXACT, _FACTORS),
@@ -52,14 +53,15 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        own = _choices(variant, accumulate="old_gate_lora_a" in accepts)
+        own = _choices(variant, accumulate="old_gate_lora_a" in accepts, limited="swiglu_limit" in accepts)
         yield Group(str(variant), partial(_cases, variant, small), choices=own)
 
 
-def _choices(variant: Variant, *, accumulate: bool) -> Choices:
+def _choices(variant: Variant, *, accumulate: bool, limited: bool) -> Choices:
     """What the cases of a group choose from; gradients that are there before have one regime, or there are none."""
     regimes, dtype = _REGIMES[variant.kind], variant.dtype
-    found = {**choices(variant, regimes, SCALINGS[variant.kind])}
+    limits = _LIMITS[variant.kind] if limited else ()
+    found = {**choices(variant, regimes, SCALINGS[variant.kind], limits)}
     found |= tensor_choices("grad_output", (dtype,), regimes["grad_output"], layouts_like(2, 64))
     for name in _SAVED:
         found |= tensor_choices(name, (dtype,), regimes[name], layouts_like(2, 2, 64))

@@ -7,6 +7,7 @@ of PEFT do. Both sum in fp32 without atomic additions, and fuse no multiplicatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 
 import torch
 import triton
@@ -16,6 +17,7 @@ from moe_lora_arguments import STAGES, WEIGHTS, check_forward
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge, shard
 from quantized_weights import base_weights
+from swiglu_limit import argument, limited
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -25,7 +27,7 @@ ELEMENTS_PER_PROGRAM = 2048
 
 @triton.jit
 def _swiglu_kernel(
-    gate_ptr, up_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, size,
+    gate_ptr, up_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, size, limit,
     ROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     A: tl.constexpr = intermediate_ptr.dtype.element_ty
@@ -33,10 +35,11 @@ def _swiglu_kernel(
     mask = element < size
     gate = tl.load(gate_ptr + element, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + element, mask=mask, other=0.0).to(tl.float32)
-    silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
-    tl.store(intermediate_ptr + element, (silu * up).to(A), mask=mask)
     tl.store(saved_gate_ptr + element, gate.to(A), mask=mask)
     tl.store(saved_up_ptr + element, up.to(A), mask=mask)
+    gate, up = limited(gate, up, limit)
+    silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
+    tl.store(intermediate_ptr + element, (silu * up).to(A), mask=mask)
 
 
 @triton.jit
@@ -63,15 +66,15 @@ def _combine_kernel(
     tl.store(output_ptr + row * columns + column, total.to(output_ptr.dtype.element_ty), mask=mask)
 
 
-def swiglu(gate: Tensor, up: Tensor, dtype: torch.dtype, *, round_silu: bool) -> dict[str, Tensor]:
-    """`intermediate` = silu(gate) · up of contiguous tensors, and copies of both, `saved_gate` and `saved_up`."""
+def swiglu(gate: Tensor, up: Tensor, dtype: torch.dtype, *, round_silu: bool, limit: float = inf) -> dict[str, Tensor]:
+    """`intermediate` = silu(gate) · up of contiguous tensors, both limited, and copies `saved_gate` and `saved_up`."""
     names = ("saved_gate", "saved_up", "intermediate")
     results = {name: torch.empty_like(gate, dtype=dtype) for name in names}
     grid = (triton.cdiv(gate.numel(), ELEMENTS_PER_PROGRAM),)
     if gate.numel():
         with torch.accelerator.device_index(gate.device.index):
             _swiglu_kernel[grid](
-                gate, up, *results.values(), gate.numel(),
+                gate, up, *results.values(), gate.numel(), argument(limit),
                 ROUND=round_silu, BLOCK=ELEMENTS_PER_PROGRAM, enable_fp_fusion=False,
             )  # fmt: skip
     return results
@@ -143,6 +146,7 @@ def forward_shard(
     *,
     scaling: float,
     eager: bool,
+    swiglu_limit: float,
     partial: bool,
     stages: Sequence[str],
 ) -> dict[str, Tensor]:
@@ -151,7 +155,7 @@ def forward_shard(
     gate, up = (
         project(name, x, routing, parameters, **options, store_base=f"{name}_base" in stages) for name in ("gate", "up")
     )
-    found = swiglu(gate["value"], up["value"], x.dtype, round_silu=eager)
+    found = swiglu(gate["value"], up["value"], x.dtype, round_silu=eager, limit=swiglu_limit)
     down = project("down", found["intermediate"], routing, parameters, **options)
     out_dtype = torch.float32 if partial else x.dtype
     found["output"] = combine(down["value"], routing_weights, routing, out_dtype, round_weighted=eager)
@@ -191,6 +195,7 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         scaling: float,
         first_expert: int = 0,
         shards: int = 1,
+        swiglu_limit: float = inf,
         stages: tuple[str, ...] = (),
     ) -> dict[str, Tensor]:
         """y[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])), each one W + scaling · B · A of the expert.
@@ -206,6 +211,7 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
             gate_scale, …, gate_zero, …: of weights in codes; quantized_weights.py has the schemes.
             shards: parts of I that are computed one after the other from views of the parameters; their outputs are
                 added in fp32, then rounded.
+            swiglu_limit: the most that is activated of the gate, and of up in magnitude; a number of x's dtype.
             stages: which of `STAGES` to return too. With several shards `down_lora_mid` and `expert_output` are
                 [T, k, n, shards].
 
@@ -221,10 +227,11 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
         codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
         parameters = base_weights(x, dict(zip(WEIGHTS, (*base, *lora), strict=True)), codes)
-        numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards}
+        numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards, "swiglu_limit": swiglu_limit}
         check_forward(x, expert_ids, routing_weights, parameters, **numbers, stages=stages)
         routing = route(expert_ids, len(gate_proj), first_expert)
-        options = {"scaling": scaling, "eager": contract == "eager", "partial": shards > 1, "stages": stages}
+        options = {"scaling": scaling, "swiglu_limit": swiglu_limit, "eager": contract == "eager"}
+        options |= {"partial": shards > 1, "stages": stages}
         parts = [
             forward_shard(x, routing, routing_weights, shard(parameters, p, shards), **options) for p in range(shards)
         ]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 from moe_lora_shards import shard
+from swiglu_limit import check_limit
 from torch import Tensor
 
 from harness.kernel import UnsupportedCase
@@ -32,6 +33,7 @@ def check_forward(
     scaling: float,
     first_expert: int,
     shards: int,
+    swiglu_limit: float,
     stages: Collection[str],
     known_stages: Collection[str] = STAGES,
 ) -> None:
@@ -51,6 +53,7 @@ def check_forward(
     }
     check_tensors(x, {**expected, **_expected_parameters(x, parameters)})
     _check_options(scaling, first_expert, shards, width, stages, known_stages)
+    check_limit(swiglu_limit, x.dtype)
     if slots > MOST_TERMS or shards > MOST_TERMS:
         raise UnsupportedCase(f"{slots} slots and {shards} shards; up to {MOST_TERMS} of each are supported")
     shard(parameters, 0, shards)  # raises where codes cannot be cut

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear
@@ -39,12 +40,14 @@ class Backward:
         scaling: of the adapters.
         dtype: of the activations.
         eager: the contract.
+        swiglu_limit: of gate and up.
     """
 
     routing: Routing
     scaling: float
     dtype: torch.dtype
     eager: bool
+    swiglu_limit: float = inf
 
     def operand(self, rows: Tensor, weight: Tensor) -> Tensor:
         """rows · weight[e]ᵀ, rounded: the operand of another dot."""
@@ -78,7 +81,8 @@ def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
 
 def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -> dict[str, Tensor]:
     """The stages from the gradient of the activated rows to that of the input of each pair."""
-    grads = swiglu_backward(grad_intermediate, t["saved_gate"], t["saved_up"], step.routing)
+    saved = t["saved_gate"], t["saved_up"]
+    grads = swiglu_backward(grad_intermediate, *saved, step.routing, limit=step.swiglu_limit)
     found, base, lora = {}, [], []
     for name, grad in zip(("gate", "up"), grads, strict=True):
         grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
@@ -166,12 +170,14 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         scaling: float,
         first_expert: int = 0,
         shards: int = 1,
+        swiglu_limit: float = inf,
         stages: tuple[str, ...] = (),
     ) -> dict[str, Tensor]:
         """Gradients of `moe_lora` for the gradient of its output; the base weights are frozen and have none.
 
         Args:
-            x, expert_ids, routing_weights, scaling, first_expert, and all weights and codes: as `moe_lora` took them.
+            x, expert_ids, routing_weights, scaling, first_expert, swiglu_limit, and all weights and codes: as
+                `moe_lora` took them. What the limit has cut off has a gradient of 0.
             grad_output: [T, H], of x's dtype; any strides, as all tensors.
             saved_gate, saved_up, intermediate: [T, k, I], as `moe_lora` returned them.
             old_gate_lora_a, …: all six gradients of earlier backwards, to which the new ones are added in fp32.
@@ -196,8 +202,10 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         tensors = dict(zip(TENSORS, (*rows, *weights, *lora, *old), strict=True))
         codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
         tensors = base_weights(x, tensors, codes)
-        given = check_backward(tensors, stages, scaling=scaling, first_expert=first_expert, shards=shards)
-        step = Backward(route(expert_ids, len(gate_proj), first_expert), scaling, x.dtype, contract == "eager")
+        numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
+        given = check_backward(tensors, stages, **numbers, shards=shards)
+        routing = route(expert_ids, len(gate_proj), first_expert)
+        step = Backward(routing, scaling, x.dtype, contract == "eager", swiglu_limit)
         parts = [backward_shard(step, t, partial=shards > 1, stages=stages) for t in shards_of(given, shards)]
         return merge(parts, dict.fromkeys(("grad_input", *(f"grad_{name}" for name in ADDED)), x.dtype))
 

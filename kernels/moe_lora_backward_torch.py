@@ -6,12 +6,14 @@ moe_lora_backward.py says what the contracts mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 import torch
 from moe_lora_backward_arguments import LORA, SAVED, TENSORS, WEIGHTS, check_backward, shards_of
 from moe_lora_shards import merge
 from moe_lora_torch import fp32_reductions
 from quantized_weights import base_weights
+from swiglu_limit import limited_in_torch
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -44,10 +46,13 @@ def through_down(product: Product, t: Mapping[str, Tensor], scaling: float) -> d
     }
 
 
-def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up for that of gate · sigmoid(gate) · up, rounded to the dtype of gate."""
-    grad, g, u, s = grad.float(), gate.float(), up.float(), torch.sigmoid(gate.float())
-    return (grad * u * (s * (1 + g * (1 - s)))).to(gate.dtype), (grad * (g * s)).to(gate.dtype)
+def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up for that of gate · sigmoid(gate) · up, both limited, rounded to gate's dtype."""
+    g, u = limited_in_torch(gate.float(), up.float(), limit)
+    grad, s = grad.float(), torch.sigmoid(g)
+    grads = grad * u * (s * (1 + g * (1 - s))), grad * (g * s)
+    cut = gate > limit, up.abs() > limit
+    return tuple(grad.masked_fill(beyond, 0).to(gate.dtype) for grad, beyond in zip(grads, cut, strict=True))
 
 
 def through_gate_or_up(
@@ -61,13 +66,13 @@ def through_gate_or_up(
     return stages, product(grad, t[f"{name}_proj"]).float() + (product(grad_mid, a) * scaling).float()
 
 
-def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float, limit: float) -> dict[str, Tensor]:
     """The results of one expert in fp32; `t` holds the rows of its n pairs and its weights.
 
     `grad_input` is [n, H] and `grad_routing_weights` [n].
     """
     stages = dict(t) | through_down(product, t, scaling)
-    grads = through_swiglu(stages["grad_intermediate"], t["saved_gate"], t["saved_up"])
+    grads = through_swiglu(stages["grad_intermediate"], t["saved_gate"], t["saved_up"], limit)
     inputs = []
     for name, grad in zip(("gate", "up"), grads, strict=True):
         found, grad_input = through_gate_or_up(product, name, grad, t, scaling)
@@ -89,7 +94,7 @@ def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float) 
 
 
 def shard_gradients(
-    product: Product, t: Mapping[str, Tensor], *, scaling: float, first_expert: int
+    product: Product, t: Mapping[str, Tensor], *, scaling: float, first_expert: int, swiglu_limit: float
 ) -> dict[str, Tensor]:
     """All results of one shard in fp32, those of the adapters added to the old gradients."""
     ids = t["expert_ids"]
@@ -105,7 +110,7 @@ def shard_gradients(
         own = {"x": t["x"][token], "grad_output": t["grad_output"][token]}
         own["routing_weights"] = t["routing_weights"][token, slot, None]
         own |= {name: t[name][token, slot] for name in SAVED} | {name: t[name][e] for name in WEIGHTS}
-        for name, value in expert_gradients(product, own, scaling).items():
+        for name, value in expert_gradients(product, own, scaling, swiglu_limit).items():
             if name in shapes:
                 results[name][token, slot] = value
             else:
@@ -123,7 +128,7 @@ def _declare(contract: str, product: Product) -> Callable[..., dict[str, Tensor]
         gate_scale=None, up_scale=None, down_scale=None, gate_zero=None, up_zero=None, down_zero=None,
         old_gate_lora_a=None, old_gate_lora_b=None, old_up_lora_a=None, old_up_lora_b=None,
         old_down_lora_a=None, old_down_lora_b=None,
-        *, scaling, first_expert=0, shards=1,
+        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
     ):  # fmt: skip
         rows = (x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate)
         weights = (gate_proj, up_proj, down_proj)
@@ -131,7 +136,7 @@ def _declare(contract: str, product: Product) -> Callable[..., dict[str, Tensor]
         old = (old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b)
         codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
         tensors = base_weights(x, dict(zip(TENSORS, (*rows, *weights, *lora, *old), strict=True)), codes)
-        numbers = {"scaling": scaling, "first_expert": first_expert}
+        numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
         given = check_backward(tensors, (), **numbers, shards=shards)
         with fp32_reductions():
             whole = merge([shard_gradients(product, part, **numbers) for part in shards_of(given, shards)])

@@ -17,6 +17,7 @@ leaves that order free: any such run keeps it, but two need not agree in every b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,7 @@ def forward(
     *,
     scaling: float,
     first_expert: int = 0,
+    swiglu_limit: float = inf,
     group: Group = None,
     **parameters: Tensor,
 ) -> dict[str, Tensor]:
@@ -63,17 +65,23 @@ def forward(
         ValueError, TypeError, UnsupportedCase: as `moe_lora` does for a layer of the rank's size.
     """
     weights = _weights(x, parameters)
-    numbers = {"scaling": scaling, "first_expert": first_expert, "shards": 1}
+    numbers = {"scaling": scaling, "first_expert": first_expert, "shards": 1, "swiglu_limit": swiglu_limit}
     check_forward(x, expert_ids, routing_weights, weights, **numbers, stages=())
     routing = route(expert_ids, len(weights["gate_proj"]), first_expert)
-    options = {"scaling": scaling, "eager": False, "partial": True, "stages": ()}
+    options = {"scaling": scaling, "swiglu_limit": swiglu_limit, "eager": False, "partial": True, "stages": ()}
     results = forward_shard(x, routing, routing_weights, weights, **options)
     return results | {"output": _added("output", results["output"], group).to(x.dtype)}
 
 
 @torch.no_grad()
 def backward(
-    x: Tensor, *, scaling: float, first_expert: int = 0, group: Group = None, **tensors: Tensor
+    x: Tensor,
+    *,
+    scaling: float,
+    first_expert: int = 0,
+    swiglu_limit: float = inf,
+    group: Group = None,
+    **tensors: Tensor,
 ) -> dict[str, Tensor]:
     """`grad_input` [T, H], `grad_routing_weights` [T, k], and the gradients of the rank's adapters.
 
@@ -85,11 +93,12 @@ def backward(
         ValueError, TypeError, UnsupportedCase: as `moe_lora_backward` does for a layer of the rank's size.
     """
     given = {"x": x, **{name: t for name, t in tensors.items() if name not in CODES}} | _weights(x, tensors)
-    numbers = {"scaling": scaling, "first_expert": first_expert}
+    numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
     given = check_backward(given, (), **numbers, shards=1)
     old = {f"grad_{name}": given.pop(f"old_{name}", None) for name in ADDED}
     routing = route(given["expert_ids"], len(given["gate_proj"]), first_expert)
-    found = backward_shard(Backward(routing, scaling, x.dtype, eager=False), given, partial=True)
+    step = Backward(routing, scaling, x.dtype, eager=False, swiglu_limit=swiglu_limit)
+    found = backward_shard(step, given, partial=True)
     for name in (n for n in found if part_of(n) is Part.ADDED):
         total = _added(name, found[name], group)
         total = total if old.get(name) is None else add(old[name].float(), total)

@@ -6,6 +6,7 @@ exactly 0 is stored.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from moe_lora_routing import Routing
 from row_layout import address, row_layout, vectors_allowed
+from swiglu_limit import argument, limited, through_limit
 from torch import Tensor
 
 BLOCKS = (16, 128, 1024)  # few sizes, so that there are few compiled variants
@@ -85,7 +87,7 @@ def _weigh_kernel(
     ],
 )  # fmt: skip
 def _swiglu_backward_kernel(
-    experts_ptr, grad_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, pairs: tl.int64, experts, columns,
+    experts_ptr, grad_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, limit, pairs: tl.int64, experts, columns,
     grad_size: tl.int64, grad_stride_0: tl.int64, grad_stride_1: tl.int64,
     gate_size: tl.int64, gate_stride_0: tl.int64, gate_stride_1: tl.int64,
     up_size: tl.int64, up_stride_0: tl.int64, up_stride_1: tl.int64,
@@ -103,10 +105,13 @@ def _swiglu_backward_kernel(
     grad = tl.load(address(grad_ptr, grad_start, column, ALIGNED), mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(address(gate_ptr, gate_start, column, ALIGNED), mask=mask, other=0.0).to(tl.float32)
     up = tl.load(address(up_ptr, up_start, column, ALIGNED), mask=mask, other=0.0).to(tl.float32)
+    saved_gate, saved_up = gate, up
+    gate, up = limited(gate, up, limit)
     sigmoid = tl.sigmoid(gate)
     slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))
     grad_gate = (grad * up * slope).to(grad_gate_ptr.dtype.element_ty)
     grad_up = (grad * (gate * sigmoid)).to(grad_up_ptr.dtype.element_ty)
+    grad_gate, grad_up = through_limit(grad_gate, grad_up, saved_gate, saved_up, limit)
     tl.store(address(grad_gate_ptr, pair * columns, column, ALIGNED), grad_gate, mask=live & inside)
     tl.store(address(grad_up_ptr, pair * columns, column, ALIGNED), grad_up, mask=live & inside)
 
@@ -193,19 +198,21 @@ def weigh(grad_output: Tensor, routing_weights: Tensor, routing: Routing) -> Ten
     """routing_weights[t, j] · grad_output[t] [T, k, H], rounded once to the dtype of grad_output [T, H]."""
     columns = grad_output.shape[-1]
     result = grad_output.new_empty(routing.tokens, routing.slots, columns)
-    pointers = {"weight_ptr": routing_weights.contiguous(), "result_ptr": result}
-    _for_all_pairs(_weigh_kernel, routing, columns, pointers, grad=_per_pair(grad_output, routing))
+    others = {"weight_ptr": routing_weights.contiguous(), "result_ptr": result}
+    _for_all_pairs(_weigh_kernel, routing, columns, others, grad=_per_pair(grad_output, routing))
     return result
 
 
-def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def swiglu_backward(
+    grad: Tensor, gate: Tensor, up: Tensor, routing: Routing, *, limit: float = inf
+) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up for `grad`, that of gate · sigmoid(gate) · up; each rounded once to gate's dtype.
 
-    All are [T, k, I]; grad is fp32 or of the dtype of gate and up.
+    All are [T, k, I]; grad is fp32 or of the dtype of gate and up, which are not limited yet.
     """
     grad_gate, grad_up = (gate.new_empty(gate.shape) for _ in range(2))
-    pointers = {"grad_gate_ptr": grad_gate, "grad_up_ptr": grad_up}
-    _for_all_pairs(_swiglu_backward_kernel, routing, gate.shape[-1], pointers, grad=grad, gate=gate, up=up)
+    others = {"grad_gate_ptr": grad_gate, "grad_up_ptr": grad_up, "limit": argument(limit)}
+    _for_all_pairs(_swiglu_backward_kernel, routing, gate.shape[-1], others, grad=grad, gate=gate, up=up)
     return grad_gate, grad_up
 
 
@@ -269,7 +276,7 @@ def _for_all_pairs(
     kernel: Any,
     routing: Routing,
     columns: int,
-    pointers: dict[str, Tensor],
+    others: dict[str, Any],
     *,
     whole_rows: bool = False,
     **rows: Tensor,
@@ -284,7 +291,7 @@ def _for_all_pairs(
     grid = (triton.cdiv(pairs, height), 1 if whole_rows else triton.cdiv(columns, block))
     with torch.accelerator.device_index(routing.order.device.index):
         kernel[grid](
-            **{name: value for arguments, _ in found for name, value in arguments.items()}, **pointers,
+            **{name: value for arguments, _ in found for name, value in arguments.items()}, **others,
             experts_ptr=routing.local_experts, pairs=pairs, experts=routing.experts, columns=columns,
             ROWS=height, BLOCK=block, ALIGNED=all(aligned for _, aligned in found), enable_fp_fusion=False,
         )  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Parameters:
     down_lora_b: Tensor
     scaling: float
     first_expert: int = 0
+    swiglu_limit: float = inf
     gate_scale: Tensor | None = None
     up_scale: Tensor | None = None
     down_scale: Tensor | None = None

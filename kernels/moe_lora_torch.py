@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 
 import torch
 import torch.nn.functional as F
 from moe_lora_arguments import WEIGHTS, check_forward
 from moe_lora_shards import merge, shard
 from quantized_weights import base_weights
+from swiglu_limit import limited_in_torch
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -35,21 +37,27 @@ def adapted_eager(rows: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, 
     return F.linear(rows, weight) + F.linear(F.linear(rows, lora_a), lora_b) * scaling
 
 
-def expert_fused(x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float) -> tuple[Tensor, ...]:
+def expert_fused(
+    x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float, limit: float
+) -> tuple[Tensor, ...]:
     """What one expert adds to the output of its pairs, [n, H] in fp32, and saved gate, saved up and intermediate.
 
     x holds a row per pair, `weight` [n, 1] their routing weights.
     """
     gate, up = (_adapted(adapted_fused, x, name, expert, scaling) for name in ("gate", "up"))
-    intermediate = (gate * torch.sigmoid(gate) * up).to(x.dtype)
+    active, factor = limited_in_torch(gate, up, limit)
+    intermediate = (active * torch.sigmoid(active) * factor).to(x.dtype)
     weighted = weight * _adapted(adapted_fused, intermediate, "down", expert, scaling)
     return weighted, gate.to(x.dtype), up.to(x.dtype), intermediate
 
 
-def expert_eager(x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float) -> tuple[Tensor, ...]:
+def expert_eager(
+    x: Tensor, weight: Tensor, expert: dict[str, Tensor], *, scaling: float, limit: float
+) -> tuple[Tensor, ...]:
     """As `expert_fused`, but every operation rounds to the dtype of x."""
     gate, up = (_adapted(adapted_eager, x, name, expert, scaling) for name in ("gate", "up"))
-    intermediate = F.silu(gate) * up
+    active, factor = limited_in_torch(gate, up, limit)
+    intermediate = F.silu(active) * factor
     weighted = (weight * _adapted(adapted_eager, intermediate, "down", expert, scaling)).to(x.dtype)
     return weighted.float(), gate, up, intermediate
 
@@ -107,15 +115,15 @@ def _declare(contract: str, expert: Step) -> Callable[..., dict[str, Tensor]]:
         x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
         gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
         gate_scale=None, up_scale=None, down_scale=None, gate_zero=None, up_zero=None, down_zero=None,
-        *, scaling, first_expert=0, shards=1,
+        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
     ):  # fmt: skip
         base = (gate_proj, up_proj, down_proj)
         lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
         codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
         parameters = base_weights(x, dict(zip(WEIGHTS, (*base, *lora), strict=True)), codes)
-        numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards}
+        numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards, "swiglu_limit": swiglu_limit}
         check_forward(x, expert_ids, routing_weights, parameters, **numbers, stages=())
-        step = partial(expert, scaling=scaling)
+        step = partial(expert, scaling=scaling, limit=swiglu_limit)
         with fp32_reductions():
             parts = [
                 _forward(step, x, expert_ids, routing_weights, shard(parameters, p, shards), first_expert)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from harness.numerics import (
@@ -15,10 +16,12 @@ from harness.numerics import (
     Factor,
     Groups,
     Tensor,
+    clamp,
     concatenate,
     dequantized,
     format_of,
     grouped_dot,
+    hull,
     multiply_add,
     remembered,
     stack,
@@ -43,6 +46,29 @@ def adapter_axes(base: Rounds, middle: Rounds, lora: Rounds) -> Mapping[str, Map
         "middle": {"rounded_middle": middle, "fp32_middle": {}},
         "lora": {"fp32_lora": {}, "rounded_lora": lora},
     }
+
+
+def limited(gate: Enclosure, up: Enclosure, limit: float) -> tuple[Enclosure, Enclosure]:
+    """What is activated: min(gate, limit), and up within ±limit."""
+    return (gate, up) if limit == inf else (clamp(gate, -inf, limit), clamp(up, -limit, limit))
+
+
+def through_limits(gradient: Enclosure, value: Enclosure, low: float, high: float) -> Enclosure:
+    """The gradient of a value that was limited to [low, high], from that of what it became: zero beyond the limits.
+
+    At a limit, and for NaN, it is anything from zero to the whole: a value that was beyond may have been rounded there.
+    """
+    if high == inf:
+        return gradient
+    saved = value.value
+    inside = gradient.zero_where((saved < low) | (saved > high))
+    return hull(inside, inside.zero_where(~((saved > low) & (saved < high))))
+
+
+def check_limit(limit: float, like: Tensor) -> None:
+    """Raise ValueError unless `limit` is positive, and infinite or a number of the dtype of a tensor."""
+    if not limit > 0 or float(like.new_tensor(limit, device="cpu")) != limit:
+        raise ValueError(f"swiglu_limit={limit} must be positive and a number of {like.dtype}; leave it out for none")
 
 
 @dataclass(frozen=True)

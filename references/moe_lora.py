@@ -6,9 +6,11 @@ docs/contracts/moe_lora.md says who rounds where.
 
 from __future__ import annotations
 
+from math import inf
+
 from harness.numerics import Enclosure, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
-from references._experts import Layer, Projection, adapter_axes, rounded
+from references._experts import Layer, Projection, adapter_axes, check_limit, limited, rounded
 from references._shapes import check_shapes
 
 WEIGHTS = (
@@ -72,6 +74,7 @@ def moe_lora(
     scaling: float,
     first_expert: int = 0,
     shards: int = 1,
+    swiglu_limit: float = inf,
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
@@ -83,15 +86,17 @@ def moe_lora(
     `first_expert`. A pair (t, j) whose id is of no expert here counts for nothing, and its rows of the stages
     [T, k, …] are zero; an id that occurs twice in a row counts twice. `saved_gate`, `saved_up` and `intermediate` are
     what the backward pass needs. With `shards` = P the intermediate dimension is computed in P parts: each rounds the
-    middle of the down adapter for itself, and what they give is added in fp32.
+    middle of the down adapter for itself, and what they give is added in fp32. With `swiglu_limit` = L the gate is
+    activated as min(gate, L) and up enters as min(max(up, -L), L); both are saved as they were.
 
     Raises:
-        ValueError: shapes that do not fit, or quantized weights that cannot be read.
+        ValueError: shapes that do not fit, quantized weights that cannot be read, or a limit that x's dtype has not.
     """
     gate_map = Projection(gate_proj, gate_lora_a, gate_lora_b, gate_scale, gate_zero)
     up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
     down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
     check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
+    check_limit(swiglu_limit, gate_lora_a)
     layer = Layer.of(
         expert_ids,
         down_map,
@@ -107,6 +112,7 @@ def moe_lora(
     layer.stage("saved_gate", gate, result=True)
     layer.stage("saved_up", up, result=True)
 
+    gate, up = limited(gate, up, swiglu_limit)
     separate = contract.has("rounded_silu")
     product = (
         layer.stage("silu", gate * sigmoid(gate)) * up if separate else product_in_any_order(gate, sigmoid(gate), up)

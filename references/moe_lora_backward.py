@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 
 from harness.numerics import (
     Enclosure,
@@ -25,7 +26,16 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.op import Contract, StageRecorder, op
-from references._experts import ALL, Layer, Projection, adapter_axes, rounded
+from references._experts import (
+    ALL,
+    Layer,
+    Projection,
+    adapter_axes,
+    check_limit,
+    limited,
+    rounded,
+    through_limits,
+)
 from references._shapes import check_shapes
 from references.layer_norm_gated_backward import times_slope
 from references.moe_lora import WEIGHTS, check_layer
@@ -93,6 +103,7 @@ def moe_lora_backward(
     scaling: float,
     first_expert: int = 0,
     shards: int = 1,
+    swiglu_limit: float = inf,
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
@@ -102,15 +113,17 @@ def moe_lora_backward(
     else as it took them. The gradient of a parameter has its shape and dtype; where `old_…` is given, it is added to
     that: accumulated in fp32, rounded once. `grad_routing_weights` is [T, k], fp32. Experts without tokens have a
     gradient of exactly zero, and so have skipped pairs. With `shards`, the partial sums of grad_input, of the gradients
-    of gate_lora_a, up_lora_a and down_lora_b, and of grad_routing_weights are added in fp32.
+    of gate_lora_a, up_lora_a and down_lora_b, and of grad_routing_weights are added in fp32. What `swiglu_limit` has
+    cut off, as `saved_gate` and `saved_up` tell, has a gradient of zero, whatever that of the activated rows is.
 
     Raises:
-        ValueError: shapes that do not fit, or quantized weights that cannot be read.
+        ValueError: shapes that do not fit, quantized weights that cannot be read, or a limit that x's dtype has not.
     """
     gate_map = Projection(gate_proj, gate_lora_a, gate_lora_b, gate_scale, gate_zero)
     up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
     down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
     check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
+    check_limit(swiglu_limit, gate_lora_a)
     layer = Layer.of(
         expert_ids,
         down_map,
@@ -136,9 +149,12 @@ def moe_lora_backward(
     activated = layer.saved(intermediate)
     grad_activated = _through_down(layer, layer_gradients, grad_experts, activated, down_map)
 
-    gate, up = layer.saved(saved_gate), layer.saved(saved_up)
-    grad_gate = layer.stage("grad_gate", times_slope(grad_activated, up, (gate, sigmoid(gate))))
-    grad_up = layer.stage("grad_up", product_in_any_order(grad_activated, gate, sigmoid(gate)))
+    values = layer.saved(saved_gate), layer.saved(saved_up)
+    gate, up = limited(*values, swiglu_limit)
+    grad_gate = times_slope(grad_activated, up, (gate, sigmoid(gate)))
+    grad_up = product_in_any_order(grad_activated, gate, sigmoid(gate))
+    grad_gate = layer.stage("grad_gate", through_limits(grad_gate, values[0], -inf, swiglu_limit))
+    grad_up = layer.stage("grad_up", through_limits(grad_up, values[1], -swiglu_limit, swiglu_limit))
     maps = {"gate": (grad_gate, gate_map), "up": (grad_up, up_map)}
     rows = layer.pairs(x)
     middles = {name: _through_adapter(layer, layer_gradients, name, rows, *maps[name]) for name in maps}

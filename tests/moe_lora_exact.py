@@ -5,6 +5,8 @@ Torch differentiates it. Nothing here is shared with the reference.
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
@@ -24,7 +26,9 @@ STORED = {  # scheme, group size, dtype of the scale
 E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
 
-def forward(t: dict[str, Tensor], *, scaling: float, first_expert: int = 0) -> dict[str, Tensor]:
+def forward(
+    t: dict[str, Tensor], *, scaling: float, first_expert: int = 0, swiglu_limit: float = inf
+) -> dict[str, Tensor]:
     """All results, and `expert_output`, from tensors of which floating-point ones are fp64."""
     base = {name: weight(t, name) for name in MAPS}
     tokens, slots = t["expert_ids"].shape
@@ -37,7 +41,8 @@ def forward(t: dict[str, Tensor], *, scaling: float, first_expert: int = 0) -> d
             expert = int(t["expert_ids"][token, slot]) - first_expert
             if 0 <= expert < len(t["gate_lora_a"]):
                 gate, up = (adapted(t, base, name, expert, t["x"][token], scaling) for name in ("gate", "up"))
-                intermediate = gate / (1 + torch.exp(-gate)) * up
+                active, factor = gate.clamp(max=swiglu_limit), up.clamp(-swiglu_limit, swiglu_limit)
+                intermediate = active / (1 + torch.exp(-active)) * factor
                 value = adapted(t, base, "down", expert, intermediate, scaling)
                 combined = combined + t["routing_weights"][token, slot] * value
             else:
@@ -50,11 +55,14 @@ def forward(t: dict[str, Tensor], *, scaling: float, first_expert: int = 0) -> d
     return {"output": torch.stack(output), **found}
 
 
-def gradients(t: dict[str, Tensor], *, scaling: float, first_expert: int = 0) -> dict[str, Tensor]:
+def gradients(
+    t: dict[str, Tensor], *, scaling: float, first_expert: int = 0, swiglu_limit: float = inf
+) -> dict[str, Tensor]:
     """What torch makes of the forward pass for `grad_output`, added to the old gradients where there are any."""
     names = ("x", "routing_weights", *ADAPTERS)
     leaves = {name: t[name].clone().requires_grad_() for name in names}
-    output = forward(t | leaves, scaling=scaling, first_expert=first_expert)["output"]
+    options = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
+    output = forward(t | leaves, **options)["output"]
     if output.requires_grad:
         output.backward(t["grad_output"])
     grads = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}

@@ -82,7 +82,7 @@ def exact(x: Tensor) -> Tensor:
 
 def formula(
     contract: str, x: Tensor, expert_ids: Tensor, routing_weights: Tensor, *, scaling: float, first_expert: int = 0,
-    fp32: Callable[[Tensor], Tensor] = exact, **parameters: Tensor,
+    swiglu_limit: float = float("inf"),    fp32: Callable[[Tensor], Tensor] = exact, **parameters: Tensor,
 ) -> dict[str, Tensor]:  # fmt: skip
     """All stages in fp64, pair by pair, rounded to the dtype of x where the contract says."""
     fmt = format_of(x.dtype)
@@ -105,8 +105,9 @@ def formula(
             return low(pair[f"{name}_base"] + scaled)
 
         pair["gate"], pair["up"] = (project(name, x[t].double()) for name in ("gate", "up"))
-        silu = low(pair["gate"] * fp32(torch.sigmoid(pair["gate"]).float().double()))
-        pair["intermediate"] = round_to(fp32(silu * pair["up"]), fmt)
+        gate, up = pair["gate"].clamp(max=swiglu_limit), pair["up"].clamp(-swiglu_limit, swiglu_limit)
+        silu = low(gate * fp32(torch.sigmoid(gate).float().double()))
+        pair["intermediate"] = round_to(fp32(silu * up), fmt)
         pair["expert_output"] = project("down", pair["intermediate"])
         pair["output"] = low(routing_weights[t, j].double() * pair["expert_output"])
         pair |= {f"saved_{name}": round_to(pair[name], fmt) for name in ("gate", "up")}

@@ -140,6 +140,22 @@ def test_another_build_is_refused() -> None:
     assert "the avx2 build is loaded, not avx512_bf16" in run("-c", code).stderr
 
 
+def test_room_between_the_shards_is_zero_and_goes_again() -> None:
+    room = all_kernels()[KERNEL].call.__globals__["Room"](hidden=5, width=6, shards=2, step=4)
+    whole = lattice(3)
+    tensors = {"x": whole["x"][:, :5], "down_proj": whole["down_proj"][:, :5, :6]}
+    tensors["gate_lora_b"] = whole["gate_lora_b"][:, :6]
+    filled = room.filled(tensors)
+    assert [tuple(t.shape) for t in filled.values()] == [(3, 8), (5, 8, 8), (5, 8, 4)]
+    assert torch.equal(filled["down_proj"][:, :5, 4:7], tensors["down_proj"][..., 3:])
+    assert torch.equal(filled["gate_lora_b"][:, 4:7], tensors["gate_lora_b"][:, 3:])
+    assert all(filled[name].sum() == tensor.sum() and filled[name].is_contiguous() for name, tensor in tensors.items())
+    for name, tensor in room.cut(filled).items():
+        assert torch.equal(tensor, tensors[name]), name
+    gradient = {"grad_gate_lora_b": filled["gate_lora_b"]}
+    assert torch.equal(room.cut(gradient)["grad_gate_lora_b"], tensors["gate_lora_b"])
+
+
 def test_scales_of_e8m0_become_bf16() -> None:
     codes = torch.arange(256).to(torch.uint8)
     as_bf16 = all_kernels()[KERNEL].call.__globals__["as_bf16"]

@@ -29,6 +29,7 @@ pytestmark = needs_device
 
 CONTRACTS = ("fused", "eager")
 CODES = ("gate_scale", "up_scale", "down_scale", "gate_zero", "up_zero", "down_zero")
+OPTIONS = ("first_expert", "shards", "swiglu_limit")
 every_kernel = pytest.mark.parametrize("name", sorted(KERNELS))
 
 
@@ -36,7 +37,7 @@ def test_every_kernel_is_registered_and_says_what_it_takes():
     assert len(KERNELS) == 4
     for contract in CONTRACTS:
         kernels = [KERNELS[f"{family}[moe_lora+{contract}]"] for family in ("triton", "eager")]
-        assert kernels[0].accepts == kernels[1].accepts == {*lattice(1), *CODES, "first_expert", "shards"}
+        assert kernels[0].accepts == kernels[1].accepts == {*lattice(1), *CODES, *OPTIONS}
         for one in kernels:
             assert (one.contract, one.placement) == (contract, "refuses")
 
@@ -132,6 +133,32 @@ def test_strides_change_nothing(name):
             assert_bits(value, expected[result], result)
     arguments["x"] = arguments["x"][:1].expand(4, -1)
     assert_results(KERNELS[name].call(**arguments), formula(KERNELS[name].contract, **arguments), BF16)
+
+
+@pytest.mark.parametrize("limit", [64.0, 288.0])
+@every_kernel
+def test_limits_bit_for_bit(name, limit):
+    one, arguments = KERNELS[name], lattice(6)
+    arguments["up_proj"] *= 32
+    expected = formula(one.contract, **arguments, swiglu_limit=limit)
+    cut = (expected["gate"] > limit).any(), (expected["up"].abs() > limit).any()
+    assert cut == (True, limit == 64)
+    assert_results(one.call(**arguments, swiglu_limit=limit, **every_stage(one)), expected, BF16)
+
+
+@every_kernel
+def test_a_limit_keeps_nan(name):
+    arguments = lattice(4, ids=torch.zeros(4, 3, dtype=torch.int64, device=DEVICE))
+    arguments["x"][1, 5] = float("nan")
+    found = KERNELS[name].call(**arguments, swiglu_limit=7.0)
+    assert found["intermediate"][1].isnan().all() and not found["intermediate"][0].isnan().any()
+
+
+@pytest.mark.parametrize("limit", [0.0, -7.0, 7.1, float("nan"), 2.0**200])
+@every_kernel
+def test_a_limit_must_be_a_positive_number_of_the_dtype(name, limit):
+    with pytest.raises(ValueError, match=r"swiglu_limit=.* must be positive and a number of torch\.float16"):
+        KERNELS[name].call(**lattice(2, FP16), swiglu_limit=limit)
 
 
 @pytest.mark.parametrize("shards", [2, 5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -74,7 +75,7 @@ def old_gradients(case: dict[str, Any]) -> dict[str, Tensor]:
     return {f"old_{n}": small(*case[n].shape, most=9, dtype=case[n].dtype, seed=60 + i) for i, n in enumerate(LORA)}
 
 
-def by_autograd(case: dict[str, Any]) -> dict[str, Tensor]:
+def by_autograd(case: dict[str, Any], limit: float = math.inf) -> dict[str, Tensor]:
     """The gradients of the exact forward in fp64; where it has saved a value, it goes on with this one."""
     numbers = {n: t for n, t in case.items() if isinstance(t, Tensor) and n != "expert_ids"}
     leaves = {n: t.double().requires_grad_() for n, t in numbers.items()}
@@ -90,7 +91,8 @@ def by_autograd(case: dict[str, Any]) -> dict[str, Tensor]:
         return leaves[name][token, slot].detach() + value - value.detach()
 
     gate, up = (saved(f"saved_{name}", linear(leaves["x"][token], name)) for name in ("gate", "up"))
-    outputs = linear(saved("intermediate", F.silu(gate) * up), "down")
+    activated = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    outputs = linear(saved("intermediate", activated), "down")
     weighted = leaves["routing_weights"][token, slot, None] * outputs
     torch.zeros_like(leaves["x"]).index_add(0, token, weighted).backward(case["grad_output"].double())
     names = {"grad_input": "x", **{f"grad_{name}": name for name in (*LORA, "routing_weights")}}
@@ -102,7 +104,7 @@ def check_lattice(name: str, case: dict[str, Any], **more: Any) -> None:
     """The results are those of `by_autograd`, plus old gradients, rounded once."""
     results = KERNELS[name].call(**case, **more)
     assert results.keys() == set(RESULTS)
-    for result, exact in by_autograd(case).items():
+    for result, exact in by_autograd(case, more.get("swiglu_limit", math.inf)).items():
         old = more.get(result.replace("grad_", "old_", 1))
         total = exact if old is None else exact + old.double()
         dtype = FLOAT if result == "grad_routing_weights" else case["x"].dtype
@@ -116,8 +118,8 @@ def test_every_contract_is_registered_and_says_what_it_takes():
         assert one.contract == eager.contract == contract
         assert one.accepts == eager.accepts
         assert one.requires == eager.requires
-        assert {"shards", "first_expert", "old_up_lora_b"} == (one.accepts - one.requires) & {
-            *("shards", "first_expert", "old_up_lora_b", "scaling", "intermediate"),
+        assert {"shards", "first_expert", "swiglu_limit", "old_up_lora_b"} == (one.accepts - one.requires) & {
+            *("shards", "first_expert", "swiglu_limit", "old_up_lora_b", "scaling", "intermediate"),
         }  # fmt: skip
         assert "grad_expert_input" in one.stages
 
@@ -145,6 +147,20 @@ def test_random_values_keep_the_contract_at_every_stage(name, shards):
     other = next(c for c in CONTRACTS if c != one.contract)
     with pytest.raises(ContractViolation):
         assert_contract("moe_lora_backward", results, contract=other, **case, **more, shards=shards)
+
+
+@pytest.mark.parametrize("limit", [48.0, 64.0])
+@every_kernel
+def test_limits_bit_for_bit_on_a_lattice(name, limit):
+    """At the limit the whole gradient goes through, as through torch.clamp."""
+    check_lattice(name, lattice(5, FP16), swiglu_limit=limit, shards=2)
+
+
+@every_kernel
+def test_random_values_beyond_a_limit_keep_the_contract(name):
+    case = random(4) | {"swiglu_limit": 0.5}
+    results = KERNELS[name].call(**case)
+    assert_contract("moe_lora_backward", results, contract=KERNELS[name].contract, **case)
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

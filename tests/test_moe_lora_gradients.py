@@ -28,11 +28,12 @@ def trace(tensors: dict[str, Tensor], contract: str = "fused", **params: Any) ->
 
 
 def exact_problem(
-    old: bool = False, scaling: float = 0.5, first_expert: int = 0, storage: str = ""
+    old: bool = False, scaling: float = 0.5, first_expert: int = 0, storage: str = "", swiglu_limit: float = INF
 ) -> dict[str, Tensor]:
     """fp64 inputs with the exact values of what the forward pass saves."""
     tensors = problem(first_expert=first_expert, storage=storage)
-    return with_gradient(tensors, forward(tensors, scaling=scaling, first_expert=first_expert), old=old)
+    options = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
+    return with_gradient(tensors, forward(tensors, **options), old=old)
 
 
 def rounded_problem(
@@ -73,6 +74,28 @@ def test_ids_count_from_the_first_expert(first_expert: int) -> None:
     expected = gradients(tensors, scaling=0.5, first_expert=first_expert)
     tensors["expert_ids"] = tensors["expert_ids"].to(torch.int32)
     assert_exact(trace(tensors, first_expert=first_expert), expected)
+
+
+@pytest.mark.parametrize("limit", [0.5, 1.5])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_gradients_of_limited_values(limit: float, shards: int) -> None:
+    tensors = exact_problem(swiglu_limit=limit)
+    gate, up = tensors["saved_gate"], tensors["saved_up"]
+    assert all(int(cut.sum()) > 10 for cut in (gate > limit, gate < -limit, up > limit, up < -limit))
+    found = trace(tensors, swiglu_limit=limit, shards=shards)
+    assert_exact(found, gradients(tensors, scaling=0.5, swiglu_limit=limit))
+    gradient, factor = found.enclosure("grad_gate"), found.enclosure("grad_up")
+    assert not gradient.full[:, gate > limit].any() and not factor.full[:, up.abs() > limit].any()
+
+
+def test_a_value_at_the_limit_may_have_been_cut_off() -> None:
+    tensors = rounded_problem()
+    tensors["saved_gate"][0, 0], tensors["saved_up"][0, 0] = 0.5, -0.5
+    free, limited = trace(tensors), trace(tensors, swiglu_limit=0.5)
+    for name in ("grad_gate", "grad_up"):
+        at, before = limited.enclosure(name)[0, 0], free.enclosure(name)[0, 0]
+        assert before.value.all() and torch.equal(at.value, before.value)
+        assert torch.equal(at.lo, before.lo.clamp(max=0)) and torch.equal(at.hi, before.hi.clamp(min=0))
 
 
 @pytest.mark.parametrize("storage", STORED)

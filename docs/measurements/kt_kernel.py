@@ -24,6 +24,8 @@ HERE = Path(__file__).resolve().parent / "ktransformers"
 WIDE = ("avx512_bf16", "amx")
 CLASSES = ("MXFP4_SFT_MOE", "AMXBF16_SFT_MOE", "AMXInt8_SFT_MOE", "AMXInt4_SFT_MOE", "AMXInt4_KGroup_SFT_MOE")
 KERNELS = ("MXFP4_SFT_MOE", "AMXBF16_SFT_MOE")
+QUANTIZING = ("AMXInt8_SFT_MOE", "AMXInt4_SFT_MOE")
+CASES = 8
 SECONDS = 400
 
 HEAD = """# kt-kernel 0.7.2: MoE-LoRA on the CPU
@@ -46,6 +48,26 @@ ROUNDING = """
 Elements of each result that no order of addition and no fusion can give under a contract, on numbers with exact sums /
 on random numbers; then the smallest set of rounding points that leaves the fewest of the latter, and how many each
 leaves. Results count from the state that kt-kernel's own forward left, `output` from its own `intermediate`.
+"""
+GRADIENTS = """
+## Gradients, on the cases of the forward pass
+
+`ktransformers/gradients.py`: elements of each result that no kernel could give that rounds at the points above, of all
+elements, and the share that could have been no other. The first {cases} cases of each group whose x is bf16 and whose
+values are finite, from the state that kt-kernel's own forward left, with one shard and with two or four.
+
+"""
+QUANTIZED = """
+## Quantized activations
+
+`ktransformers/quantized.py`: the output of `AMXInt8_SFT_MOE` and `AMXInt4_SFT_MOE` is that of `per_matrix` with base
+products of codes. A row of x, and of `intermediate`, has codes of eight bits, rint(v / s) with s = max |v| / 127, and
+so has a row of the weights: eight bits with s = max |w| · (1 / 127), or eight bits with s = max |w| / 112, of which the
+upper four are kept, rounded. Codes are multiplied and added as integers, times s · s, rounded to bf16. H = I = 256,
+{seeds} layers. What is left comes from the order of sums and the error of its sigmoid.
+
+| | elements | differ from the formula | relative error |
+| --- | --- | --- | --- |
 """
 EDGES = """
 ## At the edges
@@ -130,6 +152,25 @@ def rounding(subject: Subject, report: dict[str, Any]) -> Iterator[str]:
     yield f"elements differ from those of one shard, {halves} from the sum of two halves that were rounded to bf16."
 
 
+def gradients(subject: Subject) -> Iterator[str]:
+    """What of each result is outside, and the share that was decided."""
+    report = json.loads(subject.run("gradients.py", subject.kernel, str(CASES)))["results"]
+
+    def cell(counts: dict[str, int] | None) -> str:
+        if not counts:
+            return ""
+        return f"{counts['outside']} of {counts['elements']}, {counts['decided'] / counts['elements']:.0%}"
+
+    names = [name for name in report if not name.endswith(" of shards")]
+    for name in names:
+        yield f"| {subject} | {name} | {cell(report[name])} | {cell(report.get(f'{name} of shards'))} |"
+
+
+def quantized(subject: Subject) -> str:
+    found = json.loads(subject.run("quantized.py", subject.name))
+    return f"| {subject} | {found['elements']} | {found['differ']} | {found['error']:.1e} |"
+
+
 def forward_of(subject: Subject) -> str:
     return "`per_matrix`" if subject.build in WIDE else "`fused+fp32_middle`"
 
@@ -166,6 +207,13 @@ def main() -> None:
     print(ROUNDING)
     for subject in (s for s in those if s.name in KERNELS):
         print(*rounding(subject, json.loads(subject.run("rounding.py", subject.kernel))), sep="\n", flush=True)
+    print(GRADIENTS.format(cases=CASES), end="")
+    print(*table(["", "", "one shard", "several"], iter(())), sep="\n")
+    for subject in (s for s in those if s.name in KERNELS):
+        print(*gradients(subject), sep="\n", flush=True)
+    print(QUANTIZED.format(seeds=8), end="")
+    for subject in (s for s in those if s.name in QUANTIZING):
+        print(quantized(subject), flush=True)
     print(EDGES, end="")
     for line in edges(those):
         print(line, flush=True)

@@ -42,7 +42,7 @@ ADDING = ("AMXInt4_SFT_MOE",)
 TOKENS_STEP = 32
 GROUP_SIZE = 32
 NO_LIMIT = 3e38
-"""MXFP4_SFT_MOE clamps gate and up, and takes no limit that is not finite."""
+"""MXFP4_SFT_MOE clamps gate and up, and takes no limit that is not finite; the other classes have none."""
 
 
 @functools.cache
@@ -116,6 +116,7 @@ class Experts:
         slots: int,
         tokens: int,
         scaling: float,
+        swiglu_limit: float = NO_LIMIT,
         shards: int = 1,
         threads: int = 1,
         cache_depth: int = 1,
@@ -140,7 +141,7 @@ class Experts:
             config.quant_config.group_size = GROUP_SIZE
             config.quant_config.zero_point = False
         if name == "MXFP4_SFT_MOE":
-            config.swiglu_limit = NO_LIMIT
+            config.swiglu_limit = swiglu_limit
         config.pool = worker_pool(shards, threads).backend_
         self._moe = moe_class(name)(config)
         self._moe.load_weights()

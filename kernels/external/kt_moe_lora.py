@@ -12,9 +12,13 @@ op and are no kernels here; docs/measurements/kt_kernel.py measures them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 import torch
-from kt_experts import ADAPTERS, GROUP_SIZE, MATRICES, SCALES, Experts, local, package
+from kt_experts import ADAPTERS, GROUP_SIZE, MATRICES, NO_LIMIT, SCALES, Experts, local, package
+from kt_room import Room
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -25,17 +29,21 @@ GATE = 64.0
 """Its sigmoid is 1, up to a last bit, so that the gradient of silu(GATE) · up by GATE is up, up to a few last bits."""
 
 
-def checked(name: str, x: Tensor, base: Mapping[str, Tensor], width: int, shards: int) -> None:
-    """Raise UnsupportedCase for what the class cannot do; some of it would end the process."""
+def room_for(name: str, x: Tensor, base: Mapping[str, Tensor], width: int, shards: int, limit: float) -> Room:
+    """The dimensions that the class gets; an UnsupportedCase for what it cannot do, of which some ends the process."""
+    room = Room(x.shape[-1], width, shards, GROUP_SIZE)
     if x.dtype != torch.bfloat16:
         raise UnsupportedCase(f"x is {x.dtype}; kt-kernel takes bfloat16")
     if shards > 2 and name == "MXFP4_SFT_MOE":
         raise UnsupportedCase(f"{name} has one shard or two, not {shards}")
-    if x.shape[-1] % GROUP_SIZE or width % (GROUP_SIZE * shards):
+    if name == "MXFP4_SFT_MOE" and (x.shape[-1] % GROUP_SIZE or room.wider):
         raise UnsupportedCase(f"{name} needs H and I / shards divisible by {GROUP_SIZE}")
+    if limit != inf and name != "MXFP4_SFT_MOE":
+        raise UnsupportedCase(f"{name} has no swiglu_limit")
     for key in SCALES:
         if key in base and not is_power_of_two(base[key]).all():
             raise UnsupportedCase(f"{key} has other numbers than powers of two; kt-kernel takes E8M0 scales")
+    return room
 
 
 def is_power_of_two(scale: Tensor) -> Tensor:
@@ -94,16 +102,9 @@ class States:
     closer to a number of bf16 than to the next.
     """
 
-    def __init__(self, name, base, adapters, x, ids, scaling, shards) -> None:
-        self.experts, self.width, self.rank = adapters["gate_lora_b"].shape
-        self.name, self.base, self.adapters, self.ids, self.scaling, self.shards = (
-            name,
-            base,
-            adapters,
-            ids,
-            scaling,
-            shards,
-        )
+    def __init__(self, layer: Layer) -> None:
+        self.layer, x, ids = layer, layer.x, layer.ids
+        self.experts, self.width, self.rank = layer.adapters["gate_lora_b"].shape
         self.one = x.shape[-1]
         self.shown = slice(self.one + GROUP_SIZE, self.one + GROUP_SIZE + self.width)
         self.beside = GROUP_SIZE + self.width
@@ -112,13 +113,15 @@ class States:
         self.pairs[:, self.one] = 1
 
     def results(self) -> dict[str, Tensor]:
-        """saved_gate, saved_up and intermediate, [T, k, I]."""
+        """saved_gate, saved_up and intermediate, [T, k, I]; an UnsupportedCase where they are not all finite."""
         rows = {
             "saved_gate": self._saved(self._moved("gate", "up")),
             "saved_up": self._saved(self._moved("up", "up")),
             "intermediate": self._intermediate(),
         }
-        return {key: r.reshape(*self.ids.shape, self.width).contiguous() for key, r in rows.items()}
+        if infinite := [key for key, r in rows.items() if not r.isfinite().all()]:
+            raise UnsupportedCase(f"{infinite[0]} is not finite, which spreads in the sums that bring it out")
+        return {key: r.reshape(*self.layer.ids.shape, self.width).contiguous() for key, r in rows.items()}
 
     def _intermediate(self) -> Tensor:
         return self._run(self._moved("gate", "gate"), self._moved("up", "up"))[1][:, : self.width]
@@ -127,121 +130,137 @@ class States:
         gate = torch.zeros(self.experts, self.width, self.hidden, dtype=torch.bfloat16)
         gate[:, :, self.one] = GATE
         gate[:, :, self.shown] = torch.eye(self.width)
-        layer, _ = self._run(encoded(self.name, "gate", gate), up, save=True)
+        layer, _ = self._run(encoded(self.layer.name, "gate", gate), up, save=True, swiglu_limit=NO_LIMIT)
         ones = torch.zeros(len(self.pairs), self.hidden, dtype=torch.bfloat16)
         ones[:, : self.width] = 1
         return layer.backward(ones).grad_input[:, self.shown]
 
     def _moved(self, source: str, target: str) -> dict[str, Tensor]:
         """A projection of x, zero for the columns beside it, in the place of another."""
-        per_byte = 2 if self.name == "MXFP4_SFT_MOE" else 1
+        name, base, adapters = self.layer.name, self.layer.base, self.layer.adapters
+        per_byte = 2 if name == "MXFP4_SFT_MOE" else 1
         moved = {
-            f"{target}_lora_a": pad(self.adapters[f"{source}_lora_a"], (0, self.beside)),
-            f"{target}_lora_b": self.adapters[f"{source}_lora_b"],
-            f"{target}_proj": pad(self.base[f"{source}_proj"], (0, self.beside // per_byte)),
+            f"{target}_lora_a": pad(adapters[f"{source}_lora_a"], (0, self.beside)),
+            f"{target}_lora_b": adapters[f"{source}_lora_b"],
+            f"{target}_proj": pad(base[f"{source}_proj"], (0, self.beside // per_byte)),
         }
-        if f"{source}_scale" in self.base:
-            moved[f"{target}_scale"] = pad(self.base[f"{source}_scale"], (0, self.beside // GROUP_SIZE), value=1.0)
+        if f"{source}_scale" in base:
+            moved[f"{target}_scale"] = pad(base[f"{source}_scale"], (0, self.beside // GROUP_SIZE), value=1.0)
         return moved
 
     def _run(
-        self, gate: Mapping[str, Tensor], up: Mapping[str, Tensor], *, save: bool = False
+        self, gate: Mapping[str, Tensor], up: Mapping[str, Tensor], *, save: bool = False, **numbers: float
     ) -> tuple[Experts, Tensor]:
         """The layer with these projections and an identity as the third, and its output."""
         identity = torch.eye(self.hidden, self.width, dtype=torch.bfloat16).expand(self.experts, -1, -1).contiguous()
-        given = {**encoded(self.name, "down", identity), **gate, **up}
+        given = {**encoded(self.layer.name, "down", identity), **gate, **up}
         shapes = {"gate_lora_a": (self.rank, self.hidden), "gate_lora_b": (self.width, self.rank)}
         shapes |= {"down_lora_a": (self.rank, self.width), "down_lora_b": (self.hidden, self.rank)}
         none = {key: torch.zeros(self.experts, *shape, dtype=torch.bfloat16) for key, shape in shapes.items()}
         adapters = {key: given[key] if key in given else none[key] for key in ADAPTERS}
         base = {key: t for key, t in given.items() if key not in ADAPTERS}
-        sizes = {"slots": 1, "tokens": len(self.pairs), "scaling": self.scaling, "shards": self.shards}
-        layer = Experts(self.name, base, adapters, **sizes)
+        layer = Experts(
+            self.layer.name, base, adapters, slots=1, tokens=len(self.pairs), **{**self.layer.numbers, **numbers}
+        )
         weights = torch.ones(len(self.pairs), 1)
-        return layer, layer.forward(self.pairs, self.ids.reshape(-1, 1), weights, save=save)
+        return layer, layer.forward(self.pairs, self.layer.ids.reshape(-1, 1), weights, save=save)
 
 
-def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A case as kt-kernel takes it: filled up to its tiles, in its layouts, with ids from 0 on.
+
+    Attributes:
+        numbers: what `Experts` takes besides tensors and sizes.
+    """
+
+    name: str
+    base: Mapping[str, Tensor]
+    adapters: Mapping[str, Tensor]
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    room: Room
+    numbers: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name: str, builds: tuple[str, ...], t: Mapping[str, Any], first_expert: int, **numbers: Any) -> Layer:
+        """The layer of a case with these tensors; an UnsupportedCase where the class or its build cannot take it."""
+        check_build(builds)
+        base = native(name, {k: t[k] for k in MATRICES}, {k: t[k] for k in SCALES})
+        experts, width, _ = t["gate_lora_b"].shape
+        limit = numbers.pop("swiglu_limit")
+        room = room_for(name, t["x"], base, width, numbers["shards"], limit)
+        return cls(
+            name, room.filled(base), room.filled({k: t[k] for k in ADAPTERS}), room.filled({"x": t["x"]})["x"],
+            local(t["expert_ids"], first_expert, experts), t["routing_weights"].contiguous(), room,
+            {**numbers, "swiglu_limit": min(limit, NO_LIMIT)},
+        )  # fmt: skip
+
+    def experts(self) -> Experts:
+        sizes = {"slots": self.ids.shape[1], "tokens": len(self.x)}
+        return Experts(self.name, self.base, self.adapters, **sizes, **self.numbers)
 
 
-def forward(name, builds, x, expert_ids, routing_weights, matrices, scales, adapters, scaling, first_expert, shards):
-    check_build(builds)
-    base, adapters = native(name, matrices, scales), contiguous(adapters)
-    experts, width, _ = adapters["gate_lora_b"].shape
-    checked(name, x, base, width, shards)
-    x, ids = x.contiguous(), local(expert_ids, first_expert, experts)
-    layer = Experts(name, base, adapters, slots=ids.shape[1], tokens=len(x), scaling=scaling, shards=shards)
-    output = layer.forward(x, ids, routing_weights.contiguous())
-    return {"output": output, **States(name, base, adapters, x, ids, scaling, shards).results()}
+def forward(layer: Layer) -> dict[str, Tensor]:
+    output = layer.experts().forward(layer.x, layer.ids, layer.weights)
+    return layer.room.cut({"output": output, **States(layer).results()})
 
 
-def backward(
-    name, builds, x, expert_ids, routing_weights, grad_output, saved, matrices, scales, adapters, old,
-    scaling, first_expert, shards,
-):  # fmt: skip
-    """The backward of kt-kernel reads what its own forward left, so that the case's state must be the same."""
-    check_build(builds)
-    base, adapters = native(name, matrices, scales), contiguous(adapters)
-    experts, width, _ = adapters["gate_lora_b"].shape
-    checked(name, x, base, width, shards)
-    x, ids = x.contiguous(), local(expert_ids, first_expert, experts)
-    for key, own in States(name, base, adapters, x, ids, scaling, shards).results().items():
-        if others := int((own != saved[key]).sum()):
+def backward(layer: Layer, given: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients, of `given` that of the output and the state.
+
+    The backward of kt-kernel reads what its own forward left, so that the state must be the same.
+    """
+    for key, own in layer.room.cut(States(layer).results()).items():
+        if others := int((own != given[key]).sum()):
             raise UnsupportedCase(f"{key} is not what kt-kernel's own forward leaves: {others} of {own.numel()} differ")
-    layer = Experts(name, base, adapters, slots=ids.shape[1], tokens=len(x), scaling=scaling, shards=shards)
-    written = {key: torch.empty_like(t) for key, t in adapters.items()}
+    experts, old = layer.experts(), layer.room.filled(old)
+    grad_output = layer.room.filled({"grad_output": given["grad_output"]})["grad_output"]
+    written = {key: torch.empty_like(t) for key, t in layer.adapters.items()}
     for accumulate in (False, True) if old else (False,):  # tensors that a layer has not written to, it clears first
         if accumulate:
             for key, tensor in written.items():
                 tensor.copy_(old[key])
-        layer.forward(x, ids, routing_weights.contiguous(), save=True)
-        gradients = layer.backward(grad_output.contiguous(), written, accumulate=accumulate)
+        experts.forward(layer.x, layer.ids, layer.weights, save=True)
+        gradients = experts.backward(grad_output, written, accumulate=accumulate)
     results = {"grad_input": gradients.grad_input, "grad_routing_weights": gradients.grad_routing_weights}
-    return results | {f"grad_{key}": tensor for key, tensor in gradients.adapters.items()}
+    return layer.room.cut(results | {f"grad_{key}": tensor for key, tensor in gradients.adapters.items()})
 
 
 def declare(name: str, builds: tuple[str, ...], contract: str, contract_of_backward: str) -> None:
     """Register both directions of a class, as the given builds compute them."""
+    devices = ("cpu",)
 
-    @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name},{builds[0]}]", devices=("cpu",))
+    @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name},{builds[0]}]", devices=devices)
     def forward_of_class(
         x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
         gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
-        gate_scale=None, up_scale=None, down_scale=None, *, scaling, first_expert=0, shards=1,
+        gate_scale=None, up_scale=None, down_scale=None,
+        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
     ):  # fmt: skip
-        matrices = dict(zip(MATRICES, (gate_proj, up_proj, down_proj), strict=True))
-        scales = dict(zip(SCALES, (gate_scale, up_scale, down_scale), strict=True))
-        values = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
-        adapters = dict(zip(ADAPTERS, values, strict=True))
-        return forward(
-            name, builds, x, expert_ids, routing_weights, matrices, scales, adapters, scaling, first_expert, shards
-        )
+        return forward(Layer.of(name, builds, **of_case(locals())))
 
-    @kernel(
-        "moe_lora_backward",
-        contract=contract_of_backward,
-        name=f"kt-kernel[{name},{builds[0]}]_backward",
-        devices=("cpu",),
-    )
+    named = f"kt-kernel[{name},{builds[0]}]_backward"
+
+    @kernel("moe_lora_backward", contract=contract_of_backward, name=named, devices=devices)
     def backward_of_class(
         x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, gate_proj, up_proj, down_proj,
         gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
         gate_scale=None, up_scale=None, down_scale=None,
         old_gate_lora_a=None, old_gate_lora_b=None, old_up_lora_a=None, old_up_lora_b=None,
-        old_down_lora_a=None, old_down_lora_b=None, *, scaling, first_expert=0, shards=1,
+        old_down_lora_a=None, old_down_lora_b=None,
+        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
     ):  # fmt: skip
-        matrices = dict(zip(MATRICES, (gate_proj, up_proj, down_proj), strict=True))
-        scales = dict(zip(SCALES, (gate_scale, up_scale, down_scale), strict=True))
-        values = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
-        adapters = dict(zip(ADAPTERS, values, strict=True))
-        previous = (old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b)
-        old = {} if old_gate_lora_a is None else dict(zip(ADAPTERS, previous, strict=True))
-        saved = {"saved_gate": saved_gate, "saved_up": saved_up, "intermediate": intermediate}
-        return backward(
-            name, builds, x, expert_ids, routing_weights, grad_output, saved, matrices, scales, adapters, old,
-            scaling, first_expert, shards,
-        )  # fmt: skip
+        given = locals()
+        old = {key: given[f"old_{key}"] for key in ADAPTERS if given[f"old_{key}"] is not None}
+        return backward(Layer.of(name, builds, **of_case(given)), given, old)
+
+
+def of_case(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a kernel as `Layer.of` takes them."""
+    numbers = ("scaling", "first_expert", "shards", "swiglu_limit")
+    return {"t": arguments, **{key: arguments[key] for key in numbers}}
 
 
 declare("MXFP4_SFT_MOE", ("avx2",), "fused+fp32_middle", "fused+fp32_middle+rounded_expert")

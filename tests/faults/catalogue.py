@@ -9,6 +9,7 @@ from tests.faults import (
     moe_lora,
     moe_lora_backward,
     moe_lora_gradients,
+    moe_lora_limit,
     moe_lora_quantized,
     moe_lora_routing,
     moe_lora_shards,
@@ -18,6 +19,7 @@ from tests.faults import (
 _MODULES = (
     *(rms_norm, layer_norm_gated, layer_norm_gated_backward, completion_mask),
     *(moe_lora, moe_lora_routing, moe_lora_backward, moe_lora_gradients, moe_lora_quantized, moe_lora_shards),
+    moe_lora_limit,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)

@@ -228,7 +228,8 @@ VALUES = (
     ),
     fault(
         "saved gate activated", "saves silu(gate) for gate",
-        (forward("gate.to(A), mask", "silu.to(A), mask"),), "saved_gate", "saved_gate", options="balanced",
+        (forward("gate.to(A), mask", "(gate * tl.sigmoid(gate)).to(A), mask"),),
+        "saved_gate", "saved_gate", options="balanced",
     ),
     fault(
         "gelu for silu", "activates by gate · sigmoid(1.702 gate)",

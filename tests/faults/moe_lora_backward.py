@@ -45,7 +45,7 @@ DOWN = (
     fault(
         "grad_expert_output truncated", "rounds routing weight · grad_output toward zero",
         (gradients(f"{_WEIGH}.to(result_ptr.dtype.element_ty)", f"product = {_WEIGHED_TRUNCATED}"),),
-        "grad_expert_output", "grad_gate_lora_b", options="balanced",
+        "grad_expert_output", "grad_down_lora_a or grad_gate_lora_b", options="balanced",
     ),
     fault(
         "middle in fp32", "keeps the operand between B and A of down in fp32",

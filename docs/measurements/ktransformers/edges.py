@@ -228,6 +228,15 @@ def hidden_48(name: str) -> str:
     return _odd_size(name, hidden=48)
 
 
+def low_gate(name: str) -> str:
+    """One token whose lowest gate is -80, or -95"""
+    p = problem(name).first(1)
+    a, b = (p.adapters[f"gate_lora_{part}"].double() for part in "ab")
+    gates = (p.dense["gate"] + p.scaling * b @ a)[p.ids[0]] @ p.x[0].double()
+    scaled = {low: replace(p, x=(p.x.double() * (low / gates.min())).bfloat16()) for low in (-80, -95)}
+    return "; ".join(f"{low}: {seen(q, both(q.layer(), q))}" for low, q in scaled.items())
+
+
 def width_48(name: str) -> str:
     """I = 48"""
     return _odd_size(name, width=48)
@@ -259,7 +268,7 @@ PROBES: Mapping[str, Callable[[str], str]] = {
         relative_errors, ids_outside, duplicates, skipped_nan, no_tokens, experts_without_tokens, accumulate_first,
         accumulate_later, two_forwards, two_forwards_depth_2, no_forward, two_layers, fewer_and_more_tokens, threads,
         updated_a, updated_b, not_finite, infinite, scaling_zero, nan_scale, odd_scale, too_many_tokens, sizes_64,
-        hidden_48, width_48,
+        hidden_48, width_48, low_gate,
     )
 }  # fmt: skip
 

@@ -132,7 +132,7 @@ def one_after_the_other(subject: Subject, p: Problem, points: Points, labels: It
     many elements there are: tokens whose gradients of gate and up are not certain are left out.
     """
     rounds = final(moe_lora_backward) | {stage: "x" for label in labels for stage in points[label]}
-    trace = Problem(
+    trace = verified.Problem(
         moe_lora_backward, contract_of(moe_lora_backward, rounds), subject.tensors, subject.params
     ).evaluate()
     enclosures = [trace.enclosure(f"grad_{name}") for name in ("gate", "up")]
