@@ -198,7 +198,8 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], lim
     if variant.multiple == 1 and 1 in variant.shards:
         found |= {"x columns % 16": tuple(range(16))}
     parts = tuple(None if count == 1 else count for count in variant.shards)
-    found |= {"swiglu_limit": (None, *limits)} if limits else {}
+    if limits and (variant.kind == "balanced" or 1 not in variant.shards):  # where gates are limited, less is seen
+        found |= {"swiglu_limit": (None, *limits)}
     return {**found, "scaling": scalings, "first_expert": (None, DRAWN), "shards": parts}
 
 
