@@ -32,12 +32,12 @@ def problem(tensors: dict[str, Tensor]) -> Problem:
 def judged(
     stages: dict[str, Tensor], tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch, *, screened: bool
 ) -> Judgement:
-    """Judged by three rows, of which only the first have their rows checked and are tried under other contracts."""
-    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 3 * WIDTH})
-    monkeypatch.setattr(judging, "_ROW_CHECK", 0)
-    monkeypatch.setattr(judging, "_OTHERS", 1)
-    monkeypatch.setattr(judging, "_THOROUGH", 0 if screened else 1 << 60)
-    return judge(problem(tensors), stages)
+    """Judged by three rows, of which all but the first may be screened."""
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "_BLOCK", {"cpu": 3 * WIDTH})
+        if not screened:
+            patch.setattr(judging.Screened, "begin", lambda seen: None)
+        return judge(problem(tensors), stages)
 
 
 def spoil(stages: dict[str, Tensor], spoilt: dict[str, tuple[int, int]]) -> None:
@@ -69,19 +69,18 @@ def test_rows_beyond_fp32_are_judged_in_full(monkeypatch: pytest.MonkeyPatch) ->
     tensors["x"][5] = 2.0**100
     wide = tensors["x"].double()
     output = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).float()
-    for first in (0, 1 << 60):
-        monkeypatch.setattr(judging, "_BLOCK", {"cpu": 64})
-        monkeypatch.setattr(judging, "_THOROUGH", first)
-        assert judge(problem(tensors), {"output": output}).verdict is Verdict.PASSED
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 64})
+    assert judge(problem(tensors), {"output": output}).verdict is Verdict.PASSED
+    monkeypatch.setattr(judging.Screened, "begin", lambda seen: None)
+    assert judge(problem(tensors), {"output": output}).verdict is Verdict.PASSED
 
 
-def test_a_screen_keeps_no_enclosure() -> None:
+def test_a_screen_keeps_the_latent_stage_only() -> None:
     tensors = inputs()
     stages = eager(CONTRACT, **tensors)
     whole = Observation.of(problem(tensors), {name: stages[name] for name in ("residual_sum", "output")})
     index, part = next(whole.problem.blocks(3 * WIDTH))
     block = Screened.begin(whole.block(index, part, ()))
-    assert not block.cumulative.stages
-    assert not block.isolated.stages
+    assert list(block.cumulative.stages) == list(block.isolated.stages) == ["inv_rms"]
     assert "trace" not in vars(part)
     assert block.tally.cumulative["output"].numel == 3 * WIDTH
