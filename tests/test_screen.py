@@ -75,6 +75,46 @@ def test_rows_beyond_fp32_are_judged_in_full(monkeypatch: pytest.MonkeyPatch) ->
     assert judge(problem(tensors), {"output": output}).verdict is Verdict.PASSED
 
 
+def test_every_row_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of blocks that are screened, the last one included."""
+    tensors = {name: tensor.float() for name, tensor in inputs().items()}
+    stages = {name: eager(CONTRACT, **tensors)[name] for name in ("residual_sum", "output")}
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 3 * WIDTH})
+    right = judge(problem(tensors), stages)
+    assert right.verdict is Verdict.PASSED and right.rows is not None
+    assert (right.rows.rows, right.rows.explained) == (ROWS, ROWS)
+    stages["output"].view(torch.int32)[ROWS - 1, 17] += 1
+    wrong = judge(problem(tensors), stages)
+    assert wrong.rows is not None and (wrong.rows.rows, wrong.rows.unexplained) == (ROWS, 1)
+    assert [f.kind for f in wrong.findings] == ["rows"]
+
+
+def test_alternatives_are_ruled_out_wherever_rows_tell_them_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first blocks are of zeros, which every contract leaves as they are."""
+    tensors = inputs()
+    for name in ("x", "residual"):
+        tensors[name][: ROWS - 1] = 0
+    stages = {name: eager(CONTRACT, **tensors)[name] for name in ("residual_sum", "output")}
+    whole = judge(problem(tensors), stages).ruled_out
+    monkeypatch.setattr(judging, "_BLOCK", {"cpu": 3 * WIDTH})
+    monkeypatch.setattr(judging, "_OTHERS", 4 * WIDTH)
+    assert judge(problem(tensors), stages).ruled_out.keys() == whole.keys() != set()
+
+
+@pytest.mark.parametrize(("most", "together"), [(4, 3), (5, 1), (100, 5), (1, 7)])
+def test_samples_are_spread_over_all_rows(most: int, together: int) -> None:
+    tensors = inputs()
+    seen = Observation.of(problem(tensors), {"output": tensors["x"]})
+    samples = list(seen.samples(most * WIDTH, together * WIDTH, ()))
+    numbers = sorted(n for sample in samples for n in sample.numbers.tolist())
+    assert numbers[0] == 0 and numbers[-1] == ROWS - 1 and len(set(numbers)) == len(numbers)
+    assert len(numbers) == min(ROWS, max(2, most))
+    gaps = [b - a for a, b in zip(numbers, numbers[1:], strict=False)]
+    assert max(gaps) - min(gaps) <= 1
+    for sample in samples:
+        assert torch.equal(sample.problem.tensors["x"], tensors["x"][sample.numbers])
+
+
 def test_a_screen_keeps_the_latent_stage_only() -> None:
     tensors = inputs()
     stages = eager(CONTRACT, **tensors)

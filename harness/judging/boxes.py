@@ -20,10 +20,8 @@ from harness.numerics.formats import FP32, from_ordinals, ordinals
 
 _MOST_STEPS = 16  # times that a box shrinks on the way to a point
 _STALLED = 0.75  # share of a side from which on it counts as not shrunk
-_MOST_SEARCHED = 4  # times as many rows of a block as are evaluated together, which are searched to the end
 _MOST_ROUNDS = 64  # cuts of boxes of a row, after which its search ends without an answer
-_PIECES = 4  # boxes that are evaluated beside each other
-_DOUBT = 4.0  # roundings to the format of a stage between its ends and a straight line
+_DOUBT = 2.0**-22  # relative to the largest end of an element: how far it may be from a straight line
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,17 +78,17 @@ class _Boxes:
 def explained_together(rows: Rows) -> Searched:
     """Which groups some values of all latent stages together explain, and the position of the first of them.
 
-    Every row is tried at likely points. Of those that no such point explains, some are searched to the end, spread
-    evenly; the others stay open.
+    Every row is tried at likely points. Of those that no such point explains, as many as are evaluated at once are
+    searched to the end, spread evenly; the others stay open.
     """
     count = len(rows.low)
-    together = max(1, rows.at_once * count // (rows.elements * _PIECES))
-    parts = [_descended(rows.only(at)) for at in torch.arange(count, device=rows.low.device).split(together)]
-    if not parts:
+    if not count:
         return Searched.of(rows)
+    together = max(1, rows.at_once * count // rows.elements)
+    parts = [_descended(rows.only(at)) for at in torch.arange(count, device=rows.low.device).split(together)]
     found, near = Searched.joined([part for part, _ in parts]), _Boxes.joined([box for _, box in parts])
     left = (~found.explained).any(-1).nonzero().reshape(-1)
-    some = left[:: max(1, -(-len(left) // (_MOST_SEARCHED * together)))]
+    some = left[:: max(1, -(-len(left) // together))]
     found.open[left] |= ~found.explained[left]
     for part in some.split(together) if len(some) else ():
         searched = replace(rows.only(part), tried=~found.explained[part])
@@ -107,7 +105,8 @@ def _descended(rows: Rows) -> tuple[Searched, _Boxes]:
     answer, box = Searched.of(rows), _whole(rows)
     left = torch.arange(len(rows.low), device=rows.low.device)
     for point in _likely(rows, box):
-        answer.add(left, _fits(rows, point), point.low[0])
+        if not bool(answer.explained.all()):
+            answer.add(left, _fits(rows, point), point.low[0])
     end, stalls = box, torch.zeros_like(rows.low)
     for number in range(_MOST_STEPS):
         rest = (~answer.explained[left] & (stalls < len(box.low))).any(-1).nonzero().reshape(-1)
@@ -186,7 +185,7 @@ def _round(rows: Rows, box: _Boxes, number: int) -> tuple[Tensor, Tensor, _Boxes
 def _admitted(rows: Rows, box: _Boxes, axis: Tensor) -> Range:
     """Positions of one value between which every element may be explained, by a straight line between both faces."""
     low, high = box.along(axis)
-    ends = _ends(rows, _Boxes.stack(box.cut(axis, low, low), box.cut(axis, high, high)))
+    ends = _ends(rows.unrounded, _Boxes.stack(box.cut(axis, low, low), box.cut(axis, high, high)))
     shares = [_shares(rows, name, below, above) for name, (below, above) in ends.items()]
     least = torch.stack([least for least, _ in shares]).amax(0)
     most = torch.stack([most for _, most in shares]).amin(0)
@@ -200,12 +199,12 @@ def _admitted(rows: Rows, box: _Boxes, axis: Tensor) -> Range:
 def _shares(rows: Rows, name: str, below: Tensor, above: Tensor) -> Range:
     """The least and the most of the way from one face to the other that all elements of a stage admit.
 
-    `below` and `above` are the ends of the elements at both faces.
+    `below` and `above` are the ends of the elements at both faces, before they are rounded.
     """
-    seen = rows.seen[name]
-    doubt = _DOUBT * rows.epsilon(name) * torch.stack([*below.abs(), *above.abs()]).amax(0)
-    least, most = torch.zeros(seen.shape[:-1]).to(seen), torch.ones(seen.shape[:-1]).to(seen)
-    for line, room in ((below, seen + doubt - below[0]), (-above, doubt - seen + above[0])):
+    start, end = rows.halfway(name)
+    doubt = _DOUBT * torch.stack([*below.abs(), *above.abs()]).amax(0)
+    least, most = torch.zeros(end.shape[:-1]).to(end), torch.ones(end.shape[:-1]).to(end)
+    for line, room in ((below, end + doubt - below[0]), (-above, doubt - start + above[0])):
         slope = line[1] - line[0]
         share = room / slope  # the line reaches the element there
         known = torch.isfinite(share) if rows.counted is None else torch.isfinite(share) & rows.counted

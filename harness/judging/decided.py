@@ -57,7 +57,7 @@ def _no_height(terms: int) -> int:
 
 
 def _possible(problem: Problem) -> dict[str, tuple[Tensor, int]]:
-    """Number of values that each latent stage may have in each row, NaN where they cannot be counted; precision in bits."""
+    """How many values each latent stage may have in each row, NaN where that is unknown, and its precision in bits."""
     latent, trace = problem.op.latent, problem.trace
     assert latent is not None
     stages = [name for name in (latent.under(problem.contract), *latent.also) if name in trace.formats]

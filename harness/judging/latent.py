@@ -54,10 +54,7 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     """
     every = _rows(seen, trace)
     shown = _shown(every, seen, own)
-    at = every.tried.any(-1).nonzero().reshape(-1)
-    searched = explained_groups(every.only(at))
-    answered = ~(searched.open.any(-1) & searched.explained.all(-1))
-    at, whole = at[answered], searched.explained[answered].all(-1)
+    at, whole = _explained(every, _undecided(every, trace))
     doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
     split = torch.zeros_like(every.tried[:, 0])
     if not len(doubtful):
@@ -72,6 +69,30 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     if len(unexplained) and every.also is None:
         needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value))
     return ExplainedRows(_check(every, len(at), int((whole & ~split[at]).sum()), int(split.sum()), needs), split)
+
+
+def _explained(every: Rows, undecided: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that were tried, and which of them some values explain; rows without an answer are left out."""
+    at = every.tried.any(-1).nonzero().reshape(-1)
+    whole, answered = (torch.ones_like(at, dtype=torch.bool) for _ in range(2))
+    asked = undecided[at].any(-1).nonzero().reshape(-1)
+    if len(asked):
+        searched = explained_groups(replace(every, tried=undecided).only(at[asked]))
+        whole[asked] = searched.explained.all(-1)
+        answered[asked] = ~(searched.open.any(-1) & whole[asked])
+    return at[answered], whole[answered]
+
+
+def _undecided(every: Rows, trace: Trace) -> Tensor:
+    """Groups to be tried; those are left out that have one legal value in each element, which all values explain."""
+    undecided = torch.zeros_like(every.tried)
+    for name, seen in every.seen.items():
+        if name not in trace.stages:
+            return every.tried
+        enclosure = trace.enclosure(name)
+        lo, hi = (end.reshape(seen.shape) for end in (enclosure.lo, enclosure.hi))
+        undecided |= ((lo != seen) | (hi != seen)).any(-1)
+    return every.tried & undecided
 
 
 def _check(rows: Rows, count: int, explained: int, split: int = 0, needs: Needs = _NO_NEEDS) -> RowCheck:

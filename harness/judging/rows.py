@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.judging.problem import Given, Problem, Tensors
+from harness.numerics.formats import from_ordinals, ordinals
+from harness.op import Contract
 
 Range = tuple[Tensor, Tensor]
 """The lowest and the highest of something."""
@@ -55,9 +57,19 @@ class Rows:
         device = next(iter(self.seen.values())).device.type
         return _AT_ONCE.get(device, _AT_ONCE_ELSEWHERE)
 
-    def epsilon(self, stage: str) -> float:
-        """Relative distance of neighbours in the format of a stage."""
-        return self.problem.format(stage).epsilon
+    @property
+    def unrounded(self) -> Rows:
+        """The same where the stages that are to be explained are not rounded to their formats."""
+        contract = self.problem.contract
+        rounds = {name: target for name, target in contract.rounds.items() if name not in self.seen}
+        return replace(self, problem=replace(self.problem, contract=Contract(contract.options, rounds), siblings=None))
+
+    def halfway(self, stage: str) -> Range:
+        """The middles between each element of a stage and its neighbours in the format of the stage."""
+        seen, fmt = self.seen[stage], self.problem.format(stage)
+        at = ordinals(seen.nan_to_num(0.0, fmt.max, -fmt.max), fmt)
+        below, above = (from_ordinals(at + step, fmt) for step in (-1, 1))
+        return (seen + below) / 2, (seen + above) / 2
 
     def only(self, rows: Tensor) -> Rows:
         """The rows of these indices, one of which may occur several times."""
