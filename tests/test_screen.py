@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -109,7 +111,7 @@ def test_samples_are_spread_over_all_rows(most: int, together: int) -> None:
     numbers = sorted(n for sample in samples for n in sample.numbers.tolist())
     assert numbers[0] == 0 and numbers[-1] == ROWS - 1 and len(set(numbers)) == len(numbers)
     assert len(numbers) == min(ROWS, max(2, most))
-    gaps = [b - a for a, b in zip(numbers, numbers[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(numbers)]
     assert max(gaps) - min(gaps) <= 1
     for sample in samples:
         assert torch.equal(sample.problem.tensors["x"], tensors["x"][sample.numbers])
