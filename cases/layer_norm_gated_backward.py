@@ -51,6 +51,9 @@ _EXACT_GROUPS = (
 )
 
 _VECTORS = ("weight", "bias")
+_LATENTS = ((6, 1024, 1, "layer"), (3, 640, 5, "layer"), (5, 1500, 1, "rms"), (4, 512, 4, "rms"))
+"""Rows, columns, groups and norm of cases in fp32 in which nothing decides but that c1 and c2 explain a row."""
+
 _SMALL_ELEMENTS = 1 << 14
 _LARGE_ELEMENTS = 1 << 20
 
@@ -59,6 +62,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
+    yield Group("latents", examples=tuple(_latents(accepts)))
     for prefix, table, regimes in (("", _GROUPS, _ANY), ("exact-", _EXACT_GROUPS, _EXACT)):
         fitted = dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None)
         for options in fitted:
@@ -110,6 +114,18 @@ def _statistics(name: str, shape: tuple[int, ...], groups: int, regime: str) -> 
     rows = shape[:-1]
     strides = tuple(math.prod(rows[dim + 1 :]) for dim in range(len(rows)))
     return TensorSpec(name, "fp32", (*rows, groups), (*strides, math.prod(rows)), regime=regime)
+
+
+def _latents(accepts: frozenset[str]) -> Iterator[Case]:
+    """Ordinary numbers in fp32 without a gate, whose sigmoid would leave every element some room."""
+    for seed, (rows, width, groups, norm) in enumerate(_LATENTS):
+        if norm == "layer" and "mean" not in accepts:
+            continue
+        x = TensorSpec("x", "fp32", (rows, width))
+        tensors = [x, replace(x, name="dy"), TensorSpec("weight", "fp32", x.shape[-1:], regime="near_one")]
+        statistics = {"rstd": "scale_random"} | ({"mean": "small"} if norm == "layer" else {})
+        tensors += [_statistics(name, x.shape, groups, regime) for name, regime in statistics.items()]
+        yield Case("layer_norm_gated_backward", tuple(tensors), {}, seed)
 
 
 def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:

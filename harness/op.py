@@ -74,16 +74,28 @@ def joined(options: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Latent:
-    """A stage with one value per row that alone must explain the row, bit for bit.
+    """A stage with one value per row, or a few such stages, that alone must explain the row, bit for bit.
 
-    Each element of the stages in `through` is a monotone function of that value, so that the set of values which
-    explain an element is an interval, and a row is explained if all of its intervals intersect. `instead` maps options
-    to the stage that takes the place of `stage` under them.
+    Attributes:
+        stage: the stage.
+        through: stages that it must explain, as far as the reference records them after it. Without `also`, each of
+            their elements is a monotone function of its value, so that the set of values which explain an element is an
+            interval, and a row is explained if all of its intervals intersect.
+        instead: option → the stage that takes the place of `stage` under it.
+        also: other stages that explain the row together with it, where the reference records them. Of an op that has
+            such stages nothing is assumed about how elements depend on their values.
     """
 
     stage: str
     through: tuple[str, ...]
     instead: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+
+    def following(self, contract: Contract, stages: Iterable[str]) -> list[str]:
+        """Those of `through` that come after the latent stage; `stages` are all, in order."""
+        names = list(stages)
+        start = names.index(self.under(contract)) if self.under(contract) in names else len(names)
+        return [name for name in self.through if name in names[start:]]
 
     def under(self, contract: Contract) -> str:
         """The stage that has the value under a contract."""
@@ -239,8 +251,9 @@ def op(
         check_signature(made.where, parameters)
         for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():
             check_names(made.where, what, given, made.inputs)
-        if latent is not None and not is_names(latent.through):
-            raise OpError(f"{made.where}: through={latent.through!r} of its Latent must be a tuple of names")
+        for what in ("through", "also") if latent is not None else ():
+            if not is_names(given := getattr(latent, what)):
+                raise OpError(f"{made.where}: {what}={given!r} of its Latent must be a tuple of names")
         _check_contracts(made)
         return made
 

@@ -51,6 +51,7 @@ class RowCheck:
     Attributes:
         split: rows of at most 32 columns that two values explain, one for each half of the columns.
         needs: of rows that are neither.
+        also: other stages whose values explain a row together with it.
     """
 
     stage: str
@@ -58,6 +59,12 @@ class RowCheck:
     explained: int = 0
     split: int = 0
     needs: Needs = field(default_factory=Needs)
+    also: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> str:
+        """The names of all stages whose values explain a row."""
+        return " and ".join((self.stage, *self.also))
 
     @property
     def unexplained(self) -> int:
@@ -70,4 +77,5 @@ class RowCheck:
             self.explained + other.explained,
             self.split + other.split,
             self.needs + other.needs,
+            self.also,
         )

@@ -18,7 +18,7 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.numerics import mean as mean_of
-from harness.op import Contract, StageRecorder, op
+from harness.op import Contract, Latent, StageRecorder, op
 from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
 
 
@@ -26,6 +26,7 @@ from references.layer_norm_gated import activated, check, fused_with_gate, times
     rows=("x", "dy", "rstd", "mean", "z"),
     axes={"rounding": {"single_rounding": {}}, "scaling": {"": {}, "scaled_sums": {}}},
     rounds={"dx": "x", "dz": "z", "dw": "weight", "db": "bias", "output": "x"},
+    latent=Latent("c1", through=("dgated_input", "dx", "dz"), instead={"scaled_sums": "s1"}, also=("c2",)),
 )
 def layer_norm_gated_backward(
     x: Enclosure,

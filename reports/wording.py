@@ -96,7 +96,7 @@ def _statistics(result: CaseResult, stage: StageResult) -> str:
     parts.append(f"{mismatch} ({ulp_bins(seen.ulp_histogram)})")
     if result.rows is not None:
         parts.append(
-            f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stage}"
+            f"{result.rows.explained:,} of {plural(result.rows.rows, 'row')} explained by one {result.rows.stages}"
             + (f", {result.rows.split:,} by two" if result.rows.split else "")
         )
     return f"{stage.name}: {'; '.join(parts)}"

@@ -44,11 +44,11 @@ def orders(terms: Tensor) -> list[Tensor]:
     return [terms.sum(0), terms.flip(0).cumsum(0)[-1], halves, terms.reshape(8, -1, WIDTH).sum(1).sum(0)]
 
 
-@pytest.fixture(params=["whole", "blocks", "screened"])
+@pytest.fixture(params=["whole", "in full", "screened"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "_BLOCK", {"cpu": 1 << 22 if request.param == "whole" else 5 * WIDTH})
-    if request.param == "screened":
-        monkeypatch.setattr(judging, "_THOROUGH", 0)
+    if request.param == "in full":
+        monkeypatch.setattr(judging.Screened, "begin", lambda seen: None)
 
 
 @pytest.mark.usefixtures("block")

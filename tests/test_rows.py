@@ -112,7 +112,7 @@ def test_rows_are_rejected_exactly_where_a_fault_is_planted() -> None:
 def test_a_smaller_number_of_candidates_at_once_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(12, 256)
     y = step(normalized(x), (5, 100))
-    monkeypatch.setattr("harness.judging.candidates._AT_ONCE", {"cpu": 1})
+    monkeypatch.setattr("harness.judging.rows._AT_ONCE", {"cpu": 1})
     assert counted(explained(y, x)) == (12, 11)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import harness.judging.judge as judging
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.numerics import Enclosure, Premises, dot, exp, mean_of_squares, multiply_add, total, using, variance_about
+from harness.numerics.formats import FP32, WIDE_FP32, Format, round_to
 from harness.result import Judgement, Verdict
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward
@@ -186,11 +188,13 @@ def test_layer_norm_has_a_mean_and_a_variance_of_more_range(scale: float, dtype:
     assert judge(problem, {"output": y / 2}).verdict is Verdict.FAILED
 
 
-def gradients(x: Tensor, dy: Tensor, weight: Tensor, rstd: Tensor, wide: torch.dtype) -> dict[str, Tensor]:
-    normalized = x.to(wide) * rstd.to(wide)
-    d = dy.to(wide) * weight.to(wide)
-    dx = (d - normalized * (normalized * d).mean(-1, keepdim=True)) * rstd.to(wide)
-    return {"dx": dx.to(x.dtype), "dw": (dy.to(wide) * normalized).sum(0).to(weight.dtype)}
+def gradients(x: Tensor, dy: Tensor, weight: Tensor, rstd: Tensor, arithmetic: Format) -> dict[str, Tensor]:
+    """Every step is rounded as numbers of fp32 are, in the range of `arithmetic`."""
+    step = partial(round_to, fmt=arithmetic)
+    normalized, d = step(x.double() * rstd.double()), step(dy.double() * weight.double())
+    c1 = step(step(normalized * d).mean(-1, keepdim=True))
+    dx = step(step(d - step(normalized * c1)) * rstd.double())
+    return {"dx": dx.to(x.dtype), "dw": step(step(dy.double() * normalized).sum(0)).to(weight.dtype)}
 
 
 @every_dtype
@@ -200,7 +204,7 @@ def test_gradients_follow_their_rows(dtype: torch.dtype) -> None:
     weight = normals(2, WIDTH) * 1e5
     tensors = {"x": x.to(dtype), "dy": dy.to(dtype), "weight": weight, "rstd": torch.full((ROWS, 1), 1.3e-4)}
     problem = Problem(layer_norm_gated_backward, layer_norm_gated_backward.contract(), tensors, {})
-    narrow, wide = (gradients(**tensors, wide=w) for w in (torch.float32, torch.float64))
+    narrow, wide = (gradients(**tensors, arithmetic=fmt) for fmt in (FP32, WIDE_FP32))
     assert not bool(narrow["dx"].isfinite().all())
     assert bool(wide["dx"].isfinite().all())
     for actual in (narrow, wide):

@@ -60,7 +60,7 @@ def search_stages(subject: Subject, case: Case, *, watch: Watch = unwatched) -> 
 
 
 def _searched(found: StageSearch, seen: Observation) -> StageSearch:
-    explained = explain_rows(seen, seen.onward) if seen.has_latent else None
+    explained = explain_rows(seen, seen.problem.trace, seen.onward) if seen.has_latent else None
     handovers, rows = _handovers(seen, explained), None if explained is None else explained.check
     shown = next((h.stage for h in handovers if h.forward.outside), "")
     kind, at = _blamed(handovers, shown)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from harness.judging.expected import Numbers
 from harness.judging.problem import Problem
 from harness.numerics.formats import ordinals
 from harness.result import Judgement, StageResult
@@ -21,11 +22,10 @@ def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
     value is known: 1 if the order of the sums behind it makes no difference, less by the share of its bits that the
     order leaves open.
     """
-    rows, latent = judgement.rows, problem.op.latent
+    rows = judgement.rows
     explained = rows is not None and rows.rows > 0 and not rows.unexplained
     known = _known(problem) if explained else 0.0
-    through = latent.through if latent is not None else ()
-    return {s.name: _share(s, known if s.name in through else 0.0) for s in judgement.stages if s.result}
+    return {s.name: _share(s, known if s.in_rows else 0.0) for s in judgement.stages if s.result}
 
 
 def _share(stage: StageResult, known: float) -> float:
@@ -35,12 +35,20 @@ def _share(stage: StageResult, known: float) -> float:
 
 
 def _known(problem: Problem) -> float:
-    """Share of the bits of the latent value that the order of sums leaves no choice about, mean over the first rows."""
+    """Share of the bits of the latent value that the order of sums leaves no choice about, mean over the first rows.
+
+    Of several latent values it is the one that is known worst.
+    """
     _, some = next(problem.blocks(_MOST))
     sharp = replace(some, premises=replace(problem.premises, depth=_no_height), siblings=None)
-    (own, precision), (least, _) = _possible(some), _possible(sharp)
+    least = _possible(sharp)
+    known = [_share_of_bits(own, *least[name]) for name, (own, _) in _possible(some).items()]
+    return float(torch.stack(known).amin(0).mean())
+
+
+def _share_of_bits(own: Tensor, least: Tensor, precision: int) -> Tensor:
     open_bits = torch.log2(own / least).clamp(min=0)
-    return float(torch.where(torch.isfinite(open_bits), 1 - open_bits / precision, 0.0).clamp(min=0).mean())
+    return torch.where(torch.isfinite(open_bits), 1 - open_bits / precision, 0.0).clamp(min=0)
 
 
 def _no_height(terms: int) -> int:
@@ -48,11 +56,16 @@ def _no_height(terms: int) -> int:
     return 0
 
 
-def _possible(problem: Problem) -> tuple[Tensor, int]:
-    """How many values each row's latent stage may have, NaN where they cannot be counted, and its precision in bits."""
-    assert problem.op.latent is not None
-    latent = problem.trace.numbers(problem.op.latent.under(problem.contract))
-    ends = latent.enclosure.lo, latent.enclosure.hi
+def _possible(problem: Problem) -> dict[str, tuple[Tensor, int]]:
+    """How many values each latent stage may have in each row, NaN where that is unknown, and its precision in bits."""
+    latent, trace = problem.op.latent, problem.trace
+    assert latent is not None
+    stages = [name for name in (latent.under(problem.contract), *latent.also) if name in trace.formats]
+    return {name: _count(trace.numbers(name)) for name in stages}
+
+
+def _count(expected: Numbers) -> tuple[Tensor, int]:
+    ends = expected.enclosure.lo, expected.enclosure.hi
     finite = torch.isfinite(ends[0]) & torch.isfinite(ends[1])
-    lo, hi = (ordinals(torch.where(finite, end, 0.0), latent.format) for end in ends)
-    return torch.where(finite, (hi - lo + 1).to(torch.float64), torch.nan), latent.format.precision
+    lo, hi = (ordinals(torch.where(finite, end, 0.0), expected.format) for end in ends)
+    return torch.where(finite, (hi - lo + 1).to(torch.float64), torch.nan), expected.format.precision

@@ -28,7 +28,8 @@ _VIEWS = {
 def describe_rows(rows: RowCheck, contract: Contract) -> Finding:
     """The finding for rows that no latent value within the enclosure explains."""
     needs = rows.needs
-    said = f"{rows.unexplained:,} of {rows.rows:,} rows cannot come from one fp32 {rows.stage} under {contract}: "
+    said = f"{rows.unexplained:,} of {rows.rows:,} rows cannot come from one fp32 {rows.stages} under {contract}"
+    said += ": " if needs.rows else ""
     searched = "" if needs.rows == rows.unexplained else f" of {needs.rows:,} that were searched"
     if needs.found:
         some = f"{needs.found:,}" if needs.found < needs.rows else "each"
@@ -70,7 +71,7 @@ def _beside(need: Need) -> str:
 def describe_split(rows: RowCheck, contract: Contract) -> Finding:
     """The notice for rows that come from two latent values, one in each half of the columns."""
     sentence = (
-        f"{rows.split:,} of {rows.rows:,} rows come from two values of fp32 {rows.stage}, one in each half of the "
+        f"{rows.split:,} of {rows.rows:,} rows come from two values of fp32 {rows.stages}, one in each half of the "
         f"columns, both possible under {contract}: lanes of a warp add in two ways, as Triton's default fusing makes "
         f"them in rows of at most {MOST_COLUMNS} columns; a statistic that is saved is that of one half."
     )

@@ -8,6 +8,7 @@ explains no row is inconclusive.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from harness.errors import KernelError, UsageError
 from harness.inputs import fingerprints_of
@@ -26,8 +27,6 @@ from harness.result import Judgement, StageResult, Verdict
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
 _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
 _OTHERS = 1 << 22  # elements in which the alternatives are tried
-_ROW_CHECK = 1 << 24  # elements after which the row check, which evaluates the reference many times, stops
-_THOROUGH = max(_OTHERS, _ROW_CHECK)
 
 
 def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
@@ -42,51 +41,52 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
     """
     _check_rows_agree(problem)
     whole, others = Observation.of(problem, actual), OtherContracts(settled) if alternatives else None
-    tally, elements = Tally(), 0
-    steps, results = Steps(), list[str]()
+    tally, steps, results = Tally(), Steps(), list[str]()
+    most = _BLOCK.get(problem.main.device.type, _BLOCK_ELSEWHERE)
     under_way: Screened | None = None
-    for index, part in problem.blocks(_BLOCK.get(problem.main.device.type, _BLOCK_ELSEWHERE)):
-        if not elements:
+    for number, (index, part) in enumerate(problem.blocks(most)):
+        if not number:
             _check_actual(problem, part.trace, index, actual)
             steps, results = part.steps, part.trace.results
         seen = whole.block(index, part, steps.sums)
-        begun = Screened.begin(seen) if elements > _THOROUGH and not tally.failed else None
+        begun = Screened.begin(seen) if number and not tally.failed else None
         if under_way is not None:
-            tally += _screened(under_way, others, elements)
+            tally += _screened(under_way, others)
         if begun is None:
-            tally += _judged(seen, others, elements)
-        under_way, elements = begun, elements + part.main.numel()
+            tally += _judged(seen, others)
+        under_way = begun
     if under_way is not None:
-        tally += _screened(under_way, others, elements)
+        tally += _screened(under_way, others)
+    if others is not None:
+        for sample in whole.samples(_OTHERS, most, steps.sums):
+            others.rule_out(sample.only((~explained_by_more_range(sample)).nonzero()[:, 0]) if tally.beyond else sample)
     if tally.sums:
         tally = _finished(tally, actual, others)
     return _judgement(whole, steps, results, tally, others or OtherContracts(()))
 
 
-def _judged(seen: Observation, others: OtherContracts | None, before: int) -> Tally:
-    """What there is to count in a block, after `before` elements of others; other contracts are asked on the way."""
-    found = _tallied(seen, every_row=before <= _ROW_CHECK)
+def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
+    """What there is to count in a block; if it fails, other contracts are asked whether they explain it."""
+    found = _tallied(seen)
     if found.failed:
-        seen, found = _with_more_range(seen, found, every_row=before <= _ROW_CHECK)
-    if others is not None and before < _OTHERS and seen.count:
-        others.rule_out(seen)
+        seen, found = _with_more_range(seen, found)
     if others is not None and found.failed:
         others.identify(seen)
     return found
 
 
-def _screened(block: Screened, others: OtherContracts | None, before: int) -> Tally:
+def _screened(block: Screened, others: OtherContracts | None) -> Tally:
     """The same of a block whose comparisons are under way."""
     tally = block.tally
-    return _judged(block.seen, others, before) if tally.failed else tally
+    return _judged(block.seen, others) if tally.failed else tally
 
 
-def _tallied(seen: Observation, *, every_row: bool) -> Tally:
-    """What there is to count; without `every_row` only rows are checked that do not follow from the kernel's stages."""
+def _tallied(seen: Observation) -> Tally:
+    """What there is to count."""
     trace, onward, latent = seen.problem.trace, seen.onward, seen.problem.op.latent
     cumulative, isolated = seen.compare(trace) * 2 if onward is trace else seen.compare(trace, onward)
     stray = onward is not trace and any(isolated[name].outside for name in seen.through)
-    rows = explain_rows(seen, onward if stray else None) if seen.has_latent and (every_row or stray) else None
+    rows = explain_rows(seen, trace, onward if stray else None) if seen.has_latent else None
     if latent is not None and stray and rows is not None and rows.check.split:
         [isolated] = seen.compare(forgiven(onward, trace, latent, rows.split))
     check = None if rows is None else rows.check
@@ -96,18 +96,18 @@ def _tallied(seen: Observation, *, every_row: bool) -> Tally:
         sums={} if seen.whole else trace.sums,
         isolated_sums={} if seen.whole else onward.sums,
         rows=check,
-        in_rows={} if check is None else {n: check.rows * seen.actual[n].shape[-1] for n in seen.through},
+        in_rows=seen.in_rows(check, seen.through),
     )
 
 
-def _with_more_range(seen: Observation, found: Tally, *, every_row: bool) -> tuple[Observation, Tally]:
+def _with_more_range(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
     """The rows that fp32 must answer for, and the tally with the others as more range than fp32 gives them."""
     explained = explained_by_more_range(seen)
     if not bool(explained.any()):
         return seen, found
     wide, rest = (seen.only(mask.nonzero()[:, 0]) for mask in (explained, ~explained))
-    found = _tallied(with_more_range(wide), every_row=every_row)
-    return rest, found + _tallied(rest, every_row=every_row) if rest.count else found
+    found = replace(_tallied(with_more_range(wide)), beyond=wide.count)
+    return rest, found + _tallied(rest) if rest.count else found
 
 
 def _finished(tally: Tally, actual: Tensors, others: OtherContracts | None) -> Tally:

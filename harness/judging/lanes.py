@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.candidates import Rows, explained_groups
+from harness.judging.candidates import explained_groups
 from harness.judging.expected import Numbers
+from harness.judging.rows import Rows
 from harness.judging.trace import Trace
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals
@@ -52,17 +53,20 @@ class Shown:
         return Shown(None if self.latent is None else self.latent[rows], others, self.stray[rows])
 
 
-def split_rows(rows: Rows, shown: Shown | None) -> Tensor:
-    """Which rows are split, all groups of a row by the same bit; with `shown` where the kernel shows earlier stages."""
+def split_rows(rows: Rows, shown: Shown | None) -> tuple[Tensor, Tensor]:
+    """Which rows are split, all groups of a row by the same bit, and of which a search leaves it open.
+
+    With `shown` where the kernel shows earlier stages.
+    """
     sizes = {t.shape[-1] for t in rows.seen.values()}
-    split = torch.zeros_like(rows.tried[:, 0])
+    split, unsure = torch.zeros_like(rows.tried[:, 0]), torch.zeros_like(rows.tried[:, 0])
     if len(sizes) > 1 or not 2 <= max(sizes) <= MOST_COLUMNS:
-        return split
+        return split, unsure
     halves = _halves(max(sizes), split.device)
     together = max(1, rows.at_once * len(split) // (rows.elements * len(halves) * 2))
     for at in torch.arange(len(split), device=split.device).split(together):
-        split[at] = _split(rows.only(at), None if shown is None else shown.only(at), halves)
-    return split
+        split[at], unsure[at] = _split(rows.only(at), None if shown is None else shown.only(at), halves)
+    return split, unsure
 
 
 def _halves(size: int, device: torch.device) -> Tensor:
@@ -72,19 +76,28 @@ def _halves(size: int, device: torch.device) -> Tensor:
     return torch.stack([~has, has], dim=1)
 
 
-def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> Tensor:
+def _split(rows: Rows, shown: Shown | None, halves: Tensor) -> tuple[Tensor, Tensor]:
     bits, _, size = halves.shape
     count = len(rows.low)
     each = torch.arange(count, device=halves.device).repeat(2 * bits)  # every row once for each half by each bit
     counted = halves.reshape(-1, 1, size).repeat_interleave(count, 0)
     half_rows = replace(rows.only(each), counted=counted)
-    explained, _ = explained_groups(half_rows)
+    searched = explained_groups(half_rows)
+    explained, unsure = searched.explained, searched.open
     if shown is None:
-        return _by_one_bit(explained.unflatten(0, (bits, 2, count)).all(1))
+        return _answers(*(t.unflatten(0, (bits, 2, count)).all(1) for t in (explained & ~unsure, explained)))
     follows = ~(shown.stray & halves[:, :, None, None]).any(-1)  # [bits, 2, rows, groups]
     tried = ~explained & follows.flip(1).flatten(0, 2)
     explained |= _with_other_statistics(replace(half_rows, tried=tried), shown.only(each))
-    return _by_one_bit(explained.unflatten(0, (bits, 2, count)).all(1) & follows.any(1))
+    return _answers(
+        *(t.unflatten(0, (bits, 2, count)).all(1) & follows.any(1) for t in (explained & ~unsure, explained))
+    )
+
+
+def _answers(known: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that are split, and rows that may be, from which groups are by which bit: [bits, rows, groups] → [rows]."""
+    split = _by_one_bit(known)
+    return split, _by_one_bit(possible) & ~split
 
 
 def _by_one_bit(groups: Tensor) -> Tensor:
@@ -116,7 +129,7 @@ def _with_another(rows: Rows, shown: Shown, name: str) -> Tensor:
     each = torch.arange(len(low), device=low.device).repeat(len(offsets))
     given = {n: t[each] for n, t in rows.given.items() if n != name} | {rows.stage: near}
     known = replace(replace(rows, stage=name, low=low, high=high, given={}).only(each), given=given)
-    explained: Tensor = explained_groups(known)[0].unflatten(0, (len(offsets), -1)).any(0)
+    explained: Tensor = explained_groups(known).explained.unflatten(0, (len(offsets), -1)).any(0)
     return explained & rows.tried
 
 
@@ -125,7 +138,7 @@ def forgiven(local: Trace, trace: Trace, latent: Latent, split: Tensor) -> Trace
 
     There a statistic that the kernel shows is one of two. `split` has one entry per row.
     """
-    stages = (latent.stage, *latent.instead.values(), *latent.through)
+    stages = (latent.stage, *latent.instead.values(), *latent.also, *latent.through)
     mixed = {name: _mixed(local, trace, name, split) for name in stages if name in local.stages}
     return replace(local, stages={**local.stages, **mixed})
 

@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.candidates import Rows, explained_groups
+from harness.judging.candidates import explained_groups
 from harness.judging.expected import Numbers
 from harness.judging.lanes import Shown, split_rows
 from harness.judging.observation import Observation
 from harness.judging.problem import Tensors
+from harness.judging.rows import Range, Rows
 from harness.judging.trace import Trace
 from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.row_check import Need, Needs, RowCheck
 from harness.timing import ROWS, timed
 
+_NO_NEEDS = Needs()
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
 _LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))
 
@@ -39,46 +41,82 @@ class ExplainedRows:
 @timed(ROWS)
 def check_rows(seen: Observation) -> RowCheck:
     """How many rows one value of the op's latent stage explains; one per group where a row has several."""
-    return explain_rows(seen, None).check
+    return explain_rows(seen, seen.problem.trace).check
 
 
 @timed(ROWS)
-def explain_rows(seen: Observation, own: Trace | None) -> ExplainedRows:
+def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> ExplainedRows:
     """The row check of what a kernel gave, whatever that is of the stages that a latent value must explain.
 
-    `own` is the reference that goes on from the kernel's own stages, where elements do not follow from these: the lanes
-    of such rows may disagree although one value explains the row, because other statistics differ.
+    `trace` is the reference from the inputs, of which no more than the latent stages may be kept. `own` is the one that
+    goes on from the kernel's own stages, where elements do not follow from these: the lanes of such rows may disagree
+    although one value explains the row, because other statistics differ.
     """
-    every = _rows(seen)
+    every = _rows(seen, trace)
     shown = _shown(every, seen, own)
-    at = every.tried.any(-1).nonzero().reshape(-1)
-    whole = explained_groups(every.only(at))[0].all(-1)
+    at, whole = _explained(every, _undecided(every, trace))
     doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
     split = torch.zeros_like(every.tried[:, 0])
     if not len(doubtful):
-        return ExplainedRows(RowCheck(every.stage, len(at), len(at), 0, Needs()), split)
+        return ExplainedRows(_check(every, len(at), len(at)), split)
     given = {} if shown is None else {n: _as_rows(seen.actual[n]) for n in _earlier(seen, every.stage)}
     part = None if shown is None else shown.only(doubtful)
-    split[doubtful] = split_rows(replace(every, given=given).only(doubtful), part)
+    split[doubtful], unsure = split_rows(replace(every, given=given).only(doubtful), part)
+    answered = whole | ~torch.isin(at, doubtful[unsure])
+    at, whole = at[answered], whole[answered]
     unexplained = at[~whole & ~split[at]]
-    latent = seen.problem.trace.enclosure(every.stage)
-    needs = _needs(every, unexplained, _as_rows(latent.value)) if len(unexplained) else Needs()
-    counts = len(at), int((whole & ~split[at]).sum()), int(split.sum())
-    return ExplainedRows(RowCheck(every.stage, *counts, needs), split)
+    needs = Needs()
+    if len(unexplained) and every.also is None:
+        needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value))
+    return ExplainedRows(_check(every, len(at), int((whole & ~split[at]).sum()), int(split.sum()), needs), split)
+
+
+def _explained(every: Rows, undecided: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that were tried, and which of them some values explain; rows without an answer are left out."""
+    at = every.tried.any(-1).nonzero().reshape(-1)
+    whole, answered = (torch.ones_like(at, dtype=torch.bool) for _ in range(2))
+    asked = undecided[at].any(-1).nonzero().reshape(-1)
+    if len(asked):
+        searched = explained_groups(replace(every, tried=undecided).only(at[asked]))
+        whole[asked] = searched.explained.all(-1)
+        answered[asked] = ~(searched.open.any(-1) & whole[asked])
+    return at[answered], whole[answered]
+
+
+def _undecided(every: Rows, trace: Trace) -> Tensor:
+    """Groups to be tried; those are left out that have one legal value in each element, which all values explain."""
+    undecided = torch.zeros_like(every.tried)
+    for name, seen in every.seen.items():
+        if name not in trace.stages:
+            return every.tried
+        enclosure = trace.enclosure(name)
+        lo, hi = (end.reshape(seen.shape) for end in (enclosure.lo, enclosure.hi))
+        undecided |= ((lo != seen) | (hi != seen)).any(-1)
+    return every.tried & undecided
+
+
+def _check(rows: Rows, count: int, explained: int, split: int = 0, needs: Needs = _NO_NEEDS) -> RowCheck:
+    return RowCheck(rows.stage, count, explained, split, needs, tuple(rows.also or ()))
 
 
 def any_value_explains(seen: Observation) -> bool:
-    """Whether each row comes from some value of the latent stage, within its enclosure or not."""
-    every = _rows(seen)
-    tried = torch.full_like(every.tried, _several(every.seen))
-    return bool(tried.any() and explained_groups(_without_bounds(replace(every, tried=tried)))[0].all())
+    """Whether each row comes from some value of the latent stage, within its enclosure or not.
+
+    Where several values explain a row together, nobody looks beyond their enclosures, and the answer is no.
+    """
+    every = _rows(seen, seen.problem.trace)
+    tried = torch.full_like(every.tried, _several(every.seen, 1))
+    if every.also is not None:
+        return False
+    return bool(tried.any() and explained_groups(_without_bounds(replace(every, tried=tried))).explained.all())
 
 
 def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
     """What the rows `wrong` need: another value than `expected`, beyond the enclosure; some of them are searched."""
     at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]
     rows = every.only(at)
-    explained, found = explained_groups(_without_bounds(rows))
+    searched = explained_groups(_without_bounds(rows))
+    explained, found = searched.explained, searched.found
     beyond = rows.tried & ((found < rows.low) | (found > rows.high))
     other = beyond & explained.all(-1, keepdim=True)
     pairs = torch.stack([from_ordinals(found, FP32), expected[at]], -1)[other].tolist()
@@ -95,23 +133,40 @@ def _without_bounds(rows: Rows) -> Rows:
     )
 
 
-def _rows(seen: Observation) -> Rows:
-    """All rows of a block, with the values of the latent stage within its enclosure as candidates."""
-    problem = seen.problem
-    assert problem.op.latent is not None
-    stage = problem.op.latent.under(problem.contract)
-    latent = problem.trace.enclosure(stage)
-    lo, hi = _as_rows(latent.lo), _as_rows(latent.hi)
-    through = {s: _as_rows(seen.actual[s]).to(torch.float64).unflatten(-1, (lo.shape[-1], -1)) for s in seen.through}
+def _rows(seen: Observation, trace: Trace) -> Rows:
+    """All rows of a block, with the values of the latent stages within their enclosures as candidates."""
+    problem, latent = seen.problem, seen.problem.op.latent
+    assert latent is not None
+    stage, also = latent.under(problem.contract), [name for name in latent.also if name in trace.formats]
+    ends = [_ends(trace, name) for name in (stage, *also)]
+    groups = ends[0][0].shape[-1]
+    through = {
+        s: _as_rows(seen.actual[s]).to(torch.float64).unflatten(-1, (groups, -1)) for s in seen.through_latent(trace)
+    }
     own = {name: _as_rows(t) if name in problem.op.rows else t for name, t in problem.tensors.items()}
-    tried = torch.isfinite(lo) & torch.isfinite(hi) & _several(through)
-    low, high = (ordinals(torch.where(tried, end, 1.0), FP32) for end in (lo, hi))
-    return Rows(problem.on(own), through, stage, low, high, tried)
+    known = torch.stack([end.abs() <= FP32.max for pair in ends for end in pair]).all(0)
+    tried = known & _several(through, len(ends))
+    (low, high), *others = ((_position_where(tried, lo), _position_where(tried, hi)) for lo, hi in ends)
+    rows = Rows(problem.on(own), through, stage, low, high, tried)
+    if not latent.also:
+        return rows
+    shown = [_position(seen.actual[name], low) for name in (stage, *also) if name in seen.actual]
+    return replace(rows, also=dict(zip(also, others, strict=True)), likely=shown if len(shown) == len(ends) else ())
 
 
-def _several(seen: Tensors) -> bool:
-    """Whether groups have more than one element: one element tells nothing."""
-    return min(t.shape[-1] for t in seen.values()) > 1
+def _ends(trace: Trace, stage: str) -> Range:
+    """The ends of what a latent stage must be, [rows, groups]."""
+    enclosure = trace.enclosure(stage)
+    return _as_rows(enclosure.lo), _as_rows(enclosure.hi)
+
+
+def _position_where(tried: Tensor, values: Tensor) -> Tensor:
+    return ordinals(torch.where(tried, values, 1.0), FP32)
+
+
+def _several(seen: Tensors, values: int) -> bool:
+    """Whether groups have more elements than there are values to explain them: as many tell nothing."""
+    return min(t.shape[-1] for t in seen.values()) > values
 
 
 def _earlier(seen: Observation, stage: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from harness.judging.problem import Problem, Tensors
 from harness.judging.trace import Trace
 from harness.op import Contract
 from harness.result import Comparison
+from harness.row_check import RowCheck
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +52,22 @@ class Observation:
         """Number of rows."""
         return math.prod(self.leading) if self.numbers is None else len(self.numbers)
 
+    @property
+    def latent_stages(self) -> tuple[str, ...]:
+        """The names of the stages with latent values, recorded or not."""
+        latent = self.problem.op.latent
+        return () if latent is None else (latent.under(self.problem.contract), *latent.also)
+
+    def through_latent(self, trace: Trace) -> list[str]:
+        """The same, from a trace that knows at least the order of the stages."""
+        latent, contract = self.problem.op.latent, self.problem.contract
+        names = [] if latent is None else latent.following(contract, trace.formats)
+        return [name for name in names if name in self.actual]
+
     @cached_property
     def through(self) -> list[str]:
         """The stages that a value of the latent stage must explain, as far as the kernel gave them."""
-        latent = self.problem.op.latent
-        return [] if latent is None else [name for name in latent.through if name in self.actual]
+        return self.through_latent(self.problem.trace) if self.problem.op.latent is not None else []
 
     @property
     def has_latent(self) -> bool:
@@ -132,6 +144,33 @@ class Observation:
             return self
         actual = {n: t if n in sums else t[index] for n, t in self.actual.items()}
         return Observation(part, actual, index, part.leading)
+
+    def samples(self, most: int, together: int, sums: Collection[str]) -> Iterator[Observation]:
+        """Itself where it is evaluated at once, or else rows of up to `most` elements, spread evenly over it.
+
+        The first row and the last one are among them, and each sample, of up to `together` elements, is spread itself.
+        """
+        if self.problem.in_one(together):
+            yield self
+            return
+        width, count = max(1, self.problem.main.shape[-1]), self.count
+        wanted = min(count, max(2, most // width))
+        numbers = torch.linspace(0, count - 1, wanted, dtype=torch.float64).round().to(torch.int64)
+        parts = -(-wanted * width // together)
+        for part in range(parts):
+            yield self._picked(numbers[part::parts].to(self.problem.main.device), sums)
+
+    def _picked(self, numbers: Tensor, sums: Collection[str]) -> Observation:
+        """The rows with these numbers of all rows; `sums` are the stages that are sums over rows."""
+        index = torch.unravel_index(numbers, self.leading)
+        rows = self.problem.op.rows
+        problem = self.problem.on({n: t[index] if n in rows else t for n, t in self.problem.tensors.items()})
+        actual = {n: t if n in sums else t[index] for n, t in self.actual.items()}
+        return Observation(problem, actual, leading=self.leading, numbers=numbers)
+
+    def in_rows(self, check: RowCheck | None, through: Iterable[str]) -> dict[str, int]:
+        """Stage → elements in the rows that were tried, for the stages that latent values must explain."""
+        return {} if check is None else {name: check.rows * self.actual[name].shape[-1] for name in through}
 
     def only(self, rows: Tensor) -> Observation:
         """The rows with these numbers, in one dimension."""

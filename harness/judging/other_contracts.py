@@ -42,12 +42,16 @@ class OtherContracts:
     @timed(OTHERS)
     def rule_out(self, seen: Observation) -> None:
         """Count what lies outside each alternative that is another computation and that no earlier block ruled out."""
-        problem, results = seen.problem, _results(seen)
-        asked = {
+        problem = seen.problem
+        unknown = {
             name: other
             for other in problem.op.alternatives(problem.contract)
-            if (name := str(other)) not in self._settled and not self.ruled_out.get(name) and not _is_same(seen, other)
+            if (name := str(other)) not in self._settled and not self.ruled_out.get(name)
         }
+        if not unknown or not seen.count:
+            return
+        results = _results(seen)
+        asked = {name: other for name, other in unknown.items() if not _is_same(seen, other)}
         found = _counted(asked, lambda other: results.count_outside(problem.under(other).trace))
         left = {name: asked[name] for name, count in found.items() if not count}
         of_stages = _counted(left, lambda other: _count_only_outside(other, seen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -78,13 +79,18 @@ class Problem:
 
         One without an index, itself, where rows are not independent or all of them are few.
         """
-        rows = self.op.rows
-        indices = list(row_blocks(self.leading, self.main.shape[-1], most)) if rows and self.leading else []
-        if len(indices) < 2:
+        if self.in_one(most):
             yield (), self
             return
-        for index in indices:
+        rows = self.op.rows
+        for index in row_blocks(self.leading, self.main.shape[-1], most):
             yield index, self.on({n: t[index] if n in rows else t for n, t in self.tensors.items()})
+
+    def in_one(self, most: int) -> bool:
+        """Whether `blocks` gives the problem itself."""
+        if not self.op.rows or not self.leading:
+            return True
+        return len(list(islice(row_blocks(self.leading, self.main.shape[-1], most), 2))) < 2
 
     @property
     def with_more_range(self) -> Problem:

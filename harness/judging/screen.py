@@ -7,10 +7,11 @@ in full.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.judging.compare import Begun, finished
 from harness.judging.expected import Expected, RowSum
+from harness.judging.latent import explain_rows
 from harness.judging.observation import Observation
 from harness.judging.tally import Tally
 from harness.judging.trace import Trace
@@ -19,16 +20,19 @@ from harness.result import Comparison
 
 @dataclass
 class _Compared(Trace):
-    """A trace whose stages are compared with what the kernel gave; it keeps those only that are sums over rows."""
+    """A trace whose stages are compared with what the kernel gave.
+
+    It keeps those only that are sums over rows, and the latent ones.
+    """
 
     seen: Observation = field(kw_only=True)
     begun: dict[str, Begun | Comparison] = field(default_factory=dict)
 
     def record(self, name: str, expected: Expected) -> None:
         self.formats[name] = expected.format
-        if isinstance(expected, RowSum):
+        if isinstance(expected, RowSum) or name in self.seen.latent_stages:
             self.stages[name] = expected
-        elif self.seen.says(name, expected):
+        if not isinstance(expected, RowSum) and self.seen.says(name, expected):
             allowed = self.seen.as_given(name, expected, result=name in self.results)
             self.begun[name] = allowed.begin(self.seen.actual[name])
 
@@ -53,8 +57,13 @@ class Screened:
 
     @property
     def tally(self) -> Tally:
-        """What there is to count but rows, which are not checked; the device is waited for."""
+        """What there is to count; the device is waited for. Rows are checked if no element lies outside."""
         traces = [self.cumulative, self.isolated]
         found = iter(finished([begun for trace in traces for begun in trace.begun.values()]))
         cumulative, isolated = ({name: self.seen.located(next(found)) for name in trace.begun} for trace in traces)
-        return Tally(cumulative, isolated, self.cumulative.sums, self.isolated.sums)
+        tally = Tally(cumulative, isolated, self.cumulative.sums, self.isolated.sums)
+        through = self.seen.through_latent(self.cumulative)
+        if tally.failed or not any(self.seen.actual[name].numel() for name in through):
+            return tally
+        check = explain_rows(self.seen, self.cumulative).check
+        return replace(tally, rows=check, in_rows=self.seen.in_rows(check, through))

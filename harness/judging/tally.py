@@ -22,6 +22,7 @@ class Tally:
         sums, isolated_sums: stage → its sum over these rows, where they are not all.
         rows: the row check, None where there is none.
         in_rows: stage → elements in the rows that it tried.
+        beyond: rows that count as a kernel of more range than fp32 gives them.
     """
 
     cumulative: Mapping[str, Comparison] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Tally:
     isolated_sums: Mapping[str, RowSum] = field(default_factory=dict)
     rows: RowCheck | None = None
     in_rows: Mapping[str, int] = field(default_factory=dict)
+    beyond: int = 0
 
     @property
     def failed(self) -> bool:
@@ -46,6 +48,7 @@ class Tally:
             isolated_sums=_joined(self.isolated_sums, other.isolated_sums),
             rows=rows[0] + rows[1] if len(rows) == 2 else next(iter(rows), None),
             in_rows=_joined(self.in_rows, other.in_rows),
+            beyond=self.beyond + other.beyond,
         )
 
 

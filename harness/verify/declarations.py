@@ -23,7 +23,7 @@ def check_op(op: Op) -> None:
     known = stage_names(op.reference)
     named = {f"the stage {stage!r}, which is rounded": stage for stage in _rounded(op)}
     if op.latent is not None:
-        latent = (op.latent.stage, *op.latent.instead.values())
+        latent = (op.latent.stage, *op.latent.instead.values(), *op.latent.also)
         named |= {f"the stage {stage!r} of its Latent": stage for stage in latent}
         named |= {f"the stage {stage!r} of its Latent's `through`": stage for stage in op.latent.through}
     for what, stage in named.items():

@@ -15,6 +15,7 @@ GROUPS = {
     "layer": {"bf16": "bf16-weight_fp32-layer-bias-N257to512", "fp16": "fp16-layer-bias-sigmoid_after-N33to64"},
     "plain": {"bf16": "bf16-rms-N4097to8192", "fp16": "fp16-rms-N513to1024"},
     "exact": {"fp32": "exact-fp32-layer-bias-N1to16", "bf16": "exact-bf16-weight_fp32-rms-gate_after-N65to128"},
+    "latents": {"fp32": "latents"},
     "exact gated": {"fp32": "exact-fp32-layer-bias-gate_after-N129to256"},
 }
 """Options of a fault → dtype of x → the group of cases that it is hunted with."""
@@ -25,6 +26,7 @@ _fault = partial(
     Fault, op="layer_norm_gated_backward", variant="gated_backward", options="after", dtypes=("bf16", "fp16")
 )
 _sum = partial(_fault, options="exact", dtypes=("fp32",))
+_row = partial(_fault, options="latents", dtypes=("fp32",))
 
 _C1 = "c1 = tl.div_rn(tl.sum(normalized * dnormalized, axis=1, keep_dims=True), size)"
 _C2 = "c2 = tl.div_rn(tl.sum(dnormalized, axis=1, keep_dims=True), size)"
@@ -252,4 +254,49 @@ SUMS = (
     ),
 )
 
-FAULTS = (*INPUT, *GATE, *SUMS)
+ROWS = (
+    _row(
+        "elements off by an ulp",
+        "stores the next number of fp32 for one in a hundred elements of dx",
+        (
+            _edit(
+                "        dx = dvalue\n",
+                "        above = (dvalue.to(tl.int32, bitcast=True) + 1).to(tl.float32, bitcast=True)\n"
+                "        dx = tl.where((lanes + row) % 97 == 0, above, dvalue)\n",
+            ),
+        ),
+        "dx",
+        "c1",
+    ),
+    _row(
+        "two orders in a row",
+        "takes c1 from a sum in another order for the second half of a row",
+        (
+            _edit(
+                "shift = normalized * c1",
+                "first = tl.where(lanes < group_size // 3, normalized * dnormalized, 0.0)\n"
+                "        rest = tl.where(lanes < group_size // 3, 0.0, normalized * dnormalized)\n"
+                "        other = tl.sum(first, axis=1, keep_dims=True) + tl.sum(rest, axis=1, keep_dims=True)\n"
+                "        shift = normalized * tl.where(lanes < group_size // 2, c1, tl.div_rn(other, size))",
+            ),
+        ),
+        "dx",
+        "c1",
+    ),
+    _row(
+        "c1 rounded in fp32",
+        "rounds c1 to bf16",
+        (_edit(_C1, f"{_C1}.to(tl.bfloat16).to(tl.float32)"),),
+        "c1",
+        "c1 or dx",
+    ),
+    _row(
+        "shift rounded",
+        "rounds x̂ · c1 to bf16",
+        (_edit("shift = normalized * c1", "shift = (normalized * c1).to(tl.bfloat16).to(tl.float32)"),),
+        "dx",
+        "c1 or dx",
+    ),
+)
+
+FAULTS = (*INPUT, *GATE, *SUMS, *ROWS)
