@@ -1,7 +1,9 @@
 """Tensors of mixtures of experts: sizes, routing, and regimes that fit together.
 
 `EXACT` makes nearly every dot exact in fp32 in any order, with all roundings visible: see `harness/inputs/factors.py`.
-`BALANCED` makes every intermediate value of the size of one, the adapters' share included.
+`BALANCED` makes every intermediate value of the size of one, the adapters' share included. `ONE_SIGN` does so too, and
+the terms of every dot have one sign, so that it is decided at any width: see `harness/inputs/one_sign.py`. An
+intermediate value has the sign of its gate, which silu keeps, times that of its up.
 """
 
 from __future__ import annotations
@@ -40,6 +42,23 @@ EXACT: Regimes = {
     "up_lora_a": ("signs", "fractions"),
     "up_lora_b": ("sparse_signs", "quarters"),
     **{f"down_{part}": ("sparse_signs",) for part in ("proj", "lora_a", "lora_b")},
+}
+LABELS: Mapping[str, str] = {
+    "gate_proj": "gate,hidden",
+    "gate_lora_a": "rank,hidden",
+    "gate_lora_b": "gate,rank",
+    "up_proj": "up,hidden",
+    "up_lora_a": "rank,hidden",
+    "up_lora_b": "up,rank",
+    "down_proj": "output,gate*up",
+    "down_lora_a": "rank,gate*up",
+    "down_lora_b": "output,rank",
+}
+"""Weight → the signs of its rows and columns, with which all terms of a dot have one sign, forward and backward."""
+ONE_SIGN: Regimes = {
+    "x": ("one_sign(,hidden)",),
+    "routing_weights": ("one_sign", "ones", "quarters", "scale_random", "scale_pow2"),
+    **{name: (f"one_sign_fan_in({labels})",) for name, labels in LABELS.items()},
 }
 
 

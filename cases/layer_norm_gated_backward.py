@@ -29,6 +29,25 @@ _EXACT = {
 _EXACT |= {"weight": ("signs", "ones", "integers"), "bias": ("integers", "zeros")}
 _ANY = {"x": _ACTIVATIONS, "dy": _GRADIENTS, "z": _GATES, "weight": _WEIGHTS, "bias": ("normal", "zeros")}
 _ANY |= {"rstd": ("scale_random", "scale_pow2", "ones"), "mean": ("normal", "zeros", "small")}
+_STATISTICS = {"rstd": ("scale_random", "scale_pow2", "ones"), "mean": ("zeros", "small")}
+ONE_SIGN = {
+    "none": {"x": ("one_sign",), "dy": ("one_sign(,dy)",), "weight": ("one_sign(,dy)",), "bias": ("one_sign(,dy)",)},
+    "after": {
+        "x": ("one_sign",),
+        "dy": ("one_sign(,dy)",),
+        "z": ("one_sign(,z)",),  # above -1.278, where the slope of silu changes its sign
+        "weight": ("one_sign(,dy*z)",),
+        "bias": ("one_sign(,dy*z)",),
+    },
+    "before": {
+        "x": ("one_sign(,z)",),
+        "dy": ("one_sign(,dy)",),
+        "z": ("one_sign(,z)",),
+        "weight": ("one_sign(,dy)",),
+        "bias": ("one_sign(,dy)",),
+    },
+}
+"""Where the gate is → regimes with which all terms of dw, db, c1 and c2 have one sign, as the gate has that of z."""
 
 _GROUPS = (
     Options("bf16", "bf16", "rms", "after", (65, 128)),

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from cases._experts import (
     BALANCED,
     EXACT,
+    LABELS,
+    ONE_SIGN,
     Regimes,
     Sizes,
     Variant,
@@ -26,10 +28,11 @@ from harness.inputs import strided
 
 _GRADIENTS = ("normal", "normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
 _FACTORS = ("sparse_signs", "quarters", "integers", "fractions")  # the first suits every size
+_OLD = {f"old_{name}": labels for name, labels in LABELS.items() if "lora" in name}
 _REGIMES: dict[str, Regimes] = {
     "exact": {
         **dict.fromkeys(EXACT, _FACTORS),
-        **dict.fromkeys(("x", "grad_output", "saved_up", "intermediate", "old"), ("integers", "fractions")),
+        **dict.fromkeys(("x", "grad_output", "saved_up", "intermediate", *_OLD), ("integers", "fractions")),
         "saved_gate": ("saturated",),
         "routing_weights": ("ones", "quarters"),
     },
@@ -39,7 +42,15 @@ _REGIMES: dict[str, Regimes] = {
         "saved_gate": ("gates", "normal", "gates", "zeros", "special"),
         "saved_up": ("normal", "rows", "special"),
         "intermediate": ("normal", "sparse", "special"),
-        "old": ("normal", "zeros"),
+        **dict.fromkeys(_OLD, ("normal", "zeros")),
+    },
+    "one_sign": {
+        **ONE_SIGN,
+        "grad_output": ("one_sign(,output)",),
+        "saved_gate": ("one_sign(,gate)",),  # above -1.278, where the slope of silu changes its sign
+        "saved_up": ("one_sign(,up)",),
+        "intermediate": ("one_sign(,gate*up)",),
+        **{name: (f"one_sign({labels})",) for name, labels in _OLD.items()},
     },
 }
 
@@ -63,7 +74,7 @@ def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool) 
     saved = [draw(strided(name, variant.dtype, shape, regimes[name])) for name, shape in _saved(size).items()]
     tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, shards, variant, regimes))]
     if accumulate and draw(st.booleans()):
-        tensors += _old(size, variant.dtype, draw(st.sampled_from(regimes["old"])))
+        tensors += draw(_old(size, variant.dtype, regimes))
     params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
     if shards > 1:
         params["shards"] = shards
@@ -75,10 +86,11 @@ def _saved(size: Sizes) -> dict[str, tuple[int, int, int]]:
     return dict.fromkeys(("saved_gate", "saved_up", "intermediate"), (*size.pairs, size.intermediate))
 
 
-def _old(size: Sizes, dtype: str, regime: str) -> Iterator[TensorSpec]:
+@st.composite
+def _old(draw: st.DrawFn, size: Sizes, dtype: str, regimes: Regimes) -> list[TensorSpec]:
     """Gradients that are there before."""
-    for name, shape in size.adapters().items():
-        yield TensorSpec(f"old_{name}", dtype, shape, regime=regime)
+    shapes = {f"old_{name}": shape for name, shape in size.adapters().items()}
+    return [TensorSpec(name, dtype, s, regime=draw(st.sampled_from(regimes[name]))) for name, s in shapes.items()]
 
 
 def _real_layers(*, small: bool) -> Iterator[Case]:
