@@ -15,21 +15,31 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from harness.case import Param, TensorSpec
-from harness.inputs import strided, widths
+from harness.case import Choices, Chosen, Option, Param, TensorSpec
+from harness.inputs import (
+    DRAWN,
+    chosen_tensor,
+    layouts_like,
+    least_rows,
+    tensor_choices,
+    widths,
+    widths_with,
+)
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["moe_lora"]
 PROJECTIONS = ("gate", "up", "down")
+REAL_KINDS = ("exact", "one_sign")
+"""Kinds of values of real layers, whose dots are too long for random numbers to decide anything."""
 
 _ROUTING_WEIGHTS = ("uniform", "ones", "quarters", "scale_random", "scale_pow2", "normal")
-_ACTIVATIONS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "huge", "special", "special")
+_ACTIVATIONS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "huge", "special")
+_ROWS, _MATRICES = layouts_like(2, 64), layouts_like(2, 64, 64)
 
 Regimes = Mapping[str, tuple[str, ...]]
 
 BALANCED: Regimes = {
     "x": _ACTIVATIONS,
-    "routing_weights": _ROUTING_WEIGHTS,
-    "routing_weights_elsewhere": ("special", "uniform"),
+    "routing_weights": (*_ROUTING_WEIGHTS, "special"),
     **{f"{p}_{part}": ("fan_in",) for p in PROJECTIONS for part in ("proj", "lora_a", "lora_b")},
 }
 EXACT: Regimes = {
@@ -114,7 +124,7 @@ QUANTIZED: Mapping[str, Codes] = {
     "int8": Codes("int8", 1, "fp32"),
     "int4_asymmetric": Codes("int32", 8, "fp16", groups=(8, 16, 32), zero=True),
     "int4_symmetric": Codes("int32", 8, "bf16", groups=(8, 16, 32)),
-    "mxfp4": Codes("uint8", 2, "uint8", scales=(*["around_125"] * 5, "around_252"), groups=(32,)),
+    "mxfp4": Codes("uint8", 2, "uint8", scales=("around_125", "around_252"), groups=(32,)),
     "mxfp4_bf16": Codes("uint8", 2, "bf16", groups=(32,)),
 }
 
@@ -144,10 +154,11 @@ class Variant:
 def variants(accepts: frozenset[str]) -> Iterator[Variant]:
     """The variants for a kernel with these parameters."""
     for dtype in ("bf16", "fp16"):
-        for kind in ("exact", "balanced"):
-            yield Variant(dtype, kind)
-            if "shards" in accepts:
-                yield Variant(dtype, kind, shards=(2, 4))
+        yield Variant(dtype, "exact")
+        if "shards" in accepts:
+            yield Variant(dtype, "exact", shards=(2, 4))
+        for kind in ("balanced", "one_sign"):
+            yield Variant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
     if "gate_scale" in accepts:
         for scheme in QUANTIZED:
             dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
@@ -155,18 +166,24 @@ def variants(accepts: frozenset[str]) -> Iterator[Variant]:
 
 
 @st.composite
-def sizes(draw: st.DrawFn, *, small: bool, multiple: int = 1) -> Sizes:
-    """Sizes whose intermediate and hidden dimensions are multiples of `multiple`."""
+def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> Sizes:
+    """Sizes that the shards divide, and with them the groups of codes."""
     hidden, intermediate, rank, tokens, experts = (96, 64, 16, 24, 4) if small else (2048, 1024, 64, 64, 8)
+    if variant.kind == "balanced":  # of random numbers, longer dots decide nothing
+        hidden, intermediate = min(hidden, 256), min(intermediate, 256)
+    multiple = (chosen["shards"] or 1) * variant.multiple
 
     def dimension(most: int) -> int:
         return draw(widths(1, most)) if multiple == 1 else multiple * draw(st.integers(1, most // multiple))
 
+    residue = chosen.get("x columns % 16")
+    rows = {choice: option for choice, option in chosen.items() if not choice.partition(" ")[0].endswith("_proj")}
+    matrices = {choice: option for choice, option in chosen.items() if choice not in rows}
     return Sizes(
-        tokens=draw(st.integers(1, tokens)),
+        tokens=draw(st.integers(least_rows(rows)[0], tokens)),
         slots=draw(st.integers(1, 4 if small else 8)),
-        experts=draw(st.integers(1, experts)),
-        hidden=dimension(hidden),
+        experts=draw(st.integers(least_rows(matrices)[0], experts)),
+        hidden=dimension(hidden) if residue is None else draw(widths_with(residue, 1, hidden, 16)),
         intermediate=dimension(intermediate),
         rank=draw(st.integers(1, rank)),
     )
@@ -186,55 +203,73 @@ def real_sizes(*, small: bool) -> Iterator[Sizes]:
         )
 
 
-@st.composite
-def routing(draw: st.DrawFn, size: Sizes, regimes: Regimes) -> tuple[list[TensorSpec], dict[str, Param]]:
+def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...]) -> Choices:
+    """What the tensors and parameters of a layer choose from."""
+    dtype, codes = variant.dtype, variant.codes
+    found: dict[str, tuple[Option, ...]] = {}
+    found |= tensor_choices("x", (dtype,), regimes["x"], _ROWS)
+    found |= tensor_choices("expert_ids", ("int64", "int32"), ("experts_N", "below_N"))
+    found |= tensor_choices("routing_weights", ("fp32",), regimes["routing_weights"])
+    for name in PROJECTIONS:
+        base = f"{name}_proj"
+        if codes is None:
+            found |= tensor_choices(base, (dtype,), regimes[base], _MATRICES)
+        else:
+            found |= tensor_choices(base, (codes.dtype,), ("bits",))
+            found |= tensor_choices(f"{name}_scale", (codes.scale,), codes.scales)
+        for adapter in (f"{name}_lora_a", f"{name}_lora_b"):
+            found |= tensor_choices(adapter, (dtype,), regimes[adapter])
+    if variant.multiple == 1 and 1 in variant.shards:
+        found |= {"x columns % 16": tuple(range(16))}
+    parts = tuple(None if count == 1 else count for count in variant.shards)
+    return {**found, "scaling": scalings, "first_expert": (None, DRAWN), "shards": parts}
+
+
+def chosen_params(chosen: Chosen) -> dict[str, Param]:
+    """Scaling, and how many shards there are where there are several."""
+    shards = chosen["shards"]
+    return {"scaling": chosen["scaling"], **({"shards": shards} if shards else {})}
+
+
+def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Param]]:
     """Ids and weights of the experts of each token, and the first expert where it is not number 0.
 
-    Where there is a first expert, as many others come before it, which are elsewhere, and whose weights may be NaN.
+    Where there is a first expert, as many others come before it, which are elsewhere.
     """
-    elsewhere = draw(st.sampled_from((False, True)))
+    elsewhere = chosen["first_expert"] == DRAWN
     known = size.experts * (2 if elsewhere else 1)
-    ids = draw(st.sampled_from((f"experts_{known}", f"experts_{known}", f"below_{known}")))
-    usual = regimes["routing_weights"]
-    weights = draw(st.sampled_from(regimes.get("routing_weights_elsewhere", usual) if elsewhere else usual))
-    specs = [
-        TensorSpec("expert_ids", draw(st.sampled_from(("int64", "int32"))), size.pairs, regime=ids),
-        TensorSpec("routing_weights", "fp32", size.pairs, regime=weights),
-    ]
+    names = ("expert_ids", "routing_weights")
+    specs = [chosen_tensor(name, chosen, size.pairs, known) for name in names]
     return specs, {"first_expert": size.experts} if elsewhere else {}
 
 
 @st.composite
-def weights(draw: st.DrawFn, size: Sizes, shards: int, variant: Variant, regimes: Regimes) -> list[TensorSpec]:
+def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> list[TensorSpec]:
     """Base weights, as numbers in any layout or as codes; adapters; scales and zero points.
 
     No shard cuts a group.
     """
-    dtype, codes = variant.dtype, variant.codes
+    codes, shards = variant.codes, chosen["shards"] or 1
     base, scales = [], []
     for name, shape in size.matrices().items():
         if codes is None:
-            base.append(draw(strided(name, dtype, shape, regimes[name])))
+            base.append(chosen_tensor(name, chosen, shape))
             continue
         *leading, inputs = shape
-        base.append(TensorSpec(name, codes.dtype, (*leading, inputs // codes.per_element), regime="bits"))
+        base.append(chosen_tensor(name, chosen, (*leading, inputs // codes.per_element)))
         group = draw(st.sampled_from([g for g in codes.groups if inputs % (g * shards) == 0])) if codes.groups else None
         grouped = (*leading, inputs // group) if group else tuple(leading)
-        regime = draw(st.sampled_from(codes.scales))
-        scales.append(TensorSpec(name.replace("proj", "scale"), codes.scale, grouped, regime=regime))
+        scales.append(chosen_tensor(name.replace("proj", "scale"), chosen, grouped))
         if codes.zero:
             scales.append(TensorSpec(name.replace("proj", "zero"), "int8", grouped, regime="below_16"))
-    adapters = [
-        TensorSpec(name, dtype, shape, regime=draw(st.sampled_from(regimes[name])))
-        for name, shape in size.adapters().items()
-    ]
+    adapters = [chosen_tensor(name, chosen, shape) for name, shape in size.adapters().items()]
     return [*base, *adapters, *scales]
 
 
-def real_routing(size: Sizes) -> Iterator[TensorSpec]:
-    """Uniform routing of a real layer, with weights in (-1, 1)."""
+def real_routing(size: Sizes, kind: str) -> Iterator[TensorSpec]:
+    """Uniform routing of a real layer, with weights in (-1, 1), or of one sign."""
     yield TensorSpec("expert_ids", "int64", size.pairs, regime=f"below_{size.experts}")
-    yield TensorSpec("routing_weights", "fp32", size.pairs, regime="uniform")
+    yield TensorSpec("routing_weights", "fp32", size.pairs, regime="one_sign" if kind == "one_sign" else "uniform")
 
 
 def real_weights(size: Sizes, regimes: Regimes) -> Iterator[TensorSpec]:

@@ -9,12 +9,20 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import Layout, tensor_layouts
+from harness.case import Case, Choices, Chosen, Group, TensorSpec
+from harness.inputs import (
+    chosen_tensor,
+    layouts_like,
+    least_rows,
+    residues,
+    tensor_choices,
+    widths_with,
+)
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["completion_mask"]
 _DTYPES = ("int64", "int32")
@@ -30,36 +38,35 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(_edges(accepts)))
+    most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for dtype, (short, long) in itertools.product(_DTYPES, _LENGTHS):
-        yield Group(f"{dtype}-L{short}to{long}", strategy=_cases(dtype, short, long, accepts, small=small))
+        strategy = partial(_cases, short, long, most, accepts)
+        yield Group(f"{dtype}-L{short}to{long}", strategy, choices=_choices(dtype, short, long, most // long, accepts))
+
+
+def _choices(dtype: str, short: int, long: int, rows: int, accepts: frozenset[str]) -> Choices:
+    """What the cases of a group choose from, where there may be that many rows."""
+    return {
+        **tensor_choices("ids", (dtype,), ("sequences_N",), layouts_like(min(rows, 2), 64)),
+        **tensor_choices("eos_ids", ("int64",), ("counting", "below_N"), layouts_like(64)),
+        "ids columns % 32": residues(short, long, 32),
+        **({"mask_truncated": (False, True)} if "mask_truncated" in accepts else {}),
+    }
 
 
 @st.composite
-def _cases(draw: st.DrawFn, dtype: str, short: int, long: int, accepts: frozenset[str], *, small: bool) -> Case:
-    length = draw(st.integers(short, long))
-    most_rows = (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // max(length, 1)
-    shape = draw(_rows(min(short, 1), most_rows)), length
-    layout = draw(_id_layouts(shape, dtype))
+def _cases(draw: st.DrawFn, short: int, long: int, most: int, accepts: frozenset[str], chosen: Chosen) -> Case:
+    length = draw(widths_with(chosen["ids columns % 32"], short, long, 32))
+    shape = draw(_rows(least_rows(chosen)[0], most // max(length, 1))), length
     ends = draw(st.integers(1, _MOST_ENDS))
-    ids = TensorSpec("ids", dtype, shape, layout.strides, layout.offset, f"sequences_{ends}")
-    asked = draw(st.integers(1, _MOST_ENDS))
-    regime = draw(st.sampled_from(("counting", f"below_{ends}")))
-    eos_ids = TensorSpec("eos_ids", "int64", (asked,), (draw(st.integers(1, 2)),), draw(st.integers(0, 1)), regime)
-    return _case(ids, eos_ids, draw(st.booleans()), draw(st.integers(0, 2**32 - 1)), accepts)
+    ids = chosen_tensor("ids", chosen, shape, ends)
+    eos_ids = chosen_tensor("eos_ids", chosen, (draw(st.integers(1, _MOST_ENDS)),), ends)
+    return _case(ids, eos_ids, chosen.get("mask_truncated", False), draw(st.integers(0, 2**32 - 1)), accepts)
 
 
 def _rows(fewest: int, most: int) -> st.SearchStrategy[int]:
     """Few rows in half of the cases, which fill no program or a part of the last one."""
     return st.one_of(st.integers(fewest, min(most, 17)), st.integers(fewest, most))
-
-
-def _id_layouts(shape: tuple[int, int], dtype: str) -> st.SearchStrategy[Layout]:
-    """The layouts of the harness, and two whose columns have a stride."""
-    rows, length = shape
-    if 0 in shape:
-        return tensor_layouts(shape, dtype)
-    spread = (Layout("columns first", (1, rows)), Layout("every second column", (2 * length, 2)))
-    return st.one_of(tensor_layouts(shape, dtype), st.sampled_from(spread))
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:

@@ -1,7 +1,7 @@
 """Cases of gated LayerNorm: one group per combination of dtypes and options, real-model shapes, rows far from zero.
 
-A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above the size of a group);
-Hypothesis draws the rest: exact sizes, rows, strides, regimes, seed.
+A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above the size of a group of
+columns). Regimes, layouts, eps and what the width leaves when divided by 64 are chosen; Hypothesis draws the rest.
 """
 
 from __future__ import annotations
@@ -9,13 +9,25 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import cut_rows, leading_dims, strided, widths
+from harness.case import Case, Choices, Chosen, Group, TensorSpec
+from harness.inputs import (
+    chosen_tensor,
+    cut_rows,
+    layouts_like,
+    leading_dims,
+    least_rows,
+    residues,
+    row_layouts,
+    tensor_choices,
+    widths,
+    widths_with,
+)
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["layer_norm_gated"]
 
@@ -71,6 +83,15 @@ class Options:
             chosen["activation"] = "sigmoid"
         return chosen
 
+    def layouts(self, most: int) -> tuple[str, ...]:
+        """Layouts of tensors of rows with `most` elements."""
+        return row_layouts(most // (self.sizes[1] * (_MOST_GROUPS if self.several else 1)))
+
+    @property
+    def residues(self) -> Choices:
+        """What the number of columns leaves when divided by 64; groups of columns decide that for themselves."""
+        return {} if self.several else {"x columns % 64": residues(*self.sizes)}
+
     def __str__(self) -> str:
         words = [
             self.x,
@@ -99,6 +120,7 @@ GROUPS = (
     Options("fp32", "fp32", "layer", "after", (1, 16), bias=True, sigmoid=True),
 )
 
+_MOST_GROUPS = 6
 _SMALL_ELEMENTS = 1 << 14  # of x where a CPU takes part: a few dozen Triton programs
 _LARGE_ELEMENTS = 1 << 22
 
@@ -108,32 +130,45 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
-        yield Group(str(options), strategy=_cases(options, most))
+        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most))
     for dtype in ("bf16", "fp32"):
         far = Options(dtype, dtype, "layer", "none", (513, 1024)).without(accepts)
         if far is not None:
-            yield Group(f"{dtype}-far-from-zero", strategy=_cases(far, most, regimes=("offset",)))
+            choices = {**_choices(far, most), "x regime": ("offset",)}
+            yield Group(f"{dtype}-far-from-zero", partial(_cases, far, most), choices=choices)
+
+
+def _choices(options: Options, most: int) -> Choices:
+    """What the cases of a group choose from, where x has about `most` elements at most."""
+    layouts, vectors = options.layouts(most), layouts_like(64)
+    return {
+        **tensor_choices("x", (options.x,), _ACTIVATIONS, layouts),
+        **tensor_choices("weight", (options.weight,), _WEIGHTS, vectors),
+        **(tensor_choices("bias", (options.weight,), _BIASES, vectors) if options.bias else {}),
+        **(tensor_choices("z", (options.x,), _GATES, layouts) if options.gate != "none" else {}),
+        **options.residues,
+        "eps": _EPS,
+    }
 
 
 @st.composite
-def shape_of(draw: st.DrawFn, options: Options, most: int) -> tuple[tuple[int, ...], int]:
+def shape_of(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> tuple[tuple[int, ...], int]:
     """The shape of x, of about `most` elements at most, and the number of groups of columns."""
-    size = draw(widths(*options.sizes))
-    count = draw(st.integers(2, 6)) if options.several else 1
-    return (*draw(leading_dims(max(1, most // (size * count)))), size * count), count
+    residue = chosen.get("x columns % 64")
+    size = draw(widths(*options.sizes) if residue is None else widths_with(residue, *options.sizes))
+    count = draw(st.integers(2, _MOST_GROUPS)) if options.several else 1
+    return (*draw(leading_dims(max(1, most // (size * count)), least_rows(chosen))), size * count), count
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: Options, most: int, regimes: tuple[str, ...] = _ACTIVATIONS) -> Case:
-    shape, count = draw(shape_of(options, most))
-    width = shape[-1:]
-    tensors = [draw(strided("x", options.x, shape, regimes))]
-    tensors.append(TensorSpec("weight", options.weight, width, regime=draw(st.sampled_from(_WEIGHTS))))
+def _cases(draw: st.DrawFn, options: Options, most: int, chosen: Chosen) -> Case:
+    shape, count = draw(shape_of(options, most, chosen))
+    tensors = [chosen_tensor("x", chosen, shape), chosen_tensor("weight", chosen, shape[-1:])]
     if options.bias:
-        tensors.append(TensorSpec("bias", options.weight, width, regime=draw(st.sampled_from(_BIASES))))
+        tensors.append(chosen_tensor("bias", chosen, shape[-1:]))
     if options.gate != "none":
-        tensors.append(draw(strided("z", options.x, shape, _GATES)))
-    params = {"eps": draw(st.sampled_from(_EPS)), **options.params}
+        tensors.append(chosen_tensor("z", chosen, shape))
+    params = {"eps": chosen["eps"], **options.params}
     if count > 1:
         params["group_size"] = shape[-1] // count
     return Case("layer_norm_gated", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))

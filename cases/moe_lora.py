@@ -1,15 +1,20 @@
-"""Cases of the mixture of experts with adapters: exact ones, balanced ones, shards, quantized weights, real layers."""
+"""Cases of the mixture of experts: exact, balanced, of one sign, in shards, of quantized weights, and real layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from hypothesis import strategies as st
 
 from cases._experts import (
     BALANCED,
     EXACT,
+    ONE_SIGN,
+    REAL_KINDS,
     Variant,
+    choices,
+    chosen_params,
     real_routing,
     real_sizes,
     real_weights,
@@ -18,40 +23,41 @@ from cases._experts import (
     variants,
     weights,
 )
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import strided
+from harness.case import Case, Chosen, Group, TensorSpec
+from harness.inputs import chosen_tensor
 
-SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0)}
-"""Scalings of adapters, alpha / r; the exact ones keep gates positive."""
+SCALINGS = {
+    "exact": (0.75, 1.0, 2.0, 1.25),
+    "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0),
+    "one_sign": (0.7, 1.0, 0.3, 1.4),
+}
+"""Scalings of adapters, alpha / r; the exact ones keep gates positive, those of one sign what adapters add its sign."""
 
-_REGIMES = {"exact": EXACT, "balanced": BALANCED}
+_REGIMES = {"exact": EXACT, "balanced": BALANCED, "one_sign": ONE_SIGN}
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        yield Group(str(variant), strategy=_cases(variant, small=small))
+        regimes, scalings = _REGIMES[variant.kind], SCALINGS[variant.kind]
+        yield Group(str(variant), partial(_cases, variant, small), choices=choices(variant, regimes, scalings))
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, *, small: bool) -> Case:
-    shards = draw(st.sampled_from(variant.shards))
-    size = draw(sizes(small=small, multiple=shards * variant.multiple))
-    regimes = _REGIMES[variant.kind]
-    x = draw(strided("x", variant.dtype, (size.tokens, size.hidden), regimes["x"]))
-    pairs, params = draw(routing(size, regimes))
-    tensors = (x, *pairs, *draw(weights(size, shards, variant, regimes)))
-    params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
-    if shards > 1:
-        params["shards"] = shards
-    return Case("moe_lora", tensors, params, draw(st.integers(0, 2**32 - 1)))
+def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Case:
+    size = draw(sizes(variant, chosen, small=small))
+    x = chosen_tensor("x", chosen, (size.tokens, size.hidden))
+    pairs, params = routing(size, chosen)
+    tensors = (x, *pairs, *draw(weights(size, variant, chosen)))
+    return Case("moe_lora", tensors, params | chosen_params(chosen), draw(st.integers(0, 2**32 - 1)))
 
 
 def _real_layers(*, small: bool) -> Iterator[Case]:
-    """The layer of every model of the table once, exact and balanced in turn."""
+    """The layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
-        regimes = (EXACT, BALANCED)[seed % 2]
+        kind = REAL_KINDS[seed % 2]
+        regimes = _REGIMES[kind]
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
-        tensors = (x, *real_routing(size), *real_weights(size, regimes))
-        yield Case("moe_lora", tensors, {"scaling": 2.0}, seed)
+        tensors = (x, *real_routing(size, kind), *real_weights(size, regimes))
+        yield Case("moe_lora", tensors, {"scaling": SCALINGS[kind][0]}, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -11,9 +12,12 @@ from cases._experts import (
     EXACT,
     LABELS,
     ONE_SIGN,
+    REAL_KINDS,
     Regimes,
     Sizes,
     Variant,
+    choices,
+    chosen_params,
     real_routing,
     real_sizes,
     real_weights,
@@ -23,12 +27,14 @@ from cases._experts import (
     weights,
 )
 from cases.moe_lora import SCALINGS
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import strided
+from harness.case import Case, Choices, Chosen, Group, TensorSpec
+from harness.inputs import chosen_tensor, layouts_like, tensor_choices
 
-_GRADIENTS = ("normal", "normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
+_GRADIENTS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
+_SAVED = ("saved_gate", "saved_up", "intermediate")
 _FACTORS = ("sparse_signs", "quarters", "integers", "fractions")  # the first suits every size
 _OLD = {f"old_{name}": labels for name, labels in LABELS.items() if "lora" in name}
+_FIRST_OLD = "old_gate_lora_a"
 _REGIMES: dict[str, Regimes] = {
     "exact": {
         **dict.fromkeys(EXACT, _FACTORS),
@@ -39,7 +45,7 @@ _REGIMES: dict[str, Regimes] = {
     "balanced": {
         **BALANCED,
         "grad_output": _GRADIENTS,
-        "saved_gate": ("gates", "normal", "gates", "zeros", "special"),
+        "saved_gate": ("gates", "normal", "zeros", "special"),
         "saved_up": ("normal", "rows", "special"),
         "intermediate": ("normal", "sparse", "special"),
         **dict.fromkeys(_OLD, ("normal", "zeros")),
@@ -59,46 +65,54 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        yield Group(str(variant), strategy=_cases(variant, small=small, accumulate="old_gate_lora_a" in accepts))
+        own = _choices(variant, accumulate=_FIRST_OLD in accepts)
+        yield Group(str(variant), partial(_cases, variant, small), choices=own)
+
+
+def _choices(variant: Variant, *, accumulate: bool) -> Choices:
+    """What the cases of a group choose from; gradients that are there before have one regime, or there are none."""
+    regimes, dtype = _REGIMES[variant.kind], variant.dtype
+    found = {**choices(variant, regimes, SCALINGS[variant.kind])}
+    found |= tensor_choices("grad_output", (dtype,), regimes["grad_output"], layouts_like(2, 64))
+    for name in _SAVED:
+        found |= tensor_choices(name, (dtype,), regimes[name], layouts_like(2, 2, 64))
+    if accumulate:
+        found |= {f"{_FIRST_OLD} dtype": (dtype,), f"{_FIRST_OLD} regime": (None, *regimes[_FIRST_OLD])}
+    return found
 
 
 @st.composite
-def _cases(draw: st.DrawFn, variant: Variant, *, small: bool, accumulate: bool) -> Case:
-    shards = draw(st.sampled_from(variant.shards))
-    size = draw(sizes(small=small, multiple=shards * variant.multiple))
-    regimes = _REGIMES[variant.kind]
-    x, grad_output = (
-        draw(strided(name, variant.dtype, (size.tokens, size.hidden), regimes[name])) for name in ("x", "grad_output")
-    )
-    pairs, params = draw(routing(size, regimes))
-    saved = [draw(strided(name, variant.dtype, shape, regimes[name])) for name, shape in _saved(size).items()]
-    tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, shards, variant, regimes))]
-    if accumulate and draw(st.booleans()):
-        tensors += draw(_old(size, variant.dtype, regimes))
-    params["scaling"] = draw(st.sampled_from(SCALINGS[variant.kind]))
-    if shards > 1:
-        params["shards"] = shards
+def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Case:
+    size = draw(sizes(variant, chosen, small=small))
+    x, grad_output = (chosen_tensor(name, chosen, (size.tokens, size.hidden)) for name in ("x", "grad_output"))
+    pairs, params = routing(size, chosen)
+    saved = [chosen_tensor(name, chosen, shape) for name, shape in _saved(size).items()]
+    tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, variant, chosen))]
+    if before := chosen.get(f"{_FIRST_OLD} regime"):
+        tensors += _old(size, variant.dtype, _REGIMES[variant.kind], before)
+    params |= chosen_params(chosen)
     return Case("moe_lora_backward", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 
 def _saved(size: Sizes) -> dict[str, tuple[int, int, int]]:
     """Shapes of what the forward pass saved."""
-    return dict.fromkeys(("saved_gate", "saved_up", "intermediate"), (*size.pairs, size.intermediate))
+    return dict.fromkeys(_SAVED, (*size.pairs, size.intermediate))
 
 
-@st.composite
-def _old(draw: st.DrawFn, size: Sizes, dtype: str, regimes: Regimes) -> list[TensorSpec]:
-    """Gradients that are there before."""
-    shapes = {f"old_{name}": shape for name, shape in size.adapters().items()}
-    return [TensorSpec(name, dtype, s, regime=draw(st.sampled_from(regimes[name]))) for name, s in shapes.items()]
+def _old(size: Sizes, dtype: str, regimes: Regimes, before: str) -> Iterator[TensorSpec]:
+    """Gradients that are there before, of the kind that was chosen for the first of them."""
+    kind = regimes[_FIRST_OLD].index(before)
+    for name, shape in size.adapters().items():
+        yield TensorSpec(f"old_{name}", dtype, shape, regime=regimes[f"old_{name}"][kind])
 
 
 def _real_layers(*, small: bool) -> Iterator[Case]:
-    """The layer of every model of the table once, exact and balanced in turn."""
+    """The layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
-        regimes = _REGIMES["exact" if seed % 2 == 0 else "balanced"]
+        kind = REAL_KINDS[seed % 2]
+        regimes = _REGIMES[kind]
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
         grad_output = TensorSpec("grad_output", "bf16", x.shape, regime=regimes["grad_output"][0])
         saved = [TensorSpec(name, "bf16", shape, regime=regimes[name][0]) for name, shape in _saved(size).items()]
-        tensors = (x, *real_routing(size), grad_output, *saved, *real_weights(size, regimes))
-        yield Case("moe_lora_backward", tensors, {"scaling": 2.0}, seed)
+        tensors = (x, *real_routing(size, kind), grad_output, *saved, *real_weights(size, regimes))
+        yield Case("moe_lora_backward", tensors, {"scaling": SCALINGS[kind][0]}, seed)

@@ -1,7 +1,8 @@
 """Cases of RMSNorm: one group per combination of dtypes and options, real-model shapes, and sizes that broke kernels.
 
-A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above N); Hypothesis draws the
-rest: exact N, rows, strides, regimes, seed. So a run covers every combination with few compilations.
+A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above N). Regimes, layouts, eps
+and what N leaves when divided by 64 are chosen, so that a run covers each of them with few compilations; Hypothesis
+draws the rest: exact N, rows, seed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import itertools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Group, TensorSpec
-from harness.inputs import applicable_layouts, cut_rows, leading_dims, strided, widths
+from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
+from harness.inputs import (
+    DRAWN,
+    applicable_layouts,
+    chosen_tensor,
+    cut_rows,
+    layouts_like,
+    leading_dims,
+    least_rows,
+    residues,
+    row_layouts,
+    tensor_choices,
+    widths_with,
+)
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())
 
@@ -38,7 +52,7 @@ _ACTIVATIONS = (
     "sparse",
 )
 _WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small")
-_SCALES = ("scale_pow2", "scale_amax", "scale_random", "scale_overflow")
+_SCALES = ("scale_pow2", "scale_amax", "scale_odd", "scale_random", "scale_overflow")
 _EPS = (1e-6, 1e-5, 1e-12, 1e-3)
 
 
@@ -91,28 +105,47 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("awkward-sizes", examples=tuple(_awkward_sizes(accepts, small=small)))
     fitted = dict.fromkeys(o for options in _GROUPS if (o := options.without(accepts)) is not None)
+    most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in fitted:
-        yield Group(str(options), strategy=_cases(options, accepts, small=small))
+        strategy = partial(_cases, options, most)
+        yield Group(str(options), strategy, choices=_choices(options, accepts, most // options.wide))
+
+
+def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
+    """What the cases of a group choose from, where x may have that many rows."""
+    layouts = row_layouts(rows)
+    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, layouts)
+    if options.weight is not None:
+        found |= tensor_choices("weight", (options.weight,), _WEIGHTS, layouts_like(64))
+    if options.residual:
+        found |= tensor_choices("residual", (options.x,), _ACTIVATIONS, layouts)
+    if options.quant == "static":
+        found |= tensor_choices("scale", ("fp32",), _SCALES)
+    found |= {"x columns % 64": residues(options.narrow, options.wide), "eps": _EPS}
+    if not options.residual and options.quant is None:
+        found |= {"variance_size": (None, DRAWN)} if "variance_size" in accepts else {}
+        found |= {"weight_offset": (None, 1.0)} if options.weight is not None and "weight_offset" in accepts else {}
+    return found
 
 
 @st.composite
-def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], *, small: bool) -> Case:
-    width = draw(widths(options.narrow, options.wide))
-    shape = (*draw(leading_dims(max(1, (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // width))), width)
-    tensors = [draw(strided("x", options.x, shape, _ACTIVATIONS))]
+def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+    width = draw(widths_with(chosen["x columns % 64"], options.narrow, options.wide))
+    shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
+    tensors = [chosen_tensor("x", chosen, shape)]
     if options.weight is not None:
-        tensors.append(TensorSpec("weight", options.weight, (width,), regime=draw(st.sampled_from(_WEIGHTS))))
+        tensors.append(chosen_tensor("weight", chosen, (width,)))
     if options.residual:
-        tensors.append(draw(strided("residual", options.x, shape, _ACTIVATIONS)))
-    params: dict[str, Any] = {"eps": draw(st.sampled_from(_EPS))}
+        tensors.append(chosen_tensor("residual", chosen, shape))
+    params: dict[str, Any] = {"eps": chosen["eps"]}
     if options.quant is not None:
         params["quant"] = options.quant
     if options.quant == "static":
-        tensors.append(TensorSpec("scale", "fp32", (1,), regime=draw(st.sampled_from(_SCALES))))
-    if "variance_size" in accepts and width > 1 and draw(st.integers(0, 9)) == 0:
-        params["variance_size"] = draw(st.integers(1, width))
-    if "weight_offset" in accepts and options.weight is not None and draw(st.integers(0, 3)) == 0:
-        params["weight_offset"] = 1.0
+        tensors.append(chosen_tensor("scale", chosen, (1,)))
+    if chosen.get("variance_size") == DRAWN and width > 1:
+        params["variance_size"] = draw(st.integers(1, width - 1))
+    if offset := chosen.get("weight_offset"):
+        params["weight_offset"] = offset
     return Case("rms_norm", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 

@@ -14,55 +14,22 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from harness.dtypes import BY_NAME
 from harness.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import torch
-
-    DTYPES: Mapping[str, torch.dtype]
-    DTYPE_NAMES: Mapping[torch.dtype, str]
-
-
-class _Dtype(NamedTuple):
-    """What a case line has to know of a dtype without torch."""
-
-    torch_name: str
-    itemsize: int
-    floating: bool = False
-
-
-_DTYPES: Mapping[str, _Dtype] = {
-    "fp64": _Dtype("float64", 8, floating=True),
-    "fp32": _Dtype("float32", 4, floating=True),
-    "bf16": _Dtype("bfloat16", 2, floating=True),
-    "fp16": _Dtype("float16", 2, floating=True),
-    "e4m3": _Dtype("float8_e4m3fn", 1, floating=True),
-    "e5m2": _Dtype("float8_e5m2", 1, floating=True),
-    "int64": _Dtype("int64", 8),
-    "int32": _Dtype("int32", 4),
-    "int8": _Dtype("int8", 1),
-    "uint8": _Dtype("uint8", 1),
-    "bool": _Dtype("bool", 1),
-}
-
-
-def __getattr__(name: str) -> object:
-    """`DTYPES` and `DTYPE_NAMES` when they are first asked for: a case line is read without torch."""
-    if name not in ("DTYPES", "DTYPE_NAMES"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import torch
-
-    dtypes = {name: getattr(torch, dtype.torch_name) for name, dtype in _DTYPES.items()}
-    globals().update(DTYPES=dtypes, DTYPE_NAMES={dtype: name for name, dtype in dtypes.items()})
-    return globals()[name]
 
 
 PEER = "peer"
 """Device of a tensor: the next one of the same type as the run's."""
 
 Param = bool | int | float | str
+Option = Param | None
+Choices = Mapping[str, tuple[Option, ...]]
+Chosen = Mapping[str, Any]
 
 _DEVICE = re.compile(r"[a-z]\w*(:\d+)?")
 _TENSOR = re.compile(
@@ -97,8 +64,8 @@ class TensorSpec:
     device: str = ""
 
     def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise unknown("dtype", self.dtype, _DTYPES)
+        if self.dtype not in BY_NAME:
+            raise unknown("dtype", self.dtype, BY_NAME)
         if self.strides is not None and len(self.strides) != len(self.shape):
             raise UsageError(
                 f"tensor {self.name!r} has {len(self.shape)} dimensions {self.shape} "
@@ -117,7 +84,7 @@ class TensorSpec:
     def torch_dtype(self) -> torch.dtype:
         import torch
 
-        dtype: torch.dtype = getattr(torch, _DTYPES[self.dtype].torch_name)
+        dtype: torch.dtype = getattr(torch, BY_NAME[self.dtype].torch_name)
         return dtype
 
     @property
@@ -133,7 +100,7 @@ class TensorSpec:
     def _bytes(self) -> int:
         """Size of the storage that it needs, up to its last element."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.element_strides, strict=True))
-        return (self.offset + last + 1) * _DTYPES[self.dtype].itemsize if 0 not in self.shape else 0
+        return (self.offset + last + 1) * BY_NAME[self.dtype].itemsize if 0 not in self.shape else 0
 
     def __str__(self) -> str:
         strides = "" if self.strides is None else "@" + ",".join(map(str, self.strides))
@@ -173,7 +140,7 @@ class Case:
         Vectors of one number are left out, and integers beside floating-point numbers.
         """
         several = [t for t in self.tensors if t.numel > 1 or len(t.shape) > 1] or self.tensors
-        floats = [t for t in several if _DTYPES[t.dtype].floating] or several
+        floats = [t for t in several if BY_NAME[t.dtype].floating] or several
         return "/".join(dict.fromkeys(t.dtype for t in floats))
 
     @property
@@ -187,7 +154,7 @@ class Case:
 
     def with_regime(self, regime: str) -> Case:
         """The same problem with the values of every floating-point tensor drawn from `regime`."""
-        floats = (_DTYPES[t.dtype].floating for t in self.tensors)
+        floats = (BY_NAME[t.dtype].floating for t in self.tensors)
         redrawn = (replace(t, regime=regime) if f else t for t, f in zip(self.tensors, floats, strict=True))
         return replace(self, tensors=tuple(redrawn))
 
@@ -203,13 +170,25 @@ class Group:
 
     Attributes:
         name: unique within the op.
-        strategy: a Hypothesis strategy of cases, or None.
+        strategy: a Hypothesis strategy of cases, or None; with `choices`, a function from what is chosen to one.
         examples: cases that are always run.
+        choices: name → options of what cases choose from; see `harness.inputs.choices`.
+        designed: what a design has chosen for this group, a case each.
+        drawn: how many cases Hypothesis draws besides; None for as many as a run has per group.
     """
 
     name: str
     strategy: Any = None
     examples: tuple[Case, ...] = ()
+    choices: Choices = field(default_factory=dict)
+    designed: tuple[Chosen, ...] = ()
+    drawn: int | None = None
+
+    def left_to_draw(self, cases: int) -> int:
+        """How many cases Hypothesis draws in a run with `cases` per group."""
+        if self.strategy is None:
+            return 0
+        return cases if self.drawn is None else self.drawn
 
 
 def parse_case(line: str) -> Case:

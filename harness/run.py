@@ -60,6 +60,27 @@ class Decided:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """Which options of a choice the cases had that a kernel was judged on.
+
+    Attributes:
+        choice: what cases choose, as in `harness.inputs.choices`: `x regime`, `eps`.
+        dtype: of the tensor, where its regimes and layouts count by dtype.
+        judged: options that some judged case had.
+        declined: options that only cases had which the kernel does not take.
+        missing: options that no case had.
+    """
+
+    kernel: str
+    device: str
+    choice: str
+    dtype: str
+    judged: tuple[str, ...]
+    declined: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class NotRun:
     """Something that was asked for, or exists, and was not run, with the reason.
 
@@ -109,6 +130,7 @@ class Run:
     Attributes:
         broken: why the run ended before everything had run; empty if it did not.
         spent: where its time went; empty for a run of an older lastbit.
+        coverage: of what cases choose from; empty for a run of lines that a reader gave.
     """
 
     results: tuple[CaseResult, ...]
@@ -118,6 +140,7 @@ class Run:
     environment: Mapping[str, str] = field(default_factory=dict)
     broken: str = ""
     spent: Spent = field(default_factory=Spent)
+    coverage: tuple[Coverage, ...] = ()
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""

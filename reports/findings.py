@@ -67,17 +67,17 @@ def print_notices(run: Run, console: Console) -> None:
 
 def print_not_run(run: Run, console: Console) -> None:
     """What was asked for and not run, and the cases that kernels turned down, by reason."""
-    _print_list(console, "Not run", [*_first(wording.not_run(run)), *_first(wording.turned_down(run))])
+    _print_list(console, "Not run", [*first_lines(wording.not_run(run)), *first_lines(wording.turned_down(run))])
 
 
 def print_blind_spots(run: Run, console: Console) -> None:
     """Contracts that the run did not, or could not, tell from a kernel's own, and cases that decided nothing."""
     missing = wording.never_told_apart(run)
-    lines = [*_first(missing), *[wording.ADVICE] * bool(missing), wording.coinciding(run)]
-    _print_list(console, "What this run could not have seen", [*filter(None, lines), *_first(wording.undecided(run))])
+    lines = [*first_lines(missing), *[wording.ADVICE] * bool(missing), *filter(None, [wording.coinciding(run)])]
+    _print_list(console, "What this run could not have seen", [*lines, *first_lines(wording.undecided(run))])
 
 
-def _first(lines: Sequence[str]) -> list[str]:
+def first_lines(lines: Sequence[str]) -> list[str]:
     """The first `MOST_LINES`, and how many more there are."""
     rest = len(lines) - MOST_LINES
     return [*lines[:MOST_LINES], *([f"and {plural(rest, 'more line')}, in the records"] if rest > 0 else [])]

@@ -19,6 +19,7 @@ from harness.result import BAD, CaseResult, Verdict
 from harness.run import Run
 from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
+from reports.coverage import coverage_tables
 from reports.noticed import noticed
 from reports.summary import (
     ORDER,
@@ -110,6 +111,7 @@ def _context(run: Run) -> dict[str, Any]:
         "coinciding": wording.coinciding(run),
         "undecided": wording.undecided(run),
         "power": html_tables.power(run.power, ops),
+        "coverage": [(html_tables.coverage(found), found.gaps) for found in coverage_tables(run)],
         "sensitivity": html_tables.sensitivity(every),
         "agreement": html_tables.agreement(run.agreement, ops),
         "not_run": [*filter(None, [wording.unverified(run)]), *wording.not_run(run)],

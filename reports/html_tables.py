@@ -11,6 +11,7 @@ from harness.result import CaseResult, Verdict
 from harness.run import Agreement, Power, Run
 from reports import changes_text
 from reports.changes import KernelChange
+from reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
 from reports.summary import StageSummary, beside_values, distance, error, share, shown_path, signed
 
 Subject = tuple[str, str]
@@ -214,6 +215,15 @@ def _sensitivity(op: str, subject: Subject, stage: StageSummary) -> Row:
         number(used, total.budget_ratio),
     )
     return Row(cells, _of_stage(op, subject, stage))
+
+
+def coverage(found: CoverageTable) -> Table:
+    """One row per tensor and dtype, and per parameter, of what cases of an op choose from."""
+    return Table(
+        f"Coverage of {found.op} on {found.device}",
+        tuple((name, MEANING if name in ("regimes", "layouts", "values") else "") for name in COVERAGE_HEADERS),
+        tuple(Row(tuple(map(Cell, cells)), {"op": found.op, "device": found.device}) for cells in found.rows),
+    )
 
 
 def agreement(entries: Sequence[Agreement], ops: Mapping[str, str]) -> Table:

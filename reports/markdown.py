@@ -8,6 +8,7 @@ from harness.result import BAD, Verdict
 from harness.run import Run
 from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
+from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.noticed import noticed
 from reports.summary import (
@@ -52,7 +53,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     blocks += _problems(run)
     blocks += _notices(run)
     blocks += _stages(run)
-    blocks += [*_gaps(run), _environment(run)]
+    blocks += [*_gaps(run), *_coverage(run), _environment(run)]
     return joined(blocks, LIMIT)
 
 
@@ -164,6 +165,15 @@ def _gaps(run: Run) -> Iterator[Block]:
 def _first(lines: Sequence[str]) -> list[str]:
     rest = len(lines) - MOST_LINES
     return [*lines[:MOST_LINES], *([f"and {plural(rest, 'more line')}, in the records"] if rest > 0 else [])]
+
+
+def _coverage(run: Run) -> Iterator[Block]:
+    """What was judged of what cases choose from, an op after the other."""
+    for found in coverage_tables(run):
+        body = table(COVERAGE_HEADERS, [tuple(map(plain, cells)) for cells in found.rows], left=2)
+        gaps = bullets([plain(gap) for gap in _first(found.gaps)]) if found.gaps else ""
+        text = "\n\n".join(filter(None, [plain(MEANING), body, gaps]))
+        yield Block(folded(f"Coverage of {found.op} on {found.device}", text), "coverage")
 
 
 def _environment(run: Run) -> Block:

@@ -11,7 +11,8 @@ from rich.text import Text
 from harness.result import Verdict
 from harness.run import Run
 from reports import wording
-from reports.findings import print_blind_spots, print_findings, print_not_run, print_notices
+from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
+from reports.findings import first_lines, print_blind_spots, print_findings, print_not_run, print_notices
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word
 from reports.progress import RunProgress
 from reports.summary import (
@@ -42,6 +43,7 @@ def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None
     print_notices(run, console)
     print_not_run(run, console)
     print_blind_spots(run, console)
+    _print_coverage(run, console)
     _print_agreement(run, console)
     _print_summary(run, console)
 
@@ -106,6 +108,27 @@ def _laid_out(cells: Sequence[Text], widths: Sequence[int]) -> Text:
         row.append_text(padded).append("  ")
     row.rstrip()
     return row
+
+
+def _print_coverage(run: Run, console: Console) -> None:
+    """A table per op and device, and what was never judged below it."""
+    tables = coverage_tables(run)
+    for table in tables:
+        widths = [max(map(len, column)) for column in zip(COVERAGE_HEADERS, *table.rows, strict=True)]
+        line(console, f"Coverage of {table.op} on {table.device}", "bold")
+        line(console, "  " + _aligned(COVERAGE_HEADERS, widths), "dim")
+        for cells in table.rows:
+            line(console, "  " + _aligned(cells, widths))
+        for gap in first_lines(table.gaps):
+            paragraph(console, Text(gap), label="  ")
+        line(console)
+    if tables:
+        paragraph(console, Text(MEANING, "dim"), label="coverage   ", label_style="dim")
+        line(console)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _print_agreement(run: Run, console: Console) -> None:

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.case import DTYPE_NAMES, DTYPES, Case, Group, TensorSpec, contiguous_strides, parse_case
+from harness.case import Case, Group, TensorSpec, contiguous_strides, parse_case
+from harness.dtypes import DTYPE_NAMES, DTYPES
 from harness.errors import UsageError
 
 DISPLACED = "op x=fp32[4] weight=bf16[4]@2+1~cpu:near_one bias=fp32[4]~cuda:1 ids=int64[4,9]~peer seed=0"

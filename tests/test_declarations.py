@@ -21,7 +21,7 @@ from harness.kernel import Kernel
 from harness.numerics import Enclosure
 from harness.op import Contract, Latent, StageRecorder, op
 from harness.verify.declarations import check_kernel, check_op, likely_slips
-from harness.verify.inprocess import draw
+from harness.verify.drawing import draw
 from harness.verify.plan import make_plan
 from harness.verify.project import Project, open_project
 from harness.verify.stage_names import StageNames, stage_names

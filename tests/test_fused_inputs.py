@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from harness import trust
-from harness.case import DTYPES, TensorSpec, parse_case
+from harness.case import TensorSpec, parse_case
+from harness.dtypes import DTYPES
 from harness.inputs import build, device_code, fused, lines, values
 from harness.inputs.bits import NAN_BITS, bits_of
 from harness.inputs.device_code import encoded

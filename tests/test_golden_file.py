@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from harness.case import DTYPES
+from harness.dtypes import DTYPES
 from harness.errors import LastbitError
 from harness.history import golden_file
 from harness.history.golden_file import Golden, RecordedCase, RecordedStage, path_of, read, write

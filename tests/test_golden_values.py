@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import DTYPES
+from harness.dtypes import DTYPES
 from harness.history.golden_values import WHOLE, change, same, store
 from harness.outcomes.golden import Change
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import DTYPES, parse_case
+from harness.case import parse_case
+from harness.dtypes import DTYPES
 from harness.errors import UsageError
 from harness.inputs import (
     Inputs,

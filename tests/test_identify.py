@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import DTYPES, parse_case
+from harness.case import parse_case
 from harness.config import Config
 from harness.diagnosing.identify import identify
 from harness.diagnosing.roundings import Rounding, subsets
+from harness.dtypes import DTYPES
 from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
 from harness.numerics import Enclosure

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from harness.case import DTYPES, TensorSpec, contiguous_strides, parse_case
+from harness.case import TensorSpec, contiguous_strides, parse_case
+from harness.dtypes import DTYPES
 from harness.errors import UsageError
 from harness.inputs import LAYOUTS, build, fingerprint, fingerprints, regimes, row_blocks, tensor_layouts
 from harness.inputs.bits import bits_of, hashed
@@ -283,13 +284,15 @@ def test_weight_regimes() -> None:
 def test_scale_regimes() -> None:
     scales = {
         regime: torch.cat([wide("fp32", (1,), regime, seed=seed) for seed in range(50)])
-        for regime in ("scale_pow2", "scale_amax", "scale_random", "scale_overflow")
+        for regime in ("scale_pow2", "scale_amax", "scale_odd", "scale_random", "scale_overflow")
     }
     assert (torch.frexp(scales["scale_pow2"]).mantissa == 0.5).all()
+    assert {m * 8 for m in torch.frexp(scales["scale_odd"]).mantissa.tolist()} == {5, 6, 7}
     assert (torch.frexp(scales["scale_random"]).mantissa != 0.5).all()
     for regime, low, high in (
         ("scale_pow2", 2**-8, 4),
         ("scale_random", 2**-8, 4),
+        ("scale_odd", 3 * 2**-10, 3.5),
         ("scale_amax", 1 / 449, 8.001 / 448),
         ("scale_overflow", 2**-11, 2**-10),
     ):

@@ -15,7 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("harness", "references", "cases", "reports", "kernels")
 
-NOUNS = ("harness.op", "harness.case", "harness.kernel", "harness.result", "harness.run", "harness.row_check")
+NOUNS = (
+    "harness.dtypes",
+    "harness.op",
+    "harness.case",
+    "harness.kernel",
+    "harness.result",
+    "harness.run",
+    "harness.row_check",
+)
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
@@ -43,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.numerics": ("harness.errors", "harness.trust"),
     "harness.declared": ("harness.errors",),
     "harness.op": ("harness.errors", "harness.declared", "harness.numerics", *NOUNS),
+    "harness.dtypes": (),
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", "harness.declared", *NOUNS),
     "harness.result": ("harness.errors", *NOUNS),
@@ -56,6 +65,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.timing",
         "harness.trust",
         "harness.devices",
+        "harness.dtypes",
         "harness.op",
         "harness.case",
         "harness.kernel",
@@ -74,6 +84,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.errors",
         "harness.timing",
         "harness.trust",
+        "harness.dtypes",
         "harness.op",
         "harness.case",
         "harness.result",

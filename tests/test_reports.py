@@ -14,7 +14,7 @@ from rich.console import Console
 from harness.errors import LastbitError
 from harness.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
 from harness.row_check import RowCheck
-from harness.run import Agreement, NotRun, Power, Run
+from harness.run import Agreement, Coverage, NotRun, Power, Run
 from reports import markdown, records, summary, wording
 from reports.terminal import RunProgress, print_run
 
@@ -335,6 +335,26 @@ def test_what_could_not_be_seen() -> None:
     assert "--cases-per-group" in text
     assert f"nothing to see: {FP32} = {NATIVE} (fp32)." in text
     assert "1 case inconclusive: no element has a single legal value (vague)" in text
+
+
+def test_coverage_is_what_every_kernel_was_judged_on_that_did_not_fail() -> None:
+    coverage = (
+        Coverage(KERNEL, "cpu", "x regime", "bf16", ("rows", "huge")),
+        Coverage(KERNEL, "cpu", "x layout", "bf16", ("contiguous",), ("half",)),
+        Coverage(KERNEL, "cpu", "eps", "", ("1e-06", "0.1")),
+        Coverage("blind", "cpu", "x regime", "bf16", ("rows",), (), ("huge",)),
+        Coverage("wrong[x]", "cpu", "x regime", "bf16", (), (), ("rows", "huge")),
+    )
+    run = replace(full_run(), coverage=coverage)
+    lines = [line.split() for line in shown(run, 200).splitlines()]
+    at = lines.index(["Coverage", "of", "rms_norm", "on", "cpu"])
+    assert lines[at + 1] == ["of", "dtype", "regimes", "layouts", "values"]
+    assert lines[at + 2] == ["x", "bf16", "1/2", "1/2"]
+    assert lines[at + 3] == ["eps", "2/2"]
+    gaps = ["x regime in bf16: huge never judged (blind)", f"x layout in bf16: half turned down ({KERNEL})"]
+    assert [" ".join(line) for line in lines[at + 4 : at + 6]] == gaps
+    text = markdown.page(run)
+    assert "| x | bf16 | 1/2 | 1/2 |" in text and "huge never judged (blind)" in text
 
 
 def test_agreement_and_summary() -> None:

@@ -1,10 +1,7 @@
-"""Groups of cases do not draw alike, the ci profile leaves no regime out, and chosen cases see other values as well."""
+"""Groups of cases do not draw alike, and chosen cases see other values as well."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -16,47 +13,25 @@ import torch
 from torch import Tensor
 
 from harness.case import Group, parse_case
-from harness.config import PROFILES, Config
+from harness.config import Config
 from harness.devices import DevicePlan
 from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject
+from harness.verify.drawing import draw
 from harness.verify.fuzz import CaseFailed, run_item
-from harness.verify.inprocess import draw
 from harness.verify.plan import Item, make_plan
 from harness.verify.project import open_project
-from harness.verify.run import environment_for
 
 PROJECT = open_project(Config(folder=""))
 OP = "completion_mask"
-MANY = 30  # draws per group, so that every regime that can be drawn is
 
 
 def groups_of(op: str) -> list[Group]:
     """The groups for a kernel that takes everything."""
     the_op = PROJECT.op(op)
     return PROJECT.groups(op, frozenset(the_op.inputs) | frozenset(the_op.params), small=True)
-
-
-def regimes(op: str, count: int, seed: int) -> set[str]:
-    """What tensors are filled with."""
-    cases = (case for group in groups_of(op) for case in draw(group, count, seed))
-    return {tensor.regime for case in cases for tensor in case.tensors}
-
-
-def left_out() -> dict[str, list[str]]:
-    """Op → regimes that it can draw and the default run does not."""
-    lacking = {op: regimes(op, MANY, seed=1) - regimes(op, PROFILES["ci"], seed=0) for op in sorted(PROJECT.ops)}
-    return {op: sorted(names) for op, names in lacking.items() if names}
-
-
-def test_the_default_run_leaves_no_regime_of_an_op_out() -> None:
-    """In a process of its own, because Hypothesis draws from the constants of whatever modules are loaded, too."""
-    script = "import json; from tests.test_seeds import left_out; print(json.dumps(left_out()))"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment_for("cpu"), capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {}
 
 
 def ran(call: Any, group: Group, *, cases: int = 0, asked: bool = False) -> list[CaseResult]:

@@ -47,7 +47,7 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
     """Cells of one line of the table."""
     import torch
 
-    from harness.case import DTYPES as TORCH
+    from harness.dtypes import DTYPES as TORCH
     from harness.judging.judge import judge
     from harness.judging.problem import Problem
     from tests.faults.hunt import project, subject_of

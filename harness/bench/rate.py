@@ -16,8 +16,9 @@ from harness.devices import made_current
 from harness.outcomes.bench import RATE, Measurement, Sample
 from harness.result import TURNED_DOWN, CaseResult
 from harness.verify.check import Subject, unsupported
+from harness.verify.drawing import draw
 from harness.verify.fuzz import CaseFailed, run_item
-from harness.verify.inprocess import Workplace, draw
+from harness.verify.inprocess import Workplace
 from harness.verify.plan import Item
 
 _UNIT = "cases/s"

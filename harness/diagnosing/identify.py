@@ -16,7 +16,8 @@ from harness.op import Contract, Op, joined
 from harness.outcomes.identification import Answer, Candidate, Identification, Search
 from harness.result import TURNED_DOWN, Verdict
 from harness.verify.check import Subject, examine
-from harness.verify.inprocess import Watch, Workplace, draw, unwatched
+from harness.verify.drawing import draw
+from harness.verify.inprocess import Watch, Workplace, unwatched
 from harness.verify.power import Separable
 
 

@@ -15,7 +15,8 @@ from harness.history.golden_values import change, same, store
 from harness.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, examine, unsupported
-from harness.verify.inprocess import Tick, Watch, draw
+from harness.verify.drawing import draw
+from harness.verify.inprocess import Tick, Watch
 
 
 @dataclass(frozen=True, eq=False)

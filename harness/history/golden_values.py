@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.case import DTYPE_NAMES
+from harness.dtypes import DTYPE_NAMES
 from harness.inputs import fingerprint
 from harness.inputs.bits import bits_of
 from harness.numerics.formats import format_of, ordinals

@@ -10,17 +10,27 @@ from harness.inputs.allocations import Allocations, guarded_allocations
 from harness.inputs.bare import bare
 from harness.inputs.bits import bits_of, unequal
 from harness.inputs.blocks import row_blocks
+from harness.inputs.choices import (
+    DRAWN,
+    chosen_tensor,
+    layouts_like,
+    least_rows,
+    residues,
+    row_layouts,
+    tensor_choices,
+)
 from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
 from harness.inputs.of_case import Inputs, build, fingerprints
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
 from harness.inputs.rebound import Rebound
-from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
+from harness.inputs.shapes import cut_rows, leading_dims, strided, widths, widths_with
 from harness.inputs.values import regimes
 from harness.inputs.written import Violation, violations
 
 __all__ = [
+    "DRAWN",
     "LAYOUTS",
     "Allocations",
     "Differences",
@@ -33,22 +43,29 @@ __all__ = [
     "bare",
     "bits_of",
     "build",
+    "chosen_tensor",
     "cut_rows",
     "differences",
     "fingerprint",
     "fingerprints",
     "fingerprints_of",
     "guarded_allocations",
+    "layouts_like",
     "leading_dims",
+    "least_rows",
     "overlaps",
     "poison_mask",
     "regimes",
+    "residues",
     "row_blocks",
+    "row_layouts",
     "strided",
+    "tensor_choices",
     "tensor_layouts",
     "unequal",
     "unwritten",
     "value_fingerprint",
     "violations",
     "widths",
+    "widths_with",
 ]

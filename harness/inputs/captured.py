@@ -9,7 +9,8 @@ import safetensors
 from safetensors import safe_open
 from torch import Tensor
 
-from harness.case import DTYPES, TensorSpec
+from harness.case import TensorSpec
+from harness.dtypes import DTYPES
 from harness.errors import UsageError, unknown
 
 _CALL = re.compile(r"captured\((?P<path>[^#]+)#(?P<key>.+)\)$")

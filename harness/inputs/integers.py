@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from harness.case import DTYPE_NAMES
+from harness.dtypes import DTYPE_NAMES
 from harness.errors import UsageError
 from harness.inputs.draws import Block
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from harness.case import DTYPES, contiguous_strides
+from harness.case import TensorSpec, contiguous_strides
+from harness.dtypes import DTYPES
 
 Shape = tuple[int, ...]
 
@@ -94,6 +96,14 @@ def applicable_layouts(shape: Shape, dtype: str) -> tuple[Layout, ...]:
     """Every layout that applies to `shape`, the contiguous one first."""
     layouts = (rule(shape, dtype) for rule in LAYOUTS.values())
     return tuple(layout for layout in layouts if layout is not None)
+
+
+@functools.lru_cache(maxsize=4096)
+def layout_of(tensor: TensorSpec) -> str:
+    """Name of the layout that a tensor has, `other` if it has none of them."""
+    placed = tensor.element_strides, tensor.offset
+    layouts = applicable_layouts(tensor.shape, tensor.dtype)
+    return next((layout.name for layout in layouts if (layout.strides, layout.offset) == placed), "other")
 
 
 def tensor_layouts(shape: Shape, dtype: str = "bf16") -> st.SearchStrategy[Layout]:

@@ -188,6 +188,11 @@ def scale_amax(block: Block) -> Tensor:
     return amax / torch.full_like(amax, 448.0)
 
 
+def scale_odd(block: Block) -> Tensor:
+    """A quantization scale of 3, 5 or 7 times a power of two: its multiples fall on ties, and 1 / scale is rounded."""
+    return (2 * block.integers(block.elements, 1, 3) + 1).to(torch.float64) * block.powers(block.elements, -10, -1)
+
+
 def scale_random(block: Block) -> Tensor:
     """A quantization scale from 2**-8 to 2**2, no power of two."""
     return block.powers(block.elements, -8, 1) * (1 + block.uniform(block.elements))
@@ -216,7 +221,7 @@ REGIMES: Mapping[str, Regime] = {
             pow2,
         ),
         *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small, gates, saturated, integers),
-        *(scale_pow2, scale_amax, scale_random, scale_overflow),
+        *(scale_pow2, scale_amax, scale_odd, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),
         *POSITIVE.values(),
     )

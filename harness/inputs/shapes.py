@@ -11,6 +11,12 @@ from harness.case import TensorSpec
 from harness.inputs.layouts import tensor_layouts
 
 
+def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.SearchStrategy[int]:
+    """Sizes from `narrow` to `wide` that leave `residue` when divided by `modulus`; there is one."""
+    least, most = -(-(narrow - residue) // modulus), (wide - residue) // modulus
+    return st.integers(least, most).map(lambda k: modulus * k + residue)
+
+
 def widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
     """Sizes from `narrow` to `wide`, half of which are multiples of 16, which vector loads need: chance is too rare."""
     multiples = st.integers(-(-narrow // 16), wide // 16).map(lambda k: 16 * k)
@@ -18,12 +24,18 @@ def widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def leading_dims(draw: st.DrawFn, most: int) -> tuple[int, ...]:
-    """One to three leading dimensions with at most `most` rows in all, none of which takes all of them."""
+def leading_dims(draw: st.DrawFn, most: int, least: tuple[int, ...] = (1,)) -> tuple[int, ...]:
+    """One to three leading dimensions with at most `most` rows in all, none of which takes all of them.
+
+    They are as many and as large as `least`, if so many rows are allowed.
+    """
+    least = least if math.prod(least) <= most else (1,)
     sizes: list[int] = []
-    for left in range(draw(st.integers(1, 3)), 0, -1):
-        share = (most / math.prod(sizes)) ** (1 / left)
-        sizes.append(draw(st.integers(1, max(1, math.floor(share)))))
+    for left in range(draw(st.integers(len(least), 3)), 0, -1):
+        needed = math.prod(least[len(sizes) + 1 :])
+        share = (most / math.prod(sizes) / needed) ** (1 / left)
+        low = least[len(sizes)] if len(sizes) < len(least) else 1
+        sizes.append(draw(st.integers(low, max(low, math.floor(share)))))
     return tuple(sizes)
 
 

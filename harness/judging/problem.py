@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import DTYPE_NAMES
+from harness.dtypes import DTYPE_NAMES
 from harness.errors import OpError, UsageError, no_such
 from harness.inputs import row_blocks
 from harness.judging.expected import Exact, Numbers, RowSum

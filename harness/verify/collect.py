@@ -19,6 +19,7 @@ from harness.errors import LastbitError
 from harness.result import BAD, CaseResult, Verdict
 from harness.run import NotRun, Run, Spent
 from harness.timing import Clock, listening
+from harness.verify.coverage import coverage_of
 from harness.verify.notes import TIME, read_json
 from harness.verify.plan import Planned
 from harness.verify.power import agreement_of, power_of
@@ -77,6 +78,7 @@ def collect(
     missing = [n for process in ended.values() for n in _missing(process, results, stops[process.device_type])]
     with listening(Clock()) as clock:
         power = () if interrupted else power_of(results, open_project(config))
+    planned = [item for process in ended.values() for item in process.items]
     return Run(
         results=tuple(results),
         broken=INTERRUPTED if interrupted else "; ".join(_broken(ended.values(), stops, missing)),
@@ -85,6 +87,7 @@ def collect(
         agreement=agreement_of(results),
         environment=environment_of(config),
         spent=_spent(Path(config.folder), clock),
+        coverage=coverage_of(planned, results),
     )
 
 

@@ -1,7 +1,7 @@
-"""One item of a plan: its examples, then cases that Hypothesis generates; the first failure is shrunk.
+"""One item of a plan: its examples, its designed cases, then what Hypothesis draws; the first failure is shrunk.
 
-Only what Hypothesis generates counts as a case. What it tries while it shrinks a failure is recorded as such, and
-replays are answered from memory.
+Only what a run would have without a failure counts as a case. What is tried while a failure is shrunk is recorded as
+such, and replays are answered from memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from harness.case import Case
 from harness.inputs.bits import key_of
 from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from harness.verify.check import verify_case
+from harness.verify.drawing import designed_cases, free
 from harness.verify.plan import Item
 from harness.verify.sharing import Verify, directly
 
@@ -40,21 +41,25 @@ class CaseErrored(CaseFailed):
 def run_item(
     item: Item, *, cases: int, seed_: int, record: Record, started: Started, verify: Verify = directly
 ) -> None:
-    """Run the item's examples and `cases` generated cases, recording each result.
+    """Run the item's examples, its designed cases, and what Hypothesis draws besides; about `cases` of these two.
+
+    Each result is recorded.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
     """
     explorer = _Explorer(item, record, started, verify)
-    failures = [r for case in item.group.examples if (r := explorer.run(case)).verdict in BAD]
+    fixed = (*item.group.examples, *designed_cases(item.group, seed_))
+    failures = [r for case in fixed if (r := explorer.run(case)).verdict in BAD]
     if failures:
         raise _failure(failures[0])
-    if item.group.strategy is None or not cases:
+    left = item.group.left_to_draw(cases)
+    if not left:
         return
 
     @seed(key_of(seed_, item.group.name))
     @settings(
-        max_examples=cases,
+        max_examples=left,
         database=None,
         deadline=None,
         phases=(Phase.generate, Phase.shrink),
@@ -62,7 +67,7 @@ def run_item(
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.quiet,
     )
-    @given(item.group.strategy)
+    @given(free(item.group))
     def explore(case: Case) -> None:
         explorer.explore(case)
 

@@ -9,12 +9,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
-from harness.case import Case, Group
 from harness.config import Config
 from harness.errors import LastbitError, UsageError
-from harness.inputs.bits import key_of
 from harness.interpret import install
 from harness.result import CaseResult
 from harness.verify.check import Subject
@@ -100,26 +97,3 @@ def one_device(config: Config) -> str:
     if len(config.devices) != 1:
         raise UsageError(f"--device {','.join(config.devices)}: this command takes one device; run it once for each")
     return config.devices[0]
-
-
-def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
-    """The examples of a group, then the first `count` cases of a run with this seed, without those drawn twice."""
-    drawn = dict.fromkeys(group.examples)
-    if group.strategy is None or not count:
-        return list(drawn)
-
-    @seed(key_of(seed_, group.name))
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
-    @given(group.strategy)
-    def collect(case: Case) -> None:
-        drawn[case] = None
-
-    collect()
-    return list(drawn)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
 
 from harness.calibrate import load_premises
-from harness.case import PEER, Case, Group, parse_case
-from harness.config import Config
+from harness.case import PEER, Case, Choices, Group, parse_case
+from harness.config import PROFILES, Config
 from harness.devices import machine
 from harness.errors import unknown
 from harness.kernel import REVISION_MARK, Kernel
@@ -23,6 +23,8 @@ from harness.op import Op
 from harness.run import NotRun
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
+from harness.verify.design import designed
+from harness.verify.drawing import free
 from harness.verify.project import Project, open_project
 from harness.verify.stage_names import stage_names
 
@@ -35,6 +37,7 @@ class Planned:
 
     Attributes:
         cases: how many it runs unless it fails early.
+        choices: what its cases choose from.
         cost: an estimate of the time that it takes, to compare items by.
     """
 
@@ -47,6 +50,7 @@ class Planned:
     source: str
     cases: int
     cost: int = 1
+    choices: Choices = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ class Item:
         return f"{self.subject.kernel.op}-{self.subject.kernel.name}-{self.subject.device}-{self.group.name}"
 
     def planned(self, generated: int) -> Planned:
-        """The item as data, where groups that generate cases generate that many."""
+        """The item as data, where groups that generate cases generate about that many."""
         kernel, group = self.subject.kernel, self.group
-        cases = len(group.examples) + generated * (group.strategy is not None)
+        cases = len(group.examples) + len(group.designed) + group.left_to_draw(generated)
         return Planned(
             id=self.id,
             kernel=kernel.name,
@@ -75,6 +79,7 @@ class Item:
             source=kernel.source,
             cases=cases,
             cost=cases * _cost_of_a_case(self.subject.op),
+            choices=group.choices,
         )
 
 
@@ -181,7 +186,8 @@ def _groups(project: Project, subject: Subject, config: Config) -> Iterator[Grou
         if own := tuple(case for case in cases if case.op == kernel.op):
             yield Group("lines", examples=own)
     else:
-        yield from project.groups(kernel.op, kernel.accepts, small=config.small)
+        made = project.groups(kernel.op, kernel.accepts, small=config.small)
+        yield from designed(made, config.cases_per_group, whole=config.cases_per_group >= PROFILES["ci"])
         if subject.device.type != "cpu" and _movable(subject):
             small = project.groups(kernel.op, kernel.accepts, small=True)
             places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)
@@ -196,7 +202,7 @@ def _movable(subject: Subject) -> bool:
 @st.composite
 def displaced_cases(draw: st.DrawFn, groups: Iterable[Group], first: str, places: Sequence[str]) -> Case:
     """A case of one of the groups with tensors on some of the `places`: at least one, if it has any besides `first`."""
-    strategies = [group.strategy for group in groups if group.strategy is not None]
+    strategies = [free(group) for group in groups if group.strategy is not None]
     examples = [st.sampled_from(group.examples) for group in groups if group.examples]
     case: Case = draw(st.one_of([*strategies, *examples]))
     movable = [tensor.name for tensor in case.tensors if tensor.name != first]

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import Case
+from harness.case import Case, Group
 from harness.config import Config
 from harness.inputs import build, guarded_allocations
 from harness.kernel import Kernel
 from harness.op import Contract, Op
 from harness.result import BAD, CaseResult, Comparison
 from harness.verify.check import Subject, verify_case
-from harness.verify.inprocess import draw
+from harness.verify.design import designed
+from harness.verify.drawing import draw
 from harness.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
 from tests.faults.plant import Fault, kernel_of, without_faults
@@ -49,15 +50,20 @@ def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Cas
 
 @functools.cache
 def cases_of(variant: str, group_name: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
-    """The distinct cases among the first `count` that a run with this seed generates for a kernel of that variant.
+    """The distinct cases among about `count` that a run with this seed has for a kernel of that variant.
 
     Cut to the size for a CPU on every device, so that all devices see the same bits.
     """
     kernel = kernel_of(clean_kernels(), variant)
-    group = next(g for g in project().groups(kernel.op, kernel.accepts, small=True) if g.name == group_name)
+    group = next(g for g in _groups(kernel.op, kernel.accepts, count) if g.name == group_name)
     if group.strategy is None:
         return group.examples
     return tuple(draw(replace(group, examples=()), count, seed_))
+
+
+@functools.cache
+def _groups(op: str, accepts: frozenset[str], count: int) -> list[Group]:
+    return designed(project().groups(op, accepts, small=True), count)
 
 
 class OneContract(Op):

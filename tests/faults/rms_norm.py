@@ -118,7 +118,7 @@ ROUNDING = (
         "normalizes the rounded sum",
         "squares and normalizes x + residual after its rounding, where the contract takes the fp32 sum",
         (Edit('RULE="rounded_sum" if residual is None else residual_rule', 'RULE="rounded_sum"'),),
-        exposed="normalized",
+        exposed="variance or normalized",
         hidden="output",
         variant="native_multiply+unrounded_sum",
         options="residual",

@@ -1,0 +1,134 @@
+"""What the cases of an op choose from: dtype, regime and layout of every tensor, and values of parameters.
+
+Options have names, so that a design can see to it that each of them is judged, and a report can say which were not:
+
+    choices = {**tensor_choices("x", ("bf16",), ("normal", "rows"), row_layouts(64)), "eps": (1e-6, 1e-5)}
+    x = chosen_tensor("x", chosen, shape)        # chosen: name of a choice → one of its options
+
+A choice of a tensor is called `x dtype`, `x regime`, `x layout` or `x columns % 64`, a parameter's as the parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.case import Case, Choices, Chosen, Option, TensorSpec
+from harness.inputs.layouts import LAYOUTS, applicable_layouts, contiguous, layout_of
+
+DRAWN = "drawn"
+"""The option of a parameter whose value is drawn; None is the option to leave it out."""
+
+_LEADING = ((1,), (2,), (2, 2))
+"""Shapes of rows, the first of which a layout applies to says what it needs."""
+
+_NUMBER = re.compile(r"_\d+$")
+
+
+def tensor_choices(
+    name: str, dtypes: Sequence[str], regimes: Sequence[str], layouts: Sequence[str] = ("contiguous",)
+) -> dict[str, tuple[Option, ...]]:
+    """What a tensor chooses from; `below_N` stands for a regime with any number."""
+    chosen = {"dtype": dtypes, "regime": regimes, "layout": layouts}
+    return {f"{name} {what}": tuple(dict.fromkeys(options)) for what, options in chosen.items()}
+
+
+def chosen_tensor(name: str, chosen: Chosen, shape: tuple[int, ...], number: int = 0) -> TensorSpec:
+    """The tensor of that shape as chosen, with `number` for the N of its regime.
+
+    It is contiguous where the layout means nothing for the shape.
+    """
+    dtype, regime, layout = (chosen[f"{name} {what}"] for what in ("dtype", "regime", "layout"))
+    placed = LAYOUTS[layout](shape, dtype) or contiguous(shape, dtype)
+    regime = f"{regime[:-1]}{number}" if regime.endswith("_N") else regime
+    return TensorSpec(name, dtype, shape, placed.strides, placed.offset, regime)
+
+
+def layouts_like(*shape: int) -> tuple[str, ...]:
+    """Names of the layouts that apply to a shape."""
+    return tuple(layout.name for layout in applicable_layouts(shape, "bf16"))
+
+
+def row_layouts(most: int) -> tuple[str, ...]:
+    """Names of the layouts of tensors of rows, of which there may be `most`."""
+    return layouts_like(*next(rows for rows in reversed(_LEADING) if math.prod(rows) <= max(most, 1)), 64)
+
+
+def least_rows(chosen: Chosen) -> tuple[int, ...]:
+    """The smallest leading dimensions for which every layout that is chosen means something."""
+    layouts = {str(option) for choice, option in chosen.items() if choice.endswith(" layout")}
+    fitting = (rows for rows in _LEADING if all(LAYOUTS[layout]((*rows, 64), "bf16") for layout in layouts))
+    return next(fitting, _LEADING[-1])
+
+
+def residues(narrow: int, wide: int, modulus: int = 64) -> tuple[int, ...]:
+    """What numbers of columns from `narrow` to `wide` may leave when divided by `modulus`, for `x columns % 64`."""
+    return tuple(sorted({width % modulus for width in range(narrow, min(wide, narrow + modulus - 1) + 1)}))
+
+
+@dataclass(frozen=True)
+class Feature:
+    """An option of a choice; of regimes and layouts, with the dtype of their tensor."""
+
+    choice: str
+    option: Option
+    dtype: str = ""
+
+
+def feature(choice: str, option: Option, chosen: Chosen) -> Feature:
+    """What an option is beside what else was chosen."""
+    return Feature(choice, option, str(chosen[_dtype_of(choice)]) if _dtype_of(choice) and option is not None else "")
+
+
+def features(chosen: Chosen) -> Iterator[Feature]:
+    """What a case covers for which this was chosen; dtypes count with what else their tensors chose."""
+    return (feature(choice, option, chosen) for choice, option in chosen.items() if not choice.endswith(" dtype"))
+
+
+def all_features(choices: Choices) -> Iterator[Feature]:
+    """What cases that choose from these can cover."""
+    for choice, options in choices.items():
+        if not choice.endswith(" dtype"):
+            dtypes = choices[_dtype_of(choice)] if _dtype_of(choice) else ("",)
+            pairs = ((dtype, option) for dtype in dtypes for option in options)
+            yield from (Feature(choice, option, "" if option is None else str(dtype)) for dtype, option in pairs)
+
+
+def _dtype_of(choice: str) -> str:
+    """The choice of the dtype that an option of `choice` counts with; empty if with none."""
+    tensor, _, what = choice.partition(" ")
+    return f"{tensor} dtype" if what in ("regime", "layout") else ""
+
+
+def features_of(case: Case, choices: Choices) -> Iterator[Feature]:
+    """What a case covers of these choices, read off its line."""
+    tensors = {tensor.name: tensor for tensor in case.tensors}
+    for choice, options in choices.items():
+        name, _, what = choice.partition(" ")
+        if what == "dtype" or (what and name not in tensors and None not in options):
+            continue
+        option = _of_tensor(tensors.get(name), what, options) if what else _of_parameter(case.params.get(name), options)
+        dtype = tensors[name].dtype if name in tensors and _dtype_of(choice) else ""
+        yield Feature(choice, option, dtype)
+
+
+def _of_parameter(value: Option, options: Collection[Option]) -> Option:
+    return DRAWN if value is not None and value not in options and DRAWN in options else value
+
+
+def _of_tensor(tensor: TensorSpec | None, what: str, options: Collection[Option]) -> Option:
+    """The option of a tensor, None where there is none."""
+    if tensor is None:
+        return None
+    if what == "layout":
+        return layout_of(tensor)
+    if what == "regime":
+        return tensor.regime if tensor.regime in options else kind_of_regime(tensor.regime)
+    return tensor.shape[-1] % int(what.rpartition(" ")[2])
+
+
+def kind_of_regime(regime: str) -> str:
+    """The regime, with N for the number in it, and without what stands in parentheses."""
+    return _NUMBER.sub("_N", regime.partition("(")[0])

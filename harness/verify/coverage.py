@@ -1,0 +1,59 @@
+"""Coverage: which options of what cases choose from a run has judged, and which it never had."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from harness.case import Case, Choices, Option, parse_case
+from harness.inputs.choices import Feature, all_features, features_of
+from harness.result import TURNED_DOWN, CaseResult
+from harness.run import Coverage
+from harness.verify.plan import Planned
+
+Subject = tuple[str, str]
+
+
+def coverage_of(planned: Iterable[Planned], results: Iterable[CaseResult]) -> tuple[Coverage, ...]:
+    """One entry per kernel, device, choice and dtype of the groups that were planned."""
+    declared: dict[Subject, list[Choices]] = {}
+    for item in planned:
+        declared.setdefault((item.kernel, item.device), []).append(item.choices)
+    judged, declined = defaultdict[Subject, list[Case]](list), defaultdict[Subject, list[Case]](list)
+    parsed = functools.cache(parse_case)  # kernels have cases in common
+    for result in results:
+        if result.counted:
+            kind = declined if result.verdict in TURNED_DOWN else judged
+            kind[result.kernel, result.device].append(parsed(result.case))
+    return tuple(one for key, own in declared.items() for one in covered(key, own, judged[key], declined[key]))
+
+
+def covered(
+    subject: Subject, declared: Iterable[Choices], judged: Iterable[Case], declined: Iterable[Case] = ()
+) -> Iterator[Coverage]:
+    """The coverage of a kernel on a device, which was judged on some cases and turned down others."""
+    options: dict[str, dict[Option, None]] = {}
+    wanted: dict[tuple[str, str], dict[Option, None]] = {}
+    for choices in declared:
+        for choice, own in choices.items():
+            options.setdefault(choice, {}).update(dict.fromkeys(own))
+        for one in all_features(choices):
+            wanted.setdefault((one.choice, one.dtype), {})[one.option] = None
+    merged = {choice: tuple(own) for choice, own in options.items()}
+    seen, refused = ({f for case in some for f in features_of(case, merged)} for some in (judged, declined))
+    for (choice, dtype), found in wanted.items():
+        features = [Feature(choice, option, dtype) for option in found]
+        unseen = [one for one in features if one not in seen]
+        yield Coverage(
+            *subject,
+            choice,
+            dtype,
+            judged=_spelled(one for one in features if one in seen),
+            declined=_spelled(one for one in unseen if one in refused),
+            missing=_spelled(one for one in unseen if one not in refused),
+        )
+
+
+def _spelled(features: Iterable[Feature]) -> tuple[str, ...]:
+    return tuple("none" if one.option is None else str(one.option) for one in features)

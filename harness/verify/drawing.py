@@ -1,0 +1,57 @@
+"""The cases of a group: its examples, those that a design has chosen for, and what Hypothesis draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+
+from harness.case import Case, Group
+from harness.inputs.bits import key_of
+
+
+def free(group: Group) -> Any:
+    """The strategy of the group's cases, which draws what is to be chosen, too; the group has one."""
+    if not group.choices:
+        return group.strategy
+    options = {name: st.sampled_from(options) for name, options in group.choices.items()}
+    return st.fixed_dictionaries(options).flatmap(group.strategy)
+
+
+def designed_cases(group: Group, seed_: int) -> tuple[Case, ...]:
+    """The designed cases of a group in a run with this seed, in which all else is drawn."""
+    if not group.designed:
+        return ()
+    drawn: list[tuple[Case, ...]] = []
+    together = st.tuples(*map(group.strategy, group.designed))
+    drawing(together, drawn.append, count=2, seed_=key_of(seed_, f"{group.name} designed"))
+    return drawn[-1]  # the first is the simplest there is
+
+
+def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
+    """The cases of a group in a run with this seed and about `count` cases per group, without those that are twice."""
+    drawn = dict.fromkeys((*group.examples, *designed_cases(group, seed_)))
+    if left := group.left_to_draw(count):
+        drawing(free(group), drawn.setdefault, count=left, seed_=key_of(seed_, group.name))
+    return list(drawn)
+
+
+def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: int) -> None:
+    """Let Hypothesis draw `count` values, and hand over each."""
+
+    @seed(seed_)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
+    @given(strategy)
+    def collect(value: Any) -> None:
+        take(value)
+
+    collect()

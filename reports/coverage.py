@@ -1,0 +1,90 @@
+"""What a run has judged of what its cases choose from, as a table per op and device, and what it never did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.result import BAD
+from harness.run import Coverage, Run
+from reports.summary import listed
+
+COVERAGE_HEADERS = ("of", "dtype", "regimes", "layouts", "values")
+"""Columns of a table of coverage."""
+
+MEANING = (
+    "options of regime, layout and value that cases choose from: how many of them every kernel of the op was judged "
+    "on that did not fail, of how many there are"
+)
+
+_MOST_NAMES = 4
+_COLUMNS = {"regime": 0, "layout": 1}
+_VALUES = 2
+
+
+@dataclass(frozen=True)
+class CoverageTable:
+    """The coverage of one op on one device.
+
+    Attributes:
+        rows: cells under `COVERAGE_HEADERS`.
+        gaps: a line for each choice of which something was not judged.
+    """
+
+    op: str
+    device: str
+    rows: tuple[tuple[str, ...], ...]
+    gaps: tuple[str, ...]
+
+
+def coverage_tables(run: Run) -> list[CoverageTable]:
+    """One table per op and device with a kernel that did not fail, in the order of the run."""
+    ops = {result.kernel: result.op for result in run.results}
+    together: dict[tuple[str, str], list[Coverage]] = {}
+    verdicts = {subject: run.verdict(*subject) for subject in run.subjects()}
+    for entry in run.coverage:
+        if verdicts.get((entry.kernel, entry.device), next(iter(BAD))) not in BAD:
+            together.setdefault((ops[entry.kernel], entry.device), []).append(entry)
+    return [CoverageTable(*key, tuple(_rows(entries)), tuple(_gaps(entries))) for key, entries in together.items()]
+
+
+def _rows(entries: Sequence[Coverage]) -> Iterator[tuple[str, ...]]:
+    """A row per tensor and dtype, then one per parameter."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for (choice, dtype), found in _by_choice(entries).items():
+        name, _, what = choice.partition(" ")
+        column = _COLUMNS.get(what, _VALUES)
+        row = cells.setdefault((name if column < _VALUES else choice, dtype), [""] * (_VALUES + 1))
+        row[column] = _count(found)
+    names = list(dict.fromkeys(name for name, _ in cells))
+    order = sorted(cells, key=lambda key: (bool(cells[key][_VALUES]), names.index(key[0])))
+    yield from ((*key, *cells[key]) for key in order)
+
+
+def _count(entries: Iterable[Coverage]) -> str:
+    """`15/16`: options that every kernel was judged on, of all."""
+    entries = list(entries)
+    every = dict.fromkeys(option for e in entries for option in (*e.judged, *e.declined, *e.missing))
+    lacking = {option for e in entries for option in (*e.declined, *e.missing)}
+    return f"{len(every.keys() - lacking)}/{len(every)}"
+
+
+def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
+    for (choice, dtype), found in _by_choice(entries).items():
+        kernels: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for entry in found:
+            for why, options in (("never judged", entry.missing), ("turned down", entry.declined)):
+                if options:
+                    kernels.setdefault((why, options), []).append(entry.kernel)
+        for (why, options), names in kernels.items():
+            common = len(names) == len(found) > 1
+            whose = f"all {len(names)} kernels" if common else listed(names, _MOST_NAMES)
+            yield f"{choice}{f' in {dtype}' if dtype else ''}: {', '.join(options)} {why} ({whose})"
+
+
+def _by_choice(entries: Iterable[Coverage]) -> dict[tuple[str, str], list[Coverage]]:
+    """Choice and dtype → entries of the kernels; where an option has no dtype its choice may have others that do."""
+    together: dict[tuple[str, str], list[Coverage]] = {}
+    for entry in entries:
+        together.setdefault((entry.choice, entry.dtype), []).append(entry)
+    return together
