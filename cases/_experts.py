@@ -179,9 +179,10 @@ def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> 
     residue = chosen.get("x columns % 16")
     rows = {choice: option for choice, option in chosen.items() if not choice.partition(" ")[0].endswith("_proj")}
     matrices = {choice: option for choice, option in chosen.items() if choice not in rows}
+    fewest_tokens, *fewest_slots = least_rows(rows)
     return Sizes(
-        tokens=draw(st.integers(least_rows(rows)[0], tokens)),
-        slots=draw(st.integers(1, 4 if small else 8)),
+        tokens=draw(st.integers(fewest_tokens, tokens)),
+        slots=draw(st.integers(max(fewest_slots, default=1), 4 if small else 8)),
         experts=draw(st.integers(least_rows(matrices)[0], experts)),
         hidden=dimension(hidden) if residue is None else draw(widths_with(residue, 1, hidden, 16)),
         intermediate=dimension(intermediate),
