@@ -24,7 +24,7 @@ from tests.faults.hunt import clean_kernels, op_of
 from tests.faults.plant import without_faults
 
 CPU = torch.device("cpu")
-SIZES = Sizes(tokens=2, slots=2, experts=2, hidden=2048, intermediate=256, rank=16)
+SIZES = Sizes(tokens=2, slots=2, experts=2, hidden=2048, intermediate=128, rank=16)
 
 
 def layer(op: str, kind: str) -> Case:
@@ -96,7 +96,7 @@ def test_a_rounding_that_random_numbers_hide() -> None:
 
 def norm(regimes: Mapping[str, tuple[str, ...]], gate: str) -> Case:
     """Gradients of a layer norm with many rows."""
-    rows, width = 4000, 32
+    rows, width = 4000, 16
     words = [
         f"{name}=bf16[{rows},{width}]:{regimes[name][0]}" for name in ("x", "dy", "z")[: 2 if gate == "none" else 3]
     ]

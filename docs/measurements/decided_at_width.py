@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("random", "one sign", "exact")
 LAYERS = ("moe_lora", "moe_lora_backward")
 OPS = (*LAYERS, "layer_norm_gated_backward")
+STRANGE = 21  # a seed with which some ids are of no expert, and some experts get no token
 PLAIN = ("exact", "balanced", "shards")  # options of the faults that are in no way to store codes
 SCALING = {"random": 0.7, "one sign": 0.7, "exact": 0.75}
 
@@ -46,6 +47,7 @@ def layer(op: str, kind: str, sizes: Any, dtype: str, *, seed: int = 1, hostile:
         tensors = [padded(t) for t in tensors]
         if kind == "random":
             tensors[0] = replace(tensors[0], regime="special")
+            weights = replace(weights, regime="special")
         if op == "moe_lora_backward":
             old = {f"old_{name}": shape for name, shape in sizes.adapters().items()}
             tensors += [TensorSpec(n, dtype, shape, regime=regimes[n][0]) for n, shape in old.items()]
@@ -63,21 +65,51 @@ def padded(spec: Any) -> Any:
     return replace(spec, strides=tuple(reversed(strides)))
 
 
-def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str) -> Any:
+def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str, *, gate: str = "") -> Any:
     """A case of the gradients of a gated norm with a shape of the table."""
     from cases import layer_norm_gated_backward as cases
     from harness.case import Case, TensorSpec
 
-    gate = "after" if shape["before"] else "before"
+    gate = gate or ("after" if shape["before"] else "before")
     one_sign = {"rstd": ("scale_random",), "mean": ("small",), **cases.ONE_SIGN[gate]}
     random = {**cases._ANY, "z": ("normal",), "weight": ("near_one",)}
     regimes = {"random": random, "one sign": one_sign, "exact": cases._EXACT}[kind]
     rows, width = tuple(shape["rows"]), shape["width"]
-    tensors = [TensorSpec(n, dtype, (*rows, width), regime=regimes[n][0]) for n in ("x", "dy", "z")]
-    tensors.append(TensorSpec("weight", weight, (width,), regime=regimes["weight"][0]))
+    names = ("x", "dy") if gate == "none" else ("x", "dy", "z")
+    tensors = [TensorSpec(n, dtype, (*rows, width), regime=regimes[n][0]) for n in names]
+    vectors = ("weight", "bias") if shape.get("bias") else ("weight",)
+    tensors += [TensorSpec(n, weight, (width,), regime=regimes[n][0]) for n in vectors]
     for name in ("rstd",) if shape["rms"] else ("rstd", "mean"):
         tensors.append(cases._statistics(name, (*rows, width), width // shape.get("group", width), regimes[name][0]))
-    return Case("layer_norm_gated_backward", tuple(tensors), {"norm_before_gate": shape["before"]}, 1)
+    params = {"norm_before_gate": False} if gate == "before" else {}
+    return Case("layer_norm_gated_backward", tuple(tensors), params, 1)
+
+
+def cases_of(fault: Any, kind: str) -> list[Any]:
+    """What a fault is hunted with."""
+    from cases._experts import Sizes
+
+    if fault.op == "layer_norm_gated_backward":
+        return [hunted_norm(fault, kind)]
+    sizes = Sizes(tokens=40, slots=2, experts=2, hidden=2048, intermediate=768, rank=8)  # more than 32 pairs for one
+    sparse = replace(sizes, tokens=8, slots=3, experts=6)
+    found = (
+        layer(fault.op, kind, sizes, fault.dtypes[0]),
+        layer(fault.op, kind, sparse, fault.dtypes[0], seed=STRANGE, hostile=True),
+    )
+    shards = {"shards": 2} if fault.options == "shards" else {}
+    return [replace(case, params={**case.params, **shards}) for case in found]
+
+
+def hunted_norm(fault: Any, kind: str) -> Any:
+    """Many rows with gaps between them, and the options that the fault needs."""
+    gate = {"after": "after", "before": "before", "exact gated": "after"}.get(fault.options, "none")
+    rms = fault.options in ("after", "before", "plain")
+    weight = "fp32" if fault.options.startswith("exact") else fault.dtypes[0]
+    shape = {"rows": [1200], "width": 512, "rms": rms, "bias": not rms, "group": 128 if gate == "before" else 512}
+    case = norm(kind, shape, fault.dtypes[0], weight, gate=gate)
+    params = case.params | ({} if gate == "before" else {"recompute_output": True})
+    return replace(case, tensors=(*map(padded, case.tensors[:2]), *case.tensors[2:]), params=params)
 
 
 def measured(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
@@ -115,13 +147,13 @@ def layers(tokens: int) -> Iterator[tuple[str, Any]]:
         )
 
 
-def problems(tokens: int, ops: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def problems(tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Op, what is measured, and a case of each kind."""
     from cases.layer_norm_gated import SHAPES
 
     for name, sizes in layers(tokens):
-        for op in ("moe_lora", "moe_lora_backward"):
-            if op in ops:
+        for op in LAYERS:
+            if op in ops and wanted in name:
                 where = f"{name}, {sizes.hidden} / {sizes.intermediate}"
                 yield op, where, {kind: layer(op, kind, sizes, "bf16") for kind in KINDS}
     for shape in SHAPES if "layer_norm_gated_backward" in ops else ():
@@ -130,12 +162,12 @@ def problems(tokens: int, ops: tuple[str, ...]) -> Iterator[tuple[str, str, dict
             yield "layer_norm_gated_backward", where, {kind: norm(kind, shape, "bf16", weight) for kind in KINDS}
 
 
-def shares(device: Any, tokens: int, ops: tuple[str, ...]) -> Iterator[str]:
+def shares(device: Any, tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[str]:
     """The table of shares, line by line, and of all layers together."""
     yield f"| op, result | layer | dtype | {' | '.join(KINDS)} |"
     yield "|---|---|---|" + "---|" * len(KINDS)
     sums: dict[tuple[str, str, str, str], list[int]] = {}
-    for op, where, cases in problems(tokens, ops):
+    for op, where, cases in problems(tokens, ops, wanted):
         try:
             found = {kind: measured(case, device) for kind, case in cases.items()}
         except Exception as error:
@@ -160,7 +192,6 @@ def seen(name: str, device_name: str) -> tuple[str, dict[str, bool]]:
     """Which kinds of input show a fault at real width, the kernel's results alone being judged."""
     import torch
 
-    from cases._experts import Sizes
     from harness.calibrate import load_premises
     from harness.result import BAD
     from harness.verify.check import verify_case
@@ -175,38 +206,27 @@ def seen(name: str, device_name: str) -> tuple[str, dict[str, bool]]:
 
         install()
     fault = next(f for f in FAULTS if str(f) == name)
-    shards = {"shards": 2} if fault.options == "shards" else {}
-    sizes = Sizes(tokens=8, slots=3, experts=3, hidden=2048, intermediate=768, rank=8)
-    sparse = replace(sizes, experts=6)  # some of which get no token
-    found = {}
     with planted(fault) as kernel:
         subject = replace(hunt.subject_of(hunt.without_stages(kernel), device), premises=load_premises(device))
-        for kind in KINDS:
-            found[kind] = False
-            for case in (
-                layer(fault.op, kind, sizes, fault.dtypes[0]),
-                layer(fault.op, kind, sparse, fault.dtypes[0], seed=STRANGE, hostile=True),
-            ):
-                case = replace(case, params={**case.params, **shards})
-                found[kind] = found[kind] or verify_case(subject, case, repeat=False).verdict in BAD
+        found = {
+            kind: any(verify_case(subject, case, repeat=False).verdict in BAD for case in cases_of(fault, kind))
+            for kind in KINDS
+        }
     return name, found
 
 
-STRANGE = 3  # a seed of which some ids are of no expert
-
-
-def faults(device: str, workers: int, part: str, only: list[str]) -> Iterator[str]:
+def faults(device: str, workers: int, ops: tuple[str, ...], part: str, only: list[str]) -> Iterator[str]:
     """The table of faults that some kind misses, and how many each misses."""
     from tests.faults.catalogue import FAULTS
 
-    chosen = [str(f) for f in FAULTS if f.op in LAYERS and f.options in PLAIN and not f.equivalent]
+    chosen = [f for f in FAULTS if f.op in ops and not f.equivalent and (f.op not in LAYERS or f.options in PLAIN)]
     first, _, of = part.partition("/")
-    chosen = [name for name in chosen[int(first) :: int(of)] if not only or name in only]
+    names = [str(f) for f in chosen[int(first) :: int(of)] if not only or str(f) in only]
     yield f"| fault | {' | '.join(KINDS)} |"
     yield "|---|" + "---|" * len(KINDS)
     results = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for name, found in pool.map(seen, chosen, [device] * len(chosen)):
+        for name, found in pool.map(seen, names, [device] * len(names)):
             results.append((name, found))
             if not all(found.values()):
                 yield f"| {name} | {' | '.join('seen' if found[kind] else 'missed' for kind in KINDS)} |"
@@ -223,6 +243,7 @@ def main() -> None:
     parser.add_argument("--faults", action="store_true")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--part", default="0/1", help="every so many faults, from this one on")
+    parser.add_argument("--layer", default="", help="only layers whose model has this in its name")
     parser.add_argument("--fault", action="append", default=[], help="only this fault, such as 'moe_lora: NAME'")
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
@@ -232,10 +253,11 @@ def main() -> None:
     sys.path[:0] = [str(ROOT)]
     import torch
 
+    ops = tuple(options.op or OPS)
     found = (
-        faults(options.device, options.workers, options.part, options.fault)
+        faults(options.device, options.workers, ops, options.part, options.fault)
         if options.faults
-        else shares(torch.device(options.device), options.tokens, tuple(options.op or OPS))
+        else shares(torch.device(options.device), options.tokens, ops, options.layer)
     )
     lines = []
     for line in found:
