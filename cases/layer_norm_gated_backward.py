@@ -36,7 +36,7 @@ _ANY = {"x": _ACTIVATIONS, "dy": _GRADIENTS, "z": _GATES, "weight": _WEIGHTS, "b
 _ANY |= {"rstd": ("scale_random", "scale_pow2", "ones"), "mean": ("normal", "zeros", "small")}
 ONE_SIGN: Mapping[str, Regimes] = {
     gate: {
-        "x": (f"one_sign(,{'z' if gate == 'before' else ''})",),
+        "x": ("one_sign(,z)" if gate == "before" else "one_sign",),
         "dy": ("one_sign(,dy)",),
         "z": ("one_sign(,z)",),  # above -1.278, where the slope of silu changes its sign
         **dict.fromkeys(("weight", "bias"), (f"one_sign(,{'dy*z' if gate == 'after' else 'dy'})",)),
