@@ -1,7 +1,9 @@
 """Tensors of mixtures of experts: sizes, routing, and regimes that fit together.
 
 `EXACT` makes nearly every dot exact in fp32 in any order, with all roundings visible: see `harness/inputs/factors.py`.
-`BALANCED` makes every intermediate value of the size of one, the adapters' share included.
+`BALANCED` makes every intermediate value of the size of one, the adapters' share included. `ONE_SIGN` does so too, and
+the terms of every dot have one sign, so that it is decided at any width: see `harness/inputs/one_sign.py`. An
+intermediate value has the sign of its gate, which silu keeps, times that of its up.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from harness.inputs import (
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["moe_lora"]
 PROJECTIONS = ("gate", "up", "down")
+REAL_KINDS = ("exact", "one_sign")
+"""Kinds of values of real layers, whose dots are too long for random numbers to decide anything."""
 
 _ROUTING_WEIGHTS = ("uniform", "ones", "quarters", "scale_random", "scale_pow2", "normal")
 _ACTIVATIONS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "huge", "special")
@@ -48,6 +52,23 @@ EXACT: Regimes = {
     "up_lora_a": ("signs", "fractions"),
     "up_lora_b": ("sparse_signs", "quarters"),
     **{f"down_{part}": ("sparse_signs",) for part in ("proj", "lora_a", "lora_b")},
+}
+LABELS: Mapping[str, str] = {
+    "gate_proj": "gate,hidden",
+    "gate_lora_a": "rank,hidden",
+    "gate_lora_b": "gate,rank",
+    "up_proj": "up,hidden",
+    "up_lora_a": "rank,hidden",
+    "up_lora_b": "up,rank",
+    "down_proj": "output,gate*up",
+    "down_lora_a": "rank,gate*up",
+    "down_lora_b": "output,rank",
+}
+"""Weight → the signs of its rows and columns, with which all terms of a dot have one sign, forward and backward."""
+ONE_SIGN: Regimes = {
+    "x": ("one_sign(,hidden)",),
+    "routing_weights": ("one_sign", "ones", "quarters", "scale_random", "scale_pow2"),
+    **{name: (f"one_sign_fan_in({labels})",) for name, labels in LABELS.items()},
 }
 
 
@@ -133,10 +154,11 @@ class Variant:
 def variants(accepts: frozenset[str]) -> Iterator[Variant]:
     """The variants for a kernel with these parameters."""
     for dtype in ("bf16", "fp16"):
-        for kind in ("exact", "balanced"):
-            yield Variant(dtype, kind)
-            if "shards" in accepts:
-                yield Variant(dtype, kind, shards=(2, 4))
+        yield Variant(dtype, "exact")
+        if "shards" in accepts:
+            yield Variant(dtype, "exact", shards=(2, 4))
+        for kind in ("balanced", "one_sign"):
+            yield Variant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
     if "gate_scale" in accepts:
         for scheme in QUANTIZED:
             dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
@@ -147,6 +169,8 @@ def variants(accepts: frozenset[str]) -> Iterator[Variant]:
 def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> Sizes:
     """Sizes that the shards divide, and with them the groups of codes."""
     hidden, intermediate, rank, tokens, experts = (96, 64, 16, 24, 4) if small else (2048, 1024, 64, 64, 8)
+    if variant.kind == "balanced":  # of random numbers, longer dots decide nothing
+        hidden, intermediate = min(hidden, 256), min(intermediate, 256)
     multiple = (chosen["shards"] or 1) * variant.multiple
 
     def dimension(most: int) -> int:
@@ -155,9 +179,10 @@ def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> 
     residue = chosen.get("x columns % 16")
     rows = {choice: option for choice, option in chosen.items() if not choice.partition(" ")[0].endswith("_proj")}
     matrices = {choice: option for choice, option in chosen.items() if choice not in rows}
+    fewest_tokens, *fewest_slots = least_rows(rows)
     return Sizes(
-        tokens=draw(st.integers(least_rows(rows)[0], tokens)),
-        slots=draw(st.integers(1, 4 if small else 8)),
+        tokens=draw(st.integers(fewest_tokens, tokens)),
+        slots=draw(st.integers(max(fewest_slots, default=1), 4 if small else 8)),
         experts=draw(st.integers(least_rows(matrices)[0], experts)),
         hidden=dimension(hidden) if residue is None else draw(widths_with(residue, 1, hidden, 16)),
         intermediate=dimension(intermediate),
@@ -244,10 +269,10 @@ def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> l
     return [*base, *adapters, *scales]
 
 
-def real_routing(size: Sizes) -> Iterator[TensorSpec]:
-    """Uniform routing of a real layer, with weights in (-1, 1)."""
+def real_routing(size: Sizes, kind: str) -> Iterator[TensorSpec]:
+    """Uniform routing of a real layer, with weights in (-1, 1), or of one sign."""
     yield TensorSpec("expert_ids", "int64", size.pairs, regime=f"below_{size.experts}")
-    yield TensorSpec("routing_weights", "fp32", size.pairs, regime="uniform")
+    yield TensorSpec("routing_weights", "fp32", size.pairs, regime="one_sign" if kind == "one_sign" else "uniform")
 
 
 def real_weights(size: Sizes, regimes: Regimes) -> Iterator[TensorSpec]:

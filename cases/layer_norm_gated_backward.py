@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,8 @@ from cases.layer_norm_gated import SHAPES, Options, shape_of
 from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from harness.inputs import chosen_tensor, cut_rows, layouts_like, tensor_choices
 
+Regimes = dict[str, tuple[str, ...]]
+
 _ACTIVATIONS = (
     *("normal", "rows", "outlier", "offset", "zero_rows", "constant", "pow2", "sparse", "integers", "lattice"),
     *("tiny", "subnormal", "huge", "special"),
@@ -20,6 +22,8 @@ _ACTIVATIONS = (
 _GRADIENTS = ("normal", "rows", "outlier", "constant", "sparse", "integers", "tiny", "zero_rows", "special")
 _GATES = ("gates", "normal", "saturated", "gates", "zeros", "special")
 _WEIGHTS = ("normal", "near_one", "ones", "signs", "small")
+_REAL: Regimes = {"dy": ("normal",), "z": ("gates",), "weight": ("near_one",), "rstd": ("scale_random",)}
+_REAL |= {"mean": ("small",)}
 _EXACT = {
     "x": ("integers",),
     "dy": ("integers",),
@@ -30,6 +34,18 @@ _EXACT = {
 _EXACT |= {"weight": ("signs", "ones", "integers"), "bias": ("integers", "zeros")}
 _ANY = {"x": _ACTIVATIONS, "dy": _GRADIENTS, "z": _GATES, "weight": _WEIGHTS, "bias": ("normal", "zeros")}
 _ANY |= {"rstd": ("scale_random", "scale_pow2", "ones"), "mean": ("normal", "zeros", "small")}
+ONE_SIGN: Mapping[str, Regimes] = {
+    gate: {
+        "x": ("one_sign(,z)" if gate == "before" else "one_sign",),
+        "dy": ("one_sign(,dy)",),
+        "z": ("one_sign(,z)",),  # above -1.278, where the slope of silu changes its sign
+        **dict.fromkeys(("weight", "bias"), (f"one_sign(,{'dy*z' if gate == 'after' else 'dy'})",)),
+        "rstd": ("scale_random", "scale_pow2", "ones"),
+        "mean": ("small", "zeros"),
+    }
+    for gate in ("none", "after", "before")
+}
+"""Where the gate is → regimes with which all terms of dw, db, c1 and c2 have one sign, as the gate has that of z."""
 
 _GROUPS = (
     Options("bf16", "bf16", "rms", "after", (65, 128)),
@@ -49,6 +65,11 @@ _EXACT_GROUPS = (
     Options("fp32", "fp32", "layer", "before", (17, 32), bias=True, several=True),
     Options("fp32", "fp32", "layer", "none", (1, 16), bias=True),
 )
+_ONE_SIGN_GROUPS = (
+    Options("bf16", "bf16", "rms", "after", (65, 128)),
+    Options("bf16", "bf16", "layer", "none", (257, 512), bias=True),
+    Options("fp16", "fp16", "rms", "before", (513, 1024)),
+)
 
 _VECTORS = ("weight", "bias")
 _LATENTS = ((6, 1024, 1, "layer"), (3, 640, 5, "layer"), (5, 1500, 1, "rms"), (4, 512, 4, "rms"))
@@ -63,12 +84,20 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     yield Group("latents", examples=tuple(_latents(accepts)))
-    for prefix, table, regimes in (("", _GROUPS, _ANY), ("exact-", _EXACT_GROUPS, _EXACT)):
-        fitted = dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None)
-        for options in fitted:
-            recompute = "recompute_output" in accepts and options.gate != "before"
-            choices = _choices(options, most, regimes, recompute=recompute)
-            yield Group(f"{prefix}{options}", partial(_cases, options, most), choices=choices)
+    yield from _groups("", _GROUPS, dict.fromkeys(ONE_SIGN, _ANY), accepts, most)
+    yield from _groups("exact-", _EXACT_GROUPS, dict.fromkeys(ONE_SIGN, _EXACT), accepts, most)
+    if not small:  # random terms of so few rows leave hardly anything open
+        yield from _groups("one_sign-", _ONE_SIGN_GROUPS, ONE_SIGN, accepts, most)
+
+
+def _groups(
+    prefix: str, table: Sequence[Options], regimes: Mapping[str, Regimes], accepts: frozenset[str], most: int
+) -> Iterator[Group]:
+    """A group for each options that are left; `regimes` are those for each place of the gate."""
+    for options in dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None):
+        recompute = "recompute_output" in accepts and options.gate != "before"
+        choices = _choices(options, most, regimes[options.gate], recompute=recompute)
+        yield Group(f"{prefix}{options}", partial(_cases, options, most), choices=choices)
 
 
 def _without(options: Options, accepts: frozenset[str]) -> Options | None:
@@ -79,7 +108,7 @@ def _without(options: Options, accepts: frozenset[str]) -> Options | None:
     return left and replace(left, bias=left.bias and "bias" in accepts)
 
 
-def _choices(options: Options, most: int, regimes: Mapping[str, tuple[str, ...]], *, recompute: bool) -> Choices:
+def _choices(options: Options, most: int, regimes: Regimes, *, recompute: bool) -> Choices:
     """What the cases of a group choose from, where x has about `most` elements at most."""
     names = {"x": options.x, "dy": options.x, "weight": options.weight, "rstd": "fp32"}
     names |= {"mean": "fp32"} if options.norm == "layer" else {}
@@ -129,27 +158,23 @@ def _latents(accepts: frozenset[str]) -> Iterator[Case]:
 
 
 def _real_shapes(accepts: frozenset[str], *, most: int | None) -> Iterator[Case]:
-    """Every shape of the table once in bf16, gated where the kernel can, with the regimes of x taking turns.
+    """Every shape of the table once in bf16, gated where the kernel can, of one sign and random in turn.
 
-    The statistics are not those of x.
+    Among the random ones, the regimes of x take turns. The statistics are not those of x.
     """
     for seed, shape in enumerate(SHAPES):
         norm, gate = "rms" if shape["rms"] else "layer", "after" if shape["before"] else "before"
         options = _without(Options("bf16", "bf16", norm, gate, (1, 1)), accepts)
         if options is None:
             continue
+        random = {**_REAL, "x": _ACTIVATIONS[seed % len(_ACTIVATIONS) :]}
+        regimes = ONE_SIGN[options.gate] if seed % 2 == 0 else random
         rows = tuple(shape["rows"] if most is None else cut_rows(shape["rows"], shape["width"], most))
-        x = TensorSpec("x", "bf16", (*rows, shape["width"]), regime=_ACTIVATIONS[seed % len(_ACTIVATIONS)])
-        tensors = [
-            x,
-            replace(x, name="dy", regime="normal"),
-            TensorSpec("weight", "bf16", x.shape[-1:], regime="near_one"),
-        ]
+        whole, width = (*rows, shape["width"]), (shape["width"],)
         count = shape["width"] // shape.get("group", shape["width"])
-        tensors.append(_statistics("rstd", x.shape, count, "scale_random"))
-        if norm == "layer":
-            tensors.append(_statistics("mean", x.shape, count, "small"))
-        if options.gate != "none":
-            tensors.append(replace(x, name="z", regime="gates"))
+        shapes = {"x": whole, "dy": whole, "weight": width} | ({"z": whole} if options.gate != "none" else {})
+        tensors = [TensorSpec(name, "bf16", size, regime=regimes[name][0]) for name, size in shapes.items()]
+        for name in ("rstd", "mean") if norm == "layer" else ("rstd",):
+            tensors.append(_statistics(name, whole, count, regimes[name][0]))
         params = {name: value for name, value in options.params.items() if name != "is_rms_norm"}
         yield Case("layer_norm_gated_backward", tuple(tensors), params, seed)

@@ -1,4 +1,4 @@
-"""Cases of the mixture of experts with adapters: exact ones, balanced ones, shards, quantized weights, real layers."""
+"""Cases of the mixture of experts: exact, balanced, of one sign, in shards, of quantized weights, and real layers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from cases._experts import (
     BALANCED,
     EXACT,
+    ONE_SIGN,
+    REAL_KINDS,
     Variant,
     choices,
     chosen_params,
@@ -24,13 +26,17 @@ from cases._experts import (
 from harness.case import Case, Chosen, Group, TensorSpec
 from harness.inputs import chosen_tensor
 
-SCALINGS = {"exact": (0.75, 1.0, 2.0, 1.25), "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0)}
-"""Scalings of adapters, alpha / r; the exact ones keep gates positive."""
+SCALINGS = {
+    "exact": (0.75, 1.0, 2.0, 1.25),
+    "balanced": (2.0, 0.7, 1.0, 0.3, -1.5, 0.0),
+    "one_sign": (0.7, 1.0, 0.3, 1.4),
+}
+"""Scalings of adapters, alpha / r; the exact ones keep gates positive, those of one sign what adapters add its sign."""
 
-_LIMITS = {"exact": (96.0,), "balanced": (7.0, 0.5)}
+_LIMITS = {"exact": (96.0,), "balanced": (7.0, 0.5), "one_sign": ()}
 """What `swiglu_limit` may be; sigmoids at the exact ones are 1."""
 
-_REGIMES = {"exact": EXACT, "balanced": BALANCED}
+_REGIMES = {"exact": EXACT, "balanced": BALANCED, "one_sign": ONE_SIGN}
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
@@ -52,9 +58,10 @@ def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Ca
 
 
 def _real_layers(*, small: bool) -> Iterator[Case]:
-    """The layer of every model of the table once, exact and balanced in turn."""
+    """The layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
-        regimes = (EXACT, BALANCED)[seed % 2]
+        kind = REAL_KINDS[seed % 2]
+        regimes = _REGIMES[kind]
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
-        tensors = (x, *real_routing(size), *real_weights(size, regimes))
-        yield Case("moe_lora", tensors, {"scaling": 2.0}, seed)
+        tensors = (x, *real_routing(size, kind), *real_weights(size, regimes))
+        yield Case("moe_lora", tensors, {"scaling": SCALINGS[kind][0]}, seed)

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from cases._experts import (
     BALANCED,
     EXACT,
+    LABELS,
+    ONE_SIGN,
+    REAL_KINDS,
     Regimes,
     Sizes,
     Variant,
@@ -30,11 +33,13 @@ from harness.inputs import chosen_tensor, layouts_like, tensor_choices
 _GRADIENTS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
 _SAVED = ("saved_gate", "saved_up", "intermediate")
 _FACTORS = ("sparse_signs", "quarters", "integers", "fractions")  # the first suits every size
-_LIMITS = {"exact": (22.5,), "balanced": (7.0, 0.5)}
+_OLD = {f"old_{name}": labels for name, labels in LABELS.items() if "lora" in name}
+_FIRST_OLD = "old_gate_lora_a"
+_LIMITS = {"exact": (22.5,), "balanced": (7.0, 0.5), "one_sign": ()}
 _REGIMES: dict[str, Regimes] = {
     "exact": {
         **dict.fromkeys(EXACT, _FACTORS),
-        **dict.fromkeys(("x", "grad_output", "saved_up", "intermediate", "old"), ("integers", "fractions")),
+        **dict.fromkeys(("x", "grad_output", "saved_up", "intermediate", *_OLD), ("integers", "fractions")),
         "saved_gate": ("saturated",),
         "routing_weights": ("ones", "quarters"),
     },
@@ -44,7 +49,15 @@ _REGIMES: dict[str, Regimes] = {
         "saved_gate": ("gates", "normal", "zeros", "special"),
         "saved_up": ("normal", "rows", "special"),
         "intermediate": ("normal", "sparse", "special"),
-        "old": ("normal", "zeros"),
+        **dict.fromkeys(_OLD, ("normal", "zeros")),
+    },
+    "one_sign": {
+        **ONE_SIGN,
+        "grad_output": ("one_sign(,output)",),
+        "saved_gate": ("one_sign(,gate)",),  # above -1.278, where the slope of silu changes its sign
+        "saved_up": ("one_sign(,up)",),
+        "intermediate": ("one_sign(,gate*up)",),
+        **{name: (f"one_sign({labels})",) for name, labels in _OLD.items()},
     },
 }
 
@@ -53,7 +66,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
     for variant in variants(accepts):
-        own = _choices(variant, accumulate="old_gate_lora_a" in accepts, limited="swiglu_limit" in accepts)
+        own = _choices(variant, accumulate=_FIRST_OLD in accepts, limited="swiglu_limit" in accepts)
         yield Group(str(variant), partial(_cases, variant, small), choices=own)
 
 
@@ -66,7 +79,7 @@ def _choices(variant: Variant, *, accumulate: bool, limited: bool) -> Choices:
     for name in _SAVED:
         found |= tensor_choices(name, (dtype,), regimes[name], layouts_like(2, 2, 64))
     if accumulate:
-        found |= {"old_gate_lora_a dtype": (dtype,), "old_gate_lora_a regime": (None, *regimes["old"])}
+        found |= {f"{_FIRST_OLD} dtype": (dtype,), f"{_FIRST_OLD} regime": (None, *regimes[_FIRST_OLD])}
     return found
 
 
@@ -77,8 +90,8 @@ def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Ca
     pairs, params = routing(size, chosen)
     saved = [chosen_tensor(name, chosen, shape) for name, shape in _saved(size).items()]
     tensors = [x, *pairs, grad_output, *saved, *draw(weights(size, variant, chosen))]
-    if before := chosen.get("old_gate_lora_a regime"):
-        tensors += _old(size, variant.dtype, before)
+    if before := chosen.get(f"{_FIRST_OLD} regime"):
+        tensors += _old(size, variant.dtype, _REGIMES[variant.kind], before)
     params |= chosen_params(chosen)
     return Case("moe_lora_backward", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
@@ -88,18 +101,20 @@ def _saved(size: Sizes) -> dict[str, tuple[int, int, int]]:
     return dict.fromkeys(_SAVED, (*size.pairs, size.intermediate))
 
 
-def _old(size: Sizes, dtype: str, regime: str) -> Iterator[TensorSpec]:
-    """Gradients that are there before."""
+def _old(size: Sizes, dtype: str, regimes: Regimes, before: str) -> Iterator[TensorSpec]:
+    """Gradients that are there before, of the kind that was chosen for the first of them."""
+    kind = regimes[_FIRST_OLD].index(before)
     for name, shape in size.adapters().items():
-        yield TensorSpec(f"old_{name}", dtype, shape, regime=regime)
+        yield TensorSpec(f"old_{name}", dtype, shape, regime=regimes[f"old_{name}"][kind])
 
 
 def _real_layers(*, small: bool) -> Iterator[Case]:
-    """The layer of every model of the table once, exact and balanced in turn."""
+    """The layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
-        regimes = _REGIMES["exact" if seed % 2 == 0 else "balanced"]
+        kind = REAL_KINDS[seed % 2]
+        regimes = _REGIMES[kind]
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
         grad_output = TensorSpec("grad_output", "bf16", x.shape, regime=regimes["grad_output"][0])
         saved = [TensorSpec(name, "bf16", shape, regime=regimes[name][0]) for name, shape in _saved(size).items()]
-        tensors = (x, *real_routing(size), grad_output, *saved, *real_weights(size, regimes))
-        yield Case("moe_lora_backward", tensors, {"scaling": 2.0}, seed)
+        tensors = (x, *real_routing(size, kind), grad_output, *saved, *real_weights(size, regimes))
+        yield Case("moe_lora_backward", tensors, {"scaling": SCALINGS[kind][0]}, seed)

@@ -31,6 +31,7 @@ from harness.numerics.fused.compiled import launcher, unspecialized
 
 fingerprints = import_module("harness.inputs.fingerprint")  # whose name in the package is that of a function
 FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
+SIGNED = ("one_sign(,hidden)", "one_sign_fan_in(gate*up,hidden)", "one_sign(rank,rank)")
 INTEGERS = ("normal", "zeros", "ones", "counting", "bits", "below_7", "around_9", "experts_5", "sequences_9")
 
 
@@ -70,9 +71,14 @@ def assert_same_values(text: str, seed: int = 5) -> None:
     assert torch.equal(filled(spec, seed, by_torch=False), filled(spec, seed, by_torch=True))
 
 
-@pytest.mark.parametrize("regime", sorted(REGIMES))
+@pytest.mark.parametrize("regime", [*sorted(REGIMES), *SIGNED])
 def test_values(regime: str) -> None:
     assert_same_values(f"bf16[30,45]:{regime}")
+
+
+@pytest.mark.parametrize("regime", SIGNED)
+def test_signs_of_each_matrix(regime: str) -> None:
+    assert_same_values(f"fp32[3,5,40]:{regime}")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -153,12 +159,12 @@ def test_strides_of_more_dimensions_than_the_kernel_has_are_left_to_torch() -> N
     assert_same_values("fp32[2,2,2,2,2]@40,19,8,3,1:rows")
 
 
-@pytest.mark.parametrize("regime", sorted(REGIMES))
+@pytest.mark.parametrize("regime", [*sorted(REGIMES), *SIGNED])
 def test_every_regime_is_a_program(regime: str) -> None:
     assert values._program(regime, torch.bfloat16, "x", (8, 16)) is not None
 
 
-@pytest.mark.parametrize("regime", sorted(REGIMES))
+@pytest.mark.parametrize("regime", [*sorted(REGIMES), *SIGNED])
 def test_one_program_serves_every_shape(regime: str) -> None:
     """Or Triton would compile a kernel per shape."""
     programs = [values._program(regime, torch.bfloat16, "x", shape) for shape in ((8, 16), (1, 1), (999, 4096), (3,))]
@@ -259,7 +265,7 @@ def test_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_a_gpu(dtype: str) -> None:
     """Every regime, in compiled kernels, against torch on the CPU; no kernel was refused."""
-    for regime in REGIMES if dtype in FLOATS else ("normal", "bits"):
+    for regime in (*REGIMES, *SIGNED) if dtype in FLOATS else ("normal", "bits"):
         case = parse_case(f"op x={dtype}[70,300]:{regime} seed=3")
         actual, expected = (build(case, device).tensors["x"] for device in ("cuda", "cpu"))
         assert torch.equal(bits_of(actual.cpu()), bits_of(expected)), regime

@@ -54,6 +54,10 @@ def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
             "op x=bf16[4,256]:lattice y=e5m2[4,4]:subnormal z=fp32[4]:scale_random seed=9223372036854775807",
             "9e43a81997b42bdf",
         ),
+        (
+            "op x=bf16[4,64]:one_sign(,hidden) w=bf16[2,8,64]:one_sign_fan_in(a*b,hidden) y=fp32[9]:one_sign seed=5",
+            "5e89e5833eb7fdab",
+        ),
     ],
 )
 def test_golden_fingerprints(line: str, expected: str) -> None:
@@ -315,6 +319,10 @@ def test_integers() -> None:
         ("int32[4]:rows", "regime 'rows' makes no int32 values for tensor 'x'"),
         ("bf16[4]:below_9", "regime 'below_9' makes no bf16 values"),
         ("int8[4]:below_129", "'below_129' of tensor 'x' exceeds 127, the most for int8"),
+        ("bf16[4]:one_sign(a)", r"cannot read regime 'one_sign\(a\)': expected one_sign\(ROWS,COLUMNS\)"),
+        ("bf16[4]:one_sign_fan_in(a,b*)", r"as in one_sign_fan_in\(gate\*up,hidden\)"),
+        ("bf16[4]:normal(a,b)", r"unknown regime of tensor 'x': 'normal\(a,b\)'"),
+        ("int32[4]:one_sign(a,b)", r"regime 'one_sign\(a,b\)' makes no int32 values"),
     ],
 )
 def test_wrong_regime(text: str, message: str) -> None:
@@ -326,6 +334,35 @@ def test_every_regime_has_a_line() -> None:
     for name, line in regimes().items():
         assert line.endswith("."), name
         assert "\n" not in line, name
+
+
+# Signs that tensors share
+
+
+def test_tensors_share_the_signs_of_a_label() -> None:
+    """So that all terms of the dots of x with rows of w, and of these with y, have one sign."""
+    line = "op x=bf16[5,64]:one_sign(,k) w=fp32[3,48,64]:one_sign_fan_in(a*b,k) y=fp16[48]:one_sign(,b*a) seed=1"
+    x, w, y = (t.double() for t in build(parse_case(line), "cpu").tensors.values())
+    rows = w.sign()[0, :, 0] * x.sign()[0, 0]
+    for matrix in w:
+        assert ((x[:, None] * matrix).sign() == rows[:, None]).all()
+        assert ((matrix * y[:, None]).sign() == matrix.sign()[0] * y[0].sign()).all()
+    assert 8 < (rows > 0).sum() < 40
+    assert 0 < (x > 0).sum() < x.numel()
+
+
+def test_labels_and_seeds_have_signs_of_their_own() -> None:
+    of = (("a", 0), ("b", 0), ("a", 1))
+    signs = [values("fp32", (64,), f"one_sign(,{label})", seed=seed).sign() for label, seed in of]
+    for one, other in itertools.combinations(signs, 2):
+        assert 16 < (one == other).sum() < 48
+
+
+def test_tensors_share_nothing_but_signs() -> None:
+    x, y = (values("fp32", (256,), "one_sign(,a)", name=name) for name in "xy")
+    assert (x.sign() == y.sign()).all()
+    assert not (x == y).any()
+    assert x.abs().min() >= 0.25 and x.abs().max() < 1.25
 
 
 # Captured values

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Block:
         columns: column numbers of the block, int64 [1, C].
         height: number of rows of the tensor.
         width: number of columns of the tensor.
+        matrix: number of rows of one of its matrices, the last two dimensions.
     """
 
     seed: int
@@ -38,6 +40,17 @@ class Block:
     columns: Tensor
     height: int
     width: int
+    matrix: int
+
+    @property
+    def rows_of_matrix(self) -> Tensor:
+        """Row numbers within their matrix, int64 [R, 1]."""
+        return self.rows % self.matrix
+
+    @property
+    def shared(self) -> Self:
+        """The same block as a part of no tensor: its random numbers are those of the case, which all tensors share."""
+        return replace(self, name="")
 
     @property
     def elements(self) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.inputs.draws import Block
 from harness.inputs.factors import fan_in, few, fractions, quarters, sparse_signs
+from harness.inputs.one_sign import POSITIVE
 
 Regime = Callable[[Block], Tensor]
 
@@ -222,6 +223,7 @@ REGIMES: Mapping[str, Regime] = {
         *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_odd, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),
+        *POSITIVE.values(),
     )
 }
 """Name → function of every regime for floating-point tensors."""

@@ -36,13 +36,13 @@ class Program:
     Attributes:
         lines: assignments, in order.
         result: the name of the values, int64 or float64.
-        streams: the streams of random numbers, whose keys are the arguments `key0`, `key1`, …
+        streams: tensor and name of the streams of random numbers, whose keys are the arguments `key0`, `key1`, …
         constants: bits of the arguments `c0`, `c1`, …
     """
 
     lines: tuple[str, ...]
     result: str
-    streams: tuple[str, ...]
+    streams: tuple[tuple[str, str], ...]
     constants: tuple[int, ...]
 
 
@@ -51,7 +51,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.values: dict[str, Symbol] = {}
-        self.streams: dict[str, str] = {}
+        self.streams: dict[tuple[str, str], str] = {}
         self.constants: list[int] = []
 
     def line(self, expression: str, dtype: torch.dtype) -> Symbol:
@@ -72,9 +72,9 @@ class Tape:
         as_float = f"{name}.to(tl.float64, bitcast=True)"
         return self.line(as_float, dtype) if dtype is torch.float64 else Symbol(self, name, dtype)
 
-    def key(self, stream: str) -> str:
+    def key(self, tensor: str, stream: str) -> str:
         """The argument that holds the key of a stream."""
-        return self.streams.setdefault(stream, f"key{len(self.streams)}")
+        return self.streams.setdefault((tensor, stream), f"key{len(self.streams)}")
 
     def program(self, result: Symbol) -> Program:
         """What was recorded."""
@@ -228,19 +228,21 @@ class SymbolicBlock(Block):
         return self.tape.line("tl.full([1, 1], 0, tl.int64)", torch.int64)
 
     def words(self, index: Any, stream: str, *, lane: int = 0, lanes: int = 1) -> Any:
-        key = self.tape.key(stream)
+        key = self.tape.key(self.name, stream)
         start, step = signed(INCREMENT * lane), signed(INCREMENT * lanes)
         return self.tape.line(f"hashed({index.text}, {key} + {start}, {step})", torch.int64)
 
 
-def recorded(regime: Callable[[Block], Tensor], name: str, fmt: Format, height: int, width: int) -> Program | None:
-    """The program of a regime for a tensor called `name`; None if it does what no line says.
+def recorded(
+    regime: Callable[[Block], Tensor], name: str, fmt: Format, height: int, width: int, matrix: int
+) -> Program | None:
+    """The program of a regime for a tensor called `name`, as in `Block`; None if it does what no line says.
 
     Raises what the regime raises, a `UsageError` where it makes no values of that shape.
     """
     tape = Tape()
     rows, columns = (Symbol(tape, text, torch.int64) for text in ("rows", "columns"))
-    block = SymbolicBlock(0, name, fmt, rows, columns, height, width, tape)  # type: ignore[arg-type]
+    block = SymbolicBlock(0, name, fmt, rows, columns, height, width, matrix, tape)  # type: ignore[arg-type]
     try:
         result: Any = regime(block)
         return tape.program(result)

@@ -24,6 +24,8 @@ from harness.inputs.fused import fill as fill_at_once
 from harness.inputs.fused import source
 from harness.inputs.integers import INTEGER_REGIMES, integer_regime
 from harness.inputs.lines import row_lines
+from harness.inputs.one_sign import SIGNED
+from harness.inputs.one_sign import signed as with_signs
 from harness.inputs.regimes import REGIMES
 from harness.inputs.symbols import Program, recorded
 from harness.numerics.formats import FP64, Format, cast, format_of
@@ -43,6 +45,7 @@ def regimes() -> Mapping[str, str]:
     both = {name: f"{floats[name]} {INTEGER_REGIMES[name]}" for name in floats.keys() & INTEGER_REGIMES.keys()}
     return {
         **floats,
+        **SIGNED,
         **INTEGER_REGIMES,
         **both,
         "captured(PATH#KEY)": "The tensor KEY of the safetensors file PATH, or as many of its leading rows.",
@@ -76,7 +79,7 @@ def check_regime(spec: TensorSpec) -> None:
     """Raise a `UsageError` if `spec` names no regime, or one that makes no values of its dtype."""
     if is_captured(spec.regime):
         return
-    known_float = spec.regime in REGIMES
+    known_float = _float_regime(spec.regime) is not None
     known_integer = integer_regime(spec.regime) is not None
     if not known_float and not known_integer:
         raise unknown(f"regime of tensor {spec.name!r}:", spec.regime, regimes())
@@ -103,8 +106,8 @@ def _pieces(target: Tensor, shape: tuple[int, ...], budget: int) -> Iterator[tup
 def _bits(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
     """Bits of the values of `spec` in its dtype, [R, C]."""
     dtype = spec.torch_dtype
-    height, width = _height_and_width(spec.shape)
-    values = _regime(spec.regime, dtype)(Block(seed, spec.name, _format(dtype), rows, columns, height, width))
+    block = Block(seed, spec.name, _format(dtype), rows, columns, *_sizes(spec.shape))
+    values = _regime(spec.regime, dtype)(block)
     if not dtype.is_floating_point:
         return bits_of(values.to(dtype))
     rounded = cast(values, dtype)
@@ -114,23 +117,31 @@ def _bits(spec: TensorSpec, seed: int, rows: Tensor, columns: Tensor) -> Tensor:
 def _regime(name: str, dtype: torch.dtype) -> Regime:
     """The regime called `name` as a function of a block alone."""
     if dtype.is_floating_point:
-        return REGIMES[name]
+        floats = _float_regime(name)
+        assert floats is not None
+        return floats
     integers = integer_regime(name)
     assert integers is not None
     return lambda block: integers(block, dtype)
+
+
+def _float_regime(name: str) -> Regime | None:
+    """The regime of floating-point tensors called `name`, with its signs, or None."""
+    return REGIMES.get(name) or with_signs(name)
 
 
 def _format(dtype: torch.dtype) -> Format:
     return format_of(dtype) if dtype.is_floating_point else FP64
 
 
-def _height_and_width(shape: tuple[int, ...]) -> tuple[int, int]:
-    return math.prod(shape[:-1]), shape[-1] if shape else 1
+def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Rows and columns of a tensor, and rows of one of its matrices, as a `Block` has them."""
+    return math.prod(shape[:-1]), shape[-1] if shape else 1, shape[-2] if len(shape) > 1 else 1
 
 
 @functools.lru_cache(maxsize=1024)
 def _program(regime: str, dtype: torch.dtype, name: str, shape: tuple[int, ...]) -> Program | None:
-    return recorded(_regime(regime, dtype), name, _format(dtype), *_height_and_width(shape))
+    return recorded(_regime(regime, dtype), name, _format(dtype), *_sizes(shape))
 
 
 def _filled_at_once(target: Tensor, spec: TensorSpec, seed: int) -> bool:
@@ -139,8 +150,8 @@ def _filled_at_once(target: Tensor, spec: TensorSpec, seed: int) -> bool:
     lines = row_lines(target, spec.shape or (1,))
     if program is None or lines is None:
         return False
-    keys = [signed(key_of(seed, spec.name, stream)) for stream in program.streams]
-    _, width = _height_and_width(spec.shape)
+    keys = [signed(key_of(seed, *stream)) for stream in program.streams]
+    _, width, _ = _sizes(spec.shape)
 
     def fill() -> None:
         fill_at_once(target, lines, program, keys, width)
