@@ -14,7 +14,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from harness.case import Case, Group, TensorSpec
-from harness.inputs import Layout, tensor_layouts
+from harness.inputs import tensor_layouts
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["completion_mask"]
 _DTYPES = ("int64", "int32")
@@ -39,7 +39,7 @@ def _cases(draw: st.DrawFn, dtype: str, short: int, long: int, accepts: frozense
     length = draw(st.integers(short, long))
     most_rows = (_SMALL_ELEMENTS if small else _LARGE_ELEMENTS) // max(length, 1)
     shape = draw(_rows(min(short, 1), most_rows)), length
-    layout = draw(_id_layouts(shape, dtype))
+    layout = draw(tensor_layouts(shape, dtype))
     ends = draw(st.integers(1, _MOST_ENDS))
     ids = TensorSpec("ids", dtype, shape, layout.strides, layout.offset, f"sequences_{ends}")
     asked = draw(st.integers(1, _MOST_ENDS))
@@ -51,15 +51,6 @@ def _cases(draw: st.DrawFn, dtype: str, short: int, long: int, accepts: frozense
 def _rows(fewest: int, most: int) -> st.SearchStrategy[int]:
     """Few rows in half of the cases, which fill no program or a part of the last one."""
     return st.one_of(st.integers(fewest, min(most, 17)), st.integers(fewest, most))
-
-
-def _id_layouts(shape: tuple[int, int], dtype: str) -> st.SearchStrategy[Layout]:
-    """The layouts of the harness, and two whose columns have a stride."""
-    rows, length = shape
-    if 0 in shape:
-        return tensor_layouts(shape, dtype)
-    spread = (Layout("columns first", (1, rows)), Layout("every second column", (2 * length, 2)))
-    return st.one_of(tensor_layouts(shape, dtype), st.sampled_from(spread))
 
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:

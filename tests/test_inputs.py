@@ -152,7 +152,7 @@ def test_normal_fills_the_significand() -> None:
 @pytest.mark.parametrize("regime", sorted(REGIMES))
 def test_values_are_finite_unless_special(regime: str, dtype: str) -> None:
     x = values(dtype, (64, 48), regime).to(torch.float64)
-    planted = regime == "special"
+    planted = regime in ("special", "special_columns")
     beyond_448 = dtype == "e4m3" and regime in ("outlier", "outlier_last", "rows")
     assert planted or beyond_448 or x.isfinite().all()
 
@@ -260,6 +260,20 @@ def test_special_rows(height: int, seed: int) -> None:
 def test_special_nan_has_the_canonical_bits() -> None:
     x = values("bf16", (64, 16), "special")
     assert set(bits_of(x)[x.isnan()].tolist()) == {0x7FC0}
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 16), (2, 3, 9)])
+def test_special_columns(shape: tuple[int, ...]) -> None:
+    x = values("bf16", shape, "special_columns").reshape(-1, shape[-1])
+    nan = int(x[0].isnan().nonzero())
+    column = (nan + torch.arange(4)) % shape[-1]
+    assert x[:, column].tolist() == [[pytest.approx(math.nan, nan_ok=True), math.inf, -math.inf, 0]] * len(x)
+    assert x[:, column[3]].signbit().all()
+    assert int(x.isfinite().sum()) == len(x) * (shape[-1] - 3)
+
+
+def test_special_columns_of_one_column_are_nan() -> None:
+    assert values("fp32", (1,), "special_columns").isnan().all()
 
 
 def test_sparse() -> None:
@@ -390,7 +404,7 @@ def test_layouts_are_valid(shape: tuple[int, ...], dtype: str, name: str) -> Non
         assert layout.name == name
         assert len(layout.strides) == len(shape)
         assert separates(shape, layout.strides)
-        assert layout.strides[-1] == 1
+        assert (layout.strides[-1] == 1) == (name not in ("columns_first", "every_second"))
         if name not in ("contiguous", "unaligned"):
             differs = any(
                 size > 1 and a != b for size, a, b in zip(shape, layout.strides, contiguous_strides(shape), strict=True)
@@ -408,6 +422,11 @@ def test_layouts_are_valid(shape: tuple[int, ...], dtype: str, name: str) -> Non
         ("half", (4, 8), (16, 1), 8),
         ("transposed", (3, 4, 8), (8, 24, 1), 0),
         ("expanded", (3, 4), (0, 1), 0),
+        ("expanded", (4,), (0,), 0),
+        ("columns_first", (3, 4), (1, 3), 0),
+        ("columns_first", (2, 3, 4), (12, 1, 3), 0),
+        ("every_second", (2, 3, 4), (24, 8, 2), 0),
+        ("every_second", (4,), (2,), 0),
         ("unaligned", (4, 8), (8, 1), 1),
         ("padded", (4, 8), (16, 1), 0),
         ("non_flattenable", (2, 3, 8), (32, 8, 1), 0),
@@ -420,7 +439,11 @@ def test_layout_strides(name: str, shape: tuple[int, ...], strides: tuple[int, .
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("transposed", (4, 8)), ("non_flattenable", (4, 8)), ("expanded", (1, 8)), ("padded", (1, 8))]
+    ("name", "shape"),
+    [
+        *(("transposed", (4, 8)), ("non_flattenable", (4, 8)), ("expanded", (1, 8)), ("padded", (1, 8))),
+        *(("columns_first", (1, 8)), ("columns_first", (8,)), ("every_second", (8, 1)), ("every_second", (0, 8))),
+    ],
 )
 def test_layouts_that_do_not_apply(name: str, shape: tuple[int, ...]) -> None:
     assert LAYOUTS[name](shape, "bf16") is None

@@ -130,6 +130,15 @@ def special(block: Block) -> Tensor:
     return values
 
 
+def special_columns(block: Block) -> Tensor:
+    """Normal values; NaN in one column, the same in all rows, inf and -inf in the two after it, -0 in the next."""
+    first = block.integers(block.whole, 0, min(block.width, 2**31) - 1, "column")
+    values = block.normal(block.elements)
+    for place, value in enumerate((-0.0, -math.inf, math.inf, math.nan)):  # NaN last: it stays where columns are few
+        values = torch.where(block.columns == (first + 3 - place) % block.width, value, values)
+    return values
+
+
 def sparse(block: Block) -> Tensor:
     """Zeros, and one normal value in sixteen."""
     kept = block.integers(block.elements, 0, 15) == 0
@@ -200,21 +209,9 @@ def scale_overflow(block: Block) -> Tensor:
 REGIMES: Mapping[str, Regime] = {
     regime.__name__: regime
     for regime in (
-        *(
-            normal,
-            uniform,
-            rows,
-            tiny,
-            tiniest,
-            outlier,
-            outlier_last,
-            offset,
-            lattice,
-            zero_rows,
-            constant,
-            pow2,
-        ),
-        *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small, gates, saturated, integers),
+        *(normal, uniform, rows, tiny, tiniest, outlier, outlier_last, offset, lattice, zero_rows, constant, pow2),
+        *(subnormal, huge, special, special_columns, sparse),
+        *(near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),
     )
