@@ -13,13 +13,14 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from harness.case import Case, Group, TensorSpec
 from harness.inputs import tensor_layouts
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["completion_mask"]
 _DTYPES = ("int64", "int32")
 _LENGTHS = ((0, 64), (65, 512), (513, 3000))
-_EDGES = ((1, 1), (0, 5), (5, 0), (0, 0), (1, 64), (3, 65), (1, 1025))
+_SMALLEST = ((1, 1), (0, 5), (5, 0), (0, 0), (1, 64), (3, 65), (1, 1025))
 _MOST_ENDS = 4
 
 _SMALL_ELEMENTS = 1 << 14  # of ids where a CPU takes part: a few dozen Triton programs
@@ -29,7 +30,7 @@ _LARGE_ELEMENTS = 1 << 22
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
-    yield Group("edges", examples=tuple(_edges(accepts)))
+    yield Group("edges", examples=(*_smallest(accepts), *edges("completion_mask", accepts, small=small)))
     for dtype, (short, long) in itertools.product(_DTYPES, _LENGTHS):
         yield Group(f"{dtype}-L{short}to{long}", strategy=_cases(dtype, short, long, accepts, small=small))
 
@@ -64,9 +65,9 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         yield _case(ids, TensorSpec("eos_ids", "int64", (ends,), regime="counting"), mask_truncated, seed, accepts)
 
 
-def _edges(accepts: frozenset[str]) -> Iterator[Case]:
+def _smallest(accepts: frozenset[str]) -> Iterator[Case]:
     """The smallest and empty shapes, and those beside a block of a kernel, with several kinds of rows each."""
-    turns = itertools.product(_EDGES, (False, True), range(3))
+    turns = itertools.product(_SMALLEST, (False, True), range(3))
     for seed, ((rows, length), mask_truncated, turn) in enumerate(turns):
         ids = TensorSpec("ids", _DTYPES[turn % 2], (rows, length), regime="sequences_2")
         yield _case(ids, TensorSpec("eos_ids", "int64", (2,), regime="counting"), mask_truncated, seed, accepts)

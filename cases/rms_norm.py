@@ -1,4 +1,4 @@
-"""Cases of RMSNorm: one group per combination of dtypes and options, real-model shapes, and sizes that broke kernels.
+"""Cases of RMSNorm: one group per combination of dtypes and options, real-model shapes, and edges.
 
 A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above N); Hypothesis draws the
 rest: exact N, rows, strides, regimes, seed. So a run covers every combination with few compilations.
@@ -15,8 +15,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from harness.case import Case, Group, TensorSpec
-from harness.inputs import applicable_layouts, cut_rows, leading_dims, strided, widths
+from harness.inputs import cut_rows, leading_dims, strided, widths
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())
 
@@ -89,7 +90,7 @@ _LARGE_ELEMENTS = 1 << 22
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
-    yield Group("awkward-sizes", examples=tuple(_awkward_sizes(accepts, small=small)))
+    yield Group("edges", examples=tuple(edges("rms_norm", accepts, small=small)))
     fitted = dict.fromkeys(o for options in _GROUPS if (o := options.without(accepts)) is not None)
     for options in fitted:
         yield Group(str(options), strategy=_cases(options, accepts, small=small))
@@ -132,20 +133,3 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         if "weight_offset" in accepts and "weight_offset" in shape:
             params["weight_offset"] = shape["weight_offset"]
         yield Case("rms_norm", tuple(tensors), params, seed)
-
-
-def _awkward_sizes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every awkward width, with dtypes, row counts, layouts and regimes of a residual taking turns."""
-    sizes = _SHAPES["awkward"]
-    turns = itertools.cycle(("bf16", "fp16", "fp32"))
-    for seed, (width, dtype) in enumerate(zip(sizes["widths"], turns, strict=False)):
-        rows = sizes["rows"][seed % len(sizes["rows"])]
-        shape = (*(cut_rows([rows], width, _SMALL_ELEMENTS) if small else (rows,)), width)
-        layouts = applicable_layouts(shape, dtype)
-        layout = layouts[seed % len(layouts)]
-        tensors = [TensorSpec("x", dtype, shape, layout.strides, layout.offset)]
-        if "weight" in accepts:
-            tensors.append(TensorSpec("weight", dtype, (width,)))
-        if "residual" in accepts:
-            tensors.append(TensorSpec("residual", dtype, shape, regime=_ACTIVATIONS[seed % len(_ACTIVATIONS)]))
-        yield Case("rms_norm", tuple(tensors), {"eps": 1e-6}, 1000 + seed)

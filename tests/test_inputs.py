@@ -603,6 +603,32 @@ def test_sequences_hold_ids_that_look_like_an_end(dtype: str, span: int) -> None
     assert (above | below | ordinary | (x == -100) | ((x >= 0) & (x < 3))).all()
 
 
+@pytest.mark.parametrize(("dtype", "span"), [("int64", 1 << 32), ("int32", 1 << 16)])
+def test_lookalikes(dtype: str, span: int) -> None:
+    expected = [span, -span, -100, 1 + span, 1 - span, -100, span, -span]
+    assert values(dtype, (8,), "lookalikes_2").tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "loads"),
+    [
+        ((140, 2), 8, [0, 1, 16, 17, 32, 64, 128, 22]),
+        ((25, 2), 4, [0, 1, 16, 33]),
+        ((10, 1), 4, [0, 1, 9, 0]),
+        ((300, 1), 12, [0, 1, 16, 17, 32, 64, 128, 0, 0, 0, 0, 42]),
+        ((7, 1), 1, [7]),
+    ],
+)
+def test_loads(shape: tuple[int, int], count: int, loads: list[int]) -> None:
+    assert values("int64", shape, f"loads_{count}").flatten().bincount(minlength=count).tolist() == loads
+
+
+def test_largest_overflows_in_pairs() -> None:
+    x = wide("fp16", (2, 1000), "largest")
+    assert x.isfinite().all() and (x.abs() >= 32752).all()
+    assert (x.sum(0).abs().half().isinf() == (x[0].sign() == x[1].sign())).all()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -110,6 +110,12 @@ def huge(block: Block) -> Tensor:
     return magnitude.clamp(max=block.fmt.max) * block.signs(block.elements)
 
 
+def largest(block: Block) -> Tensor:
+    """From half of the largest finite number up to it, either sign: two of one sign sum to more than the format has."""
+    magnitude = (0.5 + 0.5 * block.uniform(block.elements)) * block.fmt.max
+    return magnitude * block.signs(block.elements)
+
+
 def special(block: Block) -> Tensor:
     """Normal values; one row with inf, one with -inf, one with NaN, one with both infinities (from 8 rows on)."""
     period = max(block.height, 8)
@@ -210,7 +216,7 @@ REGIMES: Mapping[str, Regime] = {
     regime.__name__: regime
     for regime in (
         *(normal, uniform, rows, tiny, tiniest, outlier, outlier_last, offset, lattice, zero_rows, constant, pow2),
-        *(subnormal, huge, special, special_columns, sparse),
+        *(subnormal, huge, largest, special, special_columns, sparse),
         *(near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),
