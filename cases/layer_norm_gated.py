@@ -14,6 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from harness.case import Case, Group, TensorSpec
 from harness.inputs import cut_rows, leading_dims, strided, widths
 
@@ -107,6 +108,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
+    yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
     for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
         yield Group(str(options), strategy=_cases(options, most))
     for dtype in ("bf16", "fp32"):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from cases.layer_norm_gated import SHAPES, Options, shape_of
 from harness.case import Case, Group, TensorSpec
 from harness.inputs import cut_rows, strided
@@ -57,6 +58,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
+    yield Group("edges", examples=tuple(edges("layer_norm_gated_backward", accepts, small=small)))
     for prefix, table, regimes in (("", _GROUPS, _ANY), ("exact-", _EXACT_GROUPS, _EXACT)):
         fitted = dict.fromkeys(o for options in table if (o := _without(options, accepts)) is not None)
         for options in fitted:
