@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
+from cases._expert_edges import edges
 from cases._experts import (
     BALANCED,
     EXACT,
@@ -47,6 +48,7 @@ _REGIMES: dict[str, Regimes] = {
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
+    yield Group("edges", examples=tuple(_edges(accepts, small=small)))
     for variant in variants(accepts):
         yield Group(str(variant), strategy=_cases(variant, small=small, accumulate="old_gate_lora_a" in accepts))
 
@@ -90,3 +92,17 @@ def _real_layers(*, small: bool) -> Iterator[Case]:
         saved = [TensorSpec(name, "bf16", shape, regime=regimes[name][0]) for name, shape in _saved(size).items()]
         tensors = (x, *real_routing(size), grad_output, *saved, *real_weights(size, regimes))
         yield Case("moe_lora_backward", tensors, {"scaling": 2.0}, seed)
+
+
+def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """The edges that a kernel with these parameters can take."""
+    for seed, edge in enumerate(edges(small=small)):
+        regimes = _REGIMES[edge.kind]
+        shapes = dict.fromkeys(("x", "grad_output"), (edge.size.tokens, edge.size.hidden)) | _saved(edge.size)
+        rows = [TensorSpec(name, edge.dtype, shape, regime=regimes[name][0]) for name, shape in shapes.items()]
+        tensors = [*rows, *edge.pairs(), *edge.weights(regimes)]
+        if edge.old and "old_gate_lora_a" in accepts:
+            tensors += _old(edge.size, edge.dtype, regimes["old"][0])
+        case = edge.case("moe_lora_backward", tensors, seed)
+        if case.names <= accepts:
+            yield case
