@@ -87,7 +87,10 @@ EDGES = (
     # Experts with 0, 1, 16, 17, 32 and, of 64, what is left: in blocks of 16.
     Edge(Sizes(64, 2, 8, 24, 16, 1), "loads_8", dtype="fp16", ids_dtype="int32"),
     # Experts with 0, 1, 16, 17, 32, 64, 128 and the rest: in blocks of 64; no share of the adapters.
-    Edge(Sizes(70, 4, 8, 16, 16, 2), "loads_8", {"scaling": 0.0}, kind="balanced"),
+    Edge(
+        Sizes(70, 4, 8, 16, 16, 2), "loads_8", {"scaling": 0.0}, kind="balanced",
+        regimes={"gate_lora_b": "special", "up_lora_b": "special"},
+    ),
     # One expert of four has all pairs; every tensor has columns with a stride; as many of everything as of the rest.
     Edge(
         Sizes(16, 16, 4, 16, 16, 16), "ones", {"scaling": -0.75}, old=True,
