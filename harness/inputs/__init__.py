@@ -16,12 +16,13 @@ from harness.inputs.of_case import Inputs, build, fingerprints
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
 from harness.inputs.rebound import Rebound
-from harness.inputs.shapes import cut_rows, leading_dims, strided, widths
+from harness.inputs.shapes import TAILS, cut_rows, leading_dims, strided, widths, widths_with_tail
 from harness.inputs.values import regimes
 from harness.inputs.written import Violation, violations
 
 __all__ = [
     "LAYOUTS",
+    "TAILS",
     "Allocations",
     "Differences",
     "Inputs",
@@ -51,4 +52,5 @@ __all__ = [
     "value_fingerprint",
     "violations",
     "widths",
+    "widths_with_tail",
 ]

@@ -10,11 +10,20 @@ from hypothesis import strategies as st
 from harness.case import TensorSpec
 from harness.inputs.layouts import tensor_layouts
 
+TAILS = 64
+"""How many tails there are, from 0 on."""
+
 
 def widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
     """Sizes from `narrow` to `wide`, half of which are multiples of 16, which vector loads need: chance is too rare."""
     multiples = st.integers(-(-narrow // 16), wide // 16).map(lambda k: 16 * k)
     return st.one_of(multiples, st.integers(narrow, wide)) if wide >= 16 else st.integers(narrow, wide)
+
+
+def widths_with_tail(narrow: int, wide: int, tail: int) -> st.SearchStrategy[int]:
+    """Sizes from `narrow` to `wide` of which `tail` columns are left after whole vectors of 64; there must be one."""
+    first = narrow + (tail - narrow) % TAILS
+    return st.integers(0, (wide - first) // TAILS).map(lambda k: first + TAILS * k)
 
 
 @st.composite
