@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from harness.case import Case
+from harness.judging.problems import PROBLEMS
 from harness.result import Verdict
 from harness.verify.check import verify_case
+from harness.verify.memory import give_back
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS as SMALL_FAULTS
 from tests.faults.large import FAULTS
@@ -25,7 +29,16 @@ def large_edges(fault: Fault) -> list[Case]:
     return [case for case in every if case not in small and case.tensors[0].dtype in fault.dtypes]
 
 
+@pytest.fixture
+def memory() -> Iterator[None]:
+    """Memory for tensors of many GiB: none is left to the next test."""
+    yield
+    PROBLEMS.forget()
+    give_back(torch.device(DEVICE))
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_fault_is_seen_and_named(fault: Fault):
     device, cases = torch.device(DEVICE), large_edges(fault)

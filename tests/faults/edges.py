@@ -24,7 +24,7 @@ _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
 _SUM = "rounded = total.to(x.dtype).to(tl.float32)"
 _NOT_CONTIGUOUS = "t.stride(-1) != 1 and columns > 1"
 _BIAS = '"bias_ptr": None if bias is None else bias.contiguous()'
-_FINITE = "tl.clamp(total, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)"
+_FINITE = "tl.clamp(total, -3.3895313892515355e38, 3.3895313892515355e38, propagate_nan=tl.PropagateNan.ALL)"
 _STATISTIC = "statistic.reshape(rows, statistic.shape[-1]).t().contiguous()"
 _EQUAL = "(ids == tl.load(eos_ids_ptr + k * eos_stride))"
 _END = "tl.load(eos_ids_ptr + k * eos_stride)"
@@ -113,8 +113,7 @@ VALUES = (
     ),
     _norm(
         "sum saturates", "gives the largest finite number for sums with the residual that overflow",
-        (Edit(_SUM, _SUM.replace("total", _FINITE)),), "residual_sum or variance", "residual_sum or output",
-        dtypes=("fp16",),
+        (Edit(_SUM, _SUM.replace("total", _FINITE)),), "residual_sum or variance", "residual_sum or quantized",
     ),
     _norm(
         "scale without a reciprocal", "divides by the smallest normal number where a static scale is zero",
