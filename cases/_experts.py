@@ -209,8 +209,8 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], lim
     dtype, codes = variant.dtype, variant.codes
     found: dict[str, tuple[Option, ...]] = {}
     found |= tensor_choices("x", (dtype,), regimes["x"], _ROWS)
-    found |= tensor_choices("expert_ids", ("int64", "int32"), ("experts_N", "below_N"))
-    found |= tensor_choices("routing_weights", ("fp32",), regimes["routing_weights"])
+    found |= tensor_choices("expert_ids", ("int64", "int32"), ("experts_N", "below_N", "loads_N"), _ROWS)
+    found |= tensor_choices("routing_weights", ("fp32",), regimes["routing_weights"], _ROWS)
     for name in PROJECTIONS:
         base = f"{name}_proj"
         if codes is None:
@@ -219,7 +219,7 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], lim
             found |= tensor_choices(base, (codes.dtype,), ("bits",))
             found |= tensor_choices(f"{name}_scale", (codes.scale,), codes.scales)
         for adapter in (f"{name}_lora_a", f"{name}_lora_b"):
-            found |= tensor_choices(adapter, (dtype,), regimes[adapter])
+            found |= tensor_choices(adapter, (dtype,), regimes[adapter], _MATRICES)
     if variant.multiple == 1 and 1 in variant.shards:
         found |= {"x columns % 16": tuple(range(16))}
     parts = tuple(None if count == 1 else count for count in variant.shards)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import (
     chosen_tensor,
@@ -27,7 +28,7 @@ from harness.inputs import (
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["completion_mask"]
 _DTYPES = ("int64", "int32")
 _LENGTHS = ((0, 64), (65, 512), (513, 3000))
-_EDGES = ((1, 1), (0, 5), (5, 0), (0, 0), (1, 64), (3, 65), (1, 1025))
+_SMALLEST = ((1, 1), (0, 5), (5, 0), (0, 0), (1, 64), (3, 65), (1, 1025))
 _MOST_ENDS = 4
 
 _SMALL_ELEMENTS = 1 << 14  # of ids where a CPU takes part: a few dozen Triton programs
@@ -37,7 +38,7 @@ _LARGE_ELEMENTS = 1 << 22
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
-    yield Group("edges", examples=tuple(_edges(accepts)))
+    yield Group("edges", examples=(*_smallest(accepts), *edges("completion_mask", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for dtype, (short, long) in itertools.product(_DTYPES, _LENGTHS):
         strategy = partial(_cases, short, long, most, accepts)
@@ -48,15 +49,15 @@ def _choices(dtype: str, short: int, long: int, rows: int, accepts: frozenset[st
     """What the cases of a group choose from, where there may be that many rows."""
     return {
         **tensor_choices("ids", (dtype,), ("sequences_N",), layouts_like(min(rows, 2), 64)),
-        **tensor_choices("eos_ids", ("int64",), ("counting", "below_N"), layouts_like(64)),
-        "ids columns % 32": residues(short, long, 32),
+        **tensor_choices("eos_ids", ("int64",), ("counting", "below_N", "lookalikes_N"), layouts_like(64)),
+        "ids columns % 64": residues(short, long),
         **({"mask_truncated": (False, True)} if "mask_truncated" in accepts else {}),
     }
 
 
 @st.composite
 def _cases(draw: st.DrawFn, short: int, long: int, most: int, accepts: frozenset[str], chosen: Chosen) -> Case:
-    length = draw(widths_with(chosen["ids columns % 32"], short, long, 32))
+    length = draw(widths_with(chosen["ids columns % 64"], short, long))
     shape = draw(_rows(least_rows(chosen)[0], most // max(length, 1))), length
     ends = draw(st.integers(1, _MOST_ENDS))
     ids = chosen_tensor("ids", chosen, shape, ends)
@@ -80,9 +81,9 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         yield _case(ids, TensorSpec("eos_ids", "int64", (ends,), regime="counting"), mask_truncated, seed, accepts)
 
 
-def _edges(accepts: frozenset[str]) -> Iterator[Case]:
+def _smallest(accepts: frozenset[str]) -> Iterator[Case]:
     """The smallest and empty shapes, and those beside a block of a kernel, with several kinds of rows each."""
-    turns = itertools.product(_EDGES, (False, True), range(3))
+    turns = itertools.product(_SMALLEST, (False, True), range(2))
     for seed, ((rows, length), mask_truncated, turn) in enumerate(turns):
         ids = TensorSpec("ids", _DTYPES[turn % 2], (rows, length), regime="sequences_2")
         yield _case(ids, TensorSpec("eos_ids", "int64", (2,), regime="counting"), mask_truncated, seed, accepts)

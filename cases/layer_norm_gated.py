@@ -15,6 +15,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import (
     chosen_tensor,
@@ -36,8 +37,8 @@ _ACTIVATIONS = (
     *("constant", "pow2", "subnormal", "huge", "special", "sparse", "integers"),
 )
 _GATES = ("gates", "normal", "saturated", "gates", "zeros", "special", "huge")
-_WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small")
-_BIASES = ("normal", "small", "zeros")
+_WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small", "special_columns")
+_BIASES = ("normal", "small", "zeros", "special_columns")
 _EPS = (1e-5, 1e-6, 1e-12, 1e-3)
 
 
@@ -129,6 +130,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
+    yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
     for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
         yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most))
     for dtype in ("bf16", "fp32"):

@@ -7,6 +7,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
+from cases._expert_edges import edges
 from cases._experts import (
     BALANCED,
     EXACT,
@@ -42,6 +43,7 @@ _REGIMES = {"exact": EXACT, "balanced": BALANCED, "one_sign": ONE_SIGN}
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
+    yield Group("edges", examples=tuple(_edges(accepts, small=small)))
     for variant in variants(accepts):
         limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
         own = choices(variant, _REGIMES[variant.kind], SCALINGS[variant.kind], limits)
@@ -65,3 +67,13 @@ def _real_layers(*, small: bool) -> Iterator[Case]:
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
         tensors = (x, *real_routing(size, kind), *real_weights(size, regimes))
         yield Case("moe_lora", tensors, {"scaling": SCALINGS[kind][0]}, seed)
+
+
+def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """The edges that a kernel with these parameters can take."""
+    for seed, edge in enumerate(edges(small=small)):
+        regimes = _REGIMES[edge.kind]
+        x = TensorSpec("x", edge.dtype, (edge.size.tokens, edge.size.hidden), regime=regimes["x"][0])
+        case = edge.case("moe_lora", [x, *edge.pairs(), *edge.weights(regimes)], seed)
+        if case.names <= accepts:
+            yield case

@@ -7,6 +7,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
+from cases._expert_edges import edges
 from cases._experts import (
     BALANCED,
     EXACT,
@@ -65,6 +66,7 @@ _REGIMES: dict[str, Regimes] = {
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small)))
+    yield Group("edges", examples=tuple(_edges(accepts, small=small)))
     for variant in variants(accepts):
         own = _choices(variant, accumulate=_FIRST_OLD in accepts, limited="swiglu_limit" in accepts)
         yield Group(str(variant), partial(_cases, variant, small), choices=own)
@@ -118,3 +120,17 @@ def _real_layers(*, small: bool) -> Iterator[Case]:
         saved = [TensorSpec(name, "bf16", shape, regime=regimes[name][0]) for name, shape in _saved(size).items()]
         tensors = (x, *real_routing(size, kind), grad_output, *saved, *real_weights(size, regimes))
         yield Case("moe_lora_backward", tensors, {"scaling": SCALINGS[kind][0]}, seed)
+
+
+def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """The edges that a kernel with these parameters can take."""
+    for seed, edge in enumerate(edges(small=small)):
+        regimes = _REGIMES[edge.kind]
+        shapes = dict.fromkeys(("x", "grad_output"), (edge.size.tokens, edge.size.hidden)) | _saved(edge.size)
+        rows = [TensorSpec(name, edge.dtype, shape, regime=regimes[name][0]) for name, shape in shapes.items()]
+        tensors = [*rows, *edge.pairs(), *edge.weights(regimes)]
+        if edge.old and "old_gate_lora_a" in accepts:
+            tensors += _old(edge.size, edge.dtype, regimes, regimes[_FIRST_OLD][0])
+        case = edge.case("moe_lora_backward", tensors, seed)
+        if case.names <= accepts:
+            yield case

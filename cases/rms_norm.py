@@ -1,4 +1,4 @@
-"""Cases of RMSNorm: one group per combination of dtypes and options, real-model shapes, and sizes that broke kernels.
+"""Cases of RMSNorm: one group per combination of dtypes and options, real-model shapes, and edges.
 
 A group fixes what a Triton kernel is specialised on (dtypes, options, the power of two above N). Regimes, layouts, eps
 and what N leaves when divided by 64 are chosen, so that a run covers each of them with few compilations; Hypothesis
@@ -17,10 +17,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from cases._edges import edges
 from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from harness.inputs import (
     DRAWN,
-    applicable_layouts,
     chosen_tensor,
     cut_rows,
     layouts_like,
@@ -48,10 +48,11 @@ _ACTIVATIONS = (
     "pow2",
     "subnormal",
     "huge",
+    "largest",
     "special",
     "sparse",
 )
-_WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small")
+_WEIGHTS = ("normal", "near_one", "ones", "zeros", "signs", "small", "special_columns")
 _SCALES = ("scale_pow2", "scale_amax", "scale_odd", "scale_random", "scale_overflow")
 _EPS = (1e-6, 1e-5, 1e-12, 1e-3)
 
@@ -103,7 +104,7 @@ _LARGE_ELEMENTS = 1 << 22
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
-    yield Group("awkward-sizes", examples=tuple(_awkward_sizes(accepts, small=small)))
+    yield Group("edges", examples=tuple(edges("rms_norm", accepts, small=small)))
     fitted = dict.fromkeys(o for options in _GROUPS if (o := options.without(accepts)) is not None)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in fitted:
@@ -124,7 +125,8 @@ def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
     found |= {"x columns % 64": residues(options.narrow, options.wide), "eps": _EPS}
     if not options.residual and options.quant is None:
         found |= {"variance_size": (None, DRAWN)} if "variance_size" in accepts else {}
-        found |= {"weight_offset": (None, 1.0)} if options.weight is not None and "weight_offset" in accepts else {}
+        offset = options.weight is not None and "weight_offset" in accepts
+        found |= {"weight_offset": (None, 1.0, -1.0)} if offset else {}
     return found
 
 
@@ -165,20 +167,3 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         if "weight_offset" in accepts and "weight_offset" in shape:
             params["weight_offset"] = shape["weight_offset"]
         yield Case("rms_norm", tuple(tensors), params, seed)
-
-
-def _awkward_sizes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """Every awkward width, with dtypes, row counts, layouts and regimes of a residual taking turns."""
-    sizes = _SHAPES["awkward"]
-    turns = itertools.cycle(("bf16", "fp16", "fp32"))
-    for seed, (width, dtype) in enumerate(zip(sizes["widths"], turns, strict=False)):
-        rows = sizes["rows"][seed % len(sizes["rows"])]
-        shape = (*(cut_rows([rows], width, _SMALL_ELEMENTS) if small else (rows,)), width)
-        layouts = applicable_layouts(shape, dtype)
-        layout = layouts[seed % len(layouts)]
-        tensors = [TensorSpec("x", dtype, shape, layout.strides, layout.offset)]
-        if "weight" in accepts:
-            tensors.append(TensorSpec("weight", dtype, (width,)))
-        if "residual" in accepts:
-            tensors.append(TensorSpec("residual", dtype, shape, regime=_ACTIVATIONS[seed % len(_ACTIVATIONS)]))
-        yield Case("rms_norm", tuple(tensors), {"eps": 1e-6}, 1000 + seed)

@@ -124,9 +124,9 @@ def eager_backward(
     dvalue = through_norm(daffine * weight.float(), normalized, rstd, size, centered=mean is not None)
 
     results = {"dx": (dvalue * gate if before else dvalue).to(x.dtype)}
-    results["dw"] = (daffine * normalized).flatten(0, -2).sum(0).to(weight.dtype)
+    results["dw"] = (daffine * normalized).reshape(-1, x.shape[-1]).sum(0).to(weight.dtype)
     if bias is not None:
-        results["db"] = daffine.flatten(0, -2).sum(0).to(bias.dtype)
+        results["db"] = daffine.reshape(-1, x.shape[-1]).sum(0).to(bias.dtype)
     if gated:
         dgate = dvalue * value if before else dy * affine
         results["dz"] = (dgate * slope(z.reshape(x.shape), activation)).to(z.dtype).reshape(z.shape)

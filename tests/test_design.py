@@ -124,6 +124,7 @@ def test_leading_dimensions_are_as_many_as_a_layout_needs(most: int, least: tupl
     assert product <= most
     if least[0] * len(least) <= most:
         assert len(dims) >= len(least) and all(size >= low for size, low in zip(dims, least, strict=False))
+        assert dims[-1] >= least[-1]
 
 
 @given(st.integers(1, 500), st.integers(0, 300), st.data())

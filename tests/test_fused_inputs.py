@@ -32,7 +32,10 @@ from harness.numerics.fused.compiled import launcher, unspecialized
 fingerprints = import_module("harness.inputs.fingerprint")  # whose name in the package is that of a function
 FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
 SIGNED = ("one_sign(,hidden)", "one_sign_fan_in(gate*up,hidden)", "one_sign(rank,rank)")
-INTEGERS = ("normal", "zeros", "ones", "counting", "bits", "below_7", "around_9", "experts_5", "sequences_9")
+INTEGERS = (
+    *("normal", "zeros", "ones", "counting", "bits"),
+    *("below_7", "around_9", "experts_5", "loads_9", "sequences_9", "lookalikes_2"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -20,12 +20,12 @@ from harness.inputs.choices import (
     tensor_choices,
 )
 from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
-from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts, tensor_layouts
+from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts
 from harness.inputs.of_case import Inputs, build, fingerprints
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
 from harness.inputs.rebound import Rebound
-from harness.inputs.shapes import cut_rows, leading_dims, strided, widths, widths_with
+from harness.inputs.shapes import cut_rows, leading_dims, widths, widths_with
 from harness.inputs.values import regimes
 from harness.inputs.written import Violation, violations
 
@@ -59,9 +59,7 @@ __all__ = [
     "residues",
     "row_blocks",
     "row_layouts",
-    "strided",
     "tensor_choices",
-    "tensor_layouts",
     "unequal",
     "unwritten",
     "value_fingerprint",

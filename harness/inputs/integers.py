@@ -17,6 +17,7 @@ Values = Callable[[Block, torch.dtype], Tensor]
 _NUMBERED = re.compile(r"(?P<word>[a-z]+)_(?P<number>[1-9]\d*)$")
 _VOCABULARY = 1 << 17
 _MOST_ENDS = 1 << 16
+_LOADS = (0, 1, 16, 17, 32, 64, 128)  # nothing, one pair, and what fills one or several blocks of 16, 32, 64 or 128
 
 
 def normal(block: Block, dtype: torch.dtype) -> Tensor:
@@ -103,6 +104,25 @@ def experts(block: Block, dtype: torch.dtype, count: int) -> Tensor:
     return values
 
 
+def lookalikes(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
+    """Integers: along the last dimension, of each id below N the one with its lower half of bits above, below; -100."""
+    _require_room(block, dtype, f"lookalikes_{ends}", max(ends, _VOCABULARY) - 1)
+    end, span = block.columns // 3 % ends, 1 << (4 * dtype.itemsize)
+    kind = block.columns % 3 + torch.zeros_like(block.rows)
+    return torch.where(kind == 0, end + span, torch.where(kind == 1, end - span, -100))
+
+
+def loads(block: Block, dtype: torch.dtype, count: int) -> Tensor:
+    """Integers: ids of N experts, the first of which get 0, 1, 16, 17, 32, 64 and 128 pairs; the last gets the rest."""
+    _require_room(block, dtype, f"loads_{count}", count - 1)
+    number = block.height * block.width - 1 - block.elements
+    values, taken = torch.zeros_like(number), 0
+    for load in _LOADS[: count - 1]:
+        taken += load
+        values = values + (number >= taken).to(torch.int64)
+    return torch.where(values == len(_LOADS), count - 1, values)
+
+
 def _lookalikes(block: Block, dtype: torch.dtype, end: Tensor, values: Tensor) -> Tensor:
     """`values`, one in eight replaced: by an id above or below `end` with the lower half of its bits, or by -100.
 
@@ -127,7 +147,7 @@ PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, ze
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
 NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
-    regime.__name__: regime for regime in (below, around, experts, sequences)
+    regime.__name__: regime for regime in (below, around, experts, loads, sequences, lookalikes)
 }
 """Word → function of those that have one: `below` makes below_1, below_2, and so on."""
 

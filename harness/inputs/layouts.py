@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hypothesis import strategies as st
-
 from harness.case import TensorSpec, contiguous_strides
 from harness.dtypes import DTYPES
 
@@ -58,10 +56,26 @@ def transposed(shape: Shape, dtype: str) -> Layout | None:
 
 
 def expanded(shape: Shape, dtype: str) -> Layout | None:
-    """One slice that the first dimension repeats with stride 0."""
-    if len(shape) < 2 or shape[0] < 2 or 0 in shape:
+    """One slice that the first dimension repeats with stride 0: of a vector, one element."""
+    if not shape or shape[0] < 2 or 0 in shape:
         return None
     return Layout("expanded", (0, *contiguous_strides(shape)[1:]))
+
+
+def columns_first(shape: Shape, dtype: str) -> Layout | None:
+    """The last two dimensions exchanged in memory, as `transpose(-2, -1)` makes them: columns have a stride."""
+    if len(shape) < 2 or min(shape[-2:]) < 2 or 0 in shape:
+        return None
+    *outer, rows, columns = shape
+    *steps, column, row = contiguous_strides((*outer, columns, rows))
+    return Layout("columns_first", (*steps, row, column))
+
+
+def every_second(shape: Shape, dtype: str) -> Layout | None:
+    """Every second element of rows twice as long: columns have a stride."""
+    if not shape or shape[-1] < 2 or 0 in shape:
+        return None
+    return Layout("every_second", tuple(2 * stride for stride in contiguous_strides(shape)))
 
 
 def unaligned(shape: Shape, dtype: str) -> Layout | None:
@@ -87,7 +101,10 @@ def non_flattenable(shape: Shape, dtype: str) -> Layout | None:
 
 LAYOUTS: Mapping[str, LayoutRule] = {
     rule.__name__: rule
-    for rule in (contiguous, packed_qkv, half, transposed, expanded, unaligned, padded, non_flattenable)
+    for rule in (
+        *(contiguous, packed_qkv, half, transposed, expanded, columns_first, every_second),
+        *(unaligned, padded, non_flattenable),
+    )
 }
 """Name → rule; a rule returns None for a shape on which it would change nothing, or means nothing."""
 
@@ -104,8 +121,3 @@ def layout_of(tensor: TensorSpec) -> str:
     placed = tensor.element_strides, tensor.offset
     layouts = applicable_layouts(tensor.shape, tensor.dtype)
     return next((layout.name for layout in layouts if (layout.strides, layout.offset) == placed), "other")
-
-
-def tensor_layouts(shape: Shape, dtype: str = "bf16") -> st.SearchStrategy[Layout]:
-    """A Hypothesis strategy of the layouts that apply to `shape`; it shrinks towards the contiguous one."""
-    return st.sampled_from(applicable_layouts(shape, dtype))

@@ -111,6 +111,12 @@ def huge(block: Block) -> Tensor:
     return magnitude.clamp(max=block.fmt.max) * block.signs(block.elements)
 
 
+def largest(block: Block) -> Tensor:
+    """From half of the largest finite number up to it, either sign: two of one sign sum to more than the format has."""
+    magnitude = (0.5 + 0.5 * block.uniform(block.elements)) * block.fmt.max
+    return magnitude * block.signs(block.elements)
+
+
 def special(block: Block) -> Tensor:
     """Normal values; one row with inf, one with -inf, one with NaN, one with both infinities (from 8 rows on)."""
     period = max(block.height, 8)
@@ -128,6 +134,15 @@ def special(block: Block) -> Tensor:
         (3, next_to, -math.inf),
     ):
         values = torch.where((kind == number) & place, value, values)
+    return values
+
+
+def special_columns(block: Block) -> Tensor:
+    """Normal values; NaN in one column, the same in all rows, inf and -inf in the two after it, -0 in the next."""
+    first = block.integers(block.whole, 0, min(block.width, 2**31) - 1, "column")
+    values = block.normal(block.elements)
+    for place, value in enumerate((-0.0, -math.inf, math.inf, math.nan)):  # NaN last: it stays where columns are few
+        values = torch.where(block.columns == (first + 3 - place) % block.width, value, values)
     return values
 
 
@@ -206,21 +221,9 @@ def scale_overflow(block: Block) -> Tensor:
 REGIMES: Mapping[str, Regime] = {
     regime.__name__: regime
     for regime in (
-        *(
-            normal,
-            uniform,
-            rows,
-            tiny,
-            tiniest,
-            outlier,
-            outlier_last,
-            offset,
-            lattice,
-            zero_rows,
-            constant,
-            pow2,
-        ),
-        *(subnormal, huge, special, sparse, near_one, ones, zeros, signs, small, gates, saturated, integers),
+        *(normal, uniform, rows, tiny, tiniest, outlier, outlier_last, offset, lattice, zero_rows, constant, pow2),
+        *(subnormal, huge, largest, special, special_columns, sparse),
+        *(near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_odd, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),
         *POSITIVE.values(),

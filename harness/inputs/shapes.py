@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from harness.case import TensorSpec
-from harness.inputs.layouts import tensor_layouts
-
 
 def widths_with(residue: int, narrow: int, wide: int, modulus: int = 64) -> st.SearchStrategy[int]:
     """Sizes from `narrow` to `wide` that leave `residue` when divided by `modulus`; there is one."""
@@ -27,24 +24,16 @@ def widths(narrow: int, wide: int) -> st.SearchStrategy[int]:
 def leading_dims(draw: st.DrawFn, most: int, least: tuple[int, ...] = (1,)) -> tuple[int, ...]:
     """One to three leading dimensions with at most `most` rows in all, none of which takes all of them.
 
-    They are as many and as large as `least`, if so many rows are allowed.
+    They are as many and as large as `least`, the last one as large as its last, if so many rows are allowed.
     """
     least = least if math.prod(least) <= most else (1,)
+    count = draw(st.integers(len(least), 3)) if math.prod(least) * least[-1] <= most else len(least)
+    lows = [*least, *[1] * (count - len(least) - 1), least[-1]][:count]
     sizes: list[int] = []
-    for left in range(draw(st.integers(len(least), 3)), 0, -1):
-        needed = math.prod(least[len(sizes) + 1 :])
-        share = (most / math.prod(sizes) / needed) ** (1 / left)
-        low = least[len(sizes)] if len(sizes) < len(least) else 1
-        sizes.append(draw(st.integers(low, max(low, math.floor(share)))))
+    for place, low in enumerate(lows):
+        room = most / math.prod(sizes) / math.prod(lows[place + 1 :])
+        sizes.append(draw(st.integers(low, max(low, math.floor(room ** (1 / (count - place)))))))
     return tuple(sizes)
-
-
-@st.composite
-def strided(draw: st.DrawFn, name: str, dtype: str, shape: tuple[int, ...], regimes: Sequence[str]) -> TensorSpec:
-    """A tensor of that shape with one of the regimes, in one of the layouts that apply."""
-    regime = draw(st.sampled_from(regimes))
-    layout = draw(tensor_layouts(shape, dtype))
-    return TensorSpec(name, dtype, shape, layout.strides, layout.offset, regime)
 
 
 def cut_rows(rows: Sequence[int], width: int, most: int) -> tuple[int, ...]:

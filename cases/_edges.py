@@ -1,0 +1,26 @@
+"""Edges of an op: fixed cases, a line each, for what a kernel may branch on and chance hardly meets.
+
+`cases/edges/OP.txt` has those for every device, and `cases/edges/OP.large.txt` those for an accelerator alone. Lines
+that start with `#` are comments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.case import Case, parse_case
+
+_FOLDER = Path(__file__).parent / "edges"
+
+
+def edges(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Those edges of `op` that a kernel with the parameters `accepts` can take; `small` leaves out the large ones."""
+    for path in [_FOLDER / f"{op}.txt"] + ([] if small else [_FOLDER / f"{op}.large.txt"]):
+        yield from (case for case in _cases(path) if case.names <= accepts)
+
+
+def _cases(path: Path) -> Iterator[Case]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            yield parse_case(line)

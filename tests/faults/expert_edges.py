@@ -1,0 +1,125 @@
+"""Faults of the mixtures of experts, forward and backward, that only the edges of `cases/_expert_edges.py` expose."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.faults.plant import Edit, Fault
+
+_forward = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edges", dtypes=("bf16",))
+_backward = partial(_forward, op="moe_lora_backward", variant="moe_lora_backward+fused")
+_text = partial(Edit, file="moe_lora.py")
+_linear = partial(Edit, file="grouped_linear.py")
+_route = partial(Edit, file="moe_lora_routing.py")
+_gradients = partial(Edit, file="moe_lora_gradients.py")
+_codes = partial(Edit, file="quantized_weights.py")
+
+_LOCAL = "local_experts = torch.where(held, ids - first_expert, experts)"
+_EARLIER = "torch.nn.functional.one_hot(local_experts, experts + 1).cumsum(0).gather(1, local_experts[:, None])[:, 0]"
+_BLOCKS = "per_expert = (offsets.diff() + rows - 1) // rows"
+_LORA = "lora_0_ptr + expert * lora_0_expert_stride, n, n_size, lora_0_n_stride, lora_0_k_stride, rank,"
+_UNREAD = "nondeterministic or uninitialised"
+
+EXPERTS = (
+    _forward(
+        "full block left out", "computes no block of an expert that has exactly as many pairs as one block takes",
+        (_route(_BLOCKS, f"{_BLOCKS}\n    per_expert = torch.where(offsets.diff() == rows, 0, per_expert)"),),
+        _UNREAD, _UNREAD,
+    ),
+    _forward(
+        "capacity of 128", "skips the pairs of an expert from the 129th on",
+        (_route(_LOCAL, f"{_LOCAL}\n    local_experts = torch.where({_EARLIER} > 128, experts, local_experts)"),),
+        "gate_base or up_base", "saved_gate or saved_up",
+    ),
+    _backward(
+        "gradients of no tokens", "launches nothing where there are no tokens, and leaves the gradients unwritten",
+        (_gradients("[(routing.experts * row_tiles * column_tiles,)]",
+                    "[(routing.experts * row_tiles * column_tiles * min(len(routing.order), 1),)]"),),
+        "unwritten", "unwritten",
+    ),
+    _forward(
+        "first 32 slots", "adds what the experts of the first 32 slots put out",
+        (_text("for j in range(0, slots):", "for j in range(0, tl.minimum(slots, 32)):"),), "output", "output",
+    ),
+)  # fmt: skip
+
+STRIDES = (
+    _forward(
+        "strides of routing weights ignored", "reads the routing weights as if rows followed each other without a gap",
+        (_text("else weights.stride())", "else (slots, 1))"),), "output or out_of_bounds", "output or out_of_bounds",
+    ),
+    _backward(
+        "strides of routing weights ignored", "reads the routing weights as if rows followed each other without a gap",
+        (_gradients("routing_weights.contiguous()", "routing_weights"),),
+        "grad_expert_output or out_of_bounds", "grad_down_lora_a or grad_down_lora_b or out_of_bounds",
+    ),
+    _forward(
+        "strides of ids ignored", "reads the expert ids as if rows followed each other without a gap",
+        (_route("expert_ids.reshape(-1)", "expert_ids.as_strided((expert_ids.numel(),), (1,))"),),
+        "gate_base or gate_lora_mid", "saved_gate or saved_up or output",
+    ),
+    _forward(
+        "strides of adapters ignored", "takes the rows of B to follow each other without a gap",
+        (_linear(_LORA, _LORA.replace("lora_0_n_stride, lora_0_k_stride", "rank, 1")),),
+        "gate or up or expert_output or out_of_bounds", "saved_gate or saved_up or output or out_of_bounds",
+    ),
+    _forward(
+        "zero points where the scales are", "reads the zero points with the strides of the scales",
+        (_codes("if zero is not None and zero.stride() != scale.stride():", "if False:"),),
+        "gate_base or up_base or out_of_bounds", "saved_gate or saved_up or out_of_bounds",
+    ),
+    _backward(
+        "strides of old gradients ignored", "adds to the old gradients as if rows followed each other without a gap",
+        (_gradients("old_start = row_start(result_row, old_size, old_stride_0, old_stride_1)",
+                    "old_start = result_row * columns"),
+         _gradients('old_rows, _ = _rows("old", result if old is None else old)',
+                    'old_rows, _ = _rows("old", result)\n    old_rows["old_ptr"] = old')),
+        "grad_down_lora_a or out_of_bounds", "grad_down_lora_a or out_of_bounds",
+    ),
+)  # fmt: skip
+
+SIZES = (
+    _forward(
+        "first 1024 columns", "adds the first block of columns of the outputs of experts alone",
+        (_text("triton.cdiv(columns, block))](", "1)]("),), "output", "output",
+    ),
+    _forward(
+        "first 64 ranks", "multiplies by the first block of ranks of the adapters alone",
+        (_linear(_LORA, _LORA.replace("rank,", "tl.minimum(rank, BLOCK_R),")),),
+        "gate or up or expert_output", "saved_gate or saved_up or output",
+    ),
+    _backward(
+        "first 1024 columns", "adds the first block of columns of a row to the gradients of routing weights alone",
+        (_gradients("total += grad * value", "total += tl.where(start < BLOCK, grad * value, 0.0)"),),
+        "grad_routing_weights", "grad_routing_weights",
+    ),
+)  # fmt: skip
+
+VALUES = (
+    _forward(
+        "no adapters for a scaling of 0", "leaves adapters out where scaling is 0, also where they hold NaN",
+        (_text('lora=((found["lora_mid"], lora_b),),', 'lora=((found["lora_mid"], lora_b),) if scaling else (),'),),
+        "gate or up", "saved_gate or saved_up",
+    ),
+    _forward(
+        "output saturates", "gives the largest finite number for outputs that overflow",
+        (_text("total.to(output_ptr.dtype.element_ty), mask=mask)",
+               "tl.clamp(total, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)"
+               ".to(output_ptr.dtype.element_ty), mask=mask)"),),
+        "output", "output", dtypes=("fp16",),
+    ),
+    _forward(
+        "scale of NaN as 0", "takes a scale that is NaN for 0",
+        (_codes("return tl.where(mask, level * scale.to(tl.float32), 0.0).to(A)",
+                "return tl.where(mask & (scale == scale), level * scale.to(tl.float32), 0.0).to(A)"),),
+        "gate_base", "saved_gate",
+    ),
+    _backward(
+        "old gradients left alone", "gives the old gradient where the new one is not finite",
+        (_gradients("total = unchanged + total",
+                    "total = unchanged + tl.where(tl.abs(total) < 3e38, total, 0.0)"),),
+        "grad_down_lora_a", "grad_down_lora_a", dtypes=("fp16",),
+    ),
+)  # fmt: skip
+
+FAULTS = (*EXPERTS, *STRIDES, *SIZES, *VALUES)
