@@ -13,8 +13,8 @@ COVERAGE_HEADERS = ("of", "dtype", "regimes", "layouts", "values")
 """Columns of a table of coverage."""
 
 MEANING = (
-    "options of regime, layout and value that cases choose from: how many of them every kernel of the op was judged "
-    "on that did not fail, of how many there are"
+    "options of regime, layout and value that cases choose from: how many of them every kernel was judged on that "
+    "takes them and did not fail, of how many there are"
 )
 
 _MOST_NAMES = 4
@@ -49,32 +49,36 @@ def coverage_tables(run: Run) -> list[CoverageTable]:
 
 
 def _rows(entries: Sequence[Coverage]) -> Iterator[tuple[str, ...]]:
-    """A row per tensor and dtype, then one per parameter."""
+    """A row per tensor and dtypes that are alike, then one per parameter."""
     cells: dict[tuple[str, str], list[str]] = {}
     for (choice, dtype), found in _by_choice(entries).items():
         name, _, what = choice.partition(" ")
         column = _COLUMNS.get(what, _VALUES)
         row = cells.setdefault((name if column < _VALUES else choice, dtype), [""] * (_VALUES + 1))
         row[column] = _count(found)
-    names = list(dict.fromkeys(name for name, _ in cells))
-    order = sorted(cells, key=lambda key: (bool(cells[key][_VALUES]), names.index(key[0])))
-    yield from ((*key, *cells[key]) for key in order)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for (name, dtype), row in cells.items():
+        alike.setdefault((name, *row), []).append(dtype)
+    names = list(dict.fromkeys(name for name, *_ in alike))
+    order = sorted(alike, key=lambda key: (bool(key[-1]), names.index(key[0])))
+    yield from ((key[0], " ".join(alike[key]), *key[1:]) for key in order)
 
 
 def _count(entries: Iterable[Coverage]) -> str:
-    """`15/16`: options that every kernel was judged on, of all."""
+    """`15/16`: options that every kernel was judged on that takes them, of those that some kernel takes."""
     entries = list(entries)
-    every = dict.fromkeys(option for e in entries for option in (*e.judged, *e.declined, *e.missing))
-    lacking = {option for e in entries for option in (*e.declined, *e.missing)}
-    return f"{len(every.keys() - lacking)}/{len(every)}"
+    missing = {option for entry in entries for option in entry.missing}
+    taken = {option for entry in entries for option in entry.judged} | missing
+    return f"{len(taken - missing)}/{len(taken)}"
 
 
 def _gaps(entries: Sequence[Coverage]) -> Iterator[str]:
+    """What is missing of each choice, and what is turned down of those that a kernel takes a part of."""
     for (choice, dtype), found in _by_choice(entries).items():
         kernels: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for entry in found:
             for why, options in (("never judged", entry.missing), ("turned down", entry.declined)):
-                if options:
+                if options and (entry.judged or entry.missing):
                     kernels.setdefault((why, options), []).append(entry.kernel)
         for (why, options), names in kernels.items():
             common = len(names) == len(found) > 1

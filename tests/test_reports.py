@@ -343,18 +343,22 @@ def test_coverage_is_what_every_kernel_was_judged_on_that_did_not_fail() -> None
         Coverage(KERNEL, "cpu", "x layout", "bf16", ("contiguous",), ("half",)),
         Coverage(KERNEL, "cpu", "eps", "", ("1e-06", "0.1")),
         Coverage("blind", "cpu", "x regime", "bf16", ("rows",), (), ("huge",)),
+        Coverage(KERNEL, "cpu", "x regime", "fp16", ("rows",), (), ("huge",)),
+        Coverage(KERNEL, "cpu", "x layout", "fp16", ("contiguous",)),
+        Coverage("blind", "cpu", "x layout", "fp16", (), ("contiguous",)),
         Coverage("wrong[x]", "cpu", "x regime", "bf16", (), (), ("rows", "huge")),
     )
     run = replace(full_run(), coverage=coverage)
     lines = [line.split() for line in shown(run, 200).splitlines()]
     at = lines.index(["Coverage", "of", "rms_norm", "on", "cpu"])
     assert lines[at + 1] == ["of", "dtype", "regimes", "layouts", "values"]
-    assert lines[at + 2] == ["x", "bf16", "1/2", "1/2"]
+    assert lines[at + 2] == ["x", "bf16", "fp16", "1/2", "1/1"]
     assert lines[at + 3] == ["eps", "2/2"]
     gaps = ["x regime in bf16: huge never judged (blind)", f"x layout in bf16: half turned down ({KERNEL})"]
-    assert [" ".join(line) for line in lines[at + 4 : at + 6]] == gaps
+    gaps.append(f"x regime in fp16: huge never judged ({KERNEL})")
+    assert [" ".join(line) for line in lines[at + 4 : at + 7]] == gaps
     text = markdown.page(run)
-    assert "| x | bf16 | 1/2 | 1/2 |" in text and "huge never judged (blind)" in text
+    assert "| x | bf16 fp16 | 1/2 | 1/1 |" in text and "huge never judged (blind)" in text
 
 
 def test_agreement_and_summary() -> None:
