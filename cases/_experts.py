@@ -169,7 +169,7 @@ def variants(accepts: frozenset[str]) -> Iterator[Variant]:
 def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> Sizes:
     """Sizes that the shards divide, and with them the groups of codes."""
     hidden, intermediate, rank, tokens, experts = (96, 64, 16, 24, 4) if small else (2048, 1024, 64, 64, 8)
-    if variant.kind == "balanced":  # of random numbers, longer dots decide nothing
+    if variant.kind == "balanced" or variant.scheme:  # of random numbers and codes, longer dots decide nothing
         hidden, intermediate = min(hidden, 256), min(intermediate, 256)
     multiple = (chosen["shards"] or 1) * variant.multiple
 

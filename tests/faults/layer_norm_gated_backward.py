@@ -147,7 +147,7 @@ GATE = (
         "rounds the gate to x's dtype",
         (_edit("                gate = z * sigmoid\n", "                gate = (z * sigmoid).to(X).to(tl.float32)\n"),),
         "gate",
-        "output",
+        "output or dw",
         dtypes=("bf16",),
     ),
     _fault(

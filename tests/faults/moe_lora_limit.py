@@ -52,7 +52,7 @@ BACKWARD = tuple(
         ),
         (
             "gradient of up below the limit", "passes the gradient to up where it was cut off from below",
-            (limit(_CUT_UP, _CUT_UP.replace("tl.abs(up)", "up")),), "grad_up", "grad_up_lora_b",
+            (limit(_CUT_UP, _CUT_UP.replace("tl.abs(up)", "up")),), "grad_up", "grad_up_lora_b or grad_input",
         ),
         (
             "no gradient below the limit", "has no gradient for gates below -limit",

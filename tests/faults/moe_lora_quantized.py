@@ -99,7 +99,10 @@ BACKWARD = (
         exposed="grad_intermediate or grad_expert_input", hidden="grad_gate_lora_b or grad_input",
     ),
     _backward("bias of 126", "takes E8M0 scales as 2^(code − 126) (Q10)", BIAS, options="mxfp4"),
-    _backward("scale rounded", "rounds the scale to x's dtype before the product", SCALE_IN_A, options="int8"),
+    _backward(
+        "scale rounded", "rounds the scale to x's dtype before the product", SCALE_IN_A, options="int8",
+        exposed="grad_intermediate or grad_expert_input", hidden="grad_gate_lora_b or grad_input",
+    ),
 )  # fmt: skip
 
 FAULTS = (*FORWARD, *BACKWARD)

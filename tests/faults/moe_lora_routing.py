@@ -73,7 +73,8 @@ ROUTING = (
     ),
     fault(
         "rows in the order of experts", "reads row n of x for the pair that is sorted to place n",
-        (linear(_ROW, _ROW.replace("pair", "position")),), "gate_base", "saved_gate",
+        (linear(_ROW, _ROW.replace("pair", "position")),),
+        "gate_base or down_lora_mid", "saved_gate or output",
     ),
 )  # fmt: skip
 
