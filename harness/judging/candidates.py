@@ -23,9 +23,11 @@ def explained_groups(rows: Rows) -> Searched:
     """Which groups some candidate explains, or some values of all latent stages together where there are several."""
     if rows.also is not None:
         return explained_together(rows)
-    explained, found = ~rows.tried, rows.low.clone()
-    slopes = _slopes(rows) if len(found) else {}
-    left = torch.arange(len(found), device=found.device)
+    found, fits = _tried_first(rows)
+    explained = fits | ~rows.tried
+    left = (~explained).any(-1).nonzero().reshape(-1)
+    rows = replace(rows, tried=~explained).only(left)
+    slopes = _slopes(rows) if len(left) else {}
     while len(left):
         low, high = rows.low, rows.high
         count = max(1, min(_MOST_CANDIDATES, rows.at_once // rows.elements))
@@ -44,6 +46,20 @@ def explained_groups(rows: Rows) -> Searched:
         rows, left = replace(rows, low=low, high=high, tried=unsure).only(rest), left[rest]
         slopes = {name: (below[rest], above[rest]) for name, (below, above) in slopes.items()}
     return Searched(explained, found, torch.zeros_like(explained))
+
+
+def _tried_first(rows: Rows) -> tuple[Tensor, Tensor]:
+    """The value that a kernel shows, or the middle one, and which groups it explains: most of rounded results."""
+    at = torch.maximum(torch.minimum(rows.likely[0], rows.high), rows.low) if rows.likely else _middle(rows)
+    fits = rows.tried.clone()
+    for name, (lo, hi) in _forward(rows, at[None]).items() if len(at) else ():
+        wrong = (rows.seen[name] < lo[0]) | (rows.seen[name] > hi[0])
+        fits &= ~(wrong if rows.counted is None else wrong & rows.counted).any(-1)
+    return at, fits
+
+
+def _middle(rows: Rows) -> Tensor:
+    return rows.low + (rows.high - rows.low) // 2
 
 
 def _slopes(rows: Rows) -> dict[str, Range]:

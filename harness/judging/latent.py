@@ -147,11 +147,17 @@ def _rows(seen: Observation, trace: Trace) -> Rows:
     known = torch.stack([end.abs() <= FP32.max for pair in ends for end in pair]).all(0)
     tried = known & _several(through, len(ends))
     (low, high), *others = ((_position_where(tried, lo), _position_where(tried, hi)) for lo, hi in ends)
-    rows = Rows(problem.on(own), through, stage, low, high, tried)
-    if not latent.also:
-        return rows
     shown = [_position(seen.actual[name], low) for name in (stage, *also) if name in seen.actual]
-    return replace(rows, also=dict(zip(also, others, strict=True)), likely=shown if len(shown) == len(ends) else ())
+    return Rows(
+        problem.on(own),
+        through,
+        stage,
+        low,
+        high,
+        tried,
+        also=dict(zip(also, others, strict=True)) if latent.also else None,
+        likely=shown if len(shown) == len(ends) else (),
+    )
 
 
 def _ends(trace: Trace, stage: str) -> Range:
