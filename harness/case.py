@@ -119,6 +119,11 @@ class Case:
     params: Mapping[str, Param] = field(default_factory=dict)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        given: Mapping[str, object] = self.params
+        if None in given.values():  # the option of a choice to leave a parameter out
+            object.__setattr__(self, "params", {n: value for n, value in given.items() if value is not None})
+
     def __getitem__(self, name: str) -> TensorSpec:
         for tensor in self.tensors:
             if tensor.name == name:

@@ -12,7 +12,7 @@ from harness.devices import DevicePlan
 from harness.errors import UsageError, unknown
 
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 8, "nightly": 200}
-"""Profile → cases that Hypothesis generates per kernel and group."""
+"""Profile → cases that are designed or drawn per kernel and group, on average; a design may need more."""
 
 LONGEST_TIMEOUT = 10_000_000
 """Seconds, almost four months; a clock of the system overflows beyond 292 years."""

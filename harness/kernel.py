@@ -53,7 +53,8 @@ class Kernel:
         devices: device types that it runs on; empty for every device.
         depth: height of its summation tree for n terms, where it is known; tightens the bound of its sums.
         order: its dots take their terms from first to last, and after every so many terms one fp32 number holds the sum
-            of all of them so far; tightens the bound of long dots. None for any order.
+            of all of them so far, also where a dot is over two matrices, one after the other; tightens the bound of
+            long dots. None for any order, and where such dots are added.
         placement: what it does with a tensor on another device than its first one: `refuses` (a clear error before any
             launch) or `moves` (a copy and a warning, with `harness.placement.moved`).
         unordered: results whose bits may differ between two calls, because they are summed by atomic additions: in any

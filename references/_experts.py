@@ -67,6 +67,8 @@ def through_limits(gradient: Enclosure, value: Enclosure, low: float, high: floa
 
 def check_limit(limit: float, like: Tensor) -> None:
     """Raise ValueError unless `limit` is positive, and infinite or a number of the dtype of a tensor."""
+    if isinstance(limit, bool | str):
+        raise ValueError(f"swiglu_limit={limit!r} must be a number")
     if not limit > 0 or float(like.new_tensor(limit, device="cpu")) != limit:
         raise ValueError(f"swiglu_limit={limit} must be positive and a number of {like.dtype}; leave it out for none")
 

@@ -9,6 +9,7 @@ from harness.run import Run
 from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
+from reports.findings import first_lines
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.noticed import noticed
 from reports.summary import (
@@ -153,25 +154,20 @@ def _cells(stage: StageSummary) -> Sequence[str]:
 
 def _gaps(run: Run) -> Iterator[Block]:
     """What was not run, and what the run could not have seen."""
-    not_run = [*_first(wording.not_run(run)), *_first(wording.turned_down(run))]
+    not_run = [*first_lines(wording.not_run(run)), *first_lines(wording.turned_down(run))]
     missing = wording.never_told_apart(run)
-    unseen = [*_first(missing), *([wording.ADVICE] if missing else []), *filter(None, [wording.coinciding(run)])]
-    unseen += _first(wording.undecided(run))
+    unseen = [*first_lines(missing), *([wording.ADVICE] if missing else []), *filter(None, [wording.coinciding(run)])]
+    unseen += first_lines(wording.undecided(run))
     for heading, lines in (("Not run", not_run), ("What this run could not have seen", unseen)):
         if lines:
             yield Block(f"### {heading}\n\n{bullets([plain(line) for line in lines])}", "list of gaps", important=True)
-
-
-def _first(lines: Sequence[str]) -> list[str]:
-    rest = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], *([f"and {plural(rest, 'more line')}, in the records"] if rest > 0 else [])]
 
 
 def _coverage(run: Run) -> Iterator[Block]:
     """What was judged of what cases choose from, an op after the other."""
     for found in coverage_tables(run):
         body = table(COVERAGE_HEADERS, [tuple(map(plain, cells)) for cells in found.rows], left=2)
-        gaps = bullets([plain(gap) for gap in _first(found.gaps)]) if found.gaps else ""
+        gaps = bullets([plain(gap) for gap in first_lines(found.gaps)]) if found.gaps else ""
         text = "\n\n".join(filter(None, [plain(MEANING), body, gaps]))
         yield Block(folded(f"Coverage of {found.op} on {found.device}", text), "coverage")
 

@@ -39,8 +39,11 @@ def problem(width: int, *, layer: bool = True, dtype: torch.dtype = torch.float3
     return Problem(layer_norm_gated_backward, layer_norm_gated_backward.contract(), tensors, {})
 
 
-def stages(of: Problem, *, fused: bool = False, ulps: int = 0) -> dict[str, Tensor]:
-    """dx by its formula, and c1 and c2; in the second half of a group c1 is `ulps` larger."""
+def stages(of: Problem, *, fused: bool = False, mean: bool = False, ulps: int = 0) -> dict[str, Tensor]:
+    """dx by its formula, and c1 and c2; in the second half of a group c1 is `ulps` larger.
+
+    `fused` is the product with c1, or, with `mean`, the one of a sum and 1 / n that is c2.
+    """
     t, groups = of.tensors, of.tensors["rstd"].shape[-1]
     x, d = (v.float().unflatten(-1, (groups, -1)) for v in (t["x"], t["dy"].float() * t["weight"].float()))
     rstd = t["rstd"][..., None]
@@ -53,6 +56,10 @@ def stages(of: Problem, *, fused: bool = False, ulps: int = 0) -> dict[str, Tens
     else:
         exact = sum_to_odd(normalized.double() * every.double(), c2.expand_as(d).double())
         shift = exact.float() if fused else normalized * every + c2
+    if mean:
+        share = torch.tensor(1 / d.shape[-1]).double()
+        product = (normalized * every).double()
+        shift = sum_to_odd(product, (d.sum(-1, keepdim=True).double() * share).expand_as(product)).float()
     dx = ((d - shift) * rstd).flatten(-2).to(t["x"].dtype)
     return {"c1": c1[..., 0], "c2": c2[..., 0], "dx": dx}
 
@@ -83,6 +90,14 @@ def test_correct_rows_are_explained(width: int, layer: bool, dtype: torch.dtype)
         check = checked(of, stages(of, fused=fused)["dx"])
         assert counted(check) == (ROWS, ROWS, 0)
     assert check.stages == ("c1 and c2" if layer else "c1")
+
+
+@pytest.mark.parametrize("width", [24, 200, 1000])
+def test_a_mean_that_is_fused_into_the_shift_is_no_fp32_number(width: int) -> None:
+    of = problem(width)
+    dx = stages(of, mean=True)["dx"]
+    assert not dx.equal(stages(of)["dx"])
+    assert counted(checked(of, dx)) == (ROWS, ROWS, 0)
 
 
 def test_every_group_has_values_of_its_own() -> None:

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,8 +56,16 @@ class Left:
         self.child.notes.write("plan", {"items": [asdict(i) for i in items], "not_run": []})
         self.child.notes.write("selected", [item.id for item in items])
 
-    def started(self, kernel: str, worker: str = "gw0", trace: str = "") -> None:
-        note = {"case": LINE, "kernel": kernel, "contract": CONTRACT, "device": "cpu", "group": "g", "source": ""}
+    def started(self, kernel: str, worker: str = "gw0", trace: str = "", *, counted: bool = True) -> None:
+        note = {
+            "counted": counted,
+            "case": LINE,
+            "kernel": kernel,
+            "contract": CONTRACT,
+            "device": "cpu",
+            "group": "g",
+            "source": "",
+        }
         write_json(self.folder / f"cpu-{worker}-17.started", {**note, "limit": 3.0})
         (self.folder / f"cpu-{worker}-17.trace").write_text(trace)
 
@@ -157,6 +165,22 @@ def test_a_kernel_that_ends_its_worker_has_failed(left: Left) -> None:
     _Session(left.child.notes).pytest_testnodedown(gateway, "Not properly terminated")
     failures = Failures(left.folder)
     assert failures.has("k", "cpu") and not failures.has("another", "cpu")
+
+
+def test_a_try_that_ends_its_worker_is_no_case(left: Left) -> None:
+    left.plan(planned("k"))
+    left.child.notes.write("crashed", ["gw0"])
+    left.started("k", counted=False)
+    run = left.run(DONE, replace(result("k"), verdict=Verdict.FAILED))
+    assert [(r.verdict, r.counted) for r in run.results] == [(Verdict.FAILED, True), (Verdict.SKIPPED, False)]
+    assert run.results[1].reason.endswith("while a failure was made smaller")
+    assert run.exit_code == 1
+
+
+def test_cases_that_could_not_be_made_have_no_coverage(left: Left) -> None:
+    left.plan(planned("k"))
+    run = left.run(DONE, replace(result("k"), verdict=Verdict.ERRORED, case="op (group g)", reason="KeyError: 'x'"))
+    assert (run.exit_code, run.coverage) == (2, ())
 
 
 def test_an_item_that_ran_and_left_no_result_breaks_the_run(left: Left) -> None:

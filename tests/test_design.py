@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from harness.case import Case, Chosen, Group, TensorSpec, parse_case
 from harness.config import PROFILES, Config
+from harness.errors import UsageError
 from harness.inputs import DRAWN, chosen_tensor, layouts_like, least_rows, residues, tensor_choices
-from harness.inputs.choices import Feature, all_features, features, features_of
+from harness.inputs.choices import Feature, all_features, check_choices, features, features_of
 from harness.inputs.layouts import LAYOUTS, layout_of
 from harness.inputs.shapes import leading_dims, widths_with
 from harness.verify.coverage import covered
@@ -55,6 +56,12 @@ def test_pairs_follow_where_there_is_room() -> None:
     options = [[(name, option) for option in options] for name, options in made.choices.items()]
     assert pairs == {(a, b) for first, second in combinations(options, 2) for a in first for b in second}
     assert len(made.designed) < 40 and len(made.designed) + made.left_to_draw(200) == 200
+
+
+def test_a_single_choice_is_taken_option_by_option() -> None:
+    [made] = designed([Group("a", lambda chosen: st.none(), choices={"eps": (1, 2, 3)})], CI)
+    assert [row["eps"] for row in made.designed] == [1, 2, 3]
+    assert made.left_to_draw(CI) == CI - 3
 
 
 def test_what_needs_no_design_is_left_alone() -> None:
@@ -140,3 +147,32 @@ def test_the_ci_profile_leaves_no_hole(op: str, accepts: tuple[str, ...]) -> Non
     cases = [case for one in groups for case in (*one.examples, *designed_cases(one, 0))]
     holes = covered(("k", "cpu"), [one.choices for one in groups], cases)
     assert [(entry.choice, entry.dtype, entry.missing) for entry in holes if entry.missing] == []
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"alhpa": (1,)}, "'alpha'"),
+        ({"y dtype": ("bf16",)}, "tensor 'y'"),
+        ({"x shape": (1,)}, "must be 'T dtype'"),
+        ({"x columns % 0": (1,)}, "must be 'T dtype'"),
+        ({"x regime": ("rows",)}, "needs the choice 'x dtype'"),
+        ({"alpha": ()}, "options \\(\\)"),
+        ({"alpha": 0.5}, "options 0.5"),
+        ({"alpha": ([1],)}, "option \\[1\\]"),
+        ({"alpha": (float("nan"),)}, "option nan"),
+        ({"alpha": (0.0, -0.0)}, "equal"),
+        ({"x dtype": ("bf16",), "x layout": ("pading",)}, "'pading'"),
+    ],
+)
+def test_choices_are_checked_where_they_are_declared(choices: dict[str, object], message: str) -> None:
+    made = Group("g", lambda chosen: st.none(), choices=choices)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=message):
+        check_choices(made, ("x",), ("alpha",))
+    with pytest.raises(UsageError, match="no function"):
+        check_choices(Group("g", choices={"alpha": (1,)}), ("x",), ("alpha",))
+
+
+def test_a_tensor_without_choices_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"tensor of the choices: 'yy'.*Known: y"):
+        chosen_tensor("yy", {"y dtype": "bf16", "y regime": "normal", "y layout": "contiguous"}, (2,))

@@ -188,6 +188,13 @@ def test_nothing_is_known_where_an_update_may_overflow() -> None:
         assert torch.isnan(enclosure.lo).tolist() == torch.isnan(enclosure.hi).tolist() == [[True], [False]]
 
 
+def test_nothing_is_known_where_a_merge_with_an_empty_part_overflows() -> None:
+    column = torch.tensor([[1.9e19], [3e38], [1e18]])
+    assert torch.isnan(torch.native_layer_norm(column[:2], [1], None, None, 1e-3)[2]).all()
+    for enclosure in mean_and_variance(Enclosure.point(column)):
+        assert enclosure.unknown is not None and enclosure.unknown[:, 0].tolist() == [True, True, False]
+
+
 # a · factor - b · factor
 
 

@@ -39,7 +39,9 @@ def ran(call: Any, group: Group, *, cases: int = 0, asked: bool = False) -> list
     subject = Subject(Kernel("mine", OP, "", call), PROJECT.op(OP), torch.device("cpu"))
     results: list[CaseResult] = []
     with suppress(CaseFailed):
-        run_item(Item(subject, group, asked), cases=cases, seed_=0, record=results.append, started=lambda *_: None)
+        run_item(
+            Item(subject, group, asked), cases=cases, seed_=0, record=results.append, started=lambda *_, **__: None
+        )
     return results
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.case import Case, Choices, Chosen, Option, TensorSpec
+from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
+from harness.errors import UsageError, unknown
 from harness.inputs.layouts import LAYOUTS, applicable_layouts, contiguous, layout_of
 
 DRAWN = "drawn"
@@ -25,6 +26,7 @@ _LEADING = ((1,), (2,), (2, 2))
 """Shapes of rows, the first of which a layout applies to says what it needs."""
 
 _NUMBER = re.compile(r"_\d+$")
+_WHAT = re.compile(r"dtype|regime|layout|columns % [1-9]\d*")
 
 
 def tensor_choices(
@@ -35,11 +37,39 @@ def tensor_choices(
     return {f"{name} {what}": tuple(dict.fromkeys(options)) for what, options in chosen.items()}
 
 
+def check_choices(group: Group, inputs: Collection[str], params: Collection[str]) -> None:
+    """Raise `UsageError` unless the choices of a group are ones of an op with these tensors and parameters."""
+    if group.choices and not callable(group.strategy):
+        raise UsageError(f"group {group.name!r} has choices, but its strategy is no function of what is chosen")
+    declared: Mapping[str, object] = group.choices
+    for choice, options in declared.items():
+        where = f"choice {choice!r} of group {group.name!r}"
+        name, _, what = str(choice).partition(" ")
+        if not what and name not in params:
+            raise unknown(f"{where}: parameter", name, params)
+        if what and name not in inputs:
+            raise unknown(f"{where}: tensor", name, inputs)
+        if what and not _WHAT.fullmatch(what):
+            raise UsageError(f"{where} must be 'T dtype', 'T regime', 'T layout' or 'T columns % N' of a tensor T")
+        if what in ("regime", "layout") and f"{name} dtype" not in group.choices:
+            raise UsageError(f"{where} needs the choice '{name} dtype': its options count by dtype")
+        if not isinstance(options, tuple | list) or not options:
+            raise UsageError(f"{where} has the options {options!r}; give a tuple of one or more")
+        if wrong := [o for o in options if not isinstance(o, bool | int | float | str | None) or o != o]:
+            raise UsageError(f"{where}: option {wrong[0]!r} must be a number, True, False, a word or None")
+        if len(set(options)) < len(options):
+            raise UsageError(f"{where} has options that are equal: {options!r}")
+        if what == "layout" and (other := [o for o in options if o not in LAYOUTS]):
+            raise unknown(f"{where}: layout", str(other[0]), LAYOUTS)
+
+
 def chosen_tensor(name: str, chosen: Chosen, shape: tuple[int, ...], number: int = 0) -> TensorSpec:
     """The tensor of that shape as chosen, with `number` for the N of its regime.
 
     It is contiguous where the layout means nothing for the shape.
     """
+    if f"{name} dtype" not in chosen:
+        raise unknown("tensor of the choices:", name, (choice.partition(" ")[0] for choice in chosen if " " in choice))
     dtype, regime, layout = (chosen[f"{name} {what}"] for what in ("dtype", "regime", "layout"))
     placed = LAYOUTS[layout](shape, dtype) or contiguous(shape, dtype)
     regime = f"{regime[:-1]}{number}" if regime.endswith("_N") else regime

@@ -2,8 +2,9 @@
 
 An enclosure holds whatever a kernel may give. So where the reference goes on from a box, it gives an enclosure of each
 element for all latent values within the box, and one element outside refutes them all. A box that is not refuted is cut
-into smaller ones, down to single fp32 numbers, which are what a kernel has. Nothing is assumed about how elements
-depend on the values. Where to cut is a guess that costs time if it is wrong, and changes no answer.
+into smaller ones, down to single fp32 numbers, which are what a kernel has; but a value other than the first, which is
+added, may be a product that is fused into that sum, and then is no fp32 number, but rounds to one. Nothing is assumed
+about how elements depend on the values. Where to cut is a guess that costs time if it is wrong, and changes no answer.
 """
 
 from __future__ import annotations
@@ -217,7 +218,10 @@ def _ends(rows: Rows, boxes: _Boxes) -> dict[str, Range]:
     """Lowest and highest legal elements within boxes, [boxes, rows, groups, size]."""
     assert rows.also is not None
     low, high = from_ordinals(boxes.low, FP32), from_ordinals(boxes.high, FP32)
-    parts = torch.stack([low, low, low, high])
+    below, above = low.clone(), high.clone()
+    below[:, 1:] = (low + from_ordinals(boxes.low - 1, FP32))[:, 1:] / 2
+    above[:, 1:] = (high + from_ordinals(boxes.high + 1, FP32))[:, 1:] / 2
+    parts = torch.stack([low, low, below, above])
     return rows.forward({name: Enclosure(parts[:, :, i]) for i, name in enumerate((rows.stage, *rows.also))})
 
 

@@ -102,7 +102,7 @@ def _check(rows: Rows, count: int, explained: int, split: int = 0, needs: Needs 
 def any_value_explains(seen: Observation) -> bool:
     """Whether each row comes from some value of the latent stage, within its enclosure or not.
 
-    Where several values explain a row together, nobody looks beyond their enclosures, and the answer is no.
+    Of an op in which several values may explain a row together, nobody looks beyond their enclosures: the answer is no.
     """
     every = _rows(seen, seen.problem.trace)
     tried = torch.full_like(every.tried, _several(every.seen, 1))

@@ -34,7 +34,8 @@ def dot(a: Enclosure, b: Enclosure) -> Enclosure:
 def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
     """`dot` of factors that are there already; always of four parts.
 
-    A kernel that declares an order walks each of the `pieces` equal pieces of the sum from its own first term.
+    A kernel that declares an order walks each of the `pieces` equal pieces of the sum from its own first term, the
+    second on top of the sum of the first.
     """
     fmt = current().arithmetic
     magnitude = _times(left.size, right.size)

@@ -29,7 +29,8 @@ def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
     """Mean and biased variance over the last dimension, kept with size 1, by merges in any order.
 
     On the way from an element to the result the smaller part is merged into the larger, but for log2 n + 10 merges,
-    which may be any. Nothing is known where something may overflow.
+    which may be any. Nothing is known where something may overflow, the square of an element too: an empty part, whose
+    mean is 0, may be merged with it, and a square that is infinite times n_a = 0 is NaN.
     """
     middle, radius = midpoint_radius(x)
     count = x.shape[-1]
@@ -42,8 +43,9 @@ def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
     high = (root + moved).square() * (1 + relative)
     far = radius.mean(-1, keepdim=True) + of_mean
     reach = (middle + radius).amax(-1, keepdim=True) - (middle - radius).amin(-1, keepdim=True) + 2 * of_mean
+    farthest = torch.maximum(reach, (middle.abs() + radius).amax(-1, keepdim=True))  # an empty part has the mean 0
     fits = (
-        (2 * reach.square() * count < current().arithmetic.max)
+        (2 * farthest.square() * count < current().arithmetic.max)
         & (2 * high < current().arithmetic.max)
         & (2 * (average.abs() + reach) < current().arithmetic.max)
     )

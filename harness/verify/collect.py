@@ -235,8 +235,10 @@ class _Left:
         reason = (
             f"no result after {self.note['limit']:g} s (--timeout), so its process was stopped; see {self.trace}"
             if self.hung
-            else "the process died in this case without an exception; the other cases of its group did not run"
+            else "the process died in this case without an exception"
         )
+        counted = self.note.get("counted", True)
+        reason += "; the other cases of its group did not run" if counted else ", while a failure was made smaller"
         case = parse_case(self.note["case"])
         return CaseResult(
             case=self.note["case"],
@@ -245,9 +247,10 @@ class _Left:
             contract=self.note["contract"],
             device=self.note["device"],
             dtypes=case.dtypes,
-            verdict=Verdict.ERRORED,
+            verdict=Verdict.ERRORED if counted else Verdict.SKIPPED,
             reason=reason,
             group=self.note["group"],
+            counted=counted,
             source=self.note["source"],
         )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from harness.case import Case, Choices, Option, parse_case
+from harness.errors import UsageError
 from harness.inputs.choices import Feature, all_features, features_of
 from harness.result import TURNED_DOWN, CaseResult
 from harness.run import Coverage
@@ -23,9 +25,10 @@ def coverage_of(planned: Iterable[Planned], results: Iterable[CaseResult]) -> tu
     judged, declined = defaultdict[Subject, list[Case]](list), defaultdict[Subject, list[Case]](list)
     parsed = functools.cache(parse_case)  # kernels have cases in common
     for result in results:
-        if result.counted:
+        with suppress(UsageError):  # of cases that could not be made there is no line
             kind = declined if result.verdict in TURNED_DOWN else judged
-            kind[result.kernel, result.device].append(parsed(result.case))
+            if result.counted:
+                kind[result.kernel, result.device].append(parsed(result.case))
     return tuple(one for key, own in declared.items() for one in covered(key, own, judged[key], declined[key]))
 
 

@@ -68,14 +68,16 @@ class _Design:
 
     def worth(self, group: Group) -> tuple[int, int]:
         """How many features, and pairs of options, the next case of a group would add, negated for a heap."""
-        row = self.best(group)
+        return self._worth(self.best(group))
+
+    def _worth(self, row: Chosen) -> tuple[int, int]:
         new = sum(feature not in self.covered for feature in features(row))
         return -new, -sum(pair not in self.paired for pair in _pairs(row))
 
     def add(self, rows: list[Chosen], group: Group) -> bool:
         """Choose for one more case of the group, if it adds anything."""
         row = self.best(group)
-        if self.paired.issuperset(_pairs(row)):
+        if self._worth(row) == (0, 0):
             return False
         rows.append(row)
         self.covered.update(features(row))

@@ -19,9 +19,13 @@ from harness.verify.sharing import Verify, directly
 from harness.verify.shrink import shrink
 
 Record = Callable[[CaseResult], None]
-Started = Callable[[Item, Case], None]
+Started = Callable[..., None]
+"""Takes note that a case of an item is about to run, and whether it is `counted`."""
 
-_NUMBERS = re.compile(r"(\W*\d\w*\W*)+")
+Leave = Callable[[Item, int], None]
+"""Takes note of how many cases of an item are not run."""
+
+_NUMBERS = re.compile(r"\b\d[\w.,+-]*")
 
 
 class CaseFailed(Exception):
@@ -29,20 +33,15 @@ class CaseFailed(Exception):
 
     Attributes:
         result: of the smallest case that was found.
-        left: how many cases of the item were not run.
     """
 
-    def __init__(self, result: CaseResult, left: int = 0) -> None:
+    def __init__(self, result: CaseResult) -> None:
         super().__init__(result.case)
-        self.result, self.left = result, left
+        self.result = result
 
 
 class Stopped(Exception):
-    """The kernel has failed elsewhere; `cases` of this item were not run."""
-
-    def __init__(self, cases: int) -> None:
-        super().__init__(HAS_FAILED)
-        self.cases = cases
+    """The kernel has failed elsewhere."""
 
 
 def run_item(
@@ -54,21 +53,23 @@ def run_item(
     started: Started,
     verify: Verify = directly,
     failures: Failures | None = None,
+    leave: Leave = lambda item, cases: None,
 ) -> None:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
-    With `failures`, which it adds to, a kernel that has failed runs nothing more. Lines that a reader asked for are all
+    With `failures`, which it adds to, a kernel that has failed runs nothing more, and `leave` is told how much that is,
+    before the failure is made small, which the process may not survive. Lines that a reader asked for are all
     run, as they are: the reader wants to know of these.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
-        Stopped: the kernel has failed in another item.
+        Stopped: the kernel has failed in another item; the message says so.
     """
     explorer = Explorer(item, record, started, verify)
     if failures is None or item.asked:
         _run_all(explorer, draw(item.group, cases, seed_), shrinks=not item.asked)
     else:
-        _run_until_failure(explorer, item, cases, seed_, failures)
+        _run_until_failure(explorer, item, cases, seed_, failures, leave)
 
 
 def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> None:
@@ -78,18 +79,24 @@ def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> Non
             raise CaseFailed(explorer.shrunk(case, result, drawn) if shrinks else result)
 
 
-def _run_until_failure(explorer: Explorer, item: Item, cases: int, seed_: int, failures: Failures) -> None:
+def _run_until_failure(
+    explorer: Explorer, item: Item, cases: int, seed_: int, failures: Failures, leave: Leave
+) -> None:
     names = item.subject.kernel.name, str(item.subject.device)
     if failures.has(*names):
-        raise Stopped(item.planned(cases).cases)
+        leave(item, item.planned(cases).cases)
+        raise Stopped(HAS_FAILED)
     drawn = draw(item.group, cases, seed_)
     for place, case in enumerate(drawn):
         if failures.has(*names):
-            raise Stopped(len(drawn) - place)
+            leave(item, len(drawn) - place)
+            raise Stopped(HAS_FAILED)
         result = explorer.run(case)
         if result.verdict in BAD:
             failures.add(*names)
-            raise CaseFailed(explorer.shrunk(case, result, drawn), left=len(drawn) - place - 1)
+            if rest := len(drawn) - place - 1:
+                leave(item, rest)
+            raise CaseFailed(explorer.shrunk(case, result, drawn))
 
 
 def unfinished(item: Item, reason: str) -> CaseResult:
@@ -136,7 +143,7 @@ class Explorer:
 
         A failure in another way is recorded as skipped: nobody has said that the kernel is meant for the case.
         """
-        result = replace(self._verified(case, repeat=True), counted=False)
+        result = replace(self._verified(case, repeat=True, counted=False), counted=False)
         if _way(result) == _way(failed):
             self._record(result)
             return result
@@ -146,11 +153,11 @@ class Explorer:
         self._record(result)
         return None
 
-    def _verified(self, case: Case, *, repeat: bool) -> CaseResult:
+    def _verified(self, case: Case, *, repeat: bool, counted: bool = True) -> CaseResult:
         settled = self._settled.setdefault(case.dtypes, set())
 
         def attempt() -> CaseResult:
-            self._started(self._item, case)
+            self._started(self._item, case, counted=counted)
             return verify_case(self._item.subject, case, repeat=repeat, settled=settled)
 
         result = self._verify(attempt)

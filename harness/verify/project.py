@@ -14,6 +14,7 @@ from harness.case import Case, Group
 from harness.config import Config
 from harness.errors import LastbitError, OpError, UsageError, unknown
 from harness.files import BUILT_IN, PACKAGE
+from harness.inputs.choices import check_choices
 from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from harness.op import Op
 from harness.run import NotRun
@@ -91,7 +92,21 @@ class Project:
         if fitting := tuple(case for case in self._regressions(op) if case.names <= accepts):
             made.append(Group("regressions", examples=fitting))
         if op in self.cases:
-            made += self.cases[op].groups(accepts, small=small)
+            made += self._made(op, accepts, small=small)
+        return made
+
+    def _made(self, op: str, accepts: frozenset[str], *, small: bool) -> list[Group]:
+        """What the op's file of cases makes.
+
+        Raises:
+            UsageError: it raises, or its groups choose from what the op does not have.
+        """
+        try:
+            made: list[Group] = list(self.cases[op].groups(accepts, small=small))
+        except Exception as error:
+            raise UsageError(f"groups() in cases/{op}.py raised {type(error).__name__}: {error}") from error
+        for group in made:
+            check_choices(group, self.op(op).inputs, self.op(op).params)
         return made
 
     def _regressions(self, op: str) -> list[Case]:

@@ -50,7 +50,7 @@ class Recorder:
             self._shared[device] = SharedDevice(self._folder, device)
         return self._shared[device].verify
 
-    def started(self, item: Item, case: Case) -> None:
+    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
         """Note the case that is about to run, and start its clock.
 
         Raises:
@@ -65,6 +65,7 @@ class Recorder:
             "group": item.group.name,
             "source": subject.kernel.source,
             "limit": self._timeout,
+            "counted": counted,
         }
         with written(self._under_way):
             write_json(self._under_way, under_way)

@@ -22,6 +22,9 @@ from harness.op import REQUIRED, Op
 MOST_TRIES = 60
 """Cases that are run after a failure: a smaller one helps the reader, but not at any price."""
 
+_MOST_ASKED = 10 * MOST_TRIES
+"""Cases of which is asked whether they mean anything: an op may evaluate its reference to say so."""
+
 _MOST_LINKED = 3  # sizes that follow another one: codes, their scales, and scales of other groups
 
 _NUMBER = re.compile(r"_(\d+)$")
@@ -37,7 +40,7 @@ class Trial(Protocol):
     """What a smaller case is tried on."""
 
     def takes(self, case: Case) -> bool:
-        """Whether the case means something: cheap, and asked first."""
+        """Whether the case means something: asked first, as it costs less than to run it."""
 
     def fails(self, case: Case) -> bool:
         """Whether it fails in the same way."""
@@ -66,8 +69,8 @@ class _Tries:
         self._tried: set[Case] = set()
 
     def takes(self, case: Case) -> bool:
-        if len(self._tried) >= self._most:
-            return False
+        if len(self._tried) >= self._most or len(self._taken) >= _MOST_ASKED:
+            return self._taken.get(case, False)
         if case not in self._taken:
             self._taken[case] = self._trial.takes(case)
         return self._taken[case]

@@ -26,13 +26,11 @@ def test_kernel(item: Item, recorder: Recorder) -> None:
             started=recorder.started,
             verify=recorder.verify_on(device),
             failures=recorder.failures,
+            leave=recorder.leave,
         )
     except Stopped as stopped:
-        recorder.leave(item, stopped.cases)
         pytest.skip(str(stopped))
     except CaseFailed as failure:
-        if failure.left:
-            recorder.leave(item, failure.left)
         result = failure.result
         sentences = [result.reason] if result.reason else [f.sentence for f in result.faults]
         pytest.fail("\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case]), pytrace=False)
