@@ -232,13 +232,13 @@ class _Left:
     @property
     def errored(self) -> CaseResult:
         """The result of the case where the kernel is what ended the worker."""
-        reason = (
-            f"no result after {self.note['limit']:g} s (--timeout), so its process was stopped; see {self.trace}"
-            if self.hung
-            else "the process died in this case without an exception"
-        )
         counted = self.note.get("counted", True)
-        reason += "; the other cases of its group did not run" if counted else ", while a failure was made smaller"
+        rest = "; the other cases of its group did not run" if counted else ", while a failure was made smaller"
+        reason = (
+            f"no result after {self.note['limit']:g} s (--timeout), so its process was stopped{rest}; see {self.trace}"
+            if self.hung
+            else f"the process died in this case without an exception{rest}"
+        )
         case = parse_case(self.note["case"])
         return CaseResult(
             case=self.note["case"],
