@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -228,10 +229,9 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], lim
     return {**found, "scaling": scalings, "first_expert": (None, DRAWN), "shards": parts}
 
 
-def chosen_params(chosen: Chosen) -> dict[str, Param]:
-    """Scaling, how many shards there are where there are several, and the limit of SwiGLU where there is one."""
-    named = {name: chosen.get(name) for name in ("scaling", "shards", "swiglu_limit")}
-    return {name: option for name, option in named.items() if option is not None}
+def chosen_params(chosen: Chosen) -> dict[str, Any]:
+    """Scaling, how many shards there are where there are several, and the limit of SwiGLU; None leaves one out."""
+    return {name: chosen.get(name) for name in ("scaling", "shards", "swiglu_limit")}
 
 
 def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Param]]:

@@ -129,7 +129,7 @@ def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         shapes = dict.fromkeys(("x", "grad_output"), (edge.size.tokens, edge.size.hidden)) | _saved(edge.size)
         rows = [TensorSpec(name, edge.dtype, shape, regime=regimes[name][0]) for name, shape in shapes.items()]
         tensors = [*rows, *edge.pairs(), *edge.weights(regimes)]
-        if edge.old and "old_gate_lora_a" in accepts:
+        if edge.old and _FIRST_OLD in accepts:
             tensors += _old(edge.size, edge.dtype, regimes, regimes[_FIRST_OLD][0])
         case = edge.case("moe_lora_backward", tensors, seed)
         if case.names <= accepts:

@@ -5,9 +5,11 @@ On an accelerator, every kernel of several tensors gets a group of cases with te
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -118,6 +120,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
     others, lacking = project.kernels_of_revisions()
     kernels = _selected(project, config, (*project.kernels(), *others))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
+    made = functools.cache(partial(_designed, project, config))  # kernels have groups in common
     items: list[Item] = []
     not_run = [*lacking, *_shared(project)]
     not_run += [note for kernel in kernels for note in likely_slips(kernel, project.op(kernel.op))]
@@ -127,7 +130,7 @@ def make_plan(config: Config, device_type: str) -> Plan:
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
             subject = _subject(kernel, project.op(kernel.op), device, config)
-            items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config)]
+            items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config, made)]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
@@ -177,7 +180,15 @@ def _belongs(file: Path, root: Path, project: Project) -> bool:
     return inside and "site-packages" not in file.parts and not any(f in file.parents for f in project.own)
 
 
-def _groups(project: Project, subject: Subject, config: Config) -> Iterator[Group]:
+def _designed(project: Project, config: Config, op: str, accepts: frozenset[str]) -> list[Group]:
+    """The groups of cases for kernels of an op that take the same, as the run's profile has them."""
+    groups = project.groups(op, accepts, small=config.small)
+    return designed(groups, config.cases_per_group, whole=config.cases_per_group >= PROFILES["ci"])
+
+
+def _groups(
+    project: Project, subject: Subject, config: Config, made: Callable[[str, frozenset[str]], list[Group]]
+) -> Iterator[Group]:
     kernel = subject.kernel
     if config.lines:
         cases = [parse_case(line) for line in config.lines]
@@ -186,8 +197,7 @@ def _groups(project: Project, subject: Subject, config: Config) -> Iterator[Grou
         if own := tuple(case for case in cases if case.op == kernel.op):
             yield Group("lines", examples=own)
     else:
-        made = project.groups(kernel.op, kernel.accepts, small=config.small)
-        yield from designed(made, config.cases_per_group, whole=config.cases_per_group >= PROFILES["ci"])
+        yield from made(kernel.op, kernel.accepts)
         if subject.device.type != "cpu" and _movable(subject):
             small = project.groups(kernel.op, kernel.accepts, small=True)
             places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)
