@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.outcomes.explanation import Explanation
+from harness.outcomes.trace import KernelTrace
 from harness.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
 
 
@@ -131,6 +133,8 @@ class Run:
         broken: why the run ended before everything had run; empty if it did not.
         spent: where its time went; empty for a run of an older lastbit.
         coverage: of what cases choose from; empty for a run of lines that a reader gave.
+        explanations: of the first failure of each kernel, as far as time allowed.
+        traces: of kernels that declare no stages, on ordinary cases: their stages and nothing else.
     """
 
     results: tuple[CaseResult, ...]
@@ -141,6 +145,8 @@ class Run:
     broken: str = ""
     spent: Spent = field(default_factory=Spent)
     coverage: tuple[Coverage, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
+    traces: tuple[KernelTrace, ...] = ()
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""

@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", "harness.declared", *NOUNS),
     "harness.result": ("harness.errors", *NOUNS),
-    "harness.run": ("harness.result",),
+    "harness.run": ("harness.result", "harness.outcomes"),
     "harness.row_check": (),
     "harness.devices": ("harness.errors",),
     "harness.placement": ("harness.devices",),

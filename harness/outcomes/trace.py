@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from harness.result import Verdict, Worst
@@ -38,6 +39,9 @@ class StageMatch:
         exact, lo, hi: the exact value for the worst element, and what the contract allows.
         outside: elements that the contract excludes, of `of` that were compared.
         leaves: it is the first step that the contract excludes.
+        expected: what the contract rounds the exact value to.
+        format: that of the stage under the contract.
+        error, contract_error: relative L2 error of the step over the elements compared, and of the contract's values.
     """
 
     stage: str
@@ -47,6 +51,10 @@ class StageMatch:
     outside: int
     of: int
     leaves: bool = False
+    expected: float = math.nan
+    format: str = ""
+    error: float = math.nan
+    contract_error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Step:
         part: it is an operation within the expression, and not all of it.
         again: for a step that stands for rounds of a loop that are left out: how many.
         match: the stage that it agrees with, if it agrees with one.
+        code: the whole line of the file in which it begins, without the blanks around it.
     """
 
     text: str
@@ -90,6 +99,7 @@ class Step:
     part: bool = False
     again: int = 0
     match: StageMatch | None = None
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,9 @@ class KernelTrace:
         worst: the element.
         steps: from the inputs to the element.
         all: every operation of the program that wrote it, if they were asked for.
+        stages: for each stage of the reference, in its order, the step that agrees with it best, if one does.
+        culprits: the steps that do not follow from the kernel's own earlier ones, the likeliest first; none of a kernel
+            that passes.
         unmatched: stages up to the element's with which no step agrees.
         notes: what is wrong beside values, and what a reader must know about the steps.
     """
@@ -118,6 +131,8 @@ class KernelTrace:
     worst: Worst | None = None
     steps: tuple[Step, ...] = ()
     all: tuple[Step, ...] = ()
+    stages: tuple[Step, ...] = ()
+    culprits: tuple[Step, ...] = ()
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
