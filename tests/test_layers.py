@@ -95,6 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.judging"),
     "harness.diagnosing": (
         "harness.errors",
+        "harness.config",
         "harness.interpret",
         "harness.tracing",
         "harness.op",
