@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 text.allowed, text.wrong { font-weight: bold } text.interval { fill: #0969da; stroke: none }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .small { fill: #9198a1 } .axis, .tick, .boundary { stroke: #9198a1 }
-  .allowed { fill: #3fb950 } .wrong { fill: #f85149 } .exact, .interval { stroke: #4493f8 } text.interval { fill: #4493f8 }
+  .allowed { fill: #3fb950 } .wrong { fill: #f85149 }
+  .exact, .interval { stroke: #4493f8 } text.interval { fill: #4493f8 }
 }
 """
 
@@ -64,18 +66,16 @@ class Line:
         if self.band is not None:
             low, high = (min(max(self.x(v), LEFT), RIGHT) for v in self.band)
             yield f'<rect class="band" x="{low:.1f}" y="{axis - 20}" width="{high - low:.1f}" height="40"/>'
-        yield f'<line class="axis" x1="{LEFT}" y1="{axis}" x2="{RIGHT}" y2="{axis}"/>'
+        yield stroke("axis", LEFT, axis, RIGHT, axis)
         for tick in self.ticks:
-            yield f'<line class="tick" x1="{self.x(tick):.1f}" y1="{axis - 7}" x2="{self.x(tick):.1f}" y2="{axis + 7}"/>'
-            yield text(
-                self.x(tick), axis + 36, f"{tick:.10g}", "allowed" if tick in self.allowed else "small", "middle"
-            )
-        for a, b in zip(self.ticks, self.ticks[1:], strict=False):
-            middle = self.x((a + b) / 2)
-            yield f'<line class="boundary" x1="{middle:.1f}" y1="{axis - 14}" x2="{middle:.1f}" y2="{axis + 14}"/>'
+            yield stroke("tick", self.x(tick), axis - 7, self.x(tick), axis + 7)
+            kind = "allowed" if tick in self.allowed else "small"
+            yield text(self.x(tick), axis + 36, f"{tick:.10g}", kind, "middle")
+        for middle in (self.x((a + b) / 2) for a, b in pairwise(self.ticks)):
+            yield stroke("boundary", middle, axis - 14, middle, axis + 14)
         low, exact, high = map(self.x, self.interval)
-        yield f'<line class="interval" x1="{min(low, exact - 1):.1f}" y1="{axis}" x2="{max(high, exact + 1):.1f}" y2="{axis}"/>'
-        yield f'<line class="exact" x1="{exact:.1f}" y1="{axis - 24}" x2="{exact:.1f}" y2="{axis + 10}"/>'
+        yield stroke("interval", min(low, exact - 1), axis, max(high, exact + 1), axis)
+        yield stroke("exact", exact, axis - 24, exact, axis + 10)
         yield text(exact, axis - 30, f"unrounded {self.interval[1]:.9g}", "interval", "middle")
         for value in self.allowed:
             yield f'<circle class="allowed" cx="{self.x(value):.1f}" cy="{axis}" r="6"/>'
@@ -83,6 +83,10 @@ class Line:
             value, said = self.wrong
             yield f'<circle class="wrong" cx="{self.x(value):.1f}" cy="{axis}" r="6"/>'
             yield text(self.x(value), axis + 54, said, "wrong", "middle")
+
+
+def stroke(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def text(x: float, y: float, said: str, kind: str, anchor: str = "start") -> str:
@@ -133,16 +137,16 @@ def lines() -> list[Line]:
     return [
         Line(
             "1  normalized = x · inv_rms: one value is allowed",
-            f"x = {float(x[DECIDED]):g}. The enclosure (blue) is narrow and lies between two rounding boundaries (dashed): "
-            "whatever the order of the sum.",
+            f"x = {float(x[DECIDED]):g}. The enclosure (blue) is narrow and lies between two rounding boundaries "
+            "(dashed): whatever the order of the sum.",
             neighbours(low, 3, 3),
             before(DECIDED),
             allowed(normalized, DECIDED),
         ),
         Line(
             "2  output = normalized · weight: the kernel that rounds once is seen",
-            f"{low:g} · {float(weight[DECIDED[1]])} = {product:.9g}, rounded. assert_close takes everything in the band: "
-            f"{int(tolerance / 2**-8) * 2 + 1} numbers.",
+            f"{low:g} · {float(weight[DECIDED[1]])} = {product:.9g}, rounded. assert_close takes everything in the "
+            f"band: {int(tolerance / 2**-8) * 2 + 1} numbers.",
             neighbours(own, 4, 4),
             (product, product, product),
             allowed(output, DECIDED),
@@ -168,7 +172,8 @@ def main() -> None:
         body += one.drawn(12 + 160 * number)
     height = 160 * 3 + 4
     label = "Enclosures of two elements of an RMSNorm in bf16 on the number line"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" aria-label="{label}">'
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
     parts = [head, f"<style>{STYLE}</style>", *body, "</svg>"]
     Path(__file__).with_suffix(".svg").write_text("\n".join(parts) + "\n")
 
