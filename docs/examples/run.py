@@ -1,0 +1,68 @@
+"""Run the commands in docs/examples.md and write what they print below them.
+
+Run `python docs/examples/run.py`. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. The
+commands run in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of tests/faults.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PAGE = HERE.with_suffix(".md")
+PLANTED = {"gradient": "moe_lora_backward: gate for intermediate"}
+_COMMAND = re.compile(r"(<!-- \$ (?P<command>.*?) -->\n+```\n).*?(\n```)", re.DOTALL)
+
+
+def plant(folder: str, name: str) -> None:
+    """Copy lastbit's kernels with a fault in them."""
+    from tests.faults.catalogue import FAULTS
+    from tests.faults.plant import FOLDER, mutated, read_sources
+
+    fault = next(fault for fault in FAULTS if str(fault) == name)
+    shutil.rmtree(HERE / folder, ignore_errors=True)
+    shutil.copytree(FOLDER, HERE / folder, ignore=shutil.ignore_patterns("__pycache__", "external"))
+    for file, text in mutated(fault, read_sources()).items():
+        (HERE / folder / file).write_text(text)
+
+
+def printed(command: str) -> str:
+    """What a command prints, without blanks at the ends of lines."""
+    words = [sys.executable, "-m", "harness", *shlex.split(command)[1:]]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "110"}
+    environ.pop("TRITON_INTERPRET", None)
+    began = time.perf_counter()
+    done = subprocess.run(words, cwd=HERE, env=environ, capture_output=True, text=True, check=False)
+    print(f"{time.perf_counter() - began:6.1f} s, exit code {done.returncode}: {command}", flush=True)
+    return "\n".join(line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines())
+
+
+def findings(text: str) -> str:
+    """The FAILED blocks of a run's output, where it has any."""
+    found = re.search(
+        r"^Findings$.*?(?=^(?:Notices|Not run|What this run|Coverage|Bits on|Error bounds))", text, re.M | re.S
+    )
+    return found[0].rstrip() if found else text
+
+
+def main() -> None:
+    sys.path[:0] = [str(ROOT)]
+    for folder, name in PLANTED.items():
+        plant(folder, name)
+    text = PAGE.read_text()
+    PAGE.write_text(_COMMAND.sub(lambda found: found[1] + findings(printed(found["command"])) + found[3], text))
+    for folder in PLANTED:
+        shutil.rmtree(HERE / folder)
+    shutil.rmtree(HERE / ".lastbit", ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
