@@ -1,7 +1,8 @@
 """Run the commands in docs/examples.md and write what they print below them.
 
-Run `python docs/examples/run.py`. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. The
-commands run in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of tests/faults.
+Run `python docs/examples/run.py`. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced.
+The commands run in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of
+tests/faults.
 """
 
 from __future__ import annotations
