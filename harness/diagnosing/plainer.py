@@ -37,6 +37,7 @@ def _candidates(number: float, *, floating: bool) -> Iterator[float]:
         return
     if floating:
         yield from (_shortened(number, bits) for bits in _BITS)
+        yield abs(number)
     else:
         yield from (2, int(number) // 2)
 

@@ -50,7 +50,7 @@ def smallest(
 ) -> Case | None:
     """The smallest case found in so many seconds that fails as `case` does, with its values in the line.
 
-    None if the case does not fail, or not with its values in the line. `alike` are other cases of the op, by which
+    None if the case does not fail, or not with its values in the line, or has too many of them. `alike` are other cases of the op, by which
     sizes that are equal by chance are told from those that must be.
     """
     trial = _Trial(subject, case, watch, seconds)
@@ -67,7 +67,7 @@ def smallest(
         draft = _plainer(draft, trial)
         if draft.case == before:
             break
-    return draft.case
+    return draft.case if draft.case != case else None
 
 
 class _Trial:

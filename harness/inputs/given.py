@@ -153,7 +153,7 @@ def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
     inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
     low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt, mode="zero"), dtype))
     inward, outward = map(str, _words(torch.cat([low, low + 1]).view(dtype)))
-    return (inward, outward) if number > 0 else (f"-{outward}", f"-{inward}")
+    return (inward, outward) if math.copysign(1, number) > 0 else (f"-{outward}", f"-{inward}")
 
 
 def _as_signed(bits: int, dtype: torch.dtype) -> int:
