@@ -34,7 +34,7 @@ _MOST_ROUNDS = 4
 _COUNTS = (2, 3, 4, 6, 8, 16, 32, 64)  # columns of which some are tried at random
 _SAMPLES = 6  # of each count
 _MOST_PLAIN = 64  # elements of a tensor that are replaced one by one
-_FINEST = 64  # parts into which columns are divided to find those that can be left out
+_COARSE = 16  # parts into which many columns are divided to find those that can be left out
 
 
 def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
@@ -171,18 +171,28 @@ class _Cutting:
                 yield sorted((first, *others))
 
     def _halve(self) -> None:
-        """Leave out parts of what is kept, larger ones first, as long as it fails without them."""
+        """Leave out parts of what is kept, larger ones first, as long as it fails without them; of many, then the last.
+
+        Where much is needed, its size is: the rest is not looked at part by part.
+        """
         size = len(self._kept) // 2
-        finest = max(len(self._kept) // _FINEST, 1)
+        finest = 1 if len(self._kept) <= _COUNTS[-1] else len(self._kept) // _COARSE
         while size >= finest and len(self._kept) > 1:
             for start in reversed(range(0, len(self._kept), size)):
-                rest = [*self._kept[:start], *self._kept[start + size :]]
-                if rest:
-                    self._fails(rest)
+                self._fails([*self._kept[:start], *self._kept[start + size :]])
             size //= 2
+        if finest > 1:
+            self._shorten()
+
+    def _shorten(self) -> None:
+        """Keep as few of the first as bisection finds."""
+        low, high = 0, len(self._kept)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._fails(self._kept[:middle]) else (middle, high)
 
     def _fails(self, kept: Sequence[int]) -> bool:
-        smaller = self._cut(kept)
+        smaller = self._cut(kept) if kept else None
         if smaller is None or not self._trial.fails(smaller.case):
             return False
         self._kept, self._least = kept, smaller
