@@ -115,7 +115,7 @@ def test_too_many_values_for_a_line() -> None:
 
 
 def test_a_line_that_a_reader_gave_is_looked_at_before_anything_runs() -> None:
-    with pytest.raises(UsageError, match="tensor 'x': bf16 has no 1.1"):
+    with pytest.raises(UsageError, match=r"tensor 'x': bf16 has no 1\.1"):
         make_plan(Config(folder="", lines=("rms_norm x=bf16[1,1]:values(1.1) eps=1e-06 seed=0",)), "cpu")
 
 

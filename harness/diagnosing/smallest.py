@@ -22,7 +22,7 @@ from harness.verify.check import Subject, takes, verify_case
 from harness.verify.drawing import draw
 from harness.verify.fuzz import way
 from harness.verify.inprocess import Watch, Workplace, unwatched
-from harness.verify.shrink import Places, shrink, sizes_of, together
+from harness.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
 
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""
@@ -31,6 +31,7 @@ _ALIKE = 2  # cases of each group of the op that are compared with the case
 
 _LEAVING_OUT = 40  # of them, to find out which inputs and parameters can be left out
 _MOST_ROUNDS = 4
+_AT_ONCE = (1, 1, 2, 2, 2, 3, 4, 8)  # columns, rows and so on that are tried of everything
 _COUNTS = (2, 3, 4, 6, 8, 16, 32, 64)  # columns of which some are tried at random
 _SAMPLES = 6  # of each count
 _MOST_PLAIN = 64  # elements of a tensor that are replaced one by one
@@ -50,19 +51,19 @@ def smallest(
 ) -> Case | None:
     """The smallest case found in so many seconds that fails as `case` does, with its values in the line.
 
-    None if the case does not fail, or not with its values in the line, or has too many of them. `alike` are other cases of the op, by which
-    sizes that are equal by chance are told from those that must be.
+    None if the case does not fail, or not with its values in the line, or has too many of them. `alike` are other
+    cases of the op, by which sizes that are equal by chance are told from those that must be.
     """
     trial = _Trial(subject, case, watch, seconds)
     draft = Draft.of(case)
     if not trial.known or not trial.fails(draft.case):
         return None
     samples = [sizes_of(other) for other in (case, *alike)]
+    draft = _with_few_of_all(draft, samples, trial)
     for _ in range(_MOST_ROUNDS):
         before = draft.case
-        for place, size in sorted(draft.sizes.items(), key=lambda item: -item[1]):
-            if size > 1 and place[1] < 0:
-                draft = _with_few_of(draft, _linked(draft, place, samples), trial)
+        for place in _places(draft):
+            draft = _with_few_of(draft, _linked(draft, place, samples), trial)
         draft = _without_much(draft, trial)
         draft = _plainer(draft, trial)
         if draft.case == before:
@@ -125,17 +126,35 @@ def _worst(result: CaseResult) -> tuple[int, ...]:
     return () if worst is None else worst.index
 
 
-def _linked(draft: Draft, place: tuple[str, int], samples: Sequence[dict[tuple[str, int], int]]) -> Iterator[Places]:
+def _places(draft: Draft) -> list[Place]:
+    """The dimensions that can be cut, the largest first."""
+    sizes = sorted(draft.sizes.items(), key=lambda item: -item[1])
+    return [place for place, size in sizes if size > 1 and place[1] < 0]
+
+
+def _linked(draft: Draft, place: Place, samples: Sequence[Sizes]) -> Iterator[Places]:
     """Places that may have to be cut together: one alone, those of equal sizes, and those whose sizes divide it."""
     return chain([frozenset({place})], together(place, draft.sizes, samples))
 
 
-def _with_few_of(draft: Draft, together: Iterable[Places], trial: _Trial) -> Draft:
+def _with_few_of_all(draft: Draft, samples: Sequence[Sizes], trial: _Trial) -> Draft:
+    """The draft with as few columns, rows and whatever else at once as fail: from then on, tries take little time."""
+    for count in _AT_ONCE:
+        few = draft
+        for place in _places(draft):
+            cuts = (_Cutting(few, places, trial).sample(count) for places in _linked(few, place, samples))
+            if few.sizes[place] > count:
+                few = next((cut for cut in cuts if cut is not None), few)
+        if trial.fails(few.case):
+            return few
+    return draft
+
+
+def _with_few_of(draft: Draft, linked: Iterable[Places], trial: _Trial) -> Draft:
     """The draft with few columns, rows or whatever the first places are of which the op takes fewer."""
-    for places in together:
-        parts = math.gcd(*(draft.sizes[place] for place in places))
-        cutting = _Cutting(draft, places, parts, trial)
-        if parts > 1 and cutting.taken:
+    for places in linked:
+        cutting = _Cutting(draft, places, trial)
+        if cutting.taken:
             return cutting.least()
     return draft
 
@@ -143,16 +162,24 @@ def _with_few_of(draft: Draft, together: Iterable[Places], trial: _Trial) -> Dra
 class _Cutting:
     """Which parts of a draft at some places are needed."""
 
-    def __init__(self, draft: Draft, places: Places, parts: int, trial: _Trial) -> None:
-        self._draft, self._places, self._parts, self._trial = draft, places, parts, trial
-        self._kept: Sequence[int] = range(parts)
+    def __init__(self, draft: Draft, places: Places, trial: _Trial) -> None:
+        self._draft, self._places, self._trial = draft, places, trial
+        self._parts = math.gcd(*(draft.sizes[place] for place in places))
+        self._kept: Sequence[int] = range(self._parts)
         self._least = draft
-        self._first = list(dict.fromkeys(i for i in (*trial.worst, 0) if i < parts))
+        self._first = list(dict.fromkeys(i for i in (*trial.worst, 0) if i < self._parts))
+        self._chance = random.Random(trial.tries)
 
     @property
     def taken(self) -> bool:
-        """Whether the op takes one part of them, of those that are likeliest to be needed."""
-        return any(self._cut([i]) is not None for i in self._first)
+        """Whether the op takes few parts of several, those that are likeliest to be needed first."""
+        few = chain(([i] for i in self._first), (self._sample(self._first[0], n) for n in (2, 4) if n < self._parts))
+        return self._parts > 1 and any(self._cut(kept) is not None for kept in few)
+
+    def sample(self, count: int) -> Draft | None:
+        """The draft with so many parts, the likeliest and others at random; None where the op does not take them."""
+        first = self._first[self._trial.tries % len(self._first)]
+        return self._cut(self._sample(first, count)) if self._parts > count else None
 
     def least(self) -> Draft:
         """The draft with as few parts as are found."""
@@ -162,13 +189,14 @@ class _Cutting:
         return self._least
 
     def _samples(self) -> Iterator[list[int]]:
-        """Few parts at random, the likeliest among them."""
-        chance = random.Random(self._parts)
         for count in _COUNTS:
             for number in range(_SAMPLES if count < self._parts else 0):
-                first = self._first[number % len(self._first)]
-                others = chance.sample([i for i in range(self._parts) if i != first], count - 1)
-                yield sorted((first, *others))
+                yield self._sample(self._first[number % len(self._first)], count)
+
+    def _sample(self, first: int, count: int) -> list[int]:
+        """So many parts, one of them given."""
+        others = [i for i in range(self._parts) if i != first]
+        return sorted((first, *self._chance.sample(others, count - 1)))
 
     def _halve(self) -> None:
         """Leave out parts of what is kept, larger ones first, as long as it fails without them; of many, then the last.
