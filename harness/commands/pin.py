@@ -59,6 +59,8 @@ def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
         check_regime(tensor)
     kernel = _kernel(project, options.kernel, case)
     if options.smallest:
+        if kernel.devices and device.partition(":")[0] not in kernel.devices:
+            raise UsageError(f"kernel {kernel.name!r} is declared for {', '.join(kernel.devices)} only; see --device")
         with Worker(config) as worker:
             small = worker.do(smallest_of, kernel.name, str(case), seconds=options.seconds)
         if small is None:

@@ -6,10 +6,12 @@ case does: at the same first stage with the same first finding, or with the same
 
 from __future__ import annotations
 
+import io
 import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stderr
 from itertools import chain
 
 from torch import Tensor
@@ -113,7 +115,7 @@ class _Trial:
         return True
 
     def _result(self, case: Case) -> CaseResult:
-        with self._watch(case):
+        with self._watch(case), redirect_stderr(io.StringIO()):  # what a try raises is no news
             return verify_case(self._subject, case, repeat=self._repeat, settled=None)
 
 
