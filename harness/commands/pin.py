@@ -12,6 +12,7 @@ import torch
 from harness.case import Case, parse_case
 from harness.commands.options import add_device, add_folders, add_timeout, config_of
 from harness.commands.running import NOTHING_RUN
+from harness.config import Config
 from harness.diagnosing.smallest import smallest_of
 from harness.errors import UsageError, unknown
 from harness.files import BUILT_IN
@@ -51,28 +52,25 @@ def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console, folder = make_console(), _folder(options.project)
     case, projects = parse_case(options.case), tuple(options.project or [str(folder)])
     config = config_of(options, kernels=(options.kernel,), projects=projects, lines=(str(case),))
-    device = one_device(config)
-    project = open_project(config)
-    op = project.op(case.op)
-    check_arguments(op, [tensor.name for tensor in case.tensors], case.params)
-    for tensor in case.tensors:
-        check_regime(tensor)
-    kernel = _kernel(project, options.kernel, case)
-    if options.smallest:
-        if kernel.devices and device.partition(":")[0] not in kernel.devices:
-            raise UsageError(f"kernel {kernel.name!r} is declared for {', '.join(kernel.devices)} only; see --device")
-        with Worker(config) as worker:
-            small = worker.do(smallest_of, kernel.name, str(case), seconds=options.seconds)
-        if small is None:
-            line(console, f"{kernel.name} does not fail like this with the values of the case in its line: not pinned")
-            return NOTHING_RUN
-        case = small
+    kernel, contract = _kernel(open_project(config), options.kernel, case)
+    kept = _smallest(config, kernel, case, options.seconds) if options.smallest else case
+    if kept is None:
+        line(console, f"{kernel.name} does not fail like this with the values of the case in its line: not pinned")
+        return NOTHING_RUN
     path = folder / "cases" / "regressions" / f"{case.op}.txt"
-    added = add_case(path, case, f"{_origin(kernel, str(op.contract(kernel.contract)), device)}: {options.reason}")
+    added = add_case(path, kept, f"{_origin(kernel, contract, one_device(config))}: {options.reason}")
     line(console, f"{'pinned in' if added else 'it is there already:'} {path}")
-    line(console, f"  {case}")
+    line(console, f"  {kept}")
     line(console, f"lastbit verify --project {folder} runs it first")
     return 0
+
+
+def _smallest(config: Config, kernel: Kernel, case: Case, seconds: float) -> Case | None:
+    """The smallest tensors on which the kernel fails as on the case, if any."""
+    if kernel.devices and one_device(config).partition(":")[0] not in kernel.devices:
+        raise UsageError(f"kernel {kernel.name!r} is declared for {', '.join(kernel.devices)} only; see --device")
+    with Worker(config) as worker:
+        return worker.do(smallest_of, kernel.name, str(case), seconds=seconds)
 
 
 def _folder(given: Sequence[str]) -> Path:
@@ -92,12 +90,16 @@ def _folder(given: Sequence[str]) -> Path:
     return folder
 
 
-def _kernel(project: Project, name: str, case: Case) -> Kernel:
-    """The kernel of that name.
+def _kernel(project: Project, name: str, case: Case) -> tuple[Kernel, str]:
+    """The kernel of that name and its contract.
 
     Raises:
-        UsageError: there is none, or it cannot take the case, which would then never run for it.
+        UsageError: there is none, or the case means nothing to its op, or the kernel cannot take it.
     """
+    op = project.op(case.op)
+    check_arguments(op, [tensor.name for tensor in case.tensors], case.params)
+    for tensor in case.tensors:
+        check_regime(tensor)
     prepare(torch.device("cpu"))  # before a kernel's file imports Triton
     kernels = {kernel.name: kernel for kernel in project.kernels()}
     if name not in kernels:
@@ -107,7 +109,7 @@ def _kernel(project: Project, name: str, case: Case) -> Kernel:
         raise UsageError(f"kernel {name!r} is one of {kernel.op}, and the case one of {case.op}")
     if reason := unsupported(kernel, case):
         raise UsageError(f"kernel {name!r} cannot run the case: {reason}")
-    return kernel
+    return kernel, str(op.contract(kernel.contract))
 
 
 def _origin(kernel: Kernel, contract: str, device: str) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from harness.case import Case, parse_case
 from harness.diagnosing.drafts import Draft
 from harness.diagnosing.plainer import plainer_elements, plainer_tensors
+from harness.inputs.given import is_given
 from harness.result import BAD, CaseResult
 from harness.verify.check import Subject, takes, verify_case
 from harness.verify.drawing import draw
@@ -70,7 +71,7 @@ def smallest(
         draft = _plainer(draft, trial)
         if draft.case == before:
             break
-    return draft.case if draft.case != case else None
+    return draft.case if any(is_given(tensor.regime) for tensor in draft.case.tensors) else None
 
 
 class _Trial:
