@@ -26,6 +26,7 @@ COMMANDS = {
     "bisect": ("bisect", "find the commit, or the version of a package, that changed a kernel's result"),
     "stages": ("stages", "find the first stage of a kernel that goes wrong on a case"),
     "trace": ("trace", "show line by line how the worst element of a kernel's result came about"),
+    "pin": ("pin", "keep a case that failed, so that it runs first ever after"),
     "identify": ("identify", "find out which contracts a kernel keeps"),
     "list": ("listing", "list ops and their contracts, kernels, regimes and layouts"),
     "bench": ("bench", "measure what verifying costs beside the kernels and beside plain tests"),

@@ -103,6 +103,14 @@ def test_a_regime_may_hold_any_character_but_a_space() -> None:
     assert parse_case("op x=fp32[4]:captured/a=b@c:d+1").tensors[0].regime == "captured/a=b@c:d+1"
 
 
+def test_a_tensor_may_list_its_values() -> None:
+    line = "op x=bf16[1,3]@8,2+1~peer:values(1.5,-2,0.0078125) ids=int64[2]:values(0,-1) eps=1.0 seed=0"
+    case = parse_case(line)
+    assert str(case) == line
+    assert (case["x"].device, case["x"].regime) == ("peer", "values(1.5,-2,0.0078125)")
+    assert hash(parse_case(line)) == hash(case) and parse_case(line.replace("0.0078125", "1")) != case
+
+
 def test_a_tensor_may_have_a_device_of_its_own() -> None:
     case = parse_case(DISPLACED)
     assert str(case) == DISPLACED

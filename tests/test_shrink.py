@@ -94,6 +94,18 @@ def test_a_layout_stays_what_it_is_while_sizes_shrink(memory: str, found: str) -
     assert smallest(f"rms_norm x=bf16[40,5000]{memory} eps=1e-06 seed=0", flattens) == f"x=bf16{found} eps=1e-06"
 
 
+def test_a_tensor_keeps_the_values_that_its_line_lists() -> None:
+    line = "rms_norm x=bf16[2,2]@3,1:values(1,2,3,4) residual=bf16[2,2]:rows weight=bf16[2] eps=1e-06 seed=0"
+
+    def fits(case: Case) -> bool:
+        assert case["x"].shape == (2, 2), "nobody asks for another size"
+        return True
+
+    assert smallest(line, lambda case: True, fits) == "x=bf16[2,2]:values(1,2,3,4) eps=1e-06"
+    found = smallest(line, lambda case: len(case.tensors) == 3, fits)
+    assert found == "x=bf16[2,2]:values(1,2,3,4) residual=bf16[2,2] weight=bf16[2] eps=1e-06"
+
+
 def test_sizes_that_are_equal_by_chance_are_told_apart_by_other_cases() -> None:
     line = "rms_norm x=bf16[64,64] weight=bf16[64] eps=1e-06 seed=0"
     other = "rms_norm x=bf16[3,8] weight=bf16[8] eps=1e-06 seed=0"

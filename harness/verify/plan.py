@@ -20,6 +20,7 @@ from harness.case import PEER, Case, Choices, Group, parse_case
 from harness.config import PROFILES, Config
 from harness.devices import machine
 from harness.errors import unknown
+from harness.inputs.values import check_regime
 from harness.kernel import REVISION_MARK, Kernel
 from harness.op import Op
 from harness.run import NotRun
@@ -194,6 +195,8 @@ def _groups(
         cases = [parse_case(line) for line in config.lines]
         for case in cases:
             project.op(case.op)
+            for tensor in case.tensors:
+                check_regime(tensor)
         if own := tuple(case for case in cases if case.op == kernel.op):
             yield Group("lines", examples=own)
     else:

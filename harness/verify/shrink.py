@@ -2,7 +2,8 @@
 
 What is tried are guesses, by somebody who knows no op. A `Trial` says of each whether it means anything, and whether it
 fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which one divides
-the other (codes that share an element, columns that share a scale), where the op takes no other change.
+the other (codes that share an element, columns that share a scale), where the op takes no other change. A tensor whose
+values the line lists keeps them, and its size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import chain, combinations
 from typing import Any, Protocol
 
 from harness.case import Case, TensorSpec
+from harness.inputs.given import is_given
 from harness.inputs.layouts import LAYOUTS, contiguous, padded
 from harness.op import REQUIRED, Op
 
@@ -51,7 +53,7 @@ def shrink(case: Case, op: Op, alike: Iterable[Case], trial: Trial, *, most: int
 
     `alike` are cases of the same group, by which sizes that are equal by chance are told from those that must be.
     """
-    samples = [_sizes(other) for other in (case, *alike)]
+    samples = [sizes_of(other) for other in (case, *alike)]
     tries = _Tries(trial, most)
     smaller = _simpler(_with_smaller_sizes(case, samples, tries, known=False), op, tries)
     while smaller != case:
@@ -88,7 +90,7 @@ class _Tries:
 Sizes = Mapping[Place, int]
 
 
-def _sizes(case: Case) -> dict[Place, int]:
+def sizes_of(case: Case) -> dict[Place, int]:
     """The sizes of all dimensions, and the parameters and regimes that say a number of something."""
     dims = {(t.name, dim - len(t.shape)): size for t in case.tensors for dim, size in enumerate(t.shape)}
     regimes = {(t.name, 1): int(found[1]) for t in case.tensors if (found := _NUMBER.search(t.regime))}
@@ -98,11 +100,13 @@ def _sizes(case: Case) -> dict[Place, int]:
 def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
     """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
     seen: set[Place] = set()
-    for place, size in sorted(_sizes(case).items(), key=lambda item: -item[1]):
+    for place, size in sorted(sizes_of(case).items(), key=lambda item: -item[1]):
         if size < 2 or place in seen or _is_regime(place):
             continue
         seen |= _equal(place, samples)
-        for places in _together(place, case, samples):
+        for places in together(place, sizes_of(case), samples):
+            if any(is_given(case[name].regime) for name, kind in places if kind):
+                continue
             case, taken = _least(case, places, trial, known=known)
             if taken:
                 break
@@ -111,7 +115,7 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, k
 
 def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Case, bool]:
     """The case with the sizes at `places` as small as bisection finds them, in proportion; whether any was taken."""
-    sizes = _sizes(case)
+    sizes = sizes_of(case)
     high = unit = math.gcd(*(sizes[place] for place in places))
     low, guess, found, taken = 0, high - 1 if known else 1, case, False
     while high - low > 1:
@@ -126,9 +130,8 @@ def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Ca
     return found, taken
 
 
-def _together(place: Place, case: Case, samples: Sequence[Sizes]) -> Iterator[Places]:
+def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[Places]:
     """Places to change with one: those of equal sizes, then others too whose sizes divide it, few before many."""
-    sizes = _sizes(case)
     own = _equal(place, samples).intersection(sizes)
     yield own
     linked = dict.fromkeys(
@@ -167,10 +170,10 @@ def _tensor_resized(tensor: TensorSpec, sizes: Sizes) -> TensorSpec:
     name, rank, number = tensor.name, len(tensor.shape), sizes.get((tensor.name, 1))
     regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
     shape = tuple(sizes.get((name, dim - rank), size) for dim, size in enumerate(tensor.shape))
-    return _in_shape(replace(tensor, regime=regime), shape)
+    return in_shape(replace(tensor, regime=regime), shape)
 
 
-def _in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     """The tensor in a smaller shape: in the layout of the same name, or at the same strides where it has none."""
     for rule in LAYOUTS.values():
         layout = rule(tensor.shape, tensor.dtype)
@@ -206,7 +209,8 @@ def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
     yield [partial(_with, name=name, strides=None, offset=0) for name in names]
     yield [partial(_padded, name=name) for name in names if case[name].strides is not None]
     yield [partial(_with, name=name, device="") for name in names]
-    yield [partial(_with, name=t.name, regime="normal") for t in case.tensors if t.torch_dtype.is_floating_point]
+    drawn = [t.name for t in case.tensors if t.torch_dtype.is_floating_point and not is_given(t.regime)]
+    yield [partial(_with, name=name, regime="normal") for name in drawn]
 
 
 def _padded(case: Case, *, name: str) -> Case:

@@ -1,0 +1,91 @@
+"""The test to paste fails for the wrong kernel and passes for the right one, wherever the tensors lie in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness import ContractViolation, kernel
+from harness.case import parse_case
+from harness.diagnosing.pasted import test_of as pasted
+from harness.inputs import bits_of, build
+
+LINE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
+
+
+@kernel("rms_norm", contract="native_multiply", name="norm[wrong]")
+def wrong(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return (normalized(x, eps) * weight.float()).to(x.dtype)
+
+
+@kernel("rms_norm", contract="native_multiply", name="norm[right]")
+def right(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return normalized(x, eps).to(x.dtype) * weight
+
+
+def run(text: str, function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with a function in place of the kernel that it imports."""
+    module = ModuleType("norms")
+    module.norm = function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "norms", module)
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    namespace["test_norm_keeps_its_contract"]()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINE,
+        "rms_norm x=bf16[1,300] weight=bf16[300] eps=1e-06 seed=1",
+        "rms_norm x=bf16[8,600] weight=bf16[600] eps=1e-06 seed=1",  # more than a line holds
+    ],
+)
+def test_it_fails_for_the_wrong_kernel_only(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = pasted("rms_norm", "native_multiply", parse_case(line), "norm[wrong]", source="/home/me/norms.py:12")
+    assert line in text
+    run(text, right, monkeypatch)
+    with pytest.raises(ContractViolation, match="fp32_multiply"):
+        run(text, wrong, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "bf16[2,3]@8,1+5:rows",
+        "bf16[2,3]@0,2",
+        "bf16[3]@2:values(nan,-inf,-0)",
+        "bf16[3]:values(0x7fc1,0xffc1,1)",
+        "e4m3[2,2]",
+        "e5m2[2,2]@4,1+1",
+        "int32[2,2]:bits",
+        "bool[3]",
+        "fp32[]:values(0.5)",
+        "fp64[1]:values(0.1)",
+    ],
+)
+def test_tensors_are_built_bit_for_bit_in_memory_as_the_case_has_them(tensor: str) -> None:
+    case = parse_case(f"op x={tensor} eps=inf mode=word seed=4")
+    text = pasted("op", "", case, "norm", source="norms.py:1")
+    body = text.partition("return ")[2].partition("\n\n")[0]
+    made = eval(body, {"torch": torch})
+    x, expected = made.pop("x"), build(case, "cpu").tensors["x"]
+    assert made == {"eps": float("inf"), "mode": "word"}
+    assert (x.dtype, x.shape, x.stride(), x.storage_offset()) == (
+        expected.dtype,
+        expected.shape,
+        expected.stride() if expected.dim() else (),
+        case["x"].offset,
+    )
+    assert torch.equal(bits_of(x.contiguous()), bits_of(expected.contiguous()))

@@ -1,0 +1,106 @@
+"""`lastbit pin` keeps a case once, with where it comes from, and it runs first ever after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.case import parse_case
+from harness.commands import pin
+from harness.config import Config
+from harness.errors import UsageError
+from harness.result import Verdict
+from harness.verify.case_files import add_case, read_cases
+from harness.verify.check import Subject, verify_case
+from harness.verify.plan import make_plan
+
+CASE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
+KERNEL = """\
+import torch
+from harness.kernel import kernel
+
+
+@kernel("rms_norm", contract="native_multiply", name="mine")
+def mine(x, weight, *, eps):
+    wide = x.float()
+    return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a wrong kernel, in which the command is called."""
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "mine.py").write_text(KERNEL)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pinned(*words: str) -> int:
+    return cli.main(["pin", "--kernels", "kernels", "--kernel", "mine", "--reason", "in\nfp32", *words])
+
+
+def test_a_case_is_kept_once_and_runs_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pinned(CASE) == 0
+    file = project / "cases" / "regressions" / "rms_norm.txt"
+    comment, line = file.read_text().splitlines()
+    assert comment.startswith("# mine (native_multiply+rounded_sum) on cpu, torch ")
+    assert comment.endswith(": in fp32")
+    assert line == CASE
+    assert f"pinned in {file}\n  {CASE}\n" in capsys.readouterr().out
+    kept = file.read_text()
+    assert pinned(CASE.replace("bf16[2]", "bf16[2]@1")) == 0
+    assert file.read_text() == kept
+    assert "it is there already: " in capsys.readouterr().out
+    config = Config(folder="", projects=(str(project),), kernel_folders=("kernels",), cases=0)
+    first = make_plan(config, "cpu").items[0]
+    assert first.group.name == "regressions" and parse_case(CASE) in first.group.examples
+    subject: Subject = first.subject
+    assert verify_case(subject, parse_case(CASE), settled=None).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rms_norm x=bf16[1,1]:values(1.1) weight=bf16[1] eps=1e-06 seed=0",), "bf16 has no 1.1"),
+        (("rms_nrom x=bf16[1,1] eps=1e-06 seed=0",), "unknown op 'rms_nrom'; did you mean 'rms_norm'"),
+        (("rms_norm x=bf16[1,1] wieght=bf16[1] eps=1e-06 seed=0",), "'wieght'"),
+        (("completion_mask ids=int64[1,1] eos_ids=int64[1] seed=0",), "'mine' is one of rms_norm, and the case one of"),
+        (("rms_norm x=bf16[1,1] eps=1e-06 seed=0",), "'mine' cannot run the case: the kernel needs weight"),
+        ((CASE, "--kernel", "mein"), "unknown kernel 'mein'; did you mean 'mine'"),
+        ((CASE, "--project", "gone"), "project folder 'gone' does not exist"),
+    ],
+)
+def test_what_cannot_be_kept(
+    project: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pinned(*words) == 2
+    assert message in capsys.readouterr().err
+    assert not (project / "cases").exists()
+
+
+def test_a_folder_without_a_project_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["pin", CASE, "--kernel", "mine", "--reason", "why"]) == 2
+    assert "there is no project here" in capsys.readouterr().err
+
+
+def test_nothing_is_kept_where_lastbit_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "references").mkdir()
+    monkeypatch.setattr(pin, "BUILT_IN", tmp_path.resolve())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is where lastbit is installed"):
+        pin._folder(())
+
+
+def test_a_case_goes_to_the_end_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "op.txt"
+    path.write_text("# one\nop x=bf16[1] seed=0")
+    assert add_case(path, parse_case("op x=bf16[2] seed=0"), "two")
+    assert not add_case(path, parse_case("op seed=0  x=bf16[1]"), "three")
+    assert path.read_text() == "# one\nop x=bf16[1] seed=0\n# two\nop x=bf16[2] seed=0\n"
+    assert len(read_cases(path)) == 2
