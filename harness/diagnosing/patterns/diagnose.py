@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import torch
+
+from harness.diagnosing.patterns.factors import Factors
 from harness.diagnosing.patterns.moved import moves
 from harness.diagnosing.patterns.places import places, region_of
+from harness.diagnosing.patterns.search import explained
 from harness.diagnosing.patterns.terms import terms_of
 from harness.diagnosing.patterns.values import neighbours, values
 from harness.diagnosing.patterns.wrong import Wrong
 from harness.judging.observation import Observation
 from harness.numerics import remembering
-from harness.result import CaseResult
+from harness.result import CaseResult, simplest
 
 _SECONDS = 1.5  # that the search takes, about
 
@@ -20,15 +24,19 @@ def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
 
     A sentence is said only if it holds for nearly all wrong elements and would not by chance; there may be none.
     """
-    found = [f"{_listed(result.explained_by)} allows every bit."] if result.explained_by else []
+    contracts = simplest(result.explained_by, result.contract)
+    found = [f"{_listed(contracts)} allows every bit."] if contracts else []
     wrong = Wrong.of(seen, result, _SECONDS)
     if wrong is None:
         return tuple(found)
     terms = terms_of(wrong)
     where = places(wrong, terms)
     region = region_of(wrong, where)
-    found += [*values(wrong), *moves(wrong, region)]
-    found += [place.sentence for place in where]
+    alike = list(values(wrong))
+    found += alike
+    factors = [] if alike else Factors(wrong, region, terms).sentences()
+    found += list(explained(wrong, torch.ones_like(region) if alike else region, contracts=not contracts))
+    found += [*factors, *moves(wrong, region), *(place.sentence for place in where)]
     if not found:
         found += neighbours(wrong)
     return tuple(found)

@@ -14,6 +14,7 @@ from harness.diagnosing.patterns.words import listed, number, ordinal
 from harness.diagnosing.patterns.wrong import Wrong
 
 _DENSE = 0.75  # share of the indices of a pattern that have a wrong element
+_PART = 0.9  # of an axis, the largest part that counts as one
 _CHANCE = 1e-3  # that as many wrong elements, thrown at random, keep to a region as small
 _PATTERNS = 100  # about so many are tried
 _FEW = 3  # indices that are listed
@@ -87,7 +88,7 @@ def pattern_of(at: Sequence[int], size: int, unit: tuple[str, str]) -> tuple[str
         which = ", the last" if first == size - 1 else ", the first" if first == 0 else ""
         return _only(f"{one} {first} of {size}{which and f'{which},'}", "is"), at
     span = range(first, last + 1)
-    if len(at) >= _DENSE * len(span) and len(span) < size:
+    if len(at) >= _DENSE * len(span) and len(span) <= _PART * size:
         return _range(span, size, several), span
     for step, start, stop in _repeated(at, size):
         indices = [i for i in range(size) if start <= i % step < stop]

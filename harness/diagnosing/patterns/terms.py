@@ -23,12 +23,11 @@ class Term:
     values: Tensor
 
 
-def terms_of(wrong: Wrong) -> list[Term]:
-    """Inputs and earlier stages that broadcast to the stage, and slices of those that do without one dimension."""
-    shape, found = wrong.expected.shape, list[Term]()
-    for name, values in numbers_of(wrong):
-        found += _shaped(name, values, shape)
-    return found
+def terms_of(wrong: Wrong, stage: str = "") -> list[Term]:
+    """Inputs and earlier stages that broadcast to a stage, and slices of those that do without one dimension."""
+    stage = stage or wrong.stage
+    shape = wrong.trace.stages[stage].shape
+    return [term for name, values in numbers_of(wrong) if name != stage for term in _shaped(name, values, shape)]
 
 
 def products_of(terms: list[Term]) -> list[Term]:
