@@ -120,7 +120,7 @@ class Question:
 
     def variants(self, stage: str) -> Iterator[tuple[str, Enclosure]]:
         """The stage not rounded, rounded to another format, or cut off."""
-        unrounded, own = self._unrounded(stage), self.problem.format(stage)
+        unrounded, own = self.unrounded(stage), self.problem.format(stage)
         if own != FP32 and stage not in self.own.results:
             yield "not rounded", unrounded
         for name in dict.fromkeys((self.problem.main_format.name, *_NARROW)):
@@ -129,7 +129,7 @@ class Question:
         if own != FP32:
             yield "cut off, not rounded", _cut_off(unrounded, own)
 
-    def _unrounded(self, stage: str) -> Enclosure:
+    def unrounded(self, stage: str) -> Enclosure:
         """What the stage is before the contract rounds it."""
         contract = self.problem.contract
         rounds = {name: target for name, target in contract.rounds.items() if name != stage}

@@ -117,6 +117,9 @@ def explaining_values(seen: Observation) -> tuple[Tensor, Tensor]:
     Up to 64 rows are searched: their numbers, and the values, [rows, groups]. None of an op in which several values may
     explain a row together.
     """
+    if not seen.has_latent:
+        none = torch.zeros(0, dtype=torch.int64, device=seen.problem.main.device)
+        return none, none.reshape(0, 1).to(torch.float64)
     every = _rows(seen, seen.problem.trace)
     tried = every.tried.all(-1)
     if every.also is None:

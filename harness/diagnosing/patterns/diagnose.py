@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from harness.diagnosing.patterns.factors import Factors
@@ -15,7 +17,7 @@ from harness.judging.observation import Observation
 from harness.numerics import remembering
 from harness.result import CaseResult, simplest
 
-_SECONDS = 1.5  # that the search takes, about
+_SECONDS = 1.4  # that guesses are tried, about
 
 
 @remembering()
@@ -26,7 +28,7 @@ def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
     """
     contracts = simplest(result.explained_by, result.contract)
     found = [f"{_listed(contracts)} allows every bit."] if contracts else []
-    wrong = Wrong.of(seen, result, _SECONDS)
+    wrong = Wrong.of(seen, result)
     if wrong is None:
         return tuple(found)
     terms = terms_of(wrong)
@@ -34,9 +36,12 @@ def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
     region = region_of(wrong, where)
     alike = list(values(wrong))
     found += alike
-    factors = [] if alike else Factors(wrong, region, terms).sentences()
-    found += list(explained(wrong, torch.ones_like(region) if alike else region, contracts=not contracts))
-    found += [*factors, *moves(wrong, region), *(place.sentence for place in where)]
+    telling, rest = ([], []) if alike else Factors(wrong, region, terms).sentences()
+    until = time.perf_counter() + _SECONDS
+    everywhere = torch.ones_like(region) if alike else region
+    found += list(explained(wrong, everywhere, contracts=not contracts, until=until))
+    found += [*telling, *moves(wrong, region)]
+    found += [*(() if found else rest), *(place.sentence for place in where)]
     if not found:
         found += neighbours(wrong)
     return tuple(found)

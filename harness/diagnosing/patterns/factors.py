@@ -26,29 +26,33 @@ class Factors:
     region: Tensor
     terms: Sequence[Term]
 
-    def sentences(self) -> list[str]:
-        """At most one of each kind: something else altogether; a factor; a summand. Only then one per row or column."""
+    def sentences(self) -> tuple[list[str], list[str]]:
+        """What the values are of the case's own numbers, and what is left to say if nothing explains them.
+
+        The latter is a factor, or else one for each row or column.
+        """
         if self.wrong.format is None:
-            return []
-        for kind in (self.others(), itertools.chain(self.constant(), self.terms_as_factors()), self.summands()):
-            if found := list(itertools.islice(kind, 1)):
-                return found
-        return list(itertools.islice(self.along_axes(), 1))
+            return [], []
+        telling = itertools.chain(self.others(), self.constant(named=True), self.summands())
+        if found := list(itertools.islice(telling, 1)):
+            return found, []
+        rest = itertools.chain(self.constant(named=False), self.terms_as_factors(), self.along_axes())
+        return [], list(itertools.islice(rest, 1))
 
     def fits(self, predicted: Tensor, fitted: int = 0) -> bool:
         """Whether the elements are what is predicted; `fitted` numbers of the prediction come from them."""
         wrong = self.wrong
-        if predicted.shape != wrong.actual.shape:
-            predicted = predicted.expand_as(wrong.actual)
+        predicted = predicted.expand_as(wrong.actual)
+        if not self._is_sharper(predicted):
+            return False
         fit = wrong.fit(wrong.around(predicted), self.region)
-        left = 1 - fitted / wrong.count
-        return fit.holds(0.0) and fit.bits * left > _ENOUGH and self._is_sharper(predicted)
+        return fit.holds(0.0) and fit.bits * (1 - fitted / wrong.count) > _ENOUGH
 
     def _is_sharper(self, predicted: Tensor) -> bool:
         """Whether the prediction leaves less than an eighth of the error of the wrong elements."""
-        mask, wrong = self.wrong.mask, self.wrong
-        left, error = (wrong.actual - predicted)[mask].norm(), (wrong.actual - wrong.exact)[mask].norm()
-        return bool(8 * left < error) or not bool(torch.isfinite(error))
+        wrong, there = self.wrong, self.wrong.finite
+        left, error = (wrong.actual - predicted)[there].norm(), (wrong.actual - wrong.exact)[there].norm()
+        return bool(8 * left < error)
 
     def others(self) -> Iterator[str]:
         """The values of an input or another stage in place of those of the stage."""
@@ -61,15 +65,18 @@ class Factors:
         """Whether the stage has the same values as a stage before it."""
         return term.values.shape == self.wrong.exact.shape and torch.equal(term.values, self.wrong.exact)
 
-    def constant(self) -> Iterator[str]:
-        """One factor for all elements."""
-        ratio = self._ratio(self.wrong.exact)
-        if ratio is None or not self.fits(ratio * self.wrong.exact, 1):
+    def constant(self, *, named: bool) -> Iterator[str]:
+        """One factor for all elements, be it a number of the case or any."""
+        exact, mask = self.wrong.exact, self.wrong.finite
+        ratio = self._ratio(exact)
+        if ratio is None or not self.fits(ratio * exact, 1):
             return
-        room = 2 * self.wrong.coarsest / math.sqrt(self.wrong.count) + 1e-6
+        squares = exact[mask].square()
+        room = 2 * self.wrong.coarsest * float(squares.square().sum().sqrt() / squares.sum()) + 1e-6
         name, known = next((pair for pair in self._known() if abs(ratio / pair[1] - 1) < room), ("", ratio))
         digits = max(2, min(7, -math.floor(math.log10(room))))
-        yield f"Every {self._element} is {known:.{digits}g} times the contract's{name}."
+        if bool(name) == named:
+            yield f"Every {self._element} is {known:.{digits}g} times the contract's{name}."
 
     @property
     def _element(self) -> str:
@@ -86,8 +93,6 @@ class Factors:
         """An input or stage, or a product of two, added or left out."""
         error = self.wrong.actual - self.wrong.exact
         for term in [*self.terms, *products_of(list(self.terms[:_MOST_TERMS]))]:
-            if not self.wrong.in_time:
-                return
             values = term.values.expand_as(error)
             ratio = self._ratio(values, error)
             if ratio is None:
@@ -104,7 +109,7 @@ class Factors:
             others = [n for n in range(mask.ndim) if n != axis]
             if not others or self.wrong.count < 3 * mask.shape[axis]:
                 continue
-            used = torch.where(mask & torch.isfinite(actual) & torch.isfinite(exact), 1.0, 0.0)
+            used = torch.where(self.wrong.finite, 1.0, 0.0)
             own, given = (torch.where(used > 0, t, 0.0) for t in (exact, actual))
             ratios = (own * given).sum(others, keepdim=True) / own.square().sum(others, keepdim=True)
             shifts = (given - own).sum(others, keepdim=True) / used.sum(others, keepdim=True)
@@ -120,7 +125,7 @@ class Factors:
 
     def _ratio(self, of: Tensor, what: Tensor | None = None) -> float | None:
         """The factor by which `of` is nearest to `what`, the actual values, over the wrong elements."""
-        mask = self.wrong.mask
+        mask = self.wrong.finite
         y = (self.wrong.actual if what is None else what)[mask]
         x = of.expand_as(self.wrong.actual)[mask]
         ratio = float((x * y).sum() / x.square().sum())
@@ -157,12 +162,12 @@ def _once(power: int) -> str:
 
 
 def _summand(factor: float, name: str) -> str:
-    if factor in (1, -1):
-        return f"The error is {'minus ' * (factor < 0)}{name}, {_TERMS[factor]}."
+    if abs(factor) == 1:
+        return f"The error is {'minus ' * (factor < 0)}{name}, as if that were {_ADDED[factor > 0]}."
     return f"The error is {number(factor)} times {name}."
 
 
-_TERMS = {1: "as if that were added once more", -1: "as if that were left out"}
+_ADDED = {True: "added once more", False: "left out"}
 
 
 def _range(values: Tensor) -> str:

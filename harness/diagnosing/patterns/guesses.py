@@ -66,19 +66,27 @@ def _other_values(value: object, default: object) -> Iterator[object]:
             yield from (1.0, -value, 1 / value, value * value, 2 * value, value / 2, math.sqrt(abs(value)))
 
 
-def of_inputs(problem: Problem) -> Iterator[Guess]:
-    """Each input left out, or other than it is; one kind of change after the other."""
+def of_inputs(problem: Problem, matters: Callable[[str, Tensor], bool]) -> Iterator[Guess]:
+    """Each input that matters left out, or other than it is; one kind of change after the other.
+
+    `matters` says whether a result depends on an input, from what it could be instead.
+    """
     op, tensors = problem.op, problem.tensors
-    for name in tensors.keys() & op.optional:
-        yield Guess(f"{name} were left out", problem.on({n: t for n, t in tensors.items() if n != name}))
-    for words, change in (*_CHANGES, *_exchanges(problem)):
-        for name, tensor in tensors.items():
-            if tensor.numel() and (made := change(tensor)) is not None and not same(made, tensor):
-                yield Guess(words.format(name), problem.on({**tensors, name: made}))
-    for name, tensor in tensors.items():
-        for words, made in (*_misread(tensor), *_along_axes(tensor), *_tails(tensor)):
-            if not same(made, tensor):
-                yield Guess(words.format(name), problem.on({**tensors, name: made}))
+    names = [name for name, tensor in tensors.items() if tensor.numel() and matters(name, torch.zeros_like(tensor))]
+
+    def guess(words: str, name: str, made: Tensor | None) -> Iterator[Guess]:
+        if made is not None and not same(made, tensors[name]):
+            yield Guess(words.format(name), problem.on({**tensors, name: made}))
+
+    for name in names:
+        if name in op.optional:
+            yield Guess(f"{name} were left out", problem.on({n: t for n, t in tensors.items() if n != name}))
+    for words, change in (*_exchanges(problem), *_CHANGES):
+        for name in names:
+            yield from guess(words, name, change(tensors[name]))
+    for name in names:
+        for words, made in (*_misread(tensors[name]), *_along_axes(tensors[name]), *_tails(tensors[name])):
+            yield from guess(words, name, made)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -15,6 +15,7 @@ from harness.diagnosing.patterns.wrong import Wrong
 
 _DENSE = 0.75  # share of the indices of a pattern that have a wrong element
 _PART = 0.9  # of an axis, the largest part that counts as one
+_PART_OF_PERIOD = 0.75
 _CHANCE = 1e-3  # that as many wrong elements, thrown at random, keep to a region as small
 _PATTERNS = 100  # about so many are tried
 _FEW = 3  # indices that are listed
@@ -125,7 +126,7 @@ def _repeated(at: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
     for step in range(2, size // 2 + 1):
         residues = {i % step for i in at}
         start, stop = min(residues), max(residues) + 1
-        if stop - start < step:
+        if stop - start <= _PART_OF_PERIOD * step:
             found.append(((stop - start) / step, step, start, stop))
     for _, step, start, stop in sorted(found):
         yield step, start, stop

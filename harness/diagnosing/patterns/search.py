@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,30 +18,50 @@ from harness.diagnosing.patterns.terms import Term, numbers_of, terms_of
 from harness.diagnosing.patterns.wrong import Ends, Wrong
 from harness.diagnosing.suspects import Question
 from harness.errors import UsageError
-from harness.numerics import Enclosure
+from harness.numerics import Enclosure, Format, round_to
 from harness.numerics.enclosure import widened
+from harness.numerics.formats import FP32, from_ordinals, ordinals
 from harness.op import deviation
 
 _MOST = 2  # guesses that are told
 _EVIDENCE = 8.0  # bits beyond what the choice among guesses takes
+_FEW = 1 << 11  # elements that a guess is tried on first
+_SOME = 0.5  # share of the wrong ones among these that it must explain
 
 
-def explained(wrong: Wrong, region: Tensor, *, contracts: bool) -> Iterator[str]:
+def explained(wrong: Wrong, region: Tensor, *, contracts: bool, until: float) -> Iterator[str]:
     """What the kernel seems to have computed: the guesses that fit, if they differ in what they say of it.
 
-    Other contracts are tried with `contracts`.
+    Each is tried on some rows first. A guess may be wrong about no elements of the region. Other contracts are tried
+    with `contracts`. The search ends at `until`, by `time.perf_counter`.
     """
-    told, statistics = list[Ends](), Statistics.of(wrong)
-    for guess in itertools.chain.from_iterable(_families(wrong, statistics, contracts)):
-        if not wrong.in_time or len(told) == _MOST:
-            return
-        ends = wrong.otherwise(guess.problem, guess.stages)
-        if ends is None or not wrong.fit(ends, region).holds(guess.free + _EVIDENCE):
-            continue
-        if not any(_alike(wrong, ends, other) for other in told):
-            told.append(ends)
-            of_rows = statistics is not None and statistics.concerns(guess)
-            yield f"As if {guess.words}: that gives {_all(wrong)}{statistics.ratio(guess) if of_rows else ''}."
+    most = max(_FEW, 4 * wrong.problem.main.shape[-1])
+    whole = Guesses(wrong)
+    few = Guesses(wrong.part(most)[0])
+    told = list[Ends]()
+    for family in few.families(contracts):
+        for tried in family(few):
+            if time.perf_counter() > until or len(told) == _MOST:
+                return
+            guess = tried if few.wrong is wrong else _again(few, whole, family, tried)
+            if guess is None or (ends := wrong.otherwise(guess.problem, guess.stages)) is None:
+                continue
+            if not wrong.fit(ends, region).holds(guess.free + _EVIDENCE):
+                continue
+            if not any(_alike(wrong, ends, other) for other in told):
+                told.append(ends)
+                yield f"As if {guess.words}: that gives {_all(wrong)}{whole.ratio(guess)}."
+
+
+Family = Callable[["Guesses"], Iterator[Guess]]
+
+
+def _again(few: Guesses, whole: Guesses, family: Family, tried: Guess) -> Guess | None:
+    """The guess about all rows, if it explains some of the wrong elements of a few."""
+    ends = few.wrong.otherwise(tried.problem, tried.stages)
+    if ends is None or few.wrong.fit(ends).share < _SOME:
+        return None
+    return next((guess for guess in family(whole) if guess.words == tried.words), None)
 
 
 def _all(wrong: Wrong) -> str:
@@ -50,85 +74,132 @@ def _alike(wrong: Wrong, a: Ends, b: Ends) -> bool:
     return bool(there[wrong.mask].all())
 
 
-def _families(wrong: Wrong, statistics: Statistics | None, contracts: bool) -> Iterator[Iterator[Guess]]:
-    """The likeliest first: where values are near the right ones, a rounding."""
-    problem, near = wrong.problem, _is_near(wrong)
-    if contracts:
-        yield of_contracts(wrong)
-    if near:
-        yield of_roundings(wrong)
-    if statistics is not None:
-        yield statistics.guesses()
-    yield of_params(problem)
-    yield of_inputs(problem)
-    yield of_stages(wrong)
-    if not near:
-        yield of_roundings(wrong)
+@dataclass(frozen=True, eq=False)
+class Guesses:
+    """What may be guessed about some wrong elements."""
+
+    wrong: Wrong
+
+    def families(self, contracts: bool) -> Iterator[Family]:
+        """The likeliest first: where values are near the right ones, a rounding."""
+        if contracts:
+            yield Guesses.of_contracts
+        if self.are_near:
+            yield Guesses.of_roundings
+        yield Guesses.of_statistics
+        yield Guesses.of_params
+        yield Guesses.of_inputs
+        yield Guesses.of_stages
+        if not self.are_near:
+            yield Guesses.of_roundings
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        return Statistics.of(self.wrong)
+
+    def ratio(self, guess: Guess) -> str:
+        """What a guess about a statistic says of it, in brackets."""
+        statistics = self.statistics
+        return statistics.ratio(guess) if statistics is not None and statistics.concerns(guess) else ""
+
+    @property
+    def are_near(self) -> bool:
+        """Whether most wrong elements are within some roundings of the right value."""
+        wrong = self.wrong
+        error = wrong.error[wrong.mask] / wrong.exact[wrong.mask].abs()
+        return float(error.median()) < 4 * wrong.coarsest
+
+    def of_statistics(self) -> Iterator[Guess]:
+        """What may be wrong with a statistic of a row."""
+        yield from () if self.statistics is None else self.statistics.guesses()
+
+    def of_params(self) -> Iterator[Guess]:
+        """Other parameters."""
+        return of_params(self.wrong.problem)
+
+    def of_inputs(self) -> Iterator[Guess]:
+        """Other inputs, of those on which the stage depends."""
+        return of_inputs(self.wrong.problem, self._matters)
+
+    def _matters(self, name: str, other: Tensor) -> bool:
+        problem = self.wrong.problem
+        ends = self.wrong.otherwise(problem.on({**problem.tensors, name: other}))
+        return ends is None or not self._is_own(ends)
+
+    def _is_own(self, ends: Ends) -> bool:
+        """Whether a guess says what the contract says."""
+        own = self.wrong.ends
+        return torch.equal(ends.lo.nan_to_num(), own.lo.nan_to_num()) and torch.equal(
+            ends.hi.nan_to_num(), own.hi.nan_to_num()
+        )
+
+    def of_contracts(self) -> Iterator[Guess]:
+        """The contracts that differ in one axis."""
+        own = self.wrong.problem.contract
+        for other in self.wrong.problem.op.alternatives(own):
+            words = f"the contract were {other} ({deviation(own, other)})"
+            yield Guess(words, self.wrong.problem.under(other), free=-_EVIDENCE)
+
+    def of_roundings(self) -> Iterator[Guess]:
+        """Every earlier stage not rounded, rounded to another format, cut off, or with ties away from zero."""
+        wrong = self.wrong
+        question = Question(wrong.seen, wrong.stage, wrong.given)
+        for stage in [*self._free, wrong.stage] if wrong.format is not None else ():
+            with suppress(UsageError):
+                for change, enclosure in question.variants(stage):
+                    yield Guess(f"{stage} were {change}", wrong.problem, {stage: enclosure}, free=2.0)
+                if (fmt := wrong.problem.format(stage)) != FP32:
+                    made = _half_away(question.unrounded(stage), fmt)
+                    yield Guess(f"ties of {stage} were rounded away from zero", wrong.problem, {stage: made}, free=2.0)
+
+    def of_stages(self) -> Iterator[Guess]:
+        """Every earlier stage zero, doubled, or another one in its place, or with an input as a factor or summand."""
+        for stage in self._free:
+            exact = self.wrong.trace.enclosure(stage).exact
+            zero = self._stage(f"{stage} were zero", stage, 0 * exact)
+            ends = self.wrong.otherwise(zero.problem, zero.stages)
+            if ends is None or not self._is_own(ends):
+                yield zero
+                yield from self._of_stage(stage, exact)
+
+    def _of_stage(self, stage: str, exact: Tensor) -> Iterator[Guess]:
+        yield self._stage(f"{stage} were added to itself", stage, 2 * exact)
+        yield self._stage(f"{stage} were of the other sign", stage, -exact)
+        for name, value in self.wrong.problem.params.items():
+            if isinstance(value, float) and value not in (0.0, 1.0) and math.isfinite(value):
+                yield self._stage(f"{stage} were multiplied by {name} once more", stage, exact * value)
+                yield self._stage(f"{stage} were divided by {name}", stage, exact / value)
+        for term in terms_of(self.wrong, stage):
+            for words, made in _with_term(stage, exact, term):
+                yield self._stage(words, stage, made)
+
+    def _stage(self, words: str, stage: str, values: Tensor) -> Guess:
+        """A stage with these values, rounded where the contract rounds it."""
+        made = Enclosure(widened(values.unsqueeze(0), 2.0**-21))
+        if stage in self.wrong.problem.contract.rounds:
+            made = made.rounded(self.wrong.problem.format(stage))
+        return Guess(words, self.wrong.problem, {stage: made}, free=12.0)
+
+    @property
+    def _free(self) -> list[str]:
+        """The earlier stages of numbers that the kernel does not show."""
+        wrong = self.wrong
+        names = {name for name, _ in numbers_of(wrong)} - wrong.problem.tensors.keys()
+        return [name for name in wrong.trace.stages if name in names and name not in wrong.given]
 
 
-def _is_near(wrong: Wrong) -> bool:
-    """Whether most wrong elements are within some roundings of the right value."""
-    error = wrong.error[wrong.mask] / wrong.exact[wrong.mask].abs()
-    return float(error.median()) < 4 * wrong.coarsest
-
-
-def of_contracts(wrong: Wrong) -> Iterator[Guess]:
-    """The contracts that differ in one axis."""
-    own = wrong.problem.contract
-    for other in wrong.problem.op.alternatives(own):
-        words = f"the contract were {other} ({deviation(own, other)})"
-        yield Guess(words, wrong.problem.under(other), free=-_EVIDENCE)
-
-
-def of_roundings(wrong: Wrong) -> Iterator[Guess]:
-    """Every earlier stage not rounded, rounded to another format, or cut off."""
-    question = Question(wrong.seen, wrong.stage, wrong.given)
-    for stage in [*_free(wrong), wrong.stage]:
-        if wrong.format is None or not wrong.in_time:
-            return
-        try:
-            for change, enclosure in question.variants(stage):
-                yield Guess(f"{stage} were {change}", wrong.problem, {stage: enclosure}, free=2.0)
-        except UsageError:
-            continue
-
-
-def of_stages(wrong: Wrong) -> Iterator[Guess]:
-    """Every earlier stage zero, doubled, or another one in its place, or with an input as a factor or summand."""
-    for stage in _free(wrong):
-        exact = wrong.trace.enclosure(stage).exact
-        for words, values in (("zero", 0 * exact), ("added to itself", 2 * exact), ("of the other sign", -exact)):
-            yield _stage(wrong, f"{stage} were {words}", stage, values)
-        for name, value in wrong.problem.params.items():
-            if isinstance(value, float) and value not in (0.0, 1.0, float("inf")):
-                yield _stage(wrong, f"{stage} were multiplied by {name} once more", stage, exact * value)
-                yield _stage(wrong, f"{stage} were divided by {name}", stage, exact / value)
-        for term in terms_of(wrong, stage):
-            yield from _with_term(wrong, stage, exact, term)
-
-
-def _with_term(wrong: Wrong, stage: str, exact: Tensor, term: Term) -> Iterator[Guess]:
+def _with_term(stage: str, exact: Tensor, term: Term) -> Iterator[tuple[str, Tensor]]:
     values = term.values.expand_as(exact)
-    forms = {
-        f"{stage} were {term.name}": values,
-        f"{stage} were multiplied by {term.name} once more": exact * values,
-        f"{stage} were not multiplied by {term.name}": exact / values,
-        f"{term.name} were added to {stage} once more": exact + values,
-        f"{term.name} were not added to {stage}": exact - values,
-    }
-    for words, made in forms.items():
-        yield _stage(wrong, words, stage, made)
+    yield f"{stage} were {term.name}", values
+    yield f"{stage} were multiplied by {term.name} once more", exact * values
+    yield f"{stage} were not multiplied by {term.name}", exact / values
+    yield f"{term.name} were added to {stage} once more", exact + values
+    yield f"{term.name} were not added to {stage}", exact - values
 
 
-def _stage(wrong: Wrong, words: str, stage: str, values: Tensor) -> Guess:
-    """A stage with these values, rounded where the contract rounds it."""
-    made = Enclosure(widened(values.unsqueeze(0), 2.0**-21))
-    if stage in wrong.problem.contract.rounds:
-        made = made.rounded(wrong.problem.format(stage))
-    return Guess(words, wrong.problem, {stage: made}, free=12.0)
-
-
-def _free(wrong: Wrong) -> list[str]:
-    """The earlier stages of numbers that the kernel does not show."""
-    names = {name for name, _ in numbers_of(wrong)} - wrong.problem.tensors.keys()
-    return [name for name in wrong.trace.stages if name in names and name not in wrong.given]
+def _half_away(x: Enclosure, fmt: Format) -> Enclosure:
+    """Value and ends rounded to nearest, ties away from zero."""
+    cut = round_to(x.full[1:], fmt, mode="zero")
+    following = from_ordinals(ordinals(cut.abs(), fmt) + 1, fmt)
+    up = x.full[1:].abs() >= (cut.abs() + following) / 2
+    return Enclosure(torch.cat([x.parts[:1], torch.where(up, torch.copysign(following, x.full[1:]), cut)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -128,8 +129,8 @@ class Statistics:
         }
         for words, values in forms.items():
             yield self.changed(words, latent, values)
-        padded = 1 << (n - 1).bit_length()
-        for mean in self.names[: self.names.index(name)] if padded != n else ():
+        powers = (1 << (n - 1).bit_length() + more for more in range(4))
+        for mean, padded in itertools.product(self.names[: self.names.index(name)], powers):
             missing = (padded - n) * self.exact(mean).square()
             words = f"{padded - n} columns of padding took part in {name}, as (0 - {mean})²"
             yield self.changed(f"{words}, over {n} columns", name, own + missing / n)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -23,6 +21,7 @@ from harness.result import CaseResult
 NEARLY = 0.98
 """Share of the wrong elements that a guess must explain."""
 
+_LEAST_BITS = 0.3
 _MOST_BITS = 20.0  # that one element says for a guess; a gross error is no better evidence than that
 
 
@@ -48,15 +47,18 @@ class Fit:
         spoiled: elements that are right and could not be under the guess, per wrong element.
         bits: how much the wrong elements say for it: each the binary logarithm of its error over the room that the
             guess leaves.
+        per_element: the same for one of them, on average.
     """
 
     share: float
     spoiled: float
     bits: float
+    per_element: float
 
     def holds(self, least: float) -> bool:
-        """Whether it explains nearly all, with at least so many bits of evidence."""
-        return self.share >= NEARLY and self.spoiled <= 1 - NEARLY and self.bits >= least
+        """Whether it explains nearly all, with so many bits of evidence, and does not leave everything open."""
+        nearly = self.share >= NEARLY and self.spoiled <= 1 - NEARLY
+        return nearly and self.bits >= least and self.per_element >= _LEAST_BITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,6 @@ class Wrong:
         expected: what the stage must be, as it is stored.
         actual: what the kernel gave for it, in fp64.
         mask: which of its elements cannot be.
-        until: when the search for reasons ends, by `time.perf_counter`.
     """
 
     seen: Observation
@@ -81,39 +82,49 @@ class Wrong:
     expected: Expected
     actual: Tensor
     mask: Tensor
-    until: float = field(default=math.inf)
 
     @classmethod
-    def of(cls, seen: Observation, result: CaseResult, seconds: float) -> Wrong | None:
+    def of(cls, seen: Observation, result: CaseResult) -> Wrong | None:
         """Those of the first failing stage; None if no stage has any."""
         failing = result.failing_stage
         if failing is None or failing.name not in seen.actual:
             return None
-        isolated = failing.isolated.outside > 0
         order = list(seen.problem.trace.stages)
-        earlier = order[: order.index(failing.name)] if isolated else []
-        given = {name: seen.actual[name] for name in earlier if name in seen.actual}
-        until = time.perf_counter() + seconds
-        trace = upto(seen.problem, given, failing.name)
-        expected = seen.as_given(failing.name, trace.stages[failing.name], result=failing.result)
-        actual = seen.actual[failing.name]
-        mask = expected.outside(actual)
-        if not mask.any():
-            return None
-        return cls(seen, failing.name, given, trace, expected, actual.to(torch.float64), mask, until)
+        earlier = order[: order.index(failing.name)] if failing.isolated.outside else []
+        wrong = cls._of_stage(seen, failing.name, [name for name in earlier if name in seen.actual])
+        return wrong if wrong.count else None
+
+    @classmethod
+    def _of_stage(cls, seen: Observation, stage: str, earlier: Iterable[str]) -> Wrong:
+        given = {name: seen.actual[name] for name in earlier}
+        trace = upto(seen.problem, given, stage)
+        expected = seen.as_given(stage, trace.stages[stage], result=stage in trace.results)
+        actual = seen.actual[stage]
+        return cls(seen, stage, given, trace, expected, actual.to(torch.float64), expected.outside(actual))
+
+    def part(self, most: int) -> tuple[Wrong, tuple[slice, ...]]:
+        """The first rows of about `most` elements that have wrong ones, with their index; itself where that is all."""
+        if self.expected.of_all_rows or self.problem.in_one(most):
+            return self, ()
+        for index, part in self.problem.blocks(most):
+            if bool(self.mask[index].any()):
+                seen = self.seen.block(index, part, self.problem.steps.sums)
+                return self._of_stage(seen, self.stage, self.given), index
+        return self, ()
 
     @property
     def problem(self) -> Problem:
         return self.seen.problem
 
-    @property
-    def in_time(self) -> bool:
-        return time.perf_counter() < self.until
-
     @cached_property
     def count(self) -> int:
         """How many elements are wrong."""
         return int(self.mask.sum())
+
+    @cached_property
+    def finite(self) -> Tensor:
+        """The wrong elements that are finite and must be."""
+        return self.mask & torch.isfinite(self.actual) & torch.isfinite(self.exact)
 
     @cached_property
     def exact(self) -> Tensor:
@@ -172,11 +183,8 @@ class Wrong:
         if within is not None:
             spoiled = spoiled & within
         explained = allowed & self.mask
-        return Fit(
-            int(explained.sum()) / self.count,
-            int(spoiled.sum()) / self.count,
-            self._bits(guess, explained),
-        )
+        bits = self._bits(guess, explained)
+        return Fit(int(explained.sum()) / self.count, int(spoiled.sum()) / self.count, bits, bits / self.count)
 
     def _bits(self, guess: Ends, explained: Tensor) -> float:
         fmt = self.format
