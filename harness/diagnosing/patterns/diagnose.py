@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from harness.diagnosing.patterns.factors import Factors
 from harness.diagnosing.patterns.moved import moves
 from harness.diagnosing.patterns.places import places, region_of
+from harness.diagnosing.patterns.row_sums import row_sums
 from harness.diagnosing.patterns.search import explained
 from harness.diagnosing.patterns.terms import terms_of
 from harness.diagnosing.patterns.values import neighbours, values
@@ -35,12 +37,13 @@ def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
     where = places(wrong, terms)
     region = region_of(wrong, where)
     alike = list(values(wrong))
-    found += alike
-    telling, rest = ([], []) if alike else Factors(wrong, region, terms).sentences()
+    factors = Factors(wrong, region, terms)
+    found += [*alike, *itertools.islice(factors.others(), 0 if alike else 1)]
+    telling, rest = ([], []) if found else factors.sentences()
     until = time.perf_counter() + _SECONDS
     everywhere = torch.ones_like(region) if alike else region
     found += list(explained(wrong, everywhere, contracts=not contracts, until=until))
-    found += [*telling, *moves(wrong, region)]
+    found += [*row_sums(wrong), *telling, *moves(wrong, region)]
     found += [*(() if found else rest), *(place.sentence for place in where)]
     if not found:
         found += neighbours(wrong)

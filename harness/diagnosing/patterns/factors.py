@@ -27,13 +27,13 @@ class Factors:
     terms: Sequence[Term]
 
     def sentences(self) -> tuple[list[str], list[str]]:
-        """What the values are of the case's own numbers, and what is left to say if nothing explains them.
+        """What the errors are of the case's own numbers, and what is left to say if nothing explains them.
 
         The latter is a factor, or else one for each row or column.
         """
         if self.wrong.format is None:
             return [], []
-        telling = itertools.chain(self.others(), self.constant(named=True), self.summands())
+        telling = itertools.chain(self.constant(named=True), self.summands())
         if found := list(itertools.islice(telling, 1)):
             return found, []
         rest = itertools.chain(self.constant(named=False), self.terms_as_factors(), self.along_axes())
@@ -92,15 +92,15 @@ class Factors:
     def summands(self) -> Iterator[str]:
         """An input or stage, or a product of two, added or left out."""
         error = self.wrong.actual - self.wrong.exact
-        for term in [*self.terms, *products_of(list(self.terms[:_MOST_TERMS]))]:
+        own = [term for term in self.terms if not self._is_own(term)]
+        for term in [*own, *products_of(own[:_MOST_TERMS])]:
             values = term.values.expand_as(error)
             ratio = self._ratio(values, error)
             if ratio is None:
                 continue
-            for exact in (round(ratio), round(2 * ratio) / 2, ratio):
-                if exact and self.fits(self.wrong.exact + exact * values, exact == ratio):
-                    yield _summand(exact, term.name)
-                    break
+            simple = round(2 * ratio) / 2
+            if simple and self.fits(self.wrong.exact + simple * values):
+                yield _summand(simple, term.name)
 
     def along_axes(self) -> Iterator[str]:
         """A factor, or a summand, of its own for each index into one axis: a weight, a bias, a statistic."""
@@ -133,7 +133,7 @@ class Factors:
 
     def _known(self) -> Iterator[tuple[str, float]]:
         yield ": the sign is wrong", -1.0
-        yield from ((f", 2^{n}", 2.0**n) for n in range(-16, 17) if n)
+        yield from ((": a power of two", 2.0**n) for n in range(-16, 17) if n)
         for name, value in self.wrong.problem.params.items():
             if isinstance(value, int | float) and value and math.isfinite(value) and not isinstance(value, bool):
                 yield f": {name} once more", float(value)

@@ -50,7 +50,7 @@ def _is_no_chance(mask: Tensor, region: Tensor) -> bool:
     size, count = int(inside.sum()), int(mask.sum())
     if count >= _DENSE * size and count >= _FEW:
         return True
-    return count * math.log(size / mask.numel()) + math.log(_PATTERNS) < math.log(_CHANCE)
+    return bool(count >= _FEW) and count * math.log(size / mask.numel()) + math.log(_PATTERNS) < math.log(_CHANCE)
 
 
 def _along_axes(mask: Tensor) -> Iterator[Place]:
@@ -95,9 +95,7 @@ def pattern_of(at: Sequence[int], size: int, unit: tuple[str, str]) -> tuple[str
         indices = [i for i in range(size) if start <= i % step < stop]
         if len(at) >= _DENSE * len(indices) and len(indices) < size:
             return _only(f"{_repeats(step, start, stop, unit)}", "are"), indices
-    if len(at) <= _FEW:
-        return _only(f"{several} {listed(at)} of {size}", "are"), at
-    return None
+    return (_only(f"{several} {listed(at)} of {size}", "are"), at) if len(at) <= _FEW else None
 
 
 def _only(what: str, verb: str) -> str:
@@ -164,7 +162,7 @@ def _of_integers(wrong: Wrong) -> Iterator[Place]:
 
 def _beyond_a_size(wrong: Wrong, terms: Sequence[Term]) -> Iterator[Place]:
     """Where an input or stage is above or below a number."""
-    right = ~wrong.mask
+    right = ~wrong.mask & (wrong.value != 0)  # what is zero either way says nothing
     if int(right.sum()) < _FEW:
         return
     for term in terms:

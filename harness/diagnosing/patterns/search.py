@@ -30,7 +30,7 @@ _SOME = 0.5  # share of the wrong ones among these that it must explain
 
 
 def explained(wrong: Wrong, region: Tensor, *, contracts: bool, until: float) -> Iterator[str]:
-    """What the kernel seems to have computed: the guesses that fit, if they differ in what they say of it.
+    """What the kernel seems to have computed: the likeliest guesses that fit, if they differ in what they say of it.
 
     Each is tried on some rows first. A guess may be wrong about no elements of the region. Other contracts are tried
     with `contracts`. The search ends at `until`, by `time.perf_counter`.
@@ -40,6 +40,8 @@ def explained(wrong: Wrong, region: Tensor, *, contracts: bool, until: float) ->
     few = Guesses(wrong.part(most)[0])
     told = list[Ends]()
     for family in few.families(contracts):
+        if told:
+            return
         for tried in family(few):
             if time.perf_counter() > until or len(told) == _MOST:
                 return

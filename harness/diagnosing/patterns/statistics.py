@@ -94,16 +94,25 @@ class Statistics:
         return Guess(words, self.wrong.problem, made)
 
     def guesses(self) -> Iterator[Guess]:
-        """All guesses, those that are read from the errors first."""
-        yield from self._solved()
-        for name in self.names:
+        """All guesses, those that are read from the errors first.
+
+        Where no latent value explains a wrong row, those alone about stages that elements follow from by themselves.
+        """
+        through_latent = {self.latent, self.spread} - {""}
+        names = [name for name in self.names if name not in through_latent]
+        if self.needed is not None:
+            yield from self._solved()
+            names = list(self.names)
+        for name in names:
             if name != self.latent or not self.spread:
                 yield from self._of_counts(name)
-        yield from self._of_roots()
-        yield from self._of_tensors()
-        for name in self.names:
+        if self.needed is not None:
+            yield from self._of_roots()
+            yield from self._of_tensors()
+        for name in names:
             yield from self._of_rows(name)
-        yield from self._of_tails()
+        if names:
+            yield from self._of_tails()
 
     def _of_counts(self, name: str) -> Iterator[Guess]:
         own, n = self.exact(name), self.count
@@ -179,9 +188,9 @@ class Statistics:
 
     def _solved(self) -> Iterator[Guess]:
         """A count, an eps or a column left out, as the latent values need it that explain the rows."""
-        if not self.spread or (needed := self._needed()) is None:
+        if not self.spread or self.needed is None:
             return
-        rows, other = needed
+        rows, other = self.needed
         name, param, power = self.root
         eps, n = float(self.wrong.problem.params[param]), self.count
         own = self.exact(name).flatten(0, -2)[rows]
@@ -215,8 +224,16 @@ class Statistics:
             of = f" of each group of {n}" if groups > 1 else ""
             yield self.changed(f"column {column}{of} of {name} had no part in {self.spread}", self.spread, made)
 
-    def _needed(self) -> tuple[Tensor, Tensor] | None:
-        """Rows that another latent value explains, and these values."""
+    @cached_property
+    def needed(self) -> tuple[Tensor, Tensor] | None:
+        """Rows that another latent value explains, and these values; None if there are no such rows.
+
+        Of several latent values together nothing is known: there are no rows then, and no values.
+        """
+        op = self.wrong.problem.op
+        if op.latent is not None and op.latent.also:
+            none = torch.zeros(0, dtype=torch.int64)
+            return none, none.reshape(0, 1).to(torch.float64)
         seen = self.wrong.seen.of_stages([self.wrong.stage])
         rows, values = explaining_values(seen)
         return (rows, values) if len(rows) else None
@@ -227,8 +244,10 @@ class Statistics:
         own = self.exact(self.latent)
         made = guess.stages[self.latent] if self.latent in guess.stages else trace.enclosure(self.latent)
         rows = self.wrong.mask.flatten(own.ndim - 1).any(-1)
-        ratios = (made.exact / own)[rows]
+        ratios = (made.value / self.wrong.trace.enclosure(self.latent).value)[rows]
         low, high = float(ratios.min()), float(ratios.max())
+        if not low < high and low == 1:
+            return ""
         which = times(low) if high - low <= 1e-4 * abs(low) else f"{times(low)} to {times(high)}"
         return f" ({self.latent} {which} times the contract's, in {int(rows.sum()):,} of {rows.numel():,} rows)"
 

@@ -22,10 +22,10 @@ def values(wrong: Wrong) -> Iterator[str]:
     """Sentences about the wrong elements by themselves."""
     at = wrong.actual[wrong.mask]
     subject = all_of(wrong.count, "wrong element")
-    if wrong.count >= _SEVERAL and bool(held_before(wrong.seen.actual[wrong.stage], _ALLOCATIONS)[wrong.mask].all()):
+    if wrong.count >= _SEVERAL and _was_held_before(wrong):
         yield f"{subject} hold what memory was filled with before the kernel got it: they were never written."
     elif bool(torch.isnan(at).all()):
-        yield f"{subject} {_be(wrong)} NaN{_where_from(wrong)}."
+        yield f"{subject} {_be(wrong)} NaN{_overflow(wrong) or _where_from(wrong)}."
     elif bool((at == 0).all()):
         yield f"{subject} {_be(wrong)} 0."
     elif wrong.count >= _SEVERAL and bool((at == at[0]).all()):
@@ -34,6 +34,12 @@ def values(wrong: Wrong) -> Iterator[str]:
         yield f"{subject} {_be(wrong)} infinite{_overflow(wrong)}."
     elif bool(torch.isnan(wrong.value[wrong.mask]).all()):
         yield f"{subject} must be NaN and {_be(wrong)} not{_where_from(wrong)}."
+
+
+def _was_held_before(wrong: Wrong) -> bool:
+    """Whether the wrong elements hold what tells unwritten memory; elements of one byte do not."""
+    stored = wrong.seen.actual[wrong.stage]
+    return stored.element_size() > 1 and bool(held_before(stored, _ALLOCATIONS)[wrong.mask].all())
 
 
 def _be(wrong: Wrong) -> str:

@@ -104,7 +104,7 @@ class Wrong:
 
     def part(self, most: int) -> tuple[Wrong, tuple[slice, ...]]:
         """The first rows of about `most` elements that have wrong ones, with their index; itself where that is all."""
-        if self.expected.of_all_rows or self.problem.in_one(most):
+        if self.trace.stages[self.stage].of_all_rows or self.problem.in_one(most):
             return self, ()
         for index, part in self.problem.blocks(most):
             if bool(self.mask[index].any()):
