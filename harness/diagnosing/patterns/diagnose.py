@@ -19,7 +19,7 @@ from harness.judging.observation import Observation
 from harness.numerics import remembering
 from harness.result import CaseResult, simplest
 
-_SECONDS = 1.4  # that guesses are tried, about
+_SECONDS = 1.5  # that guesses are tried, about
 
 
 @remembering()

@@ -12,6 +12,8 @@ from torch import Tensor
 from harness.judging.problem import Problem
 from harness.numerics import FORMATS, Enclosure, cast, format_of
 
+_NARROW = ("bf16", "fp16")
+
 Make = Callable[[Tensor], Tensor | None]
 
 
@@ -81,12 +83,29 @@ def of_inputs(problem: Problem, matters: Callable[[str, Tensor], bool]) -> Itera
     for name in names:
         if name in op.optional:
             yield Guess(f"{name} were left out", problem.on({n: t for n, t in tensors.items() if n != name}))
-    for words, change in (*_exchanges(problem), *_CHANGES):
+    for words, change in (*_exchanges(problem), *_CHANGES[:2]):
         for name in names:
             yield from guess(words, name, change(tensors[name]))
     for name in names:
-        for words, made in (*_misread(tensors[name]), *_along_axes(tensors[name]), *_tails(tensors[name])):
+        for words, made in (*_misread(tensors[name]), *_tails(tensors[name], -1)):
             yield from guess(words, name, made)
+    for words, change in _CHANGES[2:]:
+        for name in names:
+            yield from guess(words, name, change(tensors[name]))
+    for name in names:
+        others = (made for axis in range(tensors[name].ndim - 1) for made in _tails(tensors[name], axis))
+        for words, made in (*_along_axes(tensors[name]), *others):
+            yield from guess(words, name, made)
+
+
+def inputs_rounded(problem: Problem) -> Iterator[Guess]:
+    """Each input rounded to a narrower format."""
+    for name, tensor in problem.tensors.items():
+        for fmt in _NARROW if tensor.is_floating_point() and tensor.numel() else ():
+            if format_of(tensor.dtype).precision > FORMATS[fmt].precision:
+                made = tensor.to(FORMATS[fmt].dtype).to(tensor.dtype)
+                if not same(made, tensor):
+                    yield Guess(f"{name} were rounded to {fmt}", problem.on({**problem.tensors, name: made}), free=2.0)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
@@ -102,15 +121,6 @@ def _floats(change: Callable[[Tensor], Tensor]) -> Make:
     return changed
 
 
-def _rounded(name: str) -> Make:
-    def rounded(tensor: Tensor) -> Tensor | None:
-        if not tensor.is_floating_point() or format_of(tensor.dtype).precision <= FORMATS[name].precision:
-            return None
-        return tensor.to(FORMATS[name].dtype).to(tensor.dtype)
-
-    return rounded
-
-
 _CHANGES: tuple[tuple[str, Make], ...] = (
     ("{} were all ones, not applied", _floats(torch.ones_like)),
     ("{} were all zeros", _floats(torch.zeros_like)),
@@ -119,8 +129,6 @@ _CHANGES: tuple[tuple[str, Make], ...] = (
     ("1 were added to {}", _floats(lambda x: x + 1)),
     ("1 were subtracted from {}", _floats(lambda x: x - 1)),
     ("the magnitude of {} were taken", _floats(torch.abs)),
-    ("{} were rounded to bf16", _rounded("bf16")),
-    ("{} were rounded to fp16", _rounded("fp16")),
     ("{} were transposed", lambda t: t.mT if t.ndim > 1 and t.shape[-1] == t.shape[-2] else None),
 )
 
@@ -167,9 +175,9 @@ def _along_axes(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield f"{{}} were read in reverse order in dimension {axis}", tensor.flip(axis)
 
 
-def _tails(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    for axis in range(tensor.ndim):
-        yield from (("{} were " + words, made) for words, made in tails(tensor, axis))
+def _tails(tensor: Tensor, axis: int) -> Iterator[tuple[str, Tensor]]:
+    if tensor.ndim:
+        yield from (("{} were " + words, made) for words, made in tails(tensor, axis % tensor.ndim))
 
 
 def tails(tensor: Tensor, axis: int) -> Iterator[tuple[str, Tensor]]:

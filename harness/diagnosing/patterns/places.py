@@ -15,10 +15,20 @@ from harness.diagnosing.patterns.wrong import Wrong
 
 _DENSE = 0.75  # share of the indices of a pattern that have a wrong element
 _PART = 0.9  # of an axis, the largest part that counts as one
+_PERIODS = 65  # below, every period is tried, and from there on powers of two
 _PART_OF_PERIOD = 0.75
 _CHANCE = 1e-3  # that as many wrong elements, thrown at random, keep to a region as small
 _PATTERNS = 100  # about so many are tried
 _FEW = 3  # indices that are listed
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What an index is called, and several of them, with what stands behind the numbers."""
+
+    one: str
+    several: str
+    of: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +77,15 @@ def _along_axes(mask: Tensor) -> Iterator[Place]:
         yield Place(f"{sentence}{_share(mask, region)}.", region)
 
 
-def _unit(mask: Tensor, axis: int) -> tuple[str, str]:
-    """What an index into the axis is called, and several of them."""
+def _unit(mask: Tensor, axis: int) -> Unit:
+    """What an index into the axis is called."""
     if mask.ndim == 1:
-        return "element", "elements"
+        return Unit("element", "elements")
     if axis == mask.ndim - 1:
-        return "column", "columns"
-    return ("row", "rows") if mask.ndim == 2 else (f"index of dimension {axis}", f"indices of dimension {axis}")
+        return Unit("column", "columns")
+    if mask.ndim == 2:
+        return Unit("row", "rows")
+    return Unit("index", "indices", f" of dimension {axis}")
 
 
 def _share(mask: Tensor, region: Tensor) -> str:
@@ -81,30 +93,31 @@ def _share(mask: Tensor, region: Tensor) -> str:
     return f", in all of {size:,} elements" if count == size else f", in {count:,} of {size:,} elements"
 
 
-def pattern_of(at: Sequence[int], size: int, unit: tuple[str, str]) -> tuple[str, Sequence[int]] | None:
+def pattern_of(at: Sequence[int], size: int, unit: Unit) -> tuple[str, Sequence[int]] | None:
     """What is common to the indices `at` of `size`, in words, and all indices that have it; None if nothing is."""
-    one, several = unit
     first, last = at[0], at[-1]
     if len(at) == 1:
         which = ", the last" if first == size - 1 else ", the first" if first == 0 else ""
-        return _only(f"{one} {first} of {size}{which and f'{which},'}", "is"), at
+        where = f"{unit.one} {first}{unit.of or f' of {size}'}"
+        return _only(f"{where}{which and f'{which},'}", "is"), at
     span = range(first, last + 1)
     if len(at) >= _DENSE * len(span) and len(span) <= _PART * size:
-        return _range(span, size, several), span
+        return _range(span, size, unit), span
     for step, start, stop in _repeated(at, size):
         indices = [i for i in range(size) if start <= i % step < stop]
         if len(at) >= _DENSE * len(indices) and len(indices) < size:
             return _only(f"{_repeats(step, start, stop, unit)}", "are"), indices
-    return (_only(f"{several} {listed(at)} of {size}", "are"), at) if len(at) <= _FEW else None
+    said = f"{unit.several} {listed(at)}{unit.of or f' of {size}'}"
+    return (_only(said, "are"), at) if len(at) <= _FEW else None
 
 
 def _only(what: str, verb: str) -> str:
     return f"Only {what} {verb} wrong"
 
 
-def _range(span: range, size: int, several: str) -> str:
+def _range(span: range, size: int, unit: Unit) -> str:
     start, stop = span[0], span[-1] + 1
-    sentence = _only(f"{several} {start} to {stop - 1}", "are")
+    sentence = _only(f"{unit.several} {start} to {stop - 1}{unit.of}", "are")
     if stop == size:
         return f"{sentence}: the last {len(span)}{_multiple(start, ' from {} on')}"
     if start == 0:
@@ -121,7 +134,8 @@ def _multiple(index: int, text: str) -> str:
 def _repeated(at: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
     """Periods, and the first and the last but one residue of all indices, the sparsest patterns first."""
     found = []
-    for step in range(2, size // 2 + 1):
+    powers = (1 << n for n in range(size.bit_length()))
+    for step in sorted({step for step in (*range(2, _PERIODS), *powers) if 1 < step <= size // 2}):
         residues = {i % step for i in at}
         start, stop = min(residues), max(residues) + 1
         if stop - start <= _PART_OF_PERIOD * step:
@@ -130,12 +144,12 @@ def _repeated(at: Sequence[int], size: int) -> Iterator[tuple[int, int, int]]:
         yield step, start, stop
 
 
-def _repeats(step: int, start: int, stop: int, unit: tuple[str, str]) -> str:
+def _repeats(step: int, start: int, stop: int, unit: Unit) -> str:
     if stop - start == 1:
-        return f"{unit[1]} {start}, {start + step}, {start + 2 * step} and so on, every {ordinal(step)},"
+        return f"{unit.several} {start}, {start + step}, {start + 2 * step} and so on{unit.of}, every {ordinal(step)},"
     where = f"the last {step - start}" if stop == step else f"the first {stop}" if start == 0 else f"{stop - start}"
     which = "" if start == 0 or stop == step else f", from its {ordinal(start + 1)} on,"
-    return f"{where} of every {step} {unit[1]}{which}"
+    return f"{where} of every {step} {unit.several}{unit.of}{which}"
 
 
 def _of_integers(wrong: Wrong) -> Iterator[Place]:
@@ -173,6 +187,8 @@ def _beyond_a_size(wrong: Wrong, terms: Sequence[Term]) -> Iterator[Place]:
                 continue
             name = f"{kind}{term.name}{kind}"
             side, (a, b) = ("above", (most, least)) if sign > 0 else ("below", (-most, -least))
-            line = f"{side} {number(a)}, from {number(b)} on" if a * b > 0 else "positive" if sign > 0 else "negative"
+            line = f"{side} {number(a)}, from {number(b)} on"
+            if a * b <= 0:
+                line = "not 0" if kind else "positive" if sign > 0 else "negative"
             region = there > most
             yield Place(f"Exactly where {name} is {line} it is wrong{_share(wrong.mask, region)}.", region)

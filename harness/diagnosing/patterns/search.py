@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.guesses import Guess, of_inputs, of_params
+from harness.diagnosing.patterns.guesses import Guess, inputs_rounded, of_inputs, of_params
 from harness.diagnosing.patterns.statistics import Statistics
 from harness.diagnosing.patterns.terms import Term, numbers_of, terms_of
 from harness.diagnosing.patterns.wrong import Ends, Wrong
@@ -48,7 +48,7 @@ def explained(wrong: Wrong, region: Tensor, *, contracts: bool, until: float) ->
             guess = tried if few.wrong is wrong else _again(few, whole, family, tried)
             if guess is None or (ends := wrong.otherwise(guess.problem, guess.stages)) is None:
                 continue
-            if not wrong.fit(ends, region).holds(guess.free + _EVIDENCE):
+            if _is_one_number(ends) or not wrong.fit(ends, region).holds(guess.free + _EVIDENCE):
                 continue
             if not any(_alike(wrong, ends, other) for other in told):
                 told.append(ends)
@@ -70,6 +70,11 @@ def _all(wrong: Wrong) -> str:
     return "the one wrong element" if wrong.count == 1 else f"all {wrong.count:,} wrong elements"
 
 
+def _is_one_number(ends: Ends) -> bool:
+    """Whether a guess says the same of all elements, as many guesses do that make them zero."""
+    return ends.lo.numel() > 1 and bool(((ends.lo == ends.lo.flatten()[0]) & (ends.hi == ends.lo)).all())
+
+
 def _alike(wrong: Wrong, a: Ends, b: Ends) -> bool:
     """Whether two guesses say the same of the wrong elements."""
     there = (a.lo <= b.hi) & (b.lo <= a.hi) | (torch.isnan(a.lo) & torch.isnan(b.lo))
@@ -88,8 +93,8 @@ class Guesses:
             yield Guesses.of_contracts
         if self.are_near:
             yield Guesses.of_roundings
-        yield Guesses.of_statistics
         yield Guesses.of_params
+        yield Guesses.of_statistics
         yield Guesses.of_inputs
         yield Guesses.of_stages
         if not self.are_near:
@@ -143,8 +148,9 @@ class Guesses:
             yield Guess(words, self.wrong.problem.under(other), free=-_EVIDENCE)
 
     def of_roundings(self) -> Iterator[Guess]:
-        """Every earlier stage not rounded, rounded to another format, cut off, or with ties away from zero."""
+        """Every input and earlier stage rounded otherwise: not at all, to another format, cut off, ties away from 0."""
         wrong = self.wrong
+        yield from inputs_rounded(wrong.problem)
         question = Question(wrong.seen, wrong.stage, wrong.given)
         for stage in [*self._free, wrong.stage] if wrong.format is not None else ():
             with suppress(UsageError):

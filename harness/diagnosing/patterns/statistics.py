@@ -102,6 +102,7 @@ class Statistics:
         names = [name for name in self.names if name not in through_latent]
         if self.needed is not None:
             yield from self._solved()
+            yield from self._of_padding()
             names = list(self.names)
         for name in names:
             if name != self.latent or not self.spread:
@@ -127,7 +128,7 @@ class Statistics:
         name, param, power = self.root
         if not name:
             return
-        own, eps, latent, n = self.exact(name), float(self.wrong.problem.params[param]), self.latent, self.count
+        own, eps, latent = self.exact(name), float(self.wrong.problem.params[param]), self.latent
         sign = 1 if power > 0 else -1
         forms = {
             f"{param} were added outside of the root": (own.sqrt() + eps) ** sign,
@@ -138,6 +139,13 @@ class Statistics:
         }
         for words, values in forms.items():
             yield self.changed(words, latent, values)
+
+    def _of_padding(self) -> Iterator[Guess]:
+        """Columns beyond the row that a block has, and that count as far from the mean as zeros are."""
+        name, n = self.spread, self.count
+        if not name:
+            return
+        own = self.exact(name)
         powers = (1 << (n - 1).bit_length() + more for more in range(4))
         for mean, padded in itertools.product(self.names[: self.names.index(name)], powers):
             missing = (padded - n) * self.exact(mean).square()
