@@ -167,6 +167,11 @@ def layer(problem: Problem, change: Callable[[dict[str, Any]], Any]) -> Tensor:
     ("line", "change", "words"),
     [
         (LAYER, lambda a: a.update(bias=None), ["bias were left out"]),
+        (
+            LAYER,
+            lambda a: a.update(bias=changed(a["bias"], lambda b: b[64:].zero_())),
+            ["bias were left out", "columns 64 to 95 are wrong: the last 32, from a multiple of 64 on"],
+        ),
         (LAYER, lambda a: a.update(bias=2 * a["bias"]), ["bias, as if that were added once more"]),
         (LAYER, lambda a: a.update(is_rms_norm=True), ["is_rms_norm were True, not False"]),
         (GATED, lambda a: a.update(z=None), ["z were left out", "those of affine, in place of those of output"]),
@@ -208,10 +213,6 @@ def moe(problem: Problem, change: Callable[[dict[str, Any]], Any]) -> dict[str, 
         (
             lambda a: a.update(gate_lora_b=0 * a["gate_lora_b"]),
             ["those of gate_base, in place of those of saved_gate"],
-        ),
-        (
-            lambda a: a.update(x=changed(a["x"], lambda x: x[:, 16:].zero_())),
-            ["x were zero from index 16 of dimension 1 on, in the last 8 of 24"],
         ),
     ],
 )

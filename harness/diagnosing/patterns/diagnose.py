@@ -43,7 +43,7 @@ def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
     until = time.perf_counter() + _SECONDS
     everywhere = torch.ones_like(region) if alike else region
     found += list(explained(wrong, everywhere, contracts=not contracts, until=until))
-    found += [*row_sums(wrong), *telling, *moves(wrong, region)]
+    found += [*row_sums(wrong), *telling, *(() if alike else moves(wrong, region))]
     found += [*(() if found else rest), *(place.sentence for place in where)]
     if not found:
         found += neighbours(wrong)

@@ -15,6 +15,7 @@ from harness.diagnosing.patterns.words import number, times
 from harness.diagnosing.patterns.wrong import Wrong
 
 _ENOUGH = 24.0  # bits of evidence for one of some hundred guesses
+_LARGEST = 4  # of the factors of a summand
 _MOST_TERMS = 24  # of which products are tried
 
 
@@ -99,7 +100,7 @@ class Factors:
             if ratio is None:
                 continue
             simple = round(2 * ratio) / 2
-            if simple and self.fits(self.wrong.exact + simple * values):
+            if 0 < abs(simple) <= _LARGEST and self.fits(self.wrong.exact + simple * values):
                 yield _summand(simple, term.name)
 
     def along_axes(self) -> Iterator[str]:

@@ -14,6 +14,9 @@ from harness.numerics import FORMATS, Enclosure, cast, format_of
 
 _NARROW = ("bf16", "fp16")
 
+FREE_OF_PARAMS = 4.0
+"""There are few other parameters, as a power of two."""
+
 Make = Callable[[Tensor], Tensor | None]
 
 
@@ -43,7 +46,7 @@ def of_params(problem: Problem) -> Iterator[Guess]:
             if other is None:
                 del params[name]
             changed = Problem(op, problem.contract, problem.tensors, params, problem.premises)
-            yield Guess(f"{name} were {_value(other)}, not {_value(value)}", changed)
+            yield Guess(f"{name} were {_value(other)}, not {_value(value)}", changed, free=FREE_OF_PARAMS)
 
 
 def _value(value: object) -> str:

@@ -14,11 +14,14 @@ from harness.diagnosing.patterns.wrong import Ends, Wrong
 
 _FARTHEST = 8  # places by which values are looked for along an axis, and every power of two beyond
 _MOST_PAIRS = 1 << 25  # elements that are compared when rows are looked for among the others
+_DISTINCT = 8  # values, fewer of which are everywhere
 _ENOUGH = 24.0  # bits of evidence
 
 
 def moves(wrong: Wrong, region: Tensor) -> Iterator[str]:
     """The first way found in which right values were moved, if there is one."""
+    if len(wrong.value.unique()) < _DISTINCT:
+        return
     whole = bool(region.all())
     ways = (words for words, ends in _moved(wrong) if wrong.fit(ends, region).holds(_ENOUGH))
     for words in itertools.islice(itertools.chain(ways if whole else (), _other_rows(wrong), () if whole else ways), 1):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from harness.diagnosing.patterns.words import ordinal
 from harness.diagnosing.patterns.wrong import Ends, Wrong, upto
 from harness.errors import UsageError
 
@@ -17,46 +18,49 @@ _ENOUGH = 24.0  # bits of evidence
 
 def row_sums(wrong: Wrong) -> Iterator[str]:
     """Of a sum over rows, the first way found to get the kernel's values from the parts of it."""
-    if wrong.trace.stages[wrong.stage].of_all_rows and not wrong.given:
+    if wrong.trace.stages[wrong.stage].of_all_rows:
         yield from itertools.islice(_explained(wrong), 1)
 
 
 def _explained(wrong: Wrong) -> Iterator[str]:
-    parts = _parts(wrong)
     rows = wrong.seen.count
-    size = -(-rows // max(1, len(parts)))
-    for words, chosen in _choices(len(parts), size, rows):
+    spans = _spans(rows)
+    parts = _parts(wrong, spans)
+    for words, chosen in _choices(spans, rows) if len(parts) == len(spans) else ():
         total = parts[chosen].sum(0)
-        room = wrong.room + 4 * wrong.coarsest * parts[chosen].abs().sum(0) * 2.0**-4
+        room = wrong.room + wrong.coarsest * parts[chosen].abs().sum(0) / 4
         if wrong.fit(Ends(total - room, total + room)).holds(_ENOUGH):
             yield f"As if {words} of the {rows:,} rows: that gives all {wrong.count:,} wrong elements."
 
 
-def _parts(wrong: Wrong) -> Tensor:
-    """The sums over some rows each, in order, stacked."""
-    rows = wrong.seen.count
+def _spans(rows: int) -> list[range]:
+    """The rows in up to 64 parts, the last row by itself."""
     size = -(-rows // _MOST)
+    return [range(start, min(start + size, rows - 1)) for start in range(0, rows - 1, size)] + [range(rows - 1, rows)]
+
+
+def _parts(wrong: Wrong, spans: Sequence[range]) -> Tensor:
+    """The sums over some rows each, stacked; nothing where some rows are no problem of the op."""
     found = []
-    for start in range(0, rows, size):
-        part = wrong.seen.only(torch.arange(start, min(rows, start + size), device=wrong.problem.main.device)).problem
+    for span in spans:
+        part = wrong.seen.only(torch.tensor(span, device=wrong.problem.main.device)).problem
         try:
             found.append(upto(part, {}, wrong.stage).stages[wrong.stage].finished.value)
-        except UsageError:  # rows are no longer what the op asks for
-            return wrong.exact[None]
-    return torch.stack(found) if found else wrong.exact[None]
+        except UsageError:
+            return wrong.exact.new_empty(0)
+    return torch.stack(found)
 
 
-def _choices(parts: int, size: int, rows: int) -> Iterator[tuple[str, list[int]]]:
+def _choices(spans: Sequence[range], rows: int) -> Iterator[tuple[str, list[int]]]:
     """Words, and the parts that are added."""
-    every = list(range(parts))
-    for one in every:
-        first, last = one * size, min(rows, (one + 1) * size) - 1
-        which = f"row {first}" if size == 1 else f"rows {first} to {last}"
+    parts, every = len(spans), list(range(len(spans)))
+    for one, span in enumerate(spans):
+        which = f"row {span[0]}" if len(span) == 1 else f"rows {span[0]} to {span[-1]}"
         yield f"the sum were over all but {which}", [n for n in every if n != one]
         yield f"the sum counted {which} twice,", [*every, one]
     for end in range(1, parts):
-        yield f"the sum were over the first {end * size:,}", every[:end]
-        yield f"the sum were over the last {rows - end * size:,}", every[end:]
+        yield f"the sum were over the first {spans[end][0]:,}", every[:end]
+        yield f"the sum were over the last {rows - spans[end][0]:,}", every[end:]
     for step in (2, 4, 8, 16, 32):
-        for start in range(step if step < parts else 0):
-            yield f"the sum were over every {step}th part of {size:,}, from {start} on,", every[start::step]
+        for start in range(step if step < parts == rows else 0):
+            yield f"the sum were over every {ordinal(step)}, from {start} on,", every[start::step]

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.guesses import Guess, inputs_rounded, of_inputs, of_params
+from harness.diagnosing.patterns.guesses import FREE_OF_PARAMS, Guess, inputs_rounded, of_inputs, of_params
 from harness.diagnosing.patterns.statistics import Statistics
 from harness.diagnosing.patterns.terms import Term, numbers_of, terms_of
 from harness.diagnosing.patterns.wrong import Ends, Wrong
@@ -38,21 +38,34 @@ def explained(wrong: Wrong, region: Tensor, *, contracts: bool, until: float) ->
     most = max(_FEW, 4 * wrong.problem.main.shape[-1])
     whole = Guesses(wrong)
     few = Guesses(wrong.part(most)[0])
-    told = list[Ends]()
-    for family in few.families(contracts):
+    for families in few.families(contracts):
+        told = 0
+        for family in families:
+            for sentence in _fitting(few, whole, family, region, until):
+                told += 1
+                yield sentence
         if told:
             return
-        for tried in family(few):
-            if time.perf_counter() > until or len(told) == _MOST:
-                return
-            guess = tried if few.wrong is wrong else _again(few, whole, family, tried)
-            if guess is None or (ends := wrong.otherwise(guess.problem, guess.stages)) is None:
-                continue
-            if _is_one_number(ends) or not wrong.fit(ends, region).holds(guess.free + _EVIDENCE):
-                continue
-            if not any(_alike(wrong, ends, other) for other in told):
-                told.append(ends)
-                yield f"As if {guess.words}: that gives {_all(wrong)}{whole.ratio(guess)}."
+
+
+def _fitting(few: Guesses, whole: Guesses, family: Family, region: Tensor, until: float) -> Iterator[str]:
+    """Guesses of a family that fit."""
+    told, wrong = list[Ends](), whole.wrong
+    for tried in family(few):
+        if time.perf_counter() > until or len(told) == _MOST:
+            return
+        guess = tried if few.wrong is wrong else _again(few, whole, family, tried)
+        if guess is None or (ends := wrong.otherwise(guess.problem, guess.stages)) is None:
+            continue
+        if (
+            _is_one_number(ends)
+            or _says_little(wrong, guess)
+            or not wrong.fit(ends, region).holds(guess.free + _EVIDENCE)
+        ):
+            continue
+        if not any(_alike(wrong, ends, other) for other in told):
+            told.append(ends)
+            yield f"As if {guess.words}: that gives {_all(wrong)}{whole.ratio(guess)}."
 
 
 Family = Callable[["Guesses"], Iterator[Guess]]
@@ -75,6 +88,12 @@ def _is_one_number(ends: Ends) -> bool:
     return ends.lo.numel() > 1 and bool(((ends.lo == ends.lo.flatten()[0]) & (ends.hi == ends.lo)).all())
 
 
+def _says_little(wrong: Wrong, guess: Guess) -> bool:
+    """Whether too few rows of integers, whose elements go together, are wrong to choose among many guesses."""
+    rows = wrong.mask.any(-1) if wrong.mask.ndim else wrong.mask
+    return wrong.format is None and guess.free > FREE_OF_PARAMS and int(rows.sum()) < guess.free + _EVIDENCE
+
+
 def _alike(wrong: Wrong, a: Ends, b: Ends) -> bool:
     """Whether two guesses say the same of the wrong elements."""
     there = (a.lo <= b.hi) & (b.lo <= a.hi) | (torch.isnan(a.lo) & torch.isnan(b.lo))
@@ -87,18 +106,17 @@ class Guesses:
 
     wrong: Wrong
 
-    def families(self, contracts: bool) -> Iterator[Family]:
-        """The likeliest first: where values are near the right ones, a rounding."""
-        if contracts:
-            yield Guesses.of_contracts
+    def families(self, contracts: bool) -> Iterator[tuple[Family, ...]]:
+        """The likeliest first, those together that may well fit together: where values are near, a rounding."""
+        if contracts and not self.wrong.seen.has_latent:  # of rows, the elements alone do not say that one fits
+            yield (Guesses.of_contracts,)
         if self.are_near:
-            yield Guesses.of_roundings
-        yield Guesses.of_params
-        yield Guesses.of_statistics
-        yield Guesses.of_inputs
-        yield Guesses.of_stages
+            yield (Guesses.of_roundings,)
+        yield Guesses.of_params, Guesses.of_statistics
+        yield (Guesses.of_inputs,)
+        yield (Guesses.of_stages,)
         if not self.are_near:
-            yield Guesses.of_roundings
+            yield (Guesses.of_roundings,)
 
     @cached_property
     def statistics(self) -> Statistics | None:
@@ -150,11 +168,16 @@ class Guesses:
     def of_roundings(self) -> Iterator[Guess]:
         """Every input and earlier stage rounded otherwise: not at all, to another format, cut off, ties away from 0."""
         wrong = self.wrong
-        yield from inputs_rounded(wrong.problem)
+        one_sided = wrong.is_one_sided
+        if not one_sided:
+            yield from inputs_rounded(wrong.problem)
         question = Question(wrong.seen, wrong.stage, wrong.given)
-        for stage in [*self._free, wrong.stage] if wrong.format is not None else ():
+        hidden = [stage for stage in self._earlier if stage not in wrong.given]
+        for stage in [*hidden, wrong.stage] if wrong.format is not None else ():
             with suppress(UsageError):
                 for change, enclosure in question.variants(stage):
+                    if one_sided and not change.startswith("cut off"):
+                        continue
                     yield Guess(f"{stage} were {change}", wrong.problem, {stage: enclosure}, free=2.0)
                 if (fmt := wrong.problem.format(stage)) != FP32:
                     made = _half_away(question.unrounded(stage), fmt)
@@ -162,7 +185,7 @@ class Guesses:
 
     def of_stages(self) -> Iterator[Guess]:
         """Every earlier stage zero, doubled, or another one in its place, or with an input as a factor or summand."""
-        for stage in self._free:
+        for stage in self._earlier:
             exact = self.wrong.trace.enclosure(stage).exact
             zero = self._stage(f"{stage} were zero", stage, 0 * exact)
             ends = self.wrong.otherwise(zero.problem, zero.stages)
@@ -189,11 +212,10 @@ class Guesses:
         return Guess(words, self.wrong.problem, {stage: made}, free=12.0)
 
     @property
-    def _free(self) -> list[str]:
-        """The earlier stages of numbers that the kernel does not show."""
-        wrong = self.wrong
-        names = {name for name, _ in numbers_of(wrong)} - wrong.problem.tensors.keys()
-        return [name for name in wrong.trace.stages if name in names and name not in wrong.given]
+    def _earlier(self) -> list[str]:
+        """The earlier stages of numbers, also those that the kernel shows: it may go on from other values."""
+        names = {name for name, _ in numbers_of(self.wrong)} - self.wrong.problem.tensors.keys()
+        return [name for name in self.wrong.trace.stages if name in names]
 
 
 def _with_term(stage: str, exact: Tensor, term: Term) -> Iterator[tuple[str, Tensor]]:

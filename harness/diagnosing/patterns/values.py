@@ -116,7 +116,7 @@ def neighbours(wrong: Wrong) -> Iterator[str]:
         yield f"{subject} {verb} off by {ulps} {side}{_cut_off(wrong, fmt) if down > up else ''}."
     else:
         sides = f", {up:,} away from zero and {down:,} toward it" if wrong.count > 1 else ""
-        yield f"{subject} {verb} off by {ulps}{sides}: a rounding more or less on the way, and no other formula."
+        yield f"{subject} {verb} off by {ulps}{sides}: little enough for a rounding more or less on the way."
 
 
 def _as_stored(wrong: Wrong, fmt: Format) -> Tensor:

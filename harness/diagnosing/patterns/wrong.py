@@ -22,6 +22,7 @@ NEARLY = 0.98
 """Share of the wrong elements that a guess must explain."""
 
 _LEAST_BITS = 0.3
+_SIDES = 16  # elements that are no chance all on one side
 _MOST_BITS = 20.0  # that one element says for a guess; a gross error is no better evidence than that
 
 
@@ -168,6 +169,15 @@ class Wrong:
             return torch.zeros_like(self.actual)
         width = (self.ends.hi - self.ends.lo).nan_to_num(0.0, 0.0)
         return width + 2 * (self.value - self.exact).abs().nan_to_num(0.0, 0.0)
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether so many elements all have a magnitude on the same side of the right one that one cause moves all.
+
+        Then they are no evidence of their own each, and any small change to that side explains them.
+        """
+        apart = (self.actual.abs() - self.value.abs())[self.finite]
+        return len(apart) >= _SIDES and bool((apart > 0).all() | (apart < 0).all())
 
     def around(self, predicted: Tensor) -> Ends:
         """A number that a guess predicts before it is rounded, with room for the roundings on the way to it."""
