@@ -45,7 +45,7 @@ def _moved(wrong: Wrong) -> Iterator[tuple[str, Ends]]:
 def _shifts(size: int) -> list[int]:
     powers = [1 << n for n in range(size.bit_length()) if 1 << n < size]
     steps = sorted({*range(1, min(size, _FARTHEST + 1)), *powers})
-    return [sign * step for step in steps for sign in (1, -1)] if size > 1 else []
+    return [sign * step for step in steps if 2 * step <= size for sign in (1, -1)]
 
 
 def _rolled(ends: Ends, shift: int, axis: int) -> Ends:

@@ -103,7 +103,7 @@ def pattern_of(at: Sequence[int], size: int, unit: Unit) -> tuple[str, Sequence[
     span = range(first, last + 1)
     if len(at) >= _DENSE * len(span) and len(span) <= _PART * size:
         return _range(span, size, unit), span
-    for step, start, stop in _repeated(at, size):
+    for step, start, stop in _repeated(at, size) if len(at) > _FEW else ():
         indices = [i for i in range(size) if start <= i % step < stop]
         if len(at) >= _DENSE * len(indices) and len(indices) < size:
             return _only(f"{_repeats(step, start, stop, unit)}", "are"), indices
@@ -177,7 +177,7 @@ def _of_integers(wrong: Wrong) -> Iterator[Place]:
 def _beyond_a_size(wrong: Wrong, terms: Sequence[Term]) -> Iterator[Place]:
     """Where an input or stage is above or below a number."""
     right = ~wrong.mask & (wrong.value != 0)  # what is zero either way says nothing
-    if int(right.sum()) < _FEW:
+    if int(right.sum()) < _FEW or wrong.count > _PART * wrong.mask.numel():
         return
     for term in terms:
         for sign, kind, values in ((1, "", term.values), (-1, "", -term.values), (1, "|", term.values.abs())):
