@@ -207,6 +207,14 @@ class Op:
         return "+".join(nearest)
 
 
+def deviation(own: Contract, other: Contract) -> str:
+    """The option in which a contract differs from one's own."""
+    old, new = next((a, b) for a, b in zip(own.options, other.options, strict=True) if a != b)
+    if not new:
+        return f"without {old}"
+    return f"under {new}" + (f" in place of {old}" if old else "")
+
+
 def op(
     *bare: object,
     rows: tuple[str, ...] | None = None,

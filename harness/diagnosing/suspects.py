@@ -18,7 +18,7 @@ from harness.judging.trace import Trace
 from harness.numerics import FORMATS, Enclosure, Format, round_to
 from harness.numerics.enclosure import widened
 from harness.numerics.formats import FP32
-from harness.op import Contract
+from harness.op import Contract, deviation
 from harness.outcomes.stages import Suspect
 
 _NARROW = ("bf16", "fp16")
@@ -31,7 +31,7 @@ def suspects(seen: Observation, target: str, earlier: Sequence[str]) -> tuple[in
     Suspects are the stages between those and `target`, and `target` itself. First another contract and other roundings
     are tried, then another latent value, then room for error. What explains less than half is left out.
     """
-    question = _Question(seen, target, {name: seen.actual[name] for name in earlier})
+    question = Question(seen, target, {name: seen.actual[name] for name in earlier})
     outside = question.left(seen.problem)
     found = [*question.contracts(), *question.roundings()]
     for freer in (question.latent, question.widenings):
@@ -42,7 +42,7 @@ def suspects(seen: Observation, target: str, earlier: Sequence[str]) -> tuple[in
 
 
 @dataclass(frozen=True, eq=False)
-class _Question:
+class Question:
     """What makes `target` come out as it did, given the kernel's own earlier stages?"""
 
     seen: Observation
@@ -98,7 +98,7 @@ class _Question:
                 continue
             own = self.own.stages
             differing = (s for s in self.between if s in trace.stages and not own[s].same(trace.stages[s]))
-            yield Suspect(next(differing, self.target), _deviation(contract, other), self.left(problem))
+            yield Suspect(next(differing, self.target), deviation(contract, other), self.left(problem))
 
     def latent(self) -> Iterator[Suspect]:
         """The latent stage, if one other value of it per row explains every row."""
@@ -115,12 +115,12 @@ class _Question:
     def roundings(self) -> Iterator[Suspect]:
         """Every stage in every other rounding."""
         for stage in self.between:
-            for change, enclosure in self._variants(stage):
+            for change, enclosure in self.variants(stage):
                 yield Suspect(stage, change, self.left(self.problem, {stage: enclosure}))
 
-    def _variants(self, stage: str) -> Iterator[tuple[str, Enclosure]]:
+    def variants(self, stage: str) -> Iterator[tuple[str, Enclosure]]:
         """The stage not rounded, rounded to another format, or cut off."""
-        unrounded, own = self._unrounded(stage), self.problem.format(stage)
+        unrounded, own = self.unrounded(stage), self.problem.format(stage)
         if own != FP32 and stage not in self.own.results:
             yield "not rounded", unrounded
         for name in dict.fromkeys((self.problem.main_format.name, *_NARROW)):
@@ -129,7 +129,7 @@ class _Question:
         if own != FP32:
             yield "cut off, not rounded", _cut_off(unrounded, own)
 
-    def _unrounded(self, stage: str) -> Enclosure:
+    def unrounded(self, stage: str) -> Enclosure:
         """What the stage is before the contract rounds it."""
         contract = self.problem.contract
         rounds = {name: target for name, target in contract.rounds.items() if name != stage}
@@ -154,14 +154,6 @@ class _Question:
         room = Enclosure(widened(self.own.enclosure(stage).parts, ulps * fmt.epsilon))
         change = f"within {ulps} ulp of {fmt.name}"
         return Suspect(stage, change, self.left(self.problem, {stage: room}), exact=False)
-
-
-def _deviation(own: Contract, other: Contract) -> str:
-    """The option in which a contract differs from one's own."""
-    old, new = next((a, b) for a, b in zip(own.options, other.options, strict=True) if a != b)
-    if not new:
-        return f"without {old}"
-    return f"under {new}" + (f" in place of {old}" if old else "")
 
 
 def _cut_off(x: Enclosure, fmt: Format) -> Enclosure:

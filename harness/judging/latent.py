@@ -111,6 +111,29 @@ def any_value_explains(seen: Observation) -> bool:
     return bool(tried.any() and explained_groups(_without_bounds(replace(every, tried=tried))).explained.all())
 
 
+def explaining_values(seen: Observation) -> tuple[Tensor, Tensor]:
+    """Wrong rows that another value of the latent stage explains, beyond its enclosure, and the values in fp64.
+
+    Up to 64 rows are searched: their numbers, and the values, [rows, groups]. None of an op in which several values may
+    explain a row together.
+    """
+    if not seen.has_latent:
+        none = torch.zeros(0, dtype=torch.int64, device=seen.problem.main.device)
+        return none, none.reshape(0, 1).to(torch.float64)
+    every = _rows(seen, seen.problem.trace)
+    tried = every.tried.all(-1)
+    if every.also is None:
+        stray = [mask.reshape(len(tried), -1).any(-1) for mask in seen.outside(seen.problem.trace).values()]
+        tried = tried & torch.stack(stray).any(0)
+    at = tried.nonzero().reshape(-1)
+    at = at[:: -(-max(1, len(at)) // _MOST_NEEDS)] if every.also is None else at[:0]
+    if not len(at):
+        return at, torch.zeros(0, every.low.shape[-1], dtype=torch.float64, device=at.device)
+    searched = explained_groups(_without_bounds(every.only(at)))
+    whole = searched.explained.all(-1)
+    return at[whole], from_ordinals(searched.found[whole], FP32)
+
+
 def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
     """What the rows `wrong` need: another value than `expected`, beyond the enclosure; some of them are searched."""
     at = wrong[:: -(-len(wrong) // _MOST_NEEDS)]

@@ -1,0 +1,55 @@
+"""The entry: everything that is looked for, the most telling first."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+
+from harness.diagnosing.patterns.factors import Factors
+from harness.diagnosing.patterns.moved import moves
+from harness.diagnosing.patterns.places import places, region_of
+from harness.diagnosing.patterns.row_sums import row_sums
+from harness.diagnosing.patterns.search import explained
+from harness.diagnosing.patterns.terms import terms_of
+from harness.diagnosing.patterns.values import neighbours, values
+from harness.diagnosing.patterns.wrong import Wrong
+from harness.judging.observation import Observation
+from harness.numerics import remembering
+from harness.result import CaseResult, simplest
+
+_SECONDS = 1.5  # that guesses are tried, about
+
+
+@remembering()
+def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
+    """What the errors of the first wrong stage look like, a sentence each, the most telling first.
+
+    A sentence is said only if it holds for nearly all wrong elements and would not by chance; there may be none.
+    """
+    contracts = simplest(result.explained_by, result.contract)
+    found = [f"{_listed(contracts)} allows every bit."] if contracts else []
+    wrong = Wrong.of(seen, result)
+    if wrong is None:
+        return tuple(found)
+    terms = terms_of(wrong)
+    where = places(wrong, terms)
+    region = region_of(wrong, where)
+    alike = list(values(wrong))
+    factors = Factors(wrong, region, terms)
+    found += [*alike, *itertools.islice(factors.others(), 0 if alike else 1)]
+    telling, rest = ([], []) if found else factors.sentences()
+    until = time.perf_counter() + _SECONDS
+    everywhere = torch.ones_like(region) if alike else region
+    found += list(explained(wrong, everywhere, contracts=not contracts, until=until))
+    found += [*row_sums(wrong), *telling, *(() if alike else moves(wrong, region))]
+    found += [*(() if found else rest), *(place.sentence for place in where)]
+    if not found:
+        found += neighbours(wrong)
+    return tuple(found)
+
+
+def _listed(contracts: tuple[str, ...]) -> str:
+    word = "The contract" if len(contracts) == 1 else "Each of the contracts"
+    return f"{word} {', '.join(contracts)}"

@@ -1,0 +1,283 @@
+"""Sentences about errors: tensors made by formulas that have one mistake each, tensors without, and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import parse_case
+from harness.diagnosing.patterns import diagnose
+from harness.diagnosing.patterns.places import Unit, pattern_of
+from harness.inputs import build
+from harness.judging.judge import judge
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem, Tensors
+from harness.numerics.formats import cast
+from harness.result import CaseResult, Verdict
+from tests.faults import hunt
+from tests.layer_norm_gated_formula import forward
+from tests.moe_lora_formula import formula
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+RMS = "rms_norm x=bf16[4,300] weight=bf16[300] eps=1e-06 seed=1"
+LAYER = "layer_norm_gated x=bf16[5,96] weight=bf16[96] bias=bf16[96] eps=1e-05 seed=1"
+GATED = "layer_norm_gated x=bf16[5,64] weight=bf16[64] z=bf16[5,64] eps=1e-05 group_size=16 is_rms_norm=True seed=2"
+MOE = (
+    "moe_lora x=bf16[6,24] expert_ids=int64[6,2]:experts_3 routing_weights=fp32[6,2]:uniform "
+    "gate_proj=bf16[3,40,24]:fan_in up_proj=bf16[3,40,24]:fan_in down_proj=bf16[3,24,40]:fan_in "
+    "gate_lora_a=bf16[3,4,24]:fan_in "
+    "gate_lora_b=bf16[3,40,4]:fan_in up_lora_a=bf16[3,4,24]:fan_in up_lora_b=bf16[3,40,4]:fan_in "
+    "down_lora_a=bf16[3,4,40]:fan_in down_lora_b=bf16[3,24,4]:fan_in scaling=0.3 seed=3"
+)
+NAN = float("nan")
+
+
+@cache
+def problem_of(line: str, contract: str = "") -> Problem:
+    case = parse_case(line)
+    op = hunt.project().op(case.op)
+    return Problem(op, op.contract(contract), build(case, CPU).tensors, case.params)
+
+
+def said_of(problem: Problem, actual: Tensors, *, seconds: float = 60.0) -> str:
+    """All sentences about what a kernel gave, with so many seconds for guesses, whatever else the machine does."""
+    judged = judge(problem, actual)
+    blank = CaseResult(Verdict.FAILED, case="", op="", kernel="", contract="", device="cpu", dtypes="")
+    with patch("harness.diagnosing.patterns.diagnose._SECONDS", seconds):
+        return "\n".join(diagnose(Observation.of(problem, actual), blank.judged(judged)))
+
+
+def changed(tensor: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
+    made = tensor.clone()
+    change(made)
+    return made
+
+
+def rms(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    n: float | None = None,
+    inverse: Callable[[Tensor], Tensor] | None = None,
+    squared: Tensor | None = None,
+) -> Tensor:
+    """The norm with `n` for its count, another inverse root, and the statistic of another tensor."""
+    variance = (x if squared is None else squared).double().square().sum(-1, keepdim=True) / (n or x.shape[-1])
+    root = torch.rsqrt(variance + 1e-6) if inverse is None else inverse(variance)
+    normalized = (x.double() * root).to(BF16)
+    return (normalized.double() * weight.double()).to(BF16)
+
+
+Made = tuple[Callable[..., Tensor], list[str]]
+RMS_MISTAKES: dict[str, Made] = {
+    "padded count": (lambda x, w: rms(x, w, n=512), ["over 512 columns, not 300", "inv_rms 1.306", "4 of 4 rows"]),
+    "n - 1": (lambda x, w: rms(x, w, n=299), ["over 299 columns, not 300"]),
+    "half of the count": (lambda x, w: rms(x, w, n=150), ["over 150 columns, not 300", "0.7071"]),
+    "sum for mean": (lambda x, w: rms(x, w, n=1), ["over 1 columns, not 300"]),
+    "another eps": (lambda x, w: rms(x, w, inverse=lambda v: (v + 0.1).rsqrt()), ["eps were 0.1, not 1e-06"]),
+    "no root": (lambda x, w: rms(x, w, inverse=lambda v: 1 / (v + 1e-6)), ["inv_rms were without a root"]),
+    "column dropped": (
+        lambda x, w: rms(x, w, squared=changed(x, lambda y: y[:, 17].zero_())),
+        ["column 17 of x had no part in variance"],
+    ),
+    "tail dropped": (
+        lambda x, w: rms(x, w, squared=changed(x, lambda y: y[:, 256:].zero_())),
+        ["variance were computed with x zero from index 256 of dimension 1 on, in the last 44 of 300"],
+    ),
+    "statistic of the first row": (
+        lambda x, w: rms(x, w, inverse=lambda v: (v[:1] + 1e-6).rsqrt().expand_as(v)),
+        ["every row had the variance of the first", "3 of 4 rows"],
+    ),
+    "statistic of all": (
+        lambda x, w: rms(x, w, inverse=lambda v: (v.mean() + 1e-6).rsqrt().expand_as(v)),
+        ["every row had the mean variance of all"],
+    ),
+    "no weight": (lambda x, w: rms(x, torch.ones_like(w)), ["weight were left out", "those of normalized"]),
+    "weight shifted": (lambda x, w: rms(x, w.roll(1)), ["weight were read one element too early"]),
+    "weight plus 1": (lambda x, w: rms(x, w.double() + 1), ["normalized, as if that were added once more"]),
+    "weight twice": (
+        lambda x, w: (rms(x, w).double() * w.double()).to(BF16),
+        ["multiplied by weight, as if it were applied once more"],
+    ),
+    "doubled": (lambda x, w: rms(x, w) * 2, ["2 times the contract's: a power of two"]),
+    "sign": (lambda x, w: -rms(x, w), ["-1 times the contract's: the sign is wrong"]),
+    "root of n": (lambda x, w: (rms(x, w) / 300**0.5).to(BF16), ["0.0577 times", "1 / the root of 300"]),
+    "x added": (lambda x, w: (rms(x, w).double() + x.double()).to(BF16), ["x, as if that were added once more"]),
+    "x returned": (lambda x, w: x, ["The values are those of x, in place of those of output"]),
+    "tail zero": (
+        lambda x, w: changed(rms(x, w), lambda y: y[:, 256:].zero_()),
+        ["All 176 wrong elements are 0", "columns 256 to 299 are wrong: the last 44, from a multiple of 256 on"],
+    ),
+    "every fourth column": (
+        lambda x, w: changed(rms(x, w), lambda y: y[:, 1::4].mul_(1.5)),
+        ["Every wrong element is 1.5 times", "columns 1, 5, 9 and so on, every 4th, are wrong"],
+    ),
+    "column of zeros": (
+        lambda x, w: changed(rms(x, w), lambda y: y[:, 40].zero_()),
+        ["All 4 wrong elements are 0", "Only column 40 of 300 is wrong"],
+    ),
+    "row of NaN": (
+        lambda x, w: changed(rms(x, w), lambda y: y[3].fill_(NAN)),
+        ["All 300 wrong elements are NaN, although every input is finite", "Only row 3 of 4, the last, is wrong"],
+    ),
+    "not written": (
+        lambda x, w: changed(rms(x, w), lambda y: y.view(torch.int16)[:, 256:].fill_(0x7FC0 + 43)),
+        ["All 176 wrong elements hold what memory was filled with"],
+    ),
+    "row of another": (lambda x, w: rms(x, w)[[0, 1, 1, 3]], ["row 2 is row 1", "Only row 2 of 4 is wrong"]),
+    "rows shifted": (lambda x, w: rms(x, w).roll(1, 0), ["shifted by 1 along dimension 0"]),
+    "reversed": (lambda x, w: rms(x, w).flip(-1), ["in reverse order along dimension 1"]),
+    "weight in fp32": (
+        lambda x, w: (x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w.double()).to(BF16),
+        ["fp32_multiply", "normalized were not rounded"],
+    ),
+}
+
+
+WITHOUT_GUESSES = {
+    *("weight plus 1", "weight twice", "doubled", "sign", "root of n", "x added", "x returned", "tail zero"),
+    *("every fourth column", "column of zeros", "row of NaN", "not written", "row of another", "reversed"),
+}
+
+
+@pytest.mark.parametrize("name", RMS_MISTAKES)
+def test_mistake_of_a_norm(name: str) -> None:
+    made, words = RMS_MISTAKES[name]
+    problem = problem_of(RMS, "native_multiply")
+    seconds = 0.0 if name in WITHOUT_GUESSES else 60.0
+    said = said_of(problem, {"output": made(problem.tensors["x"], problem.tensors["weight"])}, seconds=seconds)
+    for word in words:
+        assert word in said, said
+
+
+def layer(problem: Problem, change: Callable[[dict[str, Any]], Any]) -> Tensor:
+    """The output of the formula with some of its arguments changed."""
+    arguments = {**problem.tensors, **problem.params}
+    change(arguments)
+    return forward(**arguments)["output"].to(BF16)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "words"),
+    [
+        (LAYER, lambda a: a.update(bias=None), ["bias were left out"]),
+        (
+            LAYER,
+            lambda a: a.update(bias=changed(a["bias"], lambda b: b[64:].zero_())),
+            ["bias were left out", "columns 64 to 95 are wrong: the last 32, from a multiple of 64 on"],
+        ),
+        (LAYER, lambda a: a.update(bias=2 * a["bias"]), ["bias, as if that were added once more"]),
+        (LAYER, lambda a: a.update(is_rms_norm=True), ["is_rms_norm were True, not False"]),
+        (GATED, lambda a: a.update(z=None), ["z were left out", "those of affine, in place of those of output"]),
+        (GATED, lambda a: a.update(norm_before_gate=False), ["norm_before_gate were False, not True"]),
+        (GATED, lambda a: a.update(activation="sigmoid"), ["gate were not multiplied by z"]),
+        (GATED, lambda a: a.pop("group_size"), ["group_size were left out, not 16"]),
+    ],
+)
+def test_mistake_of_a_gated_norm(line: str, change: Callable[[dict[str, Any]], Any], words: list[str]) -> None:
+    problem = problem_of(line)
+    said = said_of(problem, {"output": layer(problem, change)})
+    for word in words:
+        assert word in said, said
+
+
+def test_padding_that_counts_in_a_variance() -> None:
+    """The lanes beyond 96 columns of a block of 128 are zero, and the mean is subtracted from them."""
+    problem = problem_of(LAYER.replace("x=bf16[5,96]", "x=bf16[5,96]:one_sign"))
+    x, weight, bias = (problem.tensors[name].double() for name in ("x", "weight", "bias"))
+    mean = x.mean(-1, keepdim=True)
+    variance = ((x - mean).square().sum(-1, keepdim=True) + 32 * mean.square()) / 96
+    y = (x - mean) * (variance + 1e-5).rsqrt() * weight + bias
+    said = said_of(problem, {"output": y.to(BF16)})
+    assert "32 columns of padding took part in variance, as (0 - mean)², over 96 columns" in said
+
+
+def moe(problem: Problem, change: Callable[[dict[str, Any]], Any]) -> dict[str, Tensor]:
+    arguments = {**problem.tensors, **problem.params}
+    change(arguments)
+    made = formula("fused", **arguments, fp32=lambda x: x.float().double())
+    return {name: cast(made[name], BF16) for name in ("saved_gate", "saved_up", "intermediate", "output")}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.update(scaling=1.0), ["scaling were 1, not 0.3"]),
+        (lambda a: a.update(gate_proj=a["up_proj"]), ["up_proj were read in place of gate_proj"]),
+        (
+            lambda a: a.update(gate_lora_b=0 * a["gate_lora_b"]),
+            ["those of gate_base, in place of those of saved_gate"],
+        ),
+    ],
+)
+def test_mistake_of_experts(change: Callable[[dict[str, Any]], Any], words: list[str]) -> None:
+    problem = problem_of(MOE, "fused")
+    said = said_of(problem, moe(problem, change))
+    for word in words:
+        assert word in said, said
+
+
+def test_a_token_left_out() -> None:
+    problem = problem_of(MOE, "fused")
+    actual = {name: changed(t, lambda y: y[5].zero_()) for name, t in moe(problem, lambda _: None).items()}
+    said = said_of(problem, actual, seconds=0.0)
+    assert "All 80 wrong elements are 0" in said
+    assert "Only index 5 of dimension 0, the last, is wrong, in all of 80 elements" in said
+
+
+def test_nothing_is_said_of_right_values_or_of_noise() -> None:
+    problem = problem_of(RMS, "native_multiply")
+    x, weight = problem.tensors["x"], problem.tensors["weight"]
+    assert said_of(problem, {"output": rms(x, weight)}) == ""
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    assert said_of(problem, {"output": noise.to(BF16)}, seconds=2.0) == ""
+    assert said_of(problem, {"output": (rms(x, weight).double() * (1 + noise / 100)).to(BF16)}, seconds=2.0) == ""
+    experts = problem_of(MOE, "fused")
+    assert said_of(experts, moe(experts, lambda _: None)) == ""
+
+
+def test_a_sum_over_rows_that_lacks_some() -> None:
+    line = (
+        "layer_norm_gated_backward x=fp32[12,8]:integers dy=fp32[12,8]:integers weight=fp32[8]:ones "
+        "rstd=fp32[12,1]:ones bias=fp32[8]:zeros seed=4"
+    )
+    problem = problem_of(line)
+    right = {name: problem.trace.stages[name].finished.value.float() for name in problem.results}
+    few = problem.on({n: t[:8] if n in problem.op.rows else t for n, t in problem.tensors.items()}).trace
+    said = said_of(problem, {**right, "dw": few.stages["dw"].finished.value.float()})
+    assert "As if the sum were over the first 8 of the 12 rows" in said
+
+
+@pytest.mark.parametrize(
+    ("at", "size", "words"),
+    [
+        ([3], 8, "Only row 3 of 8 is wrong"),
+        ([0], 8, "Only row 0 of 8, the first, is wrong"),
+        (range(4, 8), 8, "Only rows 4 to 7 are wrong: the last 4, from a multiple of 4 on"),
+        (range(5), 9, "Only rows 0 to 4 are wrong: the first 5"),
+        (range(8, 16), 64, "Only rows 8 to 15 are wrong: 8 of 64, from a multiple of 8 on"),
+        (range(2, 30, 7), 30, "Only rows 2, 9, 16 and so on, every 7th, are wrong"),
+        ([n for n in range(64) if n % 16 >= 12], 64, "Only the last 4 of every 16 rows are wrong"),
+        ([2, 11, 25], 60, "Only rows 2, 11 and 25 of 60 are wrong"),
+        ([2, 11, 13, 25, 40], 60, None),
+    ],
+)
+def test_what_indices_have_in_common(at: list[int], size: int, words: str | None) -> None:
+    found = pattern_of(list(at), size, Unit("row", "rows"))
+    assert (found and found[0]) == words
+
+
+def test_the_search_ends_in_time() -> None:
+    """A search without time says what needs none."""
+    problem = problem_of(RMS, "native_multiply")
+    actual = {"output": rms(problem.tensors["x"], problem.tensors["weight"], n=512)}
+    blank = CaseResult(Verdict.FAILED, case="", op="", kernel="", contract="", device="cpu", dtypes="")
+    with patch("harness.diagnosing.patterns.diagnose._SECONDS", -1.0):
+        said = diagnose(Observation.of(problem, actual), blank.judged(judge(problem, actual)))
+    assert said == ("Every element is 1.31 times the contract's, 1 / the root of 300 / 512.",)
