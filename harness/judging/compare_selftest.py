@@ -39,11 +39,12 @@ def agree(fused: Comparison, defined: Comparison) -> bool:
     sums = (
         (fused.squared_error, defined.squared_error, error * defined.squared_error),
         (fused.squared_exact, defined.squared_exact, error * defined.squared_exact),
+        (fused.squared_contract or 0.0, contract := defined.squared_contract or 0.0, error * contract),
         (fused.bias_sum, defined.bias_sum, error * NEAR * defined.bias_count),
     )
     if not all(repr(a) == repr(b) or abs(a - b) <= bound < math.inf for a, b, bound in sums):
         return False
-    rest = (replace(c, squared_error=0.0, squared_exact=0.0, bias_sum=0.0) for c in (fused, defined))
+    rest = (replace(c, squared_error=0.0, squared_exact=0.0, squared_contract=0.0, bias_sum=0.0) for c in (fused, defined))
     return repr(next(rest)) == repr(next(rest))  # NaN and signs of zeros included
 
 
