@@ -72,7 +72,6 @@ class Comparison:
         special: elements of `outside` whose class (NaN, +inf, -inf, finite) is wrong.
         squared_error, squared_exact: sums of (actual - exact)² and exact² over the elements of which both and the
             contract's value are finite, for `rel_l2`.
-        squared_contract: the sum of (contract's value - exact)² over the same, for `contract_l2`; None where unknown.
         max_error: largest |actual - exact|.
         bias: mean of (|actual| - |exact|) in ulp of the stage's format, over elements within `NEAR` of the exact value;
             negative means toward zero; NaN if these are fewer than half.
@@ -80,6 +79,8 @@ class Comparison:
         ulp_histogram: counts per bin of `ULP_BINS`.
         budget_ratio: largest |actual - middle| / radius over elements that have freedom; above 1 is outside.
         worst: the element farthest outside, or else farthest from the contract's value.
+        squared_contract: sum of (contract's value - exact)² over the elements of the other sums, for `contract_l2`;
+            None where unknown.
     """
 
     numel: int = 0
@@ -89,7 +90,6 @@ class Comparison:
     special: int = 0
     squared_error: float = 0.0
     squared_exact: float = 0.0
-    squared_contract: float | None = None
     max_error: float = 0.0
     bias_sum: float = 0.0
     bias_count: int = 0
@@ -97,6 +97,7 @@ class Comparison:
     ulp_histogram: tuple[int, ...] = (0,) * (len(ULP_BINS) + 1)
     budget_ratio: float = 0.0
     worst: Worst | None = None
+    squared_contract: float | None = None
 
     @property
     def rel_l2(self) -> float:
@@ -110,11 +111,14 @@ class Comparison:
 
     @property
     def near_ulp(self) -> float:
-        """Distance in ulp of the farthest element outside, or else of the farthest within `NEAR`, which may be less."""
+        """Distance in ulp of the farthest element outside, or else of the farthest within `NEAR`.
+
+        If there are others, that is the upper end of a bin of `ULP_BINS`.
+        """
         if self.outside and self.worst is not None:
             return self.worst.ulp
-        filled = [end for end, count in zip(ULP_BINS, self.ulp_histogram, strict=False) if count]
-        return min(self.max_ulp, max(filled, default=0))
+        filled = (end for end, count in zip(ULP_BINS, self.ulp_histogram, strict=False) if count)
+        return self.max_ulp if self.max_ulp <= NEAR else max(filled, default=0)
 
     @property
     def far(self) -> int:
@@ -190,12 +194,12 @@ class StageResult:
 
     @property
     def extreme(self) -> bool:
-        """The contract itself loses more than its roundings explain: by overflow, underflow or cancellation.
+        """The contract itself loses more than its roundings explain, or lets a kernel lose more than `NEAR` times that.
 
-        So it does where the exact values are all zero and others are possible. Records of an older lastbit do not say.
+        Something overflows, underflows or cancels. Records of an older lastbit do not say.
         """
-        seen = self.cumulative
-        return seen.contract_l2 > AMPLIFIED * self.roundoff or seen.squared_exact == 0 < seen.squared_error
+        seen, allowed = self.cumulative, not (self.cumulative.outside or self.isolated.outside)
+        return seen.contract_l2 > AMPLIFIED * self.roundoff or (allowed and seen.rel_l2 > NEAR * self.roundoff)
 
     @property
     def decided(self) -> int:

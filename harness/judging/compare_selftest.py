@@ -44,7 +44,8 @@ def agree(fused: Comparison, defined: Comparison) -> bool:
     )
     if not all(repr(a) == repr(b) or abs(a - b) <= bound < math.inf for a, b, bound in sums):
         return False
-    rest = (replace(c, squared_error=0.0, squared_exact=0.0, squared_contract=0.0, bias_sum=0.0) for c in (fused, defined))
+    none = {"squared_error": 0.0, "squared_exact": 0.0, "squared_contract": 0.0, "bias_sum": 0.0}
+    rest = (replace(c, **none) for c in (fused, defined))  # type: ignore[arg-type]
     return repr(next(rest)) == repr(next(rest))  # NaN and signs of zeros included
 
 
