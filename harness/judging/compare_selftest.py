@@ -35,11 +35,11 @@ def agree(fused: Comparison, defined: Comparison) -> bool:
 
     A sum of n terms of fp64 has an error of at most (n - 1) 2^-53 times the sum of their magnitudes, to first order.
     """
-    error = 2 * defined.numel * 2.0**-53
+    error, contract = 2 * defined.numel * 2.0**-53, defined.squared_contract or 0.0
     sums = (
         (fused.squared_error, defined.squared_error, error * defined.squared_error),
         (fused.squared_exact, defined.squared_exact, error * defined.squared_exact),
-        (fused.squared_contract or 0.0, contract := defined.squared_contract or 0.0, error * contract),
+        (fused.squared_contract or 0.0, contract, error * contract),
         (fused.bias_sum, defined.bias_sum, error * NEAR * defined.bias_count),
     )
     if not all(repr(a) == repr(b) or abs(a - b) <= bound < math.inf for a, b, bound in sums):
