@@ -52,6 +52,14 @@ NEAR = ULP_BINS[-1]
 """Distance in ulp up to which an error says how a value was rounded; beyond, it overflowed, cancelled or is wrong."""
 
 
+AMPLIFIED = 2
+"""Factor of the sum of unit roundoffs up to which a contract's relative error comes of its roundings alone.
+
+A value that is rounded once has at most the unit roundoff of its format as relative error. Roots, quotients and
+products hand on what their operands have, squares twice that, and so do sums unless their terms cancel.
+"""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Statistics of one stage's actual values against an enclosure: scalars and indices, never tensors.
@@ -62,7 +70,8 @@ class Comparison:
         mismatched: elements that differ from the contract's correctly rounded value.
         outside: elements that no kernel which keeps the contract can give, NaN and inf included.
         special: elements of `outside` whose class (NaN, +inf, -inf, finite) is wrong.
-        squared_error, squared_exact: sums over finite elements, for `rel_l2`.
+        squared_error, squared_exact: sums of (actual - exact)² and exact² over the elements of which both and the
+            contract's value are finite, for `rel_l2`.
         max_error: largest |actual - exact|.
         bias: mean of (|actual| - |exact|) in ulp of the stage's format, over elements within `NEAR` of the exact value;
             negative means toward zero; NaN if these are fewer than half.
@@ -70,6 +79,8 @@ class Comparison:
         ulp_histogram: counts per bin of `ULP_BINS`.
         budget_ratio: largest |actual - middle| / radius over elements that have freedom; above 1 is outside.
         worst: the element farthest outside, or else farthest from the contract's value.
+        squared_contract: sum of (contract's value - exact)² over the elements of the other sums, for `contract_l2`;
+            None where unknown.
     """
 
     numel: int = 0
@@ -86,13 +97,33 @@ class Comparison:
     ulp_histogram: tuple[int, ...] = (0,) * (len(ULP_BINS) + 1)
     budget_ratio: float = 0.0
     worst: Worst | None = None
+    squared_contract: float | None = None
 
     @property
     def rel_l2(self) -> float:
         """‖actual - exact‖ / ‖exact‖ over finite elements; 0 where both are 0."""
-        if self.squared_exact == 0:
-            return math.inf if self.squared_error else 0.0
-        return math.sqrt(self.squared_error / self.squared_exact)
+        return _relative(self.squared_error, self.squared_exact)
+
+    @property
+    def contract_l2(self) -> float:
+        """‖contract's value - exact‖ / ‖exact‖ over the same elements; NaN in records of an older lastbit."""
+        return math.nan if self.squared_contract is None else _relative(self.squared_contract, self.squared_exact)
+
+    @property
+    def near_ulp(self) -> float:
+        """Distance in ulp of the farthest element outside, or else of the farthest within `NEAR`.
+
+        If there are others, that is the upper end of a bin of `ULP_BINS`.
+        """
+        if self.outside and self.worst is not None:
+            return self.worst.ulp
+        filled = (end for end, count in zip(ULP_BINS, self.ulp_histogram, strict=False) if count)
+        return self.max_ulp if self.max_ulp <= NEAR else max(filled, default=0)
+
+    @property
+    def far(self) -> int:
+        """Elements farther than `NEAR` from the contract's value."""
+        return self.ulp_histogram[-1]
 
     @property
     def bias(self) -> float:
@@ -111,6 +142,7 @@ class Comparison:
             special=self.special + other.special,
             squared_error=self.squared_error + other.squared_error,
             squared_exact=self.squared_exact + other.squared_exact,
+            squared_contract=_sum_of_known(self.squared_contract, other.squared_contract),
             max_error=max(self.max_error, other.max_error),
             bias_sum=self.bias_sum + other.bias_sum,
             bias_count=self.bias_count + other.bias_count,
@@ -119,6 +151,16 @@ class Comparison:
             budget_ratio=max(self.budget_ratio, other.budget_ratio),
             worst=farther.worst,
         )
+
+
+def _relative(squared_error: float, squared_exact: float) -> float:
+    if squared_exact == 0:
+        return math.inf if squared_error else 0.0
+    return math.sqrt(squared_error / squared_exact)
+
+
+def _sum_of_known(first: float | None, second: float | None) -> float | None:
+    return second if first is None else first if second is None else first + second
 
 
 def _severity(comparison: Comparison) -> tuple[bool, float]:
@@ -138,6 +180,7 @@ class StageResult:
         isolated: against the enclosure that follows from the kernel's own values of earlier stages.
         fingerprint: hash of the actual bits.
         in_rows: elements in rows that one latent value had to explain.
+        roundoff: sum of the unit roundoffs of the stages up to this one; infinite in records of an older lastbit.
     """
 
     name: str
@@ -147,6 +190,16 @@ class StageResult:
     isolated: Comparison
     fingerprint: str = ""
     in_rows: int = 0
+    roundoff: float = math.inf
+
+    @property
+    def extreme(self) -> bool:
+        """The contract itself loses more than its roundings explain, or lets a kernel lose more than `NEAR` times that.
+
+        Something overflows, underflows or cancels. Records of an older lastbit do not say.
+        """
+        seen, allowed = self.cumulative, not (self.cumulative.outside or self.isolated.outside)
+        return seen.contract_l2 > AMPLIFIED * self.roundoff or (allowed and seen.rel_l2 > NEAR * self.roundoff)
 
     @property
     def decided(self) -> int:

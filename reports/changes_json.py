@@ -8,7 +8,7 @@ from typing import Any
 
 from reports.changes import Changes, KernelChange, Side
 from reports.stage_changes import StageChange
-from reports.summary import StageSummary
+from reports.stage_summary import StageSummary
 
 
 def as_json(changes: Changes, *, strict: bool = False) -> str:
@@ -68,11 +68,13 @@ def _figures(stage: StageSummary | None) -> dict[str, Any] | None:
         return None
     return {
         "cases": stage.cases,
+        "extreme_cases": len(stage.extreme),
         "verdict": stage.verdict.value,
         "numel": stage.total.numel,
         "outside": stage.outside,
         "mismatched": stage.total.mismatched,
         "worst_rel_l2": _number(stage.worst_error),
+        "contract_rel_l2": _number(stage.contract_error),
         "median_rel_l2": _number(stage.typical_error),
         "median_bias": _number(stage.typical_bias),
         "max_ulp": _number(stage.total.max_ulp),

@@ -7,8 +7,8 @@ from collections import Counter
 from harness.result import CaseResult, Verdict
 from reports.changes import Changes, Fate, KernelChange
 from reports.stage_changes import Drift, StageChange
+from reports.stage_summary import StageSummary
 from reports.summary import (
-    StageSummary,
     distance,
     elements,
     error,
@@ -19,7 +19,7 @@ from reports.summary import (
     tally,
 )
 
-HEADERS = ("stage", "dtype", "cases", "same bits", "outside", "mismatch", "rel. error", "median", "bias", "ulp")
+HEADERS = ("stage", "dtype", "cases", "same bits", "outside", "mismatch", "rel. error", "contract", "bias", "ulp")
 """Columns of `cells`."""
 
 MOST_NAMES = 4
@@ -138,16 +138,16 @@ def cells(stage: StageChange) -> tuple[str, ...]:
     cases = [f"{s.cases:,}" for s in both]
     alone = "new" if stage.before is None else "gone" if stage.after is None else ""
     return (
-        shown.name if shown.result else f"({shown.name})",
+        shown.shown_name,
         shown.dtype,
         _arrow(cases),
         alone or (f"{stage.equal:,}/{stage.tensors:,}" if stage.tensors else "–"),
         _arrow([f"{s.outside:,}" for s in both]),
         _arrow([_mismatch(s) for s in both]),
         _arrow([error(s.worst_error) for s in both]),
-        _arrow([error(s.typical_error) for s in both]),
+        _arrow([error(s.contract_error) for s in both]),
         _arrow([signed(s.typical_bias) for s in both]),
-        _arrow([distance(s.total.max_ulp) for s in both]),
+        _arrow([distance(s.near_ulp) for s in both]),
     )
 
 

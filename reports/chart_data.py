@@ -5,7 +5,7 @@ a reader's filter can choose among them.
 
 | chart | a row is |
 |---|---|
-| `stages` | a stage in a format: its median error, and what a tooltip says |
+| `stages` | a stage in a format: the median error of ordinary cases, and what a tooltip says |
 | `shapes` | cases of like dtypes and shape: their median error |
 | `ulps` | a bin of the ulp histogram of a stage in a format: how many elements |
 | `sizes` | cases of like size and error at a stage in a format: how many |
@@ -24,10 +24,14 @@ from typing import Any
 import pandas as pd
 
 from harness.result import ULP_BINS, CaseResult
-from reports.summary import StageSummary, distance, error, share
+from reports.stage_summary import StageSummary
+from reports.summary import distance, error, share
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "stages": ("subject", "stage", "dtype", "units", "median", "worst", "ulp", "mismatch", "outside", "cases"),
+    "stages": (
+        *("subject", "stage", "dtype", "units", "median", "worst", "contract"),
+        *("ulp", "mismatch", "outside", "cases"),
+    ),
     "shapes": ("subject", "dtype", "rows", "columns", "units", "outside", "cases"),
     "ulps": ("subject", "stage", "dtype", "ulp", "elements"),
     "sizes": ("subject", "stage", "dtype", "size", "error", "outside", "cases"),
@@ -79,7 +83,8 @@ def _stage_row(subject: int, stage: StageSummary) -> tuple[Any, ...]:
     total = stage.total
     units = stage.typical_error / UNIT_ROUNDOFF.get(stage.dtype, 1.0)
     mismatch = share(total.mismatched, total.numel)
-    words = error(stage.typical_error), error(stage.worst_error), distance(total.max_ulp), mismatch
+    errors = map(error, (stage.typical_error, stage.worst_error, stage.contract_error))
+    words = *errors, distance(stage.near_ulp), mismatch
     return (subject, stage.name, stage.dtype, _rounded(units), *words, stage.outside, stage.cases)
 
 

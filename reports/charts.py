@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 TITLES: Mapping[str, tuple[str, str]] = {
     "stages": (
         "Error by stage",
-        "Relative error of the median case, from the exact value without any rounding. The colour is that error in "
-        "units of the format's roundoff: what is rounded once is near 0.4 in every format, and more where the contract "
-        "rounds earlier as well. A red frame: elements outside the contract.",
+        "Relative error of the median ordinary case, from the exact value without any rounding. The colour is that "
+        "error in units of the format's roundoff: what is rounded once is near 0.4 in every format, and more where the "
+        "contract rounds earlier as well. A red frame: elements outside the contract.",
     ),
     "shapes": (
         "Error of the results by dtype and shape",
@@ -79,11 +79,11 @@ def _units(title: str) -> alt.Color:
 def _stages(chart: alt.Chart, order: Sequence[str]) -> Any:
     import altair as alt
 
-    tooltip = ["kernel", "device", "stage", "dtype", "cases", "median", "worst", "ulp", "mismatch", "outside"]
+    about = ["kernel", "device", "stage", "dtype", "cases", "median", "worst", "contract", "ulp", "mismatch", "outside"]
     base = chart.transform_calculate(row="datum.stage + '  ' + datum.dtype").encode(
         x=alt.X("subjectName:N", sort=alt.SortField("subject"), title=None).axis(orient="top", labelAngle=-35),
         y=alt.Y("row:N", sort=list(order), title=None),
-        tooltip=[alt.Tooltip(f"{name}:N", title=_HEADINGS.get(name, name)) for name in tooltip],
+        tooltip=[alt.Tooltip(f"{name}:N", title=_HEADINGS.get(name, name)) for name in about],
     )
     cells = base.mark_rect(style="map").encode(color=_units("error in units of roundoff"))
     wrong = base.transform_filter("datum.outside > 0").mark_rect(style="wrong", fillOpacity=0)
@@ -91,7 +91,7 @@ def _stages(chart: alt.Chart, order: Sequence[str]) -> Any:
     return layers.properties(width=alt.Step(64), height=alt.Step(22))
 
 
-_HEADINGS = {"median": "rel. error, median", "worst": "rel. error, worst", "ulp": "largest ulp"}
+_HEADINGS = {"median": "rel. error, median", "worst": "rel. error, worst", "contract": "of the contract there"}
 
 
 def _shapes(chart: alt.Chart) -> Any:

@@ -21,19 +21,18 @@ from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.coverage import coverage_tables
 from reports.noticed import noticed
+from reports.stage_summary import StageSummary, stage_order, stage_summaries
 from reports.summary import (
     ORDER,
     Problem,
-    StageSummary,
     elements,
     plural,
     problems,
     repro_line,
     shown_path,
-    stage_order,
-    stage_summaries,
     tally,
 )
+from reports.traced import traced_stages
 from reports.wording import LEGEND
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -101,7 +100,7 @@ def _context(run: Run) -> dict[str, Any]:
             {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
         ],
         "legend": LEGEND,
-        "ops": [_op(op, found, subjects, cases) for op, found in summaries.items()],
+        "ops": [_op(op, found, run, cases) for op, found in summaries.items()],
         "titles": charts.TITLES,
         "data": _json({"subjects": _subjects(run, verdicts), "columns": chart_data.COLUMNS}),
         "choices": _choices(run, verdicts, every),
@@ -198,15 +197,17 @@ def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
     }
 
 
-def _op(op: str, summaries: Mapping[Subject, Sequence[StageSummary]], subjects: Sequence[Subject], cases: Cases) -> Any:
+def _op(op: str, summaries: Mapping[Subject, Sequence[StageSummary]], run: Run, cases: Cases) -> Any:
     """Table and charts of one op."""
+    subjects = run.subjects()
+    traced = {key: traced_stages(run, *key) for key in summaries}
     results = [result for key in summaries for result in cases[key]]
     stages = stage_order(results)
     rows = chart_data.rows(results, subjects, summaries)
     data = {"rows": rows, "specifications": charts.specifications(op, stages, rows)}
     return {
         "name": op,
-        "table": html_tables.stages(op, summaries, dict(LEGEND)),
+        "table": html_tables.stages(op, summaries, traced, dict(LEGEND)),
         "data": _json(data),
         "measured": bool(rows["stages"]),
     }

@@ -12,7 +12,9 @@ from harness.run import Agreement, Power, Run
 from reports import changes_text
 from reports.changes import KernelChange
 from reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
-from reports.summary import StageSummary, beside_values, distance, error, share, shown_path, signed
+from reports.stage_summary import StageSummary, beside_values, extremes
+from reports.summary import distance, error, share, shown_path, signed
+from reports.traced import TracedStage, traced_cells
 
 Subject = tuple[str, str]
 
@@ -100,7 +102,13 @@ def _kernel(any_result: CaseResult, outcome: Verdict, cases: Sequence[CaseResult
     outside = sum(max(s.cumulative.outside, s.isolated.outside) for r in cases for s in r.stages)
     seconds = sum(result.seconds for result in cases)
     beside = beside_values(cases)
-    detail = any_result.contract, shown_path(any_result.source), beside and f"beside wrong values, {beside}"
+    extreme = extremes(cases)
+    detail = (
+        any_result.contract,
+        shown_path(any_result.source),
+        beside and f"beside wrong values, {beside}",
+        extreme and f"extreme: {extreme}",
+    )
     cells = (
         Cell(any_result.kernel, kind="name", detail=" · ".join(filter(None, detail))),
         verdict(outcome),
@@ -123,14 +131,19 @@ def _about(result: CaseResult) -> dict[str, str]:
     return {"op": result.op, "kernel": result.kernel, "device": result.device}
 
 
-def stages(op: str, summaries: Mapping[Subject, Sequence[StageSummary]], meanings: Mapping[str, str]) -> Table:
-    """One row per kernel, device, stage and format, in the order of `summaries`."""
-    names = "kernel, device, stage, dtype, values, cases, rel. error, median, ulp, mismatch, outside, bias"
-    return table(
-        f"Stages of {op}",
-        tuple((name, meanings.get(name, "")) for name, _ in _named(names)),
-        [_stage(op, key, stage) for key, found in summaries.items() for stage in found],
-    )
+def stages(
+    op: str,
+    summaries: Mapping[Subject, Sequence[StageSummary]],
+    traced: Mapping[Subject, Sequence[TracedStage]],
+    meanings: Mapping[str, str],
+) -> Table:
+    """One row per kernel, device, stage and format, in the order of `summaries`, then those found in the kernel."""
+    names = "kernel, device, stage, dtype, values, cases, extreme, rel. error, contract, ulp, mismatch, outside, bias"
+    rows = []
+    for key, found in summaries.items():
+        rows += [_stage(op, key, stage) for stage in found]
+        rows += [_traced(op, key, stage) for stage in traced[key]]
+    return table(f"Stages of {op}", tuple((name, meanings.get(name, "")) for name, _ in _named(names)), rows)
 
 
 def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
@@ -139,18 +152,37 @@ def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
     cells = (
         Cell(subject[0], kind="name"),
         Cell(subject[1]),
-        Cell(stage.name if stage.result else f"({stage.name})", kind="name"),
+        Cell(stage.shown_name, kind="name"),
         Cell(stage.dtype),
         verdict(stage.verdict),
         count(stage.cases),
+        count(len(stage.extreme)),
         number(error(stage.worst_error), stage.worst_error),
-        number(error(stage.typical_error), stage.typical_error),
-        number(distance(total.max_ulp), total.max_ulp),
+        number(error(stage.contract_error), stage.contract_error),
+        number(distance(stage.near_ulp), stage.near_ulp),
         number(share(total.mismatched, total.numel), mismatch),
         count(stage.outside, "bad"),
         number(signed(stage.typical_bias), stage.typical_bias),
     )
     return Row(cells, _of_stage(op, subject, stage) | {"verdict": stage.verdict.value})
+
+
+def _traced(op: str, subject: Subject, stage: TracedStage) -> Row:
+    """What decides nothing has no verdict."""
+    name, dtype, cases, extreme, found, contract, *rest, values = traced_cells(stage)
+    cells = (
+        Cell(subject[0], kind="name"),
+        Cell(subject[1]),
+        Cell(name, kind="name", detail=stage.code),
+        Cell(dtype),
+        Cell(values),
+        Cell(cases, stage.cases, "number"),
+        number(extreme, math.nan),
+        number(found, stage.error),
+        number(contract, stage.contract_error),
+        *(number(text, math.nan) for text in rest),
+    )
+    return Row(cells, {"op": op, "kernel": subject[0], "device": subject[1], "dtype": stage.dtype})
 
 
 def _of_stage(op: str, subject: Subject, stage: StageSummary) -> dict[str, str]:

@@ -17,7 +17,8 @@ from reports import wording
 from reports.alerts import doubts
 from reports.characters import visible
 from reports.noticed import noticed
-from reports.summary import Problem, StageSummary, repro_line, stage_order, stage_summaries
+from reports.stage_summary import StageSummary, stage_order, stage_summaries
+from reports.summary import Problem, repro_line
 
 
 @dataclass(frozen=True)
@@ -156,10 +157,12 @@ def _of_stage(stage: StageSummary) -> Iterable[tuple[str, str]]:
     return (
         ("verdict", stage.verdict.value),
         ("cases", str(stage.cases)),
+        ("extreme_cases", str(len(stage.extreme))),
         ("numel", str(stage.total.numel)),
         ("outside", str(stage.outside)),
         ("mismatched", str(stage.total.mismatched)),
         ("worst_rel_l2", f"{stage.worst_error:.6g}"),
+        ("contract_rel_l2", f"{stage.contract_error:.6g}"),
         ("median_rel_l2", f"{stage.typical_error:.6g}"),
         ("median_bias", f"{stage.typical_bias:.6g}"),
         ("max_ulp", f"{stage.total.max_ulp:.6g}"),

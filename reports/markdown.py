@@ -12,21 +12,25 @@ from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from reports.findings import first_lines
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.noticed import noticed
-from reports.summary import (
-    ORDER,
+from reports.stage_summary import (
     STAGE_HEADERS,
-    Problem,
     StageSummary,
     beside_values,
+    extremes,
+    stage_cells,
+    stage_order,
+    stage_summaries,
+)
+from reports.summary import (
+    ORDER,
+    Problem,
     plural,
     problems,
     repro_line,
     shown_path,
-    stage_cells,
-    stage_order,
-    stage_summaries,
     tally,
 )
+from reports.traced import traced_cells, traced_stages
 
 LIMIT = 60 * 1024
 """Most bytes of a page. A comment on GitHub may have 65,536 characters."""
@@ -144,7 +148,9 @@ def _stage_table(run: Run, kernel: str, device: str) -> str:
         about += f"; beside the values below, {beside}"
     order = stage_order(r for r in run.results if r.op == example.op)
     rows = [_cells(stage) for stage in stage_summaries(results, order)]
-    return f"{about}\n\n{table(STAGE_HEADERS, rows, left=2)}" if rows else about
+    rows += [tuple(map(plain, traced_cells(stage))) for stage in traced_stages(run, kernel, device)]
+    extreme = f"extreme: {plain(extremes(results))}" if extremes(results) else ""
+    return "\n\n".join(filter(None, [about, table(STAGE_HEADERS, rows, left=2) if rows else "", extreme]))
 
 
 def _cells(stage: StageSummary) -> Sequence[str]:

@@ -2,7 +2,8 @@
 
 A folder holds `records.jsonl` (one `CaseResult` a line), `records.parquet` (the table below) and `run.json` (everything
 else of a `Run`, and in `results_count` how many results there are; written last, so that a folder which has it is
-complete). JSON is strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
+complete). `reports.traced.frame` makes a table of the stages that were found in kernels which declare none. JSON is
+strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
 
 The table has one row per case × kernel × stage; a result without stages has one row whose `stage` is empty. Columns, in
 this order:
@@ -17,9 +18,11 @@ this order:
 | `stage`, `stage_dtype` | text | the stage, and its format under the contract |
 | `result` | bool | whether the stage is a result of the op |
 | `numel`, `decided`, `mismatched`, `outside`, `special` | int | elements, counted as in `Comparison` |
-| `rel_l2`, `max_error`, `bias`, `max_ulp` | float | errors, as in `Comparison` |
+| `rel_l2`, `contract_l2`, `max_error`, `bias`, `max_ulp` | float | errors, as in `Comparison` |
 | `ulp_0`, `ulp_1`, `ulp_2`, `ulp_3_to_4`, `ulp_5_to_16`, `ulp_above_16` | int | elements by distance in ulp |
 | `budget_ratio` | float | share of the allowed deviation that was used; above 1 is outside |
+| `roundoff` | float | sum of the unit roundoffs of the stages up to this one |
+| `extreme` | bool | `contract_l2` is more than the roundings explain: no ordinary case |
 | `worst_index` | text | index of the worst element, a JSON list; empty where there is none |
 | `worst_actual`, `worst_expected`, `worst_exact`, `worst_lo`, `worst_hi` | float | its values, and what is allowed |
 | `isolated_outside`, `isolated_mismatched` | int | the same, from the kernel's own values of earlier stages |
@@ -69,9 +72,10 @@ _TABLE = (
     (_TEXT, "stage stage_dtype"),
     (_FLAG, "result"),
     (_COUNT, "numel decided mismatched outside special"),
-    (_NUMBER, "rel_l2 max_error bias max_ulp"),
+    (_NUMBER, "rel_l2 contract_l2 max_error bias max_ulp"),
     (_COUNT, " ".join(_ulp_columns())),
-    (_NUMBER, "budget_ratio"),
+    (_NUMBER, "budget_ratio roundoff"),
+    (_FLAG, "extreme"),
     (_TEXT, "worst_index"),
     (_NUMBER, "worst_actual worst_expected worst_exact worst_lo worst_hi"),
     (_COUNT, "isolated_outside isolated_mismatched"),
@@ -210,6 +214,8 @@ def _stage_columns(stage: StageResult) -> dict[str, object]:
         **dict(zip(_ulp_columns(), seen.ulp_histogram, strict=True)),
         "worst_index": json.dumps(worst.index) if worst else "",
         **({f"worst_{f.name}": getattr(worst, f.name) for f in fields(Worst) if f.name != "index"} if worst else {}),
+        "roundoff": stage.roundoff,
+        "extreme": stage.extreme,
         "isolated_outside": isolated.outside,
         "isolated_mismatched": isolated.mismatched,
         "isolated_rel_l2": isolated.rel_l2,

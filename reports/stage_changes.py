@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.result import CaseResult
-from reports.summary import StageSummary, stage_order, stage_summaries
+from reports.stage_summary import StageSummary, stage_order, summary_of
 
 NEGLIGIBLE_BIAS = 0.05
 """Difference of two biases, in ulp, that is no drift: the mean of a hundred rounding errors varies by about that."""
@@ -104,12 +104,12 @@ class _Found:
 
     def change(self, drift: float) -> StageChange:
         if not self.both:
-            before, after = (_summary(results) for results in self.alone)
-            return StageChange(before, after)
-        before, after = (_summary([pair[side] for pair in self.both]) for side in (0, 1))
+            alone = [_summary(results) if results else None for results in self.alone]
+            return StageChange(alone[0], alone[1])
+        apart = [any(result.stages[0].extreme for result in pair) for pair in self.both]  # the same ones in both runs
+        before, after = (_summary([pair[side] for pair in self.both], apart) for side in (0, 1))
         bits = [(a.stages[0].fingerprint, b.stages[0].fingerprint) for a, b in self.both]
         known = [(a, b) for a, b in bits if a and b]
-        assert before is not None and after is not None
         drifts = tuple(_drifts(before, after, drift))
         return StageChange(before, after, len(known), sum(a == b for a, b in known), drifts)
 
@@ -134,9 +134,9 @@ def _by_stage(result: CaseResult) -> dict[_Key, CaseResult]:
     return {(stage.name, stage.dtype): replace(result, stages=(stage,)) for stage in result.stages}
 
 
-def _summary(results: Sequence[CaseResult]) -> StageSummary | None:
-    """The summary of results that are cut to one stage; None for none."""
-    return stage_summaries(results, [results[0].stages[0].name])[0] if results else None
+def _summary(results: Sequence[CaseResult], apart: Sequence[bool] | None = None) -> StageSummary:
+    """The summary of results that are cut to one stage."""
+    return summary_of([(result, result.stages[0]) for result in results], apart)
 
 
 def _drifts(before: StageSummary, after: StageSummary, factor: float) -> Iterator[Drift]:

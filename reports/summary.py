@@ -2,146 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 import re
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-from harness.result import BAD, SANITIZED, ULP_BINS, CaseResult, Comparison, StageResult, Verdict, simplest
+from harness.result import BAD, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
 from harness.run import Run
-
-
-@dataclass(frozen=True)
-class StageSummary:
-    """One stage in one format, over all counted cases of one kernel on one device.
-
-    Attributes:
-        total: statistics over the elements of all cases, from their inputs.
-        errors, biases: relative L2 error and bias of each case that has elements.
-        outside: elements outside the enclosure, seen from the inputs or from earlier stages, whichever are more.
-    """
-
-    name: str
-    dtype: str
-    result: bool
-    cases: int
-    total: Comparison
-    errors: tuple[float, ...]
-    biases: tuple[float, ...]
-    outside: int
-    verdict: Verdict
-
-    @property
-    def worst_error(self) -> float:
-        return max(self.errors, key=lambda e: math.inf if math.isnan(e) else e, default=math.nan)
-
-    @property
-    def typical_error(self) -> float:
-        return _median(self.errors)
-
-    @property
-    def typical_bias(self) -> float:
-        """Of the median case: one case that overflows would decide a mean."""
-        return _median(self.biases)
-
-
-def _median(values: Iterable[float]) -> float:
-    """NaN for none; those that are NaN do not count."""
-    known = [value for value in values if not math.isnan(value)]
-    return statistics.median(known) if known else math.nan
-
-
-STAGE_HEADERS = ("stage", "dtype", "cases", "rel. error", "median", "ulp", "mismatch", "outside", "bias", "values")
-"""Columns of a table of stages."""
-
-
-def stage_cells(stage: StageSummary) -> tuple[str, ...]:
-    """The cells of a stage, under `STAGE_HEADERS`."""
-    total = stage.total
-    return (
-        stage.name if stage.result else f"({stage.name})",
-        stage.dtype,
-        f"{stage.cases:,}",
-        error(stage.worst_error),
-        error(stage.typical_error),
-        distance(total.max_ulp),
-        share(total.mismatched, total.numel),
-        f"{stage.outside:,}",
-        signed(stage.typical_bias),
-        stage.verdict.value,
-    )
-
-
-def stage_order(results: Iterable[CaseResult]) -> list[str]:
-    """Every stage of these results of one op, in the order of its reference, of which each result shows a part.
-
-    Where the order depends on the contract, so that results contradict each other, it is that of appearance.
-    """
-    sequences = dict.fromkeys(tuple(stage.name for stage in result.stages) for result in results)
-    before = TopologicalSorter[str]()
-    for sequence in sequences:
-        for position, name in enumerate(sequence):
-            before.add(name, *sequence[:position])
-    try:
-        return list(before.static_order())
-    except CycleError:
-        return list(dict.fromkeys(name for sequence in sequences for name in sequence))
-
-
-def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list[StageSummary]:
-    """Stages of one kernel on one device, in `order` and then by format."""
-    found: dict[tuple[str, str], list[tuple[CaseResult, StageResult]]] = {}
-    for result in results:
-        for stage in result.stages:
-            found.setdefault((stage.name, stage.dtype), []).append((result, stage))
-    return [_summary(found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
-
-
-def _summary(pairs: Sequence[tuple[CaseResult, StageResult]]) -> StageSummary:
-    first = pairs[0][1]
-    seen = [stage.cumulative for _, stage in pairs]
-    return StageSummary(
-        name=first.name,
-        dtype=first.dtype,
-        result=any(stage.result for _, stage in pairs),
-        cases=len(pairs),
-        total=functools.reduce(operator.add, seen),
-        errors=tuple(comparison.rel_l2 for comparison in seen if comparison.numel),
-        biases=tuple(comparison.bias for comparison in seen if comparison.numel),
-        outside=sum(max(stage.cumulative.outside, stage.isolated.outside) for _, stage in pairs),
-        verdict=_stage_verdict(pairs),
-    )
-
-
-def _stage_verdict(pairs: Sequence[tuple[CaseResult, StageResult]]) -> Verdict:
-    """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is.
-
-    A case may have failed besides for what is no value of a stage: see `beside_values`.
-    """
-    if any(_stage_is_wrong(result, stage) for result, stage in pairs):
-        return Verdict.FAILED
-    conclusive = any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs)
-    return Verdict.PASSED if conclusive else Verdict.INCONCLUSIVE
-
-
-def beside_values(results: Iterable[CaseResult]) -> str:
-    """Why cases failed of whose stages every value is allowed: `2 cases failed for wrote outside`; empty for none."""
-    kinds = Counter[str]()
-    for result in results:
-        if result.verdict is Verdict.FAILED and not any(_stage_is_wrong(result, stage) for stage in result.stages):
-            kinds.update({finding.kind.replace("_", " ") for finding in result.faults} or {"no stated reason"})
-    return ", ".join(f"{plural(count, 'case')} failed for {kind}" for kind, count in kinds.items())
-
-
-def _stage_is_wrong(result: CaseResult, stage: StageResult) -> bool:
-    named = any(finding.stage == stage.name for finding in result.faults)
-    return bool(stage.cumulative.outside or stage.isolated.outside or named)
 
 
 @dataclass(frozen=True)
@@ -255,7 +124,9 @@ def signed(value: float) -> str:
 
 
 def distance(ulp: float) -> str:
-    """A distance in ulp, which is a whole number."""
+    """A distance in ulp, which is a whole number; `–` for NaN."""
+    if math.isnan(ulp):
+        return "–"
     return f"{ulp:,.0f}" if ulp < 1e5 else f"{ulp:.1e}"
 
 

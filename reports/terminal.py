@@ -15,17 +15,17 @@ from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from reports.findings import first_lines, print_blind_spots, print_findings, print_not_run, print_notices
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word
 from reports.progress import RunProgress
-from reports.summary import (
+from reports.stage_summary import (
     STAGE_HEADERS,
     StageSummary,
     beside_values,
-    plural,
-    shown_path,
+    extremes,
     stage_cells,
     stage_order,
     stage_summaries,
-    tally,
 )
+from reports.summary import plural, shown_path, tally
+from reports.traced import traced_cells, traced_stages
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 
@@ -50,10 +50,11 @@ def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None
 
 @dataclass(frozen=True)
 class _Section:
-    """One kernel on one device, ready to be laid out."""
+    """One kernel on one device, ready to be laid out; `extremes` is empty if there are none."""
 
     head: list[Text]
     cells: list[tuple[Text, ...]]
+    extremes: str
 
 
 def _print_stages(run: Run, console: Console) -> None:
@@ -68,10 +69,12 @@ def _print_stages(run: Run, console: Console) -> None:
                 line(console, text)
             for cells in section.cells:
                 line(console, _laid_out(cells, widths))
+            if section.extremes:
+                paragraph(console, Text(section.extremes, "dim"), label="  extreme: ", label_style="dim")
         line(console)
     if devices:
         for name, meaning in wording.LEGEND:
-            paragraph(console, Text(meaning, "dim"), label=f"{name:<10} ", label_style="dim")
+            paragraph(console, Text(meaning, "dim"), label=f"{name:<12} ", label_style="dim")
         line(console)
 
 
@@ -91,13 +94,21 @@ def _section(run: Run, kernel: str, device: str) -> _Section:
     head = [title, about]
     if beside := beside_values(results):
         head.append(Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED]))
-    return _Section(head, [_cells(stage) for stage in stage_summaries(results, order)])
+    cells = [_cells(stage) for stage in stage_summaries(results, order)]
+    cells += [_dim(traced_cells(stage)) for stage in traced_stages(run, kernel, device)]
+    return _Section(head, cells, extremes(results))
 
 
 def _cells(stage: StageSummary) -> tuple[Text, ...]:
     *first, outside, bias, _ = map(Text, stage_cells(stage))
     outside.style = STYLES[Verdict.FAILED] if stage.outside else ""
     return Text("  ").append_text(first[0]), *first[1:], outside, bias, verdict_word(stage.verdict)
+
+
+def _dim(cells: Sequence[str]) -> tuple[Text, ...]:
+    """The cells of a stage that decides nothing."""
+    first, *others = (Text(cell, "dim") for cell in cells)
+    return Text("  ").append_text(first), *others
 
 
 def _laid_out(cells: Sequence[Text], widths: Sequence[int]) -> Text:

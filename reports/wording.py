@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.result import CaseResult, StageResult, Verdict, simplest
 from harness.run import LEAST_DECIDED, Run
+from reports import traced
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
 
 MOST_NAMES = 4
@@ -22,10 +23,24 @@ ADVICE = (
 LEGEND = (
     (
         "rel. error",
-        "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst and of the median case; "
-        "where the worst is near 1 and passes, the contract itself asks for an overflow or an underflow",
+        "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst case that is not extreme",
     ),
-    ("ulp", "largest distance from the value that the contract rounds to"),
+    (
+        "contract",
+        "the same of the values that the contract rounds to, in that case: if the kernel's is no larger, it loses "
+        "nothing that the contract would keep",
+    ),
+    (
+        "extreme",
+        "cases in which the contract itself loses more at the stage than its roundings explain, or lets a kernel lose "
+        "far more, since something overflows, underflows or cancels; they count in no rel. error, ulp or bias and have "
+        "a line of their own",
+    ),
+    (
+        "ulp",
+        "largest distance from the value that the contract rounds to, of elements outside, or else up to 16; how many "
+        "that cancel or vanish are farther stands in the line on what is extreme",
+    ),
     ("mismatch", "elements that differ from the value that the contract rounds to; no fault unless they are outside"),
     (
         "outside",
@@ -33,14 +48,15 @@ LEGEND = (
     ),
     (
         "bias",
-        "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means that results are cut off, not rounded; "
-        "– where most errors are beyond 16 ulp, as after an overflow, and say nothing about rounding",
+        "mean of |actual| − |exact| in ulp, of the median case that is not extreme; near −0.5 means that results are "
+        "cut off, not rounded; – where most errors are beyond 16 ulp and say nothing about rounding",
     ),
     (
         "values",
         "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases",
     ),
     ("(stage)", "a stage in parentheses is no result of the op; the kernel shows it besides"),
+    ("(stage) line", traced.MEANING),
 )
 """What the columns of a table of stages mean."""
 

@@ -11,11 +11,11 @@ import vl_convert
 from test_html import failed, full_run, measured, passed, stage
 
 from harness.result import CaseResult
-from reports import chart_data, charts, summary
+from reports import chart_data, charts, stage_summary
 
 
 def rows_of(*results: CaseResult) -> dict[str, chart_data.Rows]:
-    found = summary.stage_summaries(results, summary.stage_order(results))
+    found = stage_summary.stage_summaries(results, stage_summary.stage_order(results))
     return chart_data.rows(results, [("good", "cpu")], {("good", "cpu"): found})
 
 

@@ -135,6 +135,20 @@ def test_errors_are_measured_from_the_exact_part() -> None:
     assert comparison.rel_l2 == pytest.approx(math.sqrt(4.25 / 25))
 
 
+def test_the_error_of_the_contract_is_measured_on_the_same_elements() -> None:
+    enclosure = allowed((3.0, 3.5, 0.0, 9.0), (-4.0, -4.0, -9.0, 9.0), (2.0, INF, 0.0, INF), (INF, 1.0, 0.0, INF))
+    comparison = compare(tensor(3.0, -6.0, 2.5, 1.0), enclosure, FP32)
+    assert (comparison.squared_error, comparison.squared_contract, comparison.squared_exact) == (4.0, 0.25, 25.0)
+    assert comparison.contract_l2 == 0.1
+    assert compare(tensor(3.0), points(3.0), FP32).contract_l2 == 0.0
+    assert compare(tensor(9.0), points(3.0), FP32).squared_contract == 0.0, "one number is exact and the contract's"
+
+
+def test_a_kernel_with_the_values_of_the_contract_has_its_error() -> None:
+    comparison = compare(tensor(3.5, -4.0), allowed((3.0, 3.5, 0.0, 9.0), (-4.0, -4.0, -9.0, 9.0)), FP32)
+    assert comparison.squared_error == comparison.squared_contract == 0.25
+
+
 def test_elements_that_are_not_finite_on_either_side_count_in_no_error() -> None:
     enclosure = points(INF, 1.0, NAN, 2.0)
     comparison = compare(tensor(1.0, NAN, 3.0, 2.5), enclosure, FP32)
@@ -283,7 +297,7 @@ def test_comparisons_of_two_parts_add_up_to_the_whole(
         assert getattr(together, name) == getattr(whole, name), name
     for name in ("max_error", "max_ulp", "budget_ratio"):
         assert getattr(together, name) == getattr(whole, name), name
-    for name in ("squared_error", "squared_exact", "bias_sum"):
+    for name in ("squared_error", "squared_exact", "squared_contract", "bias_sum"):
         assert getattr(together, name) == pytest.approx(getattr(whole, name)), name
     assert together.worst is not None
     assert whole.worst is not None

@@ -214,6 +214,8 @@ def test_right_kernels_are_used_in_silence() -> None:
         ({"squared_error": 4.0 + 2.0**-50}, True),
         ({"squared_error": 4.0 + 2.0**-40}, False),
         ({"squared_exact": math.nan}, False),
+        ({"squared_contract": 2.0 + 2.0**-50}, True),
+        ({"squared_contract": 2.0 + 2.0**-40}, False),
         ({"bias_sum": 1.0 + 2.0**-40}, False),
         ({"outside": 1}, False),
         ({"max_error": 1.0 + 2.0**-52}, False),
@@ -221,5 +223,6 @@ def test_right_kernels_are_used_in_silence() -> None:
     ],
 )
 def test_what_agrees(change: dict[str, object], same: bool) -> None:
-    some = Comparison(numel=8, squared_error=4.0, squared_exact=9.0, bias_sum=1.0, bias_count=8, max_error=1.0)
+    sums = {"squared_error": 4.0, "squared_exact": 9.0, "squared_contract": 2.0, "bias_sum": 1.0}
+    some = Comparison(numel=8, bias_count=8, max_error=1.0, **sums)  # type: ignore[arg-type]
     assert agree(replace(some, **change), some) == same  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from harness.errors import LastbitError
 from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
 from harness.run import Agreement, NotRun, Power, Run
-from reports import charts, html, summary
+from reports import charts, html, stage_summary, summary
 
 NASTY = """k<b>&amp;"'</script><script>alert(1)</script>\u2028"""
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
@@ -179,7 +179,7 @@ def test_policy_allows_the_scripts_of_the_page_and_nothing_else(page: Page) -> N
 
 def test_figures_are_those_of_the_summary(page: Page) -> None:
     run = full_run()
-    [expected] = summary.stage_summaries(run.of("wrong", "cpu"), ["inv_rms", "output"])[1:]
+    [expected] = stage_summary.stage_summaries(run.of("wrong", "cpu"), ["inv_rms", "output"])[1:]
     header, *rows = page.tables["Stages of rms_norm"]
     [row] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "wrong" and "output" in row]
     assert (row["values"], row["outside"], row["dtype"], row["cases"]) == ("FAILED", "7", "bf16", "1")

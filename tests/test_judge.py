@@ -413,7 +413,7 @@ def without_bits(judgement: Judgement) -> Judgement:
                     getattr(s, view),
                     **{
                         n: round(getattr(getattr(s, view), n), 9)
-                        for n in ("squared_error", "squared_exact", "bias_sum")
+                        for n in ("squared_error", "squared_exact", "squared_contract", "bias_sum")
                     },
                 )
                 for view in ("cumulative", "isolated")

@@ -26,8 +26,9 @@ from harness.verify.check import Subject, verify_case
 from harness.verify.run import options_of
 from references.rms_norm import rms_norm
 from reports import alerts, annotations, html, junit, markdown, records, sarif
+from reports.stage_summary import stage_order, stage_summaries
 from reports.stages import sentences
-from reports.summary import problems, stage_order, stage_summaries
+from reports.summary import problems
 
 LANES = Finding("lanes", "output", "3 of 10 rows come from two values.", notice=True)
 ROWS = RowCheck("inv_rms", 10, 7, 3)

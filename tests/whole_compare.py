@@ -17,13 +17,13 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
     exact, value, lo, hi = (p.expand(a.shape) for p in (expected.exact, expected.value, expected.lo, expected.hi))
     outside = outside_mask(a, expected)
     special = outside & (class_of(a) != class_of(lo)) & (class_of(lo) == class_of(hi))
-    finite = torch.isfinite(a) & torch.isfinite(exact)
+    finite = torch.isfinite(a) & torch.isfinite(exact) & torch.isfinite(value)
     error, reference = torch.where(finite, a - exact, 0.0), torch.where(finite, exact, 0.0)
     inward = torch.where(finite, (a.abs() - exact.abs()) / spacing(reference, fmt), 0.0)
     near = finite & (inward.abs() <= NEAR)
     distance = ulp_distance(a, value, fmt)
     radius = (hi - lo) / 2
-    free = torch.isfinite(radius) & (radius > 0) & finite
+    free = torch.isfinite(radius) & (radius > 0) & torch.isfinite(a) & torch.isfinite(exact)
     ratio = torch.where(free, (a - (lo + radius)).abs() / torch.where(free, radius, 1.0), 0.0)
     bins = torch.bucketize(distance, torch.tensor(ULP_BINS, dtype=torch.float64))
     severity = (distance.clamp(max=FARTHEST) + outside * 2 * FARTHEST).reshape(-1)
@@ -36,6 +36,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
         special=int(special.sum()),
         squared_error=float(error.square().sum()),
         squared_exact=float(reference.square().sum()),
+        squared_contract=float(torch.where(finite, value - exact, 0.0).square().sum()),
         bias_sum=float((inward * near).sum()),
         bias_count=int(near.sum()),
         max_error=float(error.abs().max()),

@@ -19,7 +19,7 @@ from harness.numerics.fused.numbers import bits_of, number_of
 from harness.result import NEAR
 
 # Columns that a program of `float_statistics` writes before the worst element.
-FLOAT_SUMS = 13
+FLOAT_SUMS = 14
 FLOAT_MAXIMA = 3
 
 _FARTHEST = tl.constexpr(FARTHEST)
@@ -110,6 +110,7 @@ def float_statistics(
     beyond_16 = tl.zeros([BLOCK // 2], tl.int32)
     squared_error = tl.zeros([BLOCK // 2], tl.float64)
     squared_exact = tl.zeros([BLOCK // 2], tl.float64)
+    squared_contract = tl.zeros([BLOCK // 2], tl.float64)
     bias_sum = tl.zeros([BLOCK // 2], tl.float64)
     max_error = tl.zeros([BLOCK // 2], tl.float64)
     max_ulp = tl.zeros([BLOCK // 2], tl.float64)
@@ -132,11 +133,15 @@ def float_statistics(
             lo = tl.load(e_at + contract + end, there, other=0.0)
             hi = tl.load(e_at + contract + end + end, there, other=0.0)
 
-        finite = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
+        known = (tl.abs(a) < float("inf")) & (tl.abs(exact) < float("inf"))
+        finite = known & (tl.abs(value) < float("inf"))
         error = tl.where(finite, a - exact, 0.0)
         reference = tl.where(finite, exact, 0.0)
         squared_error += tl.sum(error * error, 1)
         squared_exact += tl.sum(reference * reference, 1)
+        if PARTS > 1:
+            loss = tl.where(finite, value - exact, 0.0)
+            squared_contract += tl.sum(loss * loss, 1)
         top = tl.max(tl.abs(error), 1)
         max_error = tl.where(top > max_error, top, max_error)
         inward = tl.where(finite, (tl.abs(a) - tl.abs(exact)) * _per_spacing(reference, dropped, least), 0.0)
@@ -151,7 +156,7 @@ def float_statistics(
             undecided += _count((lo != hi) & (lo == lo))
             radius = (hi - lo) * 0.5
             away = tl.abs(a - (lo + radius))
-            free = finite & (radius > 0) & (radius < float("inf"))
+            free = known & (radius > 0) & (radius < float("inf"))
             # Whether away / radius is more than any before: the sign of an FMA is exact unless it underflows.
             more = tl.fma(tl.zeros_like(radius) - max_ratio, radius, away) > 0
             more |= (away > 0) & (away < 2.0**-900)
@@ -192,11 +197,12 @@ def float_statistics(
     tl.store(into + 9 * step, tl.sum(beyond_16, 0).to(tl.float64))
     tl.store(into + 10 * step, tl.sum(squared_error, 0))
     tl.store(into + 11 * step, tl.sum(squared_exact, 0))
-    tl.store(into + 12 * step, tl.sum(bias_sum, 0))
-    tl.store(into + 13 * step, tl.max(max_error, 0))
-    tl.store(into + 14 * step, tl.max(max_ulp, 0))
-    tl.store(into + 15 * step, max_ratio)
-    store_worst(into + 16 * step, step, worst, worst_at)
+    tl.store(into + 12 * step, tl.sum(squared_contract, 0))
+    tl.store(into + 13 * step, tl.sum(bias_sum, 0))
+    tl.store(into + 14 * step, tl.max(max_error, 0))
+    tl.store(into + 15 * step, tl.max(max_ulp, 0))
+    tl.store(into + 16 * step, max_ratio)
+    store_worst(into + 17 * step, step, worst, worst_at)
 
 
 @triton.jit

@@ -35,15 +35,17 @@ def agree(fused: Comparison, defined: Comparison) -> bool:
 
     A sum of n terms of fp64 has an error of at most (n - 1) 2^-53 times the sum of their magnitudes, to first order.
     """
-    error = 2 * defined.numel * 2.0**-53
+    error, contract = 2 * defined.numel * 2.0**-53, defined.squared_contract or 0.0
     sums = (
         (fused.squared_error, defined.squared_error, error * defined.squared_error),
         (fused.squared_exact, defined.squared_exact, error * defined.squared_exact),
+        (fused.squared_contract or 0.0, contract, error * contract),
         (fused.bias_sum, defined.bias_sum, error * NEAR * defined.bias_count),
     )
     if not all(repr(a) == repr(b) or abs(a - b) <= bound < math.inf for a, b, bound in sums):
         return False
-    rest = (replace(c, squared_error=0.0, squared_exact=0.0, bias_sum=0.0) for c in (fused, defined))
+    none = {"squared_error": 0.0, "squared_exact": 0.0, "squared_contract": 0.0, "bias_sum": 0.0}
+    rest = (replace(c, **none) for c in (fused, defined))  # type: ignore[arg-type]
     return repr(next(rest)) == repr(next(rest))  # NaN and signs of zeros included
 
 

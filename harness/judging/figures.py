@@ -31,6 +31,7 @@ class FloatFigures(NamedTuple):
     beyond_16: float
     squared_error: float
     squared_exact: float
+    squared_contract: float
     bias_sum: float
     max_error: float
     max_ulp: float
@@ -71,6 +72,7 @@ def comparison(shape: torch.Size, numbers: list[float]) -> Comparison:
         special=int(figures.special),
         squared_error=figures.squared_error,
         squared_exact=figures.squared_exact,
+        squared_contract=figures.squared_contract,
         max_error=figures.max_error,
         bias_sum=figures.bias_sum,
         bias_count=numel - int(figures.far),
@@ -92,6 +94,7 @@ def comparison_of_integers(shape: torch.Size, numbers: list[float]) -> Compariso
         outside=int(figures.wrong),
         squared_error=figures.squared_error,
         squared_exact=figures.squared_exact,
+        squared_contract=0.0,
         max_error=figures.farthest,
         max_ulp=figures.farthest,
         ulp_histogram=_histogram(numel, figures),

@@ -135,6 +135,7 @@ def _judgement(whole: Observation, steps: Steps, results: list[str], tally: Tall
             tally.isolated[name],
             fingerprint,
             tally.in_rows.get(name, 0),
+            steps.roundoff(name),
         )
         for name, fingerprint in zip(names, fingerprints, strict=True)
     )

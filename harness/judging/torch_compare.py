@@ -22,10 +22,11 @@ _EXPONENT = 0x7FF << 52
 
 
 class _Errors(NamedTuple):
-    """Against the exact part, over elements that are finite on both sides."""
+    """Against the exact part, over elements of which it, the actual and the contract's value are finite."""
 
     squared_error: float
     squared_exact: float
+    squared_contract: float
     bias_sum: float
     bias_count: int
     max_error: float
@@ -59,7 +60,7 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
         mismatched=strays.mismatched,
         outside=strays.outside,
         special=strays.special,
-        **_errors(a, e.exact, fmt)._asdict(),
+        **_errors(a, e, fmt, strays.mismatched)._asdict(),
         max_ulp=strays.max_ulp,
         ulp_histogram=(a.numel() - sum(strays.histogram[1:]), *strays.histogram[1:]),
         budget_ratio=budget_ratio,
@@ -81,6 +82,7 @@ def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
         outside=count,
         squared_error=float(distance.square().sum()),
         squared_exact=float(value.square().sum()),
+        squared_contract=0.0,
         max_error=farthest,
         max_ulp=farthest,
         ulp_histogram=_histogram(distance),
@@ -115,14 +117,16 @@ def unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def _errors(a: Tensor, exact: Tensor, fmt: Format) -> _Errors:
-    error, reference, finite = a - exact, exact, None
-    top = _largest(error)
-    if not math.isfinite(top) or not (a.is_contiguous() and exact.is_contiguous()):
-        finite = torch.isfinite(a) & torch.isfinite(exact)
-        error, reference = torch.where(finite, error, 0.0), torch.where(finite, exact, 0.0)
-        top = _largest(error)
-    inward = (a.abs() - exact.abs()) / _spacing(reference, fmt)
+def _errors(a: Tensor, e: Enclosure, fmt: Format, mismatched: int) -> _Errors:
+    exact, finite = e.exact, None
+    errors = [a - exact, *([e.value - exact] if mismatched else [])]  # the same where every element is the contract's
+    reference, tops = exact, list(map(_largest, errors))
+    if not math.isfinite(sum(tops)) or not (a.is_contiguous() and exact.is_contiguous()):
+        finite = torch.isfinite(a) & torch.isfinite(exact) & torch.isfinite(e.value)
+        errors, reference = [torch.where(finite, x, 0.0) for x in errors], torch.where(finite, exact, 0.0)
+        tops = list(map(_largest, errors))
+    squares = [float(x.square_().sum()) for x in errors]
+    inward = a.abs().sub_(exact.abs()).div_(_spacing(reference, fmt))
     if finite is not None:
         inward = torch.where(finite, inward, 0.0)
     bias_count = a.numel()
@@ -130,7 +134,8 @@ def _errors(a: Tensor, exact: Tensor, fmt: Format) -> _Errors:
         near = inward.abs() <= NEAR
         near = near if finite is None else finite & near
         inward, bias_count = inward * near, int(near.count_nonzero())
-    return _Errors(float(error.square().sum()), float(reference.square().sum()), float(inward.sum()), bias_count, top)
+    squared_exact = float(reference.square().sum())
+    return _Errors(squares[0], squared_exact, squares[-1], float(inward.sum()), bias_count, tops[0])
 
 
 def _freedom(a: Tensor, e: Enclosure) -> tuple[int, float]:

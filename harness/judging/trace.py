@@ -72,3 +72,8 @@ class Steps:
     def numbers(self) -> dict[str, Format]:
         """The formats of the stages of floating-point numbers."""
         return {name: fmt for name, fmt in self.formats.items() if isinstance(fmt, Format)}
+
+    def roundoff(self, stage: str) -> float:
+        """The sum of the unit roundoffs of the stages up to this one: what rounding alone can lose, to first order."""
+        names = list(self.formats)
+        return sum(fmt.epsilon / 2 for n in names[: names.index(stage) + 1] if (fmt := self.numbers.get(n)) is not None)

@@ -1,0 +1,221 @@
+"""The table of stages: figures of ordinary cases, and apart from them the cases that are extreme.
+
+A case is extreme at a stage if the contract itself loses more there than its roundings explain, or lets a kernel lose
+far more (`StageResult.extreme`). A kernel's own fault makes no case extreme.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from harness.result import NEAR, CaseResult, Comparison, StageResult, Verdict
+from reports.summary import distance, error, plural, share, signed
+
+Pair = tuple[CaseResult, StageResult]
+
+MOST_REGIMES = 4
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """One stage in one format, over all counted cases of one kernel on one device.
+
+    Attributes:
+        total: statistics over the elements of all cases, from their inputs.
+        ordinary, extreme: those of each case that has elements.
+        outside: elements outside the enclosure, seen from the inputs or from earlier stages, whichever are more.
+    """
+
+    name: str
+    dtype: str
+    result: bool
+    cases: int
+    total: Comparison
+    ordinary: tuple[Comparison, ...]
+    extreme: tuple[Comparison, ...]
+    outside: int
+    verdict: Verdict
+
+    @property
+    def shown_name(self) -> str:
+        """In parentheses unless it is a result."""
+        return self.name if self.result else f"({self.name})"
+
+    @property
+    def worst(self) -> Comparison | None:
+        """The ordinary case with the largest error."""
+        return max(self.ordinary, key=lambda c: _or_infinite(c.rel_l2), default=None)
+
+    @property
+    def worst_error(self) -> float:
+        return math.nan if self.worst is None else self.worst.rel_l2
+
+    @property
+    def contract_error(self) -> float:
+        """The error that the contract itself makes in the case of `worst_error`."""
+        return math.nan if self.worst is None else self.worst.contract_l2
+
+    @property
+    def typical_error(self) -> float:
+        return _median(comparison.rel_l2 for comparison in self.ordinary)
+
+    @property
+    def typical_bias(self) -> float:
+        """Of the median case: one case of few elements would decide a mean."""
+        return _median(comparison.bias for comparison in self.ordinary)
+
+    @property
+    def near_ulp(self) -> float:
+        """The largest `Comparison.near_ulp` of an ordinary case."""
+        return max((comparison.near_ulp for comparison in self.ordinary), default=math.nan)
+
+
+def _or_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _median(values: Iterable[float]) -> float:
+    """NaN for none; those that are NaN do not count."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan
+
+
+STAGE_HEADERS = (
+    "stage", "dtype", "cases", "extreme", "rel. error", "contract", "ulp", "mismatch", "outside", "bias", "values",
+)  # fmt: skip
+"""Columns of a table of stages."""
+
+
+def stage_cells(stage: StageSummary) -> tuple[str, ...]:
+    """The cells of a stage, under `STAGE_HEADERS`."""
+    total = stage.total
+    return (
+        stage.shown_name,
+        stage.dtype,
+        f"{stage.cases:,}",
+        f"{len(stage.extreme):,}",
+        error(stage.worst_error),
+        error(stage.contract_error),
+        distance(stage.near_ulp),
+        share(total.mismatched, total.numel),
+        f"{stage.outside:,}",
+        signed(stage.typical_bias),
+        stage.verdict.value,
+    )
+
+
+def stage_order(results: Iterable[CaseResult]) -> list[str]:
+    """Every stage of these results of one op, in the order of its reference, of which each result shows a part.
+
+    Where the order depends on the contract, so that results contradict each other, it is that of appearance.
+    """
+    sequences = dict.fromkeys(tuple(stage.name for stage in result.stages) for result in results)
+    before = TopologicalSorter[str]()
+    for sequence in sequences:
+        for position, name in enumerate(sequence):
+            before.add(name, *sequence[:position])
+    try:
+        return list(before.static_order())
+    except CycleError:
+        return list(dict.fromkeys(name for sequence in sequences for name in sequence))
+
+
+def stage_summaries(results: Sequence[CaseResult], order: Sequence[str]) -> list[StageSummary]:
+    """Stages of one kernel on one device, in `order` and then by format."""
+    found: dict[tuple[str, str], list[Pair]] = {}
+    for result in results:
+        for stage in result.stages:
+            found.setdefault((stage.name, stage.dtype), []).append((result, stage))
+    return [summary_of(found[key]) for key in sorted(found, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def summary_of(pairs: Sequence[Pair], apart: Sequence[bool] | None = None) -> StageSummary:
+    """The summary of one stage; `apart` says which cases count as extreme, if they do not say so themselves."""
+    first = pairs[0][1]
+    apart = [stage.extreme for _, stage in pairs] if apart is None else apart
+    seen = [(stage.cumulative, extreme) for (_, stage), extreme in zip(pairs, apart, strict=True)]
+    return StageSummary(
+        name=first.name,
+        dtype=first.dtype,
+        result=any(stage.result for _, stage in pairs),
+        cases=len(pairs),
+        total=functools.reduce(operator.add, (comparison for comparison, _ in seen)),
+        ordinary=tuple(comparison for comparison, extreme in seen if comparison.numel and not extreme),
+        extreme=tuple(comparison for comparison, extreme in seen if comparison.numel and extreme),
+        outside=sum(max(stage.cumulative.outside, stage.isolated.outside) for _, stage in pairs),
+        verdict=_stage_verdict(pairs),
+    )
+
+
+def _stage_verdict(pairs: Sequence[Pair]) -> Verdict:
+    """FAILED if a case has elements outside or a finding at the stage; INCONCLUSIVE if every case is.
+
+    A case may have failed besides for what is no value of a stage: see `beside_values`.
+    """
+    if any(_stage_is_wrong(result, stage) for result, stage in pairs):
+        return Verdict.FAILED
+    conclusive = any(result.verdict is not Verdict.INCONCLUSIVE for result, _ in pairs)
+    return Verdict.PASSED if conclusive else Verdict.INCONCLUSIVE
+
+
+def beside_values(results: Iterable[CaseResult]) -> str:
+    """Why cases failed of whose stages every value is allowed: `2 cases failed for wrote outside`; empty for none."""
+    kinds = Counter[str]()
+    for result in results:
+        if result.verdict is Verdict.FAILED and not any(_stage_is_wrong(result, stage) for stage in result.stages):
+            kinds.update({finding.kind.replace("_", " ") for finding in result.faults} or {"no stated reason"})
+    return ", ".join(f"{plural(count, 'case')} failed for {kind}" for kind, count in kinds.items())
+
+
+def _stage_is_wrong(result: CaseResult, stage: StageResult) -> bool:
+    named = any(finding.stage == stage.name for finding in result.faults)
+    return bool(stage.cumulative.outside or stage.isolated.outside or named)
+
+
+def extremes(results: Sequence[CaseResult]) -> str:
+    """`6 of 65 cases (x huge 4, 2 others): contract up to 1.0e+00, kernel up to 1.0e+00`, and elements that are far.
+
+    Empty if no case is extreme and no element farther than 16 ulp.
+    """
+    cases = [result for result in results if any(stage.extreme for stage in result.stages)]
+    seen = [stage.cumulative for result in cases for stage in result.stages if stage.extreme]
+    parts = []
+    if cases:
+        contract, kernel = max(c.contract_l2 for c in seen), max(c.rel_l2 for c in seen)
+        named = f"{len(cases):,} of {plural(len(results), 'case')}{_regimes(cases, results)}"
+        parts.append(f"{named}: contract up to {error(contract)}, kernel up to {error(kernel)}")
+    every = [stage.cumulative for result in results for stage in result.stages]
+    if far := sum(c.far for c in every):
+        farthest = distance(max(c.max_ulp for c in every))
+        parts.append(f"{share(far, sum(c.numel for c in every))} of elements beyond {NEAR} ulp, up to {farthest}")
+    return "; ".join(parts)
+
+
+def _regimes(cases: Sequence[CaseResult], results: Sequence[CaseResult]) -> str:
+    """` (x huge 4, 2 others)`: the regimes that explain most of these cases and are rare among the other results."""
+    everywhere = Counter(regime for result in results for regime in _regimes_of(result))
+    rest, named = [_regimes_of(case) for case in cases], list[str]()
+    while rest and len(named) < MOST_REGIMES:
+        counts = Counter(regime for regimes in rest for regime in regimes)
+        best = max(counts, key=lambda regime: (2 * counts[regime] - everywhere[regime], regime), default="")
+        if 2 * counts[best] <= everywhere[best]:
+            break
+        named.append(f"{best} {counts[best]}")
+        rest = [regimes for regimes in rest if best not in regimes]
+    if named and rest:
+        named.append(plural(len(rest), "other"))
+    return f" ({', '.join(named)})" if named else ""
+
+
+def _regimes_of(result: CaseResult) -> list[str]:
+    """`x huge` for each tensor of the case line that has a regime with a name."""
+    parts = (word.partition("=") for word in result.case.split())
+    named = ((name, spec.partition(":")[2]) for name, _, spec in parts)
+    return [f"{name} {regime}" for name, regime in named if regime.isidentifier()]
