@@ -32,8 +32,17 @@ class Ranking:
 
     def first(self) -> list[Expression]:
         """Up to `MOST`, each of another line."""
-        likely, takers = _one_of_each_line(self._all()), _one_of_each_line(self._takers(self.fault.value))
-        return list(_one_of_each_line([*likely[:2], *takers[:1], *likely[2:]]))[:MOST]
+        likely, takers = self._one_of_each_line(self._all()), list(self._takers(self.fault.value))
+        return self._one_of_each_line([*likely[:2], *takers[:1], *likely[2:]])[:MOST]
+
+    def _one_of_each_line(self, found: Iterable[Expression]) -> list[Expression]:
+        """The first expression of each line; the value that is wrong in its own."""
+        first = {}
+        for e in found:
+            first.setdefault(_line(e), e)
+        if _line(self.fault.value) in first:
+            first[_line(self.fault.value)] = self.fault.value
+        return list(first.values())
 
     def _all(self) -> Iterator[Expression]:
         """By what is known of them first, then by where they stand; some more than once."""
@@ -146,12 +155,8 @@ class Ranking:
         return bool(before) and before[-1] not in self.search.right
 
 
-def _one_of_each_line(found: Iterable[Expression]) -> list[Expression]:
-    """The first expression of each line."""
-    first: dict[tuple[str, int], Expression] = {}
-    for e in found:
-        first.setdefault((e.events[0].place.file, e.events[0].place.line), e)
-    return list(first.values())
+def _line(e: Expression) -> tuple[str, int]:
+    return e.events[0].place.file, e.events[0].place.line
 
 
 def _reads(event: Event) -> bool:

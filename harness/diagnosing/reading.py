@@ -27,14 +27,14 @@ class Reading:
 
     Attributes:
         stages, culprits, unmatched, wrong: see `KernelTrace`.
-        matches: number of an event → the stage that it agrees with.
+        matches: number of an event that is one or the first culprit → the stage that it agrees with, if it does.
     """
 
     stages: tuple[Step, ...] = ()
     culprits: tuple[Step, ...] = ()
     unmatched: tuple[str, ...] = ()
     wrong: str = ""
-    matches: Mapping[int, StageMatch] = field(default_factory=dict)
+    matches: Mapping[int, StageMatch | None] = field(default_factory=dict)
 
 
 def reading(
@@ -85,7 +85,7 @@ def _told(
         culprits=tuple(_step(log, e, grid.worst, of_expression.get(id(e))) for e in ranked),
         unmatched=tuple(name for name in stages.all if name not in matched),
         wrong=fault.stage.name if fault else "",
-        matches={e.event_of(grid.worst).number: matches[name] for name, e in matched.items()},
+        matches={e.event_of(grid.worst).number: of_expression.get(id(e)) for e in (*ranked[:1], *matched.values())},
     )
 
 

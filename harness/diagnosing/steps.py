@@ -22,10 +22,10 @@ FIRST = 4
 INPUT = "input "
 
 
-def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch]) -> Iterator[Step]:
+def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> Iterator[Step]:
     """The steps of a path, in order. Expressions that only move elements are left out.
 
-    An expression is one step, and one more for each operation within it that agrees with a stage.
+    An expression is one step, and one more for each operation within it that `matched` has, with its stage.
     """
     for _, group in groupby(path.visits, key=lambda visit: visit.event.occurrence):
         visits = list(group)

@@ -38,7 +38,7 @@ class StageMatch:
     Attributes:
         exact, lo, hi: the exact value for the worst element, and what the contract allows.
         outside: elements that the contract excludes, of `of` that were compared.
-        leaves: it is the first step that the contract excludes.
+        leaves: it is the step with which the value leaves the contract, the first culprit.
         expected: what the contract rounds the exact value to.
         format: that of the stage under the contract.
         error, contract_error: relative L2 error of the step over the elements compared, and of the contract's values.
@@ -140,8 +140,8 @@ class KernelTrace:
 
     @property
     def leaves(self) -> Step | None:
-        """The step with which the value leaves what the contract allows, if it was found."""
-        return next((step for step in self.steps if step.match is not None and step.match.leaves), None)
+        """The step with which the value leaves what the contract allows: the first culprit, if there is one."""
+        return self.culprits[0] if self.culprits else None
 
     @property
     def exit_code(self) -> int:

@@ -6,7 +6,6 @@ there through a reduction only has the cells of the elements of an input that ca
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -86,20 +85,24 @@ class Ancestry:
     def cells(self, ends: Mapping[int, Array], starts: Mapping[str, Array]) -> dict[int, Array]:
         """Number of an event → its element for each cell, -1 for none, [C].
 
-        `ends` has that for some events, of which the others led to them; `starts` the cell of each element of inputs.
+        `ends` has that for some events, to which the others led; `starts` the cell of each element of inputs. What
+        led one to one to an end has the cell of that, else that of the input it came from, else that of what it led to.
         """
         size = len(next(iter(ends.values())))
-        found = dict(ends)
+        direct, others, found = dict(ends), dict[int, Array](), dict[int, Array]()
         origins = self.origins() if starts else {}
-        ahead = [-number for number in self.events]
-        heapq.heapify(ahead)
-        while ahead:
-            number = -heapq.heappop(ahead)
-            found[number] = merged(found.get(number), _by_origin(origins.get(number, {}), starts, size))
+        for number in sorted(self.events, reverse=True):
+            own = _by_origin(origins.get(number, {}), starts, size)
+            if (own < 0).all():
+                own = others.get(number, own)
+            own = merged(direct.get(number), own)
+            found[number] = own
             for edge in self.edges[number]:
+                before = edge.event.number
                 if edge.lanes is not None:
-                    came = _through(edge.lanes, found[number])
-                    found[edge.event.number] = merged(found.get(edge.event.number), came)
+                    others[before] = merged(others.get(before), _through(edge.lanes, own))
+                    if number in direct:
+                        direct[before] = merged(direct.get(before), _through(edge.lanes, direct[number]))
         return found
 
 
