@@ -34,14 +34,14 @@ def print_trace(found: KernelTrace, console: Console) -> None:
     if found.reason:
         paragraph(console, Text(f"Nothing is traced: {found.reason}", "bold magenta"), label="  ")
         return
-    _print_steps(found.all or found.steps, console)
+    _print_steps(found.all or found.steps, found.leaves, console)
     for sentence, style in _sentences(found):
         paragraph(console, Text(sentence, style), label="  → ")
     line(console)
 
 
-def _print_steps(steps: Sequence[Step], console: Console) -> None:
-    rows = [_row(step) for step in steps]
+def _print_steps(steps: Sequence[Step], leaves: Step | None, console: Console) -> None:
+    rows = [_row(step, leaves is not None and _at(step) == _at(leaves)) for step in steps]
     titles = tuple(Text(header, "dim") for header in _HEADERS)
     widths = [max(len(row[column].plain) for row in (titles, *rows)) for column in range(len(_HEADERS))]
     _print_row(titles, widths, console)
@@ -81,14 +81,26 @@ def _where(step: Step) -> str:
     return f"{step.function} in {shown_path(step.file)}{called}"
 
 
-def _row(step: Step) -> Row:
+def _at(step: Step) -> tuple[object, ...]:
+    """What a step does, and where."""
+    return step.file, step.line, step.column, step.text, step.operation, step.called, step.program
+
+
+def _row(step: Step, leaves: bool) -> Row:
     if step.again:
         lines = f"lines {step.line} to {step.end_line}" if step.line != step.end_line else f"line {step.line}"
         more = Text(f"… {step.again:,} more rounds of {lines}", "dim")
         return (Text("…", "dim"), more, *(Text() for _ in _HEADERS[2:]))
     number = Text(str(step.line) if step.line else "")
     from_ = Text(_from(step), "dim")
-    return number, Text(_shortened(_expression(step))), Text(step.dtype), _value(step), _stage(step.match), from_
+    return (
+        number,
+        Text(_shortened(_expression(step))),
+        Text(step.dtype),
+        _value(step),
+        _stage(step.match, leaves),
+        from_,
+    )
 
 
 def _from(step: Step) -> str:
@@ -138,10 +150,9 @@ def _source(source: Source) -> str:
     return f"{source.name} = {known}" if source.name else known
 
 
-def _stage(match: StageMatch | None) -> Text:
-    if match is None:
-        return Text()
-    return Text(f"✗ {match.stage}", "bold red") if match.leaves else Text(match.stage, "green")
+def _stage(match: StageMatch | None, leaves: bool) -> Text:
+    name = "" if match is None else match.stage
+    return Text(f"✗ {name}".rstrip(), "bold red") if leaves else Text(name, "green")
 
 
 def _about(stage: str, worst: Worst) -> str:
@@ -166,8 +177,11 @@ def _number(value: float) -> str:
 
 def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
     step = found.leaves
-    if step is not None and step.match is not None:
+    if step is not None and step.match is not None and step.match.leaves:
         yield _leaving(step, step.match), "bold red"
+    elif step is not None and found.wrong:
+        said = f"The value leaves the contract in line {step.line}, {_expression(step)}"
+        yield f"{said}: with it, stage {found.wrong} does not follow from what the kernel had before.", "bold red"
     elif found.steps and found.worst is not None and found.exit_code == 1 and not _is_allowed(found.worst):
         first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
         yield f"No step was found with which the value leaves what the contract allows.{first}", "bold red"

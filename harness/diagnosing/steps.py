@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -10,6 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from harness.interpret.formats import Array, bits_of
+from harness.interpret.places import Place
 from harness.outcomes.trace import Element, Source, StageMatch, Step
 from harness.tracing import Event, Log, Operand, Path
 from harness.tracing.follow import Visit, came_from, unique
@@ -20,10 +22,10 @@ FIRST = 4
 INPUT = "input "
 
 
-def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch]) -> Iterator[Step]:
+def steps_of(log: Log, path: Path, matched: Mapping[int, StageMatch | None]) -> Iterator[Step]:
     """The steps of a path, in order. Expressions that only move elements are left out.
 
-    An expression is one step, and one more for each operation within it that agrees with a stage.
+    An expression is one step, and one more for each operation within it that `matched` has, with its stage.
     """
     for _, group in groupby(path.visits, key=lambda visit: visit.event.occurrence):
         visits = list(group)
@@ -47,6 +49,26 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
             yield replace(_step(event), count=size, first=first, direct=size == 1)
 
 
+def step_at(place: Place) -> Step:
+    """A place of which no operation was recorded."""
+    return Step(
+        text=place.text,
+        file=place.file,
+        line=place.line,
+        column=place.column,
+        end_line=place.end_line,
+        end_column=place.end_column,
+        function=place.function,
+        code=linecache.getline(place.file, place.line).strip(),
+    )
+
+
+def step_of(log: Log, event: Event, lane: int) -> Step:
+    """The step that ends with an event, for one of its elements; for all of them if that is -1."""
+    direct = np.array([lane] if lane >= 0 else [], np.int64)
+    return _of_visit(log, Visit(event, direct, direct if lane >= 0 else np.arange(event.values.size)), {event.number})
+
+
 def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
     """A step that ends with an event; `others` are the events with which steps of the same expression end."""
     lanes = visit.direct if len(visit.direct) else visit.all
@@ -67,16 +89,10 @@ def _of_input(visit: Visit) -> Step:
 
 
 def _step(event: Event) -> Step:
-    place, launch = event.place, event.launch
-    return Step(
-        text=place.text,
+    launch = event.launch
+    return replace(
+        step_at(event.place),
         dtype=event.dtype,
-        file=place.file,
-        line=place.line,
-        column=place.column,
-        end_line=place.end_line,
-        end_column=place.end_column,
-        function=place.function,
         called=tuple(f"{caller.file}:{caller.line}:{caller.column + 1}" for caller in event.places[1:]),
         operation=event.name,
         shape=event.shape,

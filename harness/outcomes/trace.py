@@ -38,7 +38,7 @@ class StageMatch:
     Attributes:
         exact, lo, hi: the exact value for the worst element, and what the contract allows.
         outside: elements that the contract excludes, of `of` that were compared.
-        leaves: it is the first step that the contract excludes.
+        leaves: it is the step with which the value leaves the contract, the first culprit.
         expected: what the contract rounds the exact value to.
         format: that of the stage under the contract.
         error, contract_error: relative L2 error of the step over the elements compared, and of the contract's values.
@@ -116,6 +116,7 @@ class KernelTrace:
         stages: for each stage of the reference, in its order, the step that agrees with it best, if one does.
         culprits: the steps that do not follow from the kernel's own earlier ones, the likeliest first; none of a kernel
             that passes.
+        wrong: the first stage that does not follow from the kernel's own earlier ones; empty if that was not found.
         unmatched: stages up to the element's with which no step agrees.
         notes: what is wrong beside values, and what a reader must know about the steps.
     """
@@ -133,13 +134,14 @@ class KernelTrace:
     all: tuple[Step, ...] = ()
     stages: tuple[Step, ...] = ()
     culprits: tuple[Step, ...] = ()
+    wrong: str = ""
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> Step | None:
-        """The step with which the value leaves what the contract allows, if it was found."""
-        return next((step for step in self.steps if step.match is not None and step.match.leaves), None)
+        """The step with which the value leaves what the contract allows: the first culprit, if there is one."""
+        return self.culprits[0] if self.culprits else None
 
     @property
     def exit_code(self) -> int:
