@@ -2,25 +2,122 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 
+from harness.case import Case, parse_case
 from harness.config import Config
-from harness.diagnosing.trace import trace_kernel
+from harness.devices import DevicePlan
+from harness.diagnosing.trace import trace_result, worst_of
+from harness.diagnosing.worked import inputs_of, worked_arithmetic
+from harness.inputs import build
+from harness.judging.observation import Observation
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
-from harness.result import Verdict
-from harness.verify.inprocess import planned
+from harness.result import CaseResult, Verdict
+from harness.verify.check import Subject, examine
+from harness.verify.inprocess import Watch, Workplace, planned, unwatched
+from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded
+
+MOST = 1 << 22
+"""Elements of the op's first input up to which the reference is evaluated at once."""
+TIMES_JUDGED = 4.0
+"""How many times as long as judging a case it takes to follow its worst element, at most as a rule."""
+KEEPS = (
+    "on the CPU, interpreted, the kernel keeps its contract on this case: what differs is what {} does with the same "
+    "text, such as fused multiplications and additions, approximate functions, or the order of sums"
+)
+FOLLOWED = "the element and its way are those of the same case on the CPU, interpreted"
+
+
+def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
+    return ()
+
+
+def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = math.inf) -> Explanation:
+    """`explain_case` of a kernel on a case line."""
+    return explain_case(place.subjects[name], parse_case(line), watch=place.watch, seconds=seconds)
+
+
+def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float = math.inf) -> Explanation:
+    """Judge a kernel on a case and say why it fails there.
+
+    What does not fit into `seconds` is left out, and named in the reason. Only on the CPU is the element followed
+    through the kernel.
+    """
+    start = time.monotonic()
+    with watch(case):
+        result, actual = examine(subject, case)
+    found = _found(subject, result)
+    if found.worst is None:
+        return found
+    if case.tensors[0].numel > MOST:
+        return replace(found, reason=f"the reference is evaluated at once for at most {MOST:,} elements of an input")
+
+    def left() -> float:
+        return seconds - (time.monotonic() - start)
+
+    missing = []
+    if subject.device.type == "cpu":
+        if left() > TIMES_JUDGED * result.seconds:
+            found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
+        else:
+            missing.append("the way of the element")
+    seen = Observation.of(subject.problem(build(case.gathered(), subject.device)), actual)
+    found = _with_arithmetic(found, seen)
+    if found.verdict is Verdict.FAILED:
+        found = replace(found, diagnoses=diagnose(seen, result))
+    return replace(found, reason=_left_out(missing, seconds))
+
+
+def _found(subject: Subject, result: CaseResult) -> Explanation:
+    """What the judgement says, before anything is asked again."""
+    stage, worst = worst_of(result) or ("", None)
+    names = subject.kernel.name, result.op, result.contract, result.case, result.device
+    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason or "it was not asked for")
+    return Explanation(
+        subject.kernel.name,
+        result.device,
+        result.case,
+        result.verdict,
+        trace,
+        reason="" if worst else result.reason or "it gave no element that could be compared",
+        findings=tuple(finding.sentence for finding in result.faults),
+        stage=stage,
+        worst=worst,
+    )
+
+
+def _with_arithmetic(found: Explanation, seen: Observation) -> Explanation:
+    """With the inputs of the element and its stages, as far as the kernel's own values of them were seen."""
+    assert found.worst is not None
+    trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
+    steps = {step.match.stage: step for step in trace.stages or trace.steps if step.match is not None}
+    inputs = inputs_of(seen.problem, index, whole, trace.steps)
+    return replace(found, inputs=inputs, arithmetic=worked_arithmetic(seen, found.stage, index, steps))
+
+
+def _left_out(missing: Sequence[str], seconds: float) -> str:
+    return f"left out for lack of time ({seconds:.3g} s): {', '.join(missing)}" if missing else ""
 
 
 class Explainer:
-    """Explains failures of kernels, in a process of its own.
+    """Explains failures of kernels, in processes of its own.
 
-    `config` names one device and holds the lines of the cases that are to be explained.
+    `config` names one device and holds the lines of the cases that are to be explained. Kernels on an accelerator are
+    judged there; the element is followed on the CPU, where the same kernel is interpreted.
     """
 
     def __init__(self, config: Config) -> None:
-        self._worker = Worker(config)
+        self._stack = ExitStack()
+        self._config = config
+        self._worker = self._stack.enter_context(Worker(config))
 
     def __enter__(self) -> Explainer:
         return self
@@ -28,14 +125,50 @@ class Explainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.__exit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)
 
-    def explain(self, kernel: str, line: str) -> Explanation:
-        """Why a kernel fails on a case line; with the reason if it ends its process."""
-        item = next(item for item in self._worker.do(planned) if item.kernel == kernel)
-        try:
-            trace = self._worker.do(trace_kernel, kernel, line)
-        except WorkerEnded as ended:
-            names = item.kernel, item.op, item.contract, line, item.device
-            trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
-        return Explanation(kernel, item.device, line, trace.verdict, trace)
+    @cached_property
+    def planned(self) -> tuple[Planned, ...]:
+        """The kernels that there are for the case lines."""
+        return self._worker.do(planned)
+
+    @cached_property
+    def _on_cpu(self) -> Worker:
+        """A process that runs the same kernels on the CPU."""
+        return self._stack.enter_context(Worker(replace(self._config, device_plan=DevicePlan())))
+
+    def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
+        """Why a kernel fails on a case line; with the reason if it ends its process.
+
+        What does not fit into `seconds` is left out, and named in the reason.
+        """
+        start = time.monotonic()
+        item = next(item for item in self.planned if item.kernel == kernel)
+        own = _explained(self._worker, item, line, seconds - (time.monotonic() - start))
+        if item.device == "cpu" or own.verdict is not Verdict.FAILED:
+            return own
+        return self._followed(own, seconds - (time.monotonic() - start))
+
+    def _followed(self, own: Explanation, seconds: float) -> Explanation:
+        """What was seen on an accelerator, with the line that the same case shows on the CPU."""
+        item = next((i for i in self._on_cpu.do(planned) if i.kernel == own.kernel), None)
+        if item is None:
+            return replace(own, reason=f"{own.kernel} does not run on the CPU, where its element would be followed")
+        there = _explained(self._on_cpu, item, own.case, seconds)
+        if there.verdict is Verdict.PASSED:
+            return replace(own, trace=there.trace, reason=KEEPS.format(own.device))
+        if there.verdict is not Verdict.FAILED:
+            return replace(own, trace=there.trace, reason=f"on the CPU, interpreted: {there.reason or there.verdict}")
+        parts = (own.reason, there.reason, FOLLOWED)
+        reason = "; ".join(dict.fromkeys(filter(None, parts)))
+        return replace(there, device=own.device, findings=own.findings, diagnoses=own.diagnoses, reason=reason)
+
+
+def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Explanation:
+    """What was found, which is nothing but the reason if the kernel ends its process."""
+    try:
+        return worker.do(explain_kernel, item.kernel, line, seconds=seconds)
+    except WorkerEnded as ended:
+        names = item.kernel, item.op, item.contract, line, item.device
+        trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
+        return Explanation(item.kernel, item.device, line, Verdict.ERRORED, trace, reason=str(ended))

@@ -1,0 +1,88 @@
+"""What a contract does with a number, and what a kernel did in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from harness.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
+
+
+def rounded(value: float, fmt: Format, *, to_zero: bool = False) -> float:
+    """A number rounded to a format, to nearest or toward zero."""
+    return float(round_to(_tensor(value), fmt, mode="zero" if to_zero else "nearest"))
+
+
+def neighbours(value: float, fmt: Format) -> tuple[float, float]:
+    """The numbers of a format below and above a finite one; that itself, twice, if it is one of them."""
+    if not math.isfinite(value):
+        return value, value
+    inner = rounded(value, fmt, to_zero=True)
+    if inner == value:
+        return value, value
+    outer = _after(abs(inner), fmt) * math.copysign(1.0, value)
+    return min(inner, outer), max(inner, outer)
+
+
+def in_ulp(actual: float, expected: float, fmt: Format) -> float:
+    """|actual - expected| in units in the last place that `expected` has; infinite if one of them is not finite."""
+    if actual == expected or (math.isnan(actual) and math.isnan(expected)):
+        return 0.0
+    if not (math.isfinite(actual) and math.isfinite(expected)):
+        return math.inf
+    exponent = max(math.frexp(expected)[1] - 1, fmt.min_exponent) if expected else fmt.min_exponent
+    return abs(actual - expected) / math.ldexp(1.0, exponent - fmt.precision + 1)
+
+
+def deed(actual: float, legal: tuple[float, ...], fmt: Format, *, rounds: bool, dtype: str) -> str:
+    """What a kernel did that gave a number which the contract excludes, after a verb's subject: `does not round`.
+
+    `legal` are the exact value, the contract's, and the ends of what it allows. If more than one rounding gives the
+    number, all of them are named.
+    """
+    exact = legal[0]
+    if not math.isfinite(actual) or not math.isfinite(exact):
+        return f"gives {actual:.9g}"
+    if rounds and rounded(actual, fmt) != actual and in_ulp(actual, exact, fmt) < 1:
+        return (
+            _other_format(actual, legal, fmt) or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
+        )
+    if rounds and actual in neighbours(exact, fmt):
+        return " or ".join(_other_ways(actual, exact, fmt)) or f"rounds to {actual:.9g}"
+    if coarse := _other_format(actual, legal, fmt):
+        return coarse
+    return f"gives {actual:.9g}, {in_ulp(actual, legal[1], fmt):,.4g} ulp away"
+
+
+def _other_format(actual: float, legal: tuple[float, ...], fmt: Format) -> str:
+    """That it rounds to another format narrower than fp32, the coarsest that gives the number."""
+    narrow = sorted((f for f in FORMATS.values() if f not in (fmt, FP32, FP64)), key=lambda f: f.precision)
+    found = (f for f in narrow if actual and any(rounded(value, f) == actual for value in legal))
+    fitting = next(found, None)
+    return f"rounds to {fitting.name}, {actual:.9g}" if fitting else ""
+
+
+def _other_ways(actual: float, exact: float, fmt: Format) -> Iterator[str]:
+    """How rounding a number gives its farther neighbour."""
+    below, above = neighbours(exact, fmt)
+    between = (f for f in FORMATS.values() if fmt.precision < f.precision < FP64.precision)
+    if exact - below == above - exact:
+        yield f"rounds the tie to {actual:.9g}"
+        return
+    if abs(actual) < abs(exact):
+        yield f"cuts off, to {actual:.9g}"
+    for f in between:
+        if rounded(rounded(exact, f), fmt) == actual:
+            yield f"rounds twice, by way of {f.name}, to {actual:.9g}"
+
+
+def _after(magnitude: float, fmt: Format) -> float:
+    """The next number of a format after one that is not negative; infinity after the largest."""
+    after = float(from_ordinals(ordinals(_tensor(magnitude), fmt) + 1, fmt))
+    return math.inf if after > fmt.max else after
+
+
+def _tensor(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
