@@ -61,6 +61,11 @@ def poison_mask(tensor: Tensor, poison: int) -> Tensor:
     return _mask(tensor, poison)
 
 
+def held_before(tensor: Tensor, allocations: int) -> Tensor:
+    """Which elements of `tensor` hold the bits that one of the first `allocations` of a call gets, as bool."""
+    return _held(tensor, range(2 * allocations))
+
+
 def unwritten(a: Tensor, b: Tensor, first: Poison, second: Poison) -> tuple[Tensor, Tensor]:
     """Which elements a kernel left unwritten, and which it computed from memory that it had not written, as bool.
 
