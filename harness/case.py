@@ -4,7 +4,9 @@
 
 A tensor is `name=dtype[shape]`, then optionally `@strides` (elements), `+offset` (elements into its storage), `~device`
 (where it is, if not on the device of the run) and `:regime` (how its values are made). Everything else is a parameter
-of the op. The line holds no element: values follow from the regime, the seed and the logical index of each element.
+of the op. Values follow from the regime, the seed and the logical index of each element, or the line lists them:
+
+    rms_norm x=bf16[1,3]:values(1.5,-2,0.0078125) eps=1e-06 seed=0
 """
 
 from __future__ import annotations
@@ -213,7 +215,8 @@ def parse_case(line: str) -> Case:
     for word in words[1:]:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier() or not value:
-            raise UsageError(f"cannot read {_shortened(word)!r} in case line {line!r}: expected name=value")
+            blank = "; a regime with parentheses holds no blank" if any(_is_cut(before) for before in words) else ""
+            raise UsageError(f"cannot read {_shortened(word)!r} in case line {line!r}: expected name=value{blank}")
         if name in params or any(t.name == name for t in tensors):
             raise UsageError(f"{_shortened(name)!r} is given twice in case line {line!r}")
         if "[" in value and name != "seed":
@@ -224,6 +227,11 @@ def parse_case(line: str) -> Case:
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise UsageError(f"seed={seed!r} in case line {line!r} must be an integer from 0 to 2**63 - 1")
     return Case(words[0], tuple(tensors), params, seed)
+
+
+def _is_cut(word: str) -> bool:
+    """Whether a word ends before its parenthesis does."""
+    return "(" in word and ")" not in word
 
 
 def _parse_tensor(name: str, text: str, line: str) -> TensorSpec:

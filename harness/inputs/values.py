@@ -22,6 +22,7 @@ from harness.inputs.captured import fill_captured, is_captured
 from harness.inputs.draws import Block
 from harness.inputs.fused import fill as fill_at_once
 from harness.inputs.fused import source
+from harness.inputs.given import check_given, fill_given, is_given
 from harness.inputs.integers import INTEGER_REGIMES, integer_regime
 from harness.inputs.lines import row_lines
 from harness.inputs.one_sign import SIGNED
@@ -40,7 +41,7 @@ _uses: Counter[Hashable] = Counter()
 
 
 def regimes() -> Mapping[str, str]:
-    """Name → one-line description of every regime, those of integer tensors and captured values included."""
+    """Name → one-line description of every regime, those of integer tensors, given and captured values included."""
     floats = {name: (regime.__doc__ or "").strip() for name, regime in REGIMES.items()}
     both = {name: f"{floats[name]} {INTEGER_REGIMES[name]}" for name in floats.keys() & INTEGER_REGIMES.keys()}
     return {
@@ -48,6 +49,7 @@ def regimes() -> Mapping[str, str]:
         **SIGNED,
         **INTEGER_REGIMES,
         **both,
+        "values(V,V,…)": "The elements themselves, in row-major order.",
         "captured(PATH#KEY)": "The tensor KEY of the safetensors file PATH, or as many of its leading rows.",
     }
 
@@ -66,6 +68,9 @@ def fill(tensor: Tensor, spec: TensorSpec, seed: int, *, budget: int | None = No
     target = tensor.view(1) if not spec.shape else tensor
     strides = spec.element_strides or (1,)
     target = target[tuple(slice(0, 1 if stride == 0 else None) for stride in strides)]
+    if is_given(spec.regime):
+        fill_given(target if spec.shape else tensor, spec)
+        return
     if is_captured(spec.regime):
         fill_captured(target if spec.shape else tensor, spec)
         return
@@ -77,6 +82,9 @@ def fill(tensor: Tensor, spec: TensorSpec, seed: int, *, budget: int | None = No
 
 def check_regime(spec: TensorSpec) -> None:
     """Raise a `UsageError` if `spec` names no regime, or one that makes no values of its dtype."""
+    if is_given(spec.regime):
+        check_given(spec)
+        return
     if is_captured(spec.regime):
         return
     known_float = _float_regime(spec.regime) is not None

@@ -2,7 +2,8 @@
 
 What is tried are guesses, by somebody who knows no op. A `Trial` says of each whether it means anything, and whether it
 fails as the case did. Sizes that are equal in all cases of a group change together; so do sizes of which one divides
-the other (codes that share an element, columns that share a scale), where the op takes no other change.
+the other (codes that share an element, columns that share a scale), where the op takes no other change. A tensor whose
+values the line lists keeps them, and its size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import chain, combinations
 from typing import Any, Protocol
 
 from harness.case import Case, TensorSpec
+from harness.inputs.given import is_given
 from harness.inputs.layouts import LAYOUTS, contiguous, padded
 from harness.op import REQUIRED, Op
 
@@ -103,6 +105,8 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, k
             continue
         seen |= _equal(place, samples)
         for places in _together(place, case, samples):
+            if any(is_given(case[name].regime) for name, kind in places if kind):
+                continue
             case, taken = _least(case, places, trial, known=known)
             if taken:
                 break
@@ -206,7 +210,8 @@ def _changes(case: Case, op: Op) -> Iterator[list[Change]]:
     yield [partial(_with, name=name, strides=None, offset=0) for name in names]
     yield [partial(_padded, name=name) for name in names if case[name].strides is not None]
     yield [partial(_with, name=name, device="") for name in names]
-    yield [partial(_with, name=t.name, regime="normal") for t in case.tensors if t.torch_dtype.is_floating_point]
+    drawn = [t.name for t in case.tensors if t.torch_dtype.is_floating_point and not is_given(t.regime)]
+    yield [partial(_with, name=name, regime="normal") for name in drawn]
 
 
 def _padded(case: Case, *, name: str) -> Case:

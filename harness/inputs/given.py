@@ -1,0 +1,178 @@
+"""Values that stand in the case line: the regime `values(V,V,…)` lists the elements in row-major order.
+
+A number is written as the shortest decimal that stands for it in fp64: `1.5`, `-0`, `1e-30`. It must be a number of the
+tensor's dtype, so that nothing is rounded in silence. Infinities are `inf` and `-inf`, truth values `True` and `False`.
+`nan` is the one NaN of values; `0x7fc1` gives the bits of any element, as wide as its dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import torch
+from torch import Tensor
+
+from harness.case import TensorSpec
+from harness.dtypes import DTYPE_NAMES
+from harness.errors import UsageError
+from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, signed
+from harness.numerics.formats import FP64, cast, format_of, round_to
+
+MOST_GIVEN = 4096
+"""Elements of a tensor whose values a line can hold."""
+
+_LIST = re.compile(r"values\((?P<words>[^()]*)\)")
+_DECIMAL = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})([eE][+-]?[0-9]{1,5})?|[+-]?inf|nan")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
+_BITS = re.compile(r"0x[0-9a-fA-F]{1,16}")
+
+
+def is_given(regime: str) -> bool:
+    """Whether `regime` lists values (perhaps wrongly spelled)."""
+    return regime == "values" or regime.startswith("values(")
+
+
+def given(tensor: Tensor) -> str:
+    """The regime that lists the elements of `tensor`, bit for bit.
+
+    Raises:
+        UsageError: there are more than `MOST_GIVEN`.
+    """
+    if tensor.numel() > MOST_GIVEN:
+        raise UsageError(f"a case line holds {MOST_GIVEN:,} values of a tensor at most, and not {tensor.numel():,}")
+    elements = tensor.detach().flatten().cpu()
+    return f"values({','.join(map(str, _words(elements)))})"
+
+
+def fill_given(target: Tensor, spec: TensorSpec) -> None:
+    """Copy the values that `spec.regime` lists into `target`, which may have size 1 where `spec` has stride 0."""
+    values = _bits_of(spec).reshape(spec.shape)[tuple(slice(0, size) for size in target.shape)]
+    bits_of(target).copy_(values.view(target.shape))
+
+
+def check_given(spec: TensorSpec) -> None:
+    """Raise a `UsageError` unless `spec.regime` lists a value of its dtype for each element, equal ones where it must.
+
+    These are the elements along a stride of 0, which are one in memory.
+    """
+    bits = _bits_of(spec).reshape(spec.shape)
+    for dim, (size, stride) in enumerate(zip(spec.shape, spec.element_strides, strict=True)):
+        if size > 1 and stride == 0 and not torch.equal(bits, bits.narrow(dim, 0, 1).expand_as(bits)):
+            raise UsageError(
+                f"tensor {spec.name!r} has stride 0 in dimension {dim}, so the {size} values along it are one in "
+                f"memory, but {_quoted(spec.regime)} gives different ones"
+            )
+
+
+def _words(elements: Tensor) -> list[object]:
+    """What is written for each element."""
+    dtype = elements.dtype
+    if not dtype.is_floating_point:
+        return list(elements.tolist())
+    mask = (1 << 8 * dtype.itemsize) - 1
+    numbers = (elements if dtype is torch.float64 else elements.to(torch.float32)).tolist()
+    pairs = zip(numbers, bits_of(elements).tolist(), strict=True)
+    return [_word(number, bits & mask, NAN_BITS[dtype]) for number, bits in pairs]
+
+
+def _word(number: float, bits: int, nan: int) -> str:
+    if math.isnan(number) and bits != nan:
+        return hex(bits)
+    return repr(number).removesuffix(".0")
+
+
+def _bits_of(spec: TensorSpec) -> Tensor:
+    """The bits of the elements in logical order, in the integers of their size; not to be changed."""
+    try:
+        return _read(spec.regime, spec.torch_dtype, spec.numel)
+    except UsageError as error:
+        raise UsageError(f"tensor {spec.name!r}: {error}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _read(regime: str, dtype: torch.dtype, count: int) -> Tensor:
+    found = _LIST.fullmatch(regime)
+    if found is None:
+        raise UsageError(
+            f"cannot read regime {_quoted(regime)}: expected values(V,V,…), the elements in row-major order, no blanks"
+        )
+    words = found["words"].split(",") if found["words"] else []
+    if max(count, len(words)) > MOST_GIVEN:
+        many = f"{max(count, len(words)):,}"
+        raise UsageError(f"values(…) lists {MOST_GIVEN:,} elements at most, and not {many}: use captured(PATH#KEY)")
+    if len(words) != count:
+        raise UsageError(f"{_quoted(regime)} lists {len(words):,} values for {count:,} elements; give one for each")
+    numbers = [_bits(word, place, dtype) for place, word in enumerate(words, 1)]
+    return torch.tensor([_as_signed(bits, dtype) for bits in numbers], dtype=INTEGER_OF_SIZE[dtype.itemsize])
+
+
+def _bits(word: str, place: int, dtype: torch.dtype) -> int:
+    """The bits of an element, as an integer that is not negative."""
+    width = 8 * dtype.itemsize
+    if _BITS.fullmatch(word):
+        if (bits := int(word, 16)) >> (1 if dtype is torch.bool else width):
+            raise UsageError(f"{word} (value {place}) has more bits than {_name(dtype)} does")
+        return bits
+    if dtype is torch.bool:
+        if word not in ("True", "False"):
+            raise _unreadable(word, place, "True or False")
+        return int(word == "True")
+    if not dtype.is_floating_point:
+        return _bits_of_integer(word, place, dtype) % (1 << width)
+    if not _DECIMAL.fullmatch(word):
+        raise _unreadable(word, place, "a decimal, inf, -inf, nan, or the bits of the element as in 0x7fc1")
+    return NAN_BITS[dtype] if word == "nan" else _bits_of_number(word, place, dtype)
+
+
+def _bits_of_integer(word: str, place: int, dtype: torch.dtype) -> int:
+    info = torch.iinfo(dtype)
+    if not _INTEGER.fullmatch(word):
+        raise _unreadable(word, place, "an integer, or the bits of the element as in 0x7f")
+    if not info.min <= (value := int(word)) <= info.max:
+        raise UsageError(f"{_name(dtype)} has no {word} (value {place}); give an integer from {info.min} to {info.max}")
+    return value
+
+
+def _bits_of_number(word: str, place: int, dtype: torch.dtype) -> int:
+    number = float(word)
+    wanted = torch.tensor([number], dtype=torch.float64)
+    stored = cast(wanted, dtype)
+    inexact = (stored if dtype is torch.float64 else stored.float()).double().ne(wanted)
+    lost = (math.isinf(number) and "inf" not in word) or (not number and re.search("[1-9]", re.split("[eE]", word)[0]))
+    if inexact or lost:
+        low, high = _neighbours(number, dtype)
+        raise UsageError(f"{_name(dtype)} has no {word} (value {place}); its neighbours are {low} and {high}")
+    return int(bits_of(stored)) % (1 << 8 * dtype.itemsize)
+
+
+def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
+    """What is written for the elements between which a number lies, the lower one first."""
+    fmt = format_of(dtype)
+    inner = torch.tensor([min(abs(number), fmt.max)], dtype=torch.float64)
+    low = bits_of(cast(inner if fmt is FP64 else round_to(inner, fmt, mode="zero"), dtype))
+    inward, outward = map(str, _words(torch.cat([low, low + 1]).view(dtype)))
+    return (inward, outward) if number > 0 else (f"-{outward}", f"-{inward}")
+
+
+def _as_signed(bits: int, dtype: torch.dtype) -> int:
+    """The number with these bits in the integers of the dtype's size, of which those of one byte have no sign."""
+    width = 8 * dtype.itemsize
+    return bits if width == 8 else signed(bits << (64 - width)) >> (64 - width)
+
+
+def _unreadable(word: str, place: int, expected: str) -> UsageError:
+    return UsageError(f"cannot read {_quoted(word)} (value {place}): expected {expected}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return DTYPE_NAMES[dtype]
+
+
+def _quoted(text: str) -> str:
+    """`text` for a message, which quotes no more of a long one than its beginning."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+_SHOWN = 60
