@@ -86,13 +86,16 @@ class Subject:
         return f"{self.kernel.name} on {self.device}"
 
 
-def verify_case(subject: Subject, case: Case, *, repeat: bool = True, settled: Collection[str] = ()) -> CaseResult:
+def verify_case(
+    subject: Subject, case: Case, *, repeat: bool = True, settled: Collection[str] | None = ()
+) -> CaseResult:
     """Call the kernel on `case` and judge it; nothing that the kernel does wrong raises.
 
     Two calls find their own allocations filled with different bits. The later one also stores the stages that the
     kernel declares, and an interpreted one runs its programs in descending order: results that differ were not written,
     or depend on something else. With `repeat`, two calls between them see other values of the same shapes, and no
-    guards on allocations. Alternative contracts that are `settled` are not ruled out again.
+    guards on allocations. Alternative contracts that are `settled` are not ruled out again; None
+    tries none at all, which changes no verdict.
     """
     examined = _examined(subject, case, repeat, settled)
     print(examined.traceback, end="", file=sys.stderr)  # pytest keeps it in the log of the run
@@ -118,7 +121,7 @@ class _Examined:
     traceback: str = ""
 
 
-def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[str]) -> _Examined:
+def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[str] | None) -> _Examined:
     kernel, outcome = subject.kernel, subject.outcome(Verdict.UNSUPPORTED, str(case), case.dtypes)
     actual: dict[str, Tensor] = {}
     raised = ""
@@ -166,7 +169,7 @@ def unsupported(kernel: Kernel, case: Case) -> str:
 
 @remembering()
 def _judged(
-    subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str]
+    subject: Subject, case: Case, outcome: CaseResult, repeat: bool, settled: Collection[str] | None
 ) -> tuple[CaseResult, dict[str, Tensor]]:
     caller, problem, calls = _called(subject, case, repeat)
     judgement, actual = _judgement(problem, calls, settled)
@@ -191,13 +194,14 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
         return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
 
 
-def _judgement(problem: Problem, calls: Calls, settled: Collection[str]) -> tuple[Judgement, dict[str, Tensor]]:
+def _judgement(problem: Problem, calls: Calls, settled: Collection[str] | None) -> tuple[Judgement, dict[str, Tensor]]:
     """The judgement on the first call with the stages of the last, or on the last where its results are worse."""
     first, last = calls.first.actual, calls.last.actual
     candidates = [{**last, **{name: first[name] for name in calls.first.results}}]
     if not calls.apart.isdisjoint(calls.kernel.unordered):
         candidates.append(last)
-    judged = ((judge(problem, actual, settled=settled), actual) for actual in candidates)
+    tried, done = settled is not None, settled or ()
+    judged = ((judge(problem, actual, alternatives=tried, settled=done), actual) for actual in candidates)
     return max(judged, key=lambda pair: list(Verdict).index(pair[0].verdict))
 
 

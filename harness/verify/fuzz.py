@@ -144,11 +144,11 @@ class Explorer:
         A failure in another way is recorded as skipped: nobody has said that the kernel is meant for the case.
         """
         result = replace(self._verified(case, repeat=True, counted=False), counted=False)
-        if _way(result) == _way(failed):
+        if way(result) == way(failed):
             self._record(result)
             return result
         if result.verdict in BAD:
-            reason = f"fails, but not as the case that is made smaller: {': '.join(_way(result))}"
+            reason = f"fails, but not as the case that is made smaller: {': '.join(way(result))}"
             result = replace(result, verdict=Verdict.SKIPPED, stages=(), findings=(), reason=reason)
         self._record(result)
         return None
@@ -184,7 +184,7 @@ class _Alike:
         return result is not None
 
 
-def _way(result: CaseResult) -> tuple[str, ...]:
+def way(result: CaseResult) -> tuple[str, ...]:
     """How a case went: the error without its numbers, or the first stage that is wrong and the first finding."""
     if result.verdict is Verdict.ERRORED:
         return result.verdict, _NUMBERS.sub("#", result.reason)

@@ -53,7 +53,7 @@ def shrink(case: Case, op: Op, alike: Iterable[Case], trial: Trial, *, most: int
 
     `alike` are cases of the same group, by which sizes that are equal by chance are told from those that must be.
     """
-    samples = [_sizes(other) for other in (case, *alike)]
+    samples = [sizes_of(other) for other in (case, *alike)]
     tries = _Tries(trial, most)
     smaller = _simpler(_with_smaller_sizes(case, samples, tries, known=False), op, tries)
     while smaller != case:
@@ -90,7 +90,7 @@ class _Tries:
 Sizes = Mapping[Place, int]
 
 
-def _sizes(case: Case) -> dict[Place, int]:
+def sizes_of(case: Case) -> dict[Place, int]:
     """The sizes of all dimensions, and the parameters and regimes that say a number of something."""
     dims = {(t.name, dim - len(t.shape)): size for t in case.tensors for dim, size in enumerate(t.shape)}
     regimes = {(t.name, 1): int(found[1]) for t in case.tensors if (found := _NUMBER.search(t.regime))}
@@ -100,11 +100,11 @@ def _sizes(case: Case) -> dict[Place, int]:
 def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, known: bool) -> Case:
     """The case with the least of every size, the largest first; of sizes that are `known` to be, one less is tried."""
     seen: set[Place] = set()
-    for place, size in sorted(_sizes(case).items(), key=lambda item: -item[1]):
+    for place, size in sorted(sizes_of(case).items(), key=lambda item: -item[1]):
         if size < 2 or place in seen or _is_regime(place):
             continue
-        seen |= _equal(place, samples)
-        for places in _together(place, case, samples):
+        seen |= equal_sizes(place, samples)
+        for places in together(place, sizes_of(case), samples):
             if any(is_given(case[name].regime) for name, kind in places if kind):
                 continue
             case, taken = _least(case, places, trial, known=known)
@@ -115,7 +115,7 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, k
 
 def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Case, bool]:
     """The case with the sizes at `places` as small as bisection finds them, in proportion; whether any was taken."""
-    sizes = _sizes(case)
+    sizes = sizes_of(case)
     high = unit = math.gcd(*(sizes[place] for place in places))
     low, guess, found, taken = 0, high - 1 if known else 1, case, False
     while high - low > 1:
@@ -130,13 +130,12 @@ def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Ca
     return found, taken
 
 
-def _together(place: Place, case: Case, samples: Sequence[Sizes]) -> Iterator[Places]:
+def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[Places]:
     """Places to change with one: those of equal sizes, then others too whose sizes divide it, few before many."""
-    sizes = _sizes(case)
-    own = _equal(place, samples).intersection(sizes)
+    own = equal_sizes(place, samples).intersection(sizes)
     yield own
     linked = dict.fromkeys(
-        _equal(other, samples).intersection(sizes)
+        equal_sizes(other, samples).intersection(sizes)
         for other, size in sizes.items()
         if size > 1 and other not in own and not _is_regime(other) and _divides(other, place, samples)
     )
@@ -145,7 +144,7 @@ def _together(place: Place, case: Case, samples: Sequence[Sizes]) -> Iterator[Pl
             yield own.union(*chosen)
 
 
-def _equal(place: Place, samples: Sequence[Sizes]) -> Places:
+def equal_sizes(place: Place, samples: Sequence[Sizes]) -> Places:
     """The places whose sizes are the same in every sample that has both."""
     return frozenset(
         other for other in samples[0] if all(s[other] == s[place] for s in samples if other in s and place in s)
@@ -171,10 +170,10 @@ def _tensor_resized(tensor: TensorSpec, sizes: Sizes) -> TensorSpec:
     name, rank, number = tensor.name, len(tensor.shape), sizes.get((tensor.name, 1))
     regime = tensor.regime if number is None else _NUMBER.sub(f"_{number}", tensor.regime)
     shape = tuple(sizes.get((name, dim - rank), size) for dim, size in enumerate(tensor.shape))
-    return _in_shape(replace(tensor, regime=regime), shape)
+    return in_shape(replace(tensor, regime=regime), shape)
 
 
-def _in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+def in_shape(tensor: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     """The tensor in a smaller shape: in the layout of the same name, or at the same strides where it has none."""
     for rule in LAYOUTS.values():
         layout = rule(tensor.shape, tensor.dtype)

@@ -1,0 +1,207 @@
+"""The smallest tensors on which a kernel fails as it does on a case, to be checked by hand.
+
+What is tried are parts of the case's own tensors: one row, few columns, then plainer numbers. Every step fails as the
+case does: at the same first stage with the same first finding, or with the same error.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from torch import Tensor
+
+from harness.case import Case
+from harness.diagnosing.drafts import Draft
+from harness.diagnosing.plainer import plainer_elements, plainer_tensors
+from harness.result import BAD, CaseResult
+from harness.verify.check import Subject, takes, verify_case
+from harness.verify.fuzz import way
+from harness.verify.inprocess import Watch, unwatched
+from harness.verify.shrink import Places, equal_sizes, shrink, sizes_of, together
+
+MOST_TRIES = 300
+"""Calls of the kernel on smaller tensors."""
+
+_LEAVING_OUT = 40  # of them, to find out which inputs and parameters can be left out
+_MOST_ROUNDS = 4
+_COUNTS = (2, 3, 4, 6, 8, 16, 32, 64)  # columns of which some are tried at random
+_SAMPLES = 6  # of each count
+_MOST_PLAIN = 64  # elements of a tensor that are replaced one by one
+_FINEST = 64  # parts into which columns are divided to find those that can be left out
+
+
+def smallest(
+    subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float, alike: Iterable[Case] = ()
+) -> Case | None:
+    """The smallest case found in so many seconds that fails as `case` does, with its values in the line.
+
+    None if the case does not fail, or not with its values in the line. `alike` are other cases of the op, by which
+    sizes that are equal by chance are told from those that must be.
+    """
+    trial = _Trial(subject, case, watch, seconds)
+    draft = Draft.of(case)
+    if not trial.known or not trial.fails(draft.case):
+        return None
+    samples = [sizes_of(other) for other in (case, *alike)]
+    for _ in range(_MOST_ROUNDS):
+        before = draft.case
+        for place, size in sorted(draft.sizes.items(), key=lambda item: -item[1]):
+            if size > 1 and place[1] < 0:
+                draft = _with_few_of(draft, _linked(draft, place, samples), trial)
+        draft = _without_much(draft, trial)
+        draft = _plainer(draft, trial)
+        if draft.case == before:
+            break
+    return draft.case
+
+
+class _Trial:
+    """A kernel and the way in which it fails, until no tries or no time are left.
+
+    Attributes:
+        known: whether the case fails at all.
+        worst: index of the worst element in the last draft that failed.
+        tries: how many drafts the kernel was called on.
+    """
+
+    def __init__(self, subject: Subject, case: Case, watch: Watch, seconds: float) -> None:
+        self._subject, self._watch, self.op = subject, watch, subject.op
+        self._deadline = time.monotonic() + seconds
+        self._seen: set[Case] = set()
+        self.tries = 0
+        self._repeat = False
+        result = self._result(case)
+        if result.verdict not in BAD:  # some findings need all calls
+            self._repeat, result = True, self._result(case)
+        self._way, self.known, self.worst = way(result), result.verdict in BAD, _worst(result)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is tried any more."""
+        return self.tries >= MOST_TRIES or time.monotonic() > self._deadline
+
+    def takes(self, case: Case) -> bool:
+        """Whether a case means something."""
+        return not self.over and takes(self._subject, case)
+
+    def fails(self, case: Case) -> bool:
+        """Whether a case that was not tried before fails in the same way."""
+        if self.over or case in self._seen:
+            return False
+        self._seen.add(case)
+        self.tries += 1
+        result = self._result(case)
+        if result.verdict not in BAD or way(result) != self._way:
+            return False
+        self.worst = _worst(result)
+        return True
+
+    def _result(self, case: Case) -> CaseResult:
+        with self._watch(case):
+            return verify_case(self._subject, case, repeat=self._repeat, settled=None)
+
+
+def _worst(result: CaseResult) -> tuple[int, ...]:
+    """Index of the worst element of the first stage that is wrong."""
+    stage = result.failing_stage
+    if stage is None:
+        return ()
+    worst = stage.isolated.worst if stage.isolated.outside else stage.cumulative.worst
+    return () if worst is None else worst.index
+
+
+def _linked(draft: Draft, place: tuple[str, int], samples: Sequence[dict[tuple[str, int], int]]) -> Iterator[Places]:
+    """Places that may have to be cut together: one alone, those of equal sizes, and those whose sizes divide it."""
+    return chain([frozenset({place})], together(place, draft.sizes, samples))
+
+
+def _with_few_of(draft: Draft, together: Iterable[Places], trial: _Trial) -> Draft:
+    """The draft with few columns, rows or whatever the first places are of which the op takes fewer."""
+    for places in together:
+        parts = math.gcd(*(draft.sizes[place] for place in places))
+        cutting = _Cutting(draft, places, parts, trial)
+        if parts > 1 and cutting.taken:
+            return cutting.least()
+    return draft
+
+
+class _Cutting:
+    """Which parts of a draft at some places are needed."""
+
+    def __init__(self, draft: Draft, places: Places, parts: int, trial: _Trial) -> None:
+        self._draft, self._places, self._parts, self._trial = draft, places, parts, trial
+        self._kept: Sequence[int] = range(parts)
+        self._least = draft
+        self._first = list(dict.fromkeys(i for i in (*trial.worst, 0) if i < parts))
+
+    @property
+    def taken(self) -> bool:
+        """Whether the op takes one part of them, of those that are likeliest to be needed."""
+        return any(self._cut([i]) is not None for i in self._first)
+
+    def least(self) -> Draft:
+        """The draft with as few parts as are found."""
+        if not any(self._fails([i]) for i in self._first) and not any(self._fails(kept) for kept in self._samples()):
+            self._halve()
+        self._halve()
+        return self._least
+
+    def _samples(self) -> Iterator[list[int]]:
+        """Few parts at random, the likeliest among them."""
+        chance = random.Random(self._parts)
+        for count in _COUNTS:
+            for number in range(_SAMPLES if count < self._parts else 0):
+                first = self._first[number % len(self._first)]
+                others = chance.sample([i for i in range(self._parts) if i != first], count - 1)
+                yield sorted((first, *others))
+
+    def _halve(self) -> None:
+        """Leave out parts of what is kept, larger ones first, as long as it fails without them."""
+        size = len(self._kept) // 2
+        finest = max(len(self._kept) // _FINEST, 1)
+        while size >= finest and len(self._kept) > 1:
+            for start in reversed(range(0, len(self._kept), size)):
+                rest = [*self._kept[:start], *self._kept[start + size :]]
+                if rest:
+                    self._fails(rest)
+            size //= 2
+
+    def _fails(self, kept: Sequence[int]) -> bool:
+        smaller = self._cut(kept)
+        if smaller is None or not self._trial.fails(smaller.case):
+            return False
+        self._kept, self._least = kept, smaller
+        return True
+
+    def _cut(self, kept: Sequence[int]) -> Draft | None:
+        smaller = self._draft.cut(self._places, self._parts, kept)
+        return smaller if smaller is not None and self._trial.takes(smaller.case) else None
+
+
+def _without_much(draft: Draft, trial: _Trial) -> Draft:
+    """The draft without the inputs and parameters that can be left out, in ordinary memory."""
+    return draft.without(shrink(draft.case, trial.op, (), trial, most=_LEAVING_OUT))
+
+
+def _plainer(draft: Draft, trial: _Trial) -> Draft:
+    """The draft with plainer numbers, those of the first tensor last: first of whole tensors, then one by one."""
+    for name in reversed([tensor.name for tensor in draft.case.tensors]):
+        tensor = draft.values[name]
+        draft = _first_that_fails(draft, name, plainer_tensors(tensor), trial)
+    for name in reversed([tensor.name for tensor in draft.case.tensors]):
+        for place in range(n if (n := draft.values[name].numel()) <= _MOST_PLAIN else 0):
+            draft = _first_that_fails(draft, name, plainer_elements(draft.values[name], place), trial)
+    return draft
+
+
+def _first_that_fails(draft: Draft, name: str, tensors: Iterable[Tensor], trial: _Trial) -> Draft:
+    """The draft with the first of these tensors in place of its own that fails, or as it is."""
+    for tensor in tensors:
+        other = draft.with_values({name: tensor})
+        if other is not None and other.case != draft.case and trial.takes(other.case) and trial.fails(other.case):
+            return other
+    return draft
