@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -13,13 +12,17 @@ from types import TracebackType
 from harness.case import Case, parse_case
 from harness.config import Config
 from harness.devices import DevicePlan
+from harness.diagnosing.patterns import diagnose
+from harness.diagnosing.smallest import smallest
 from harness.diagnosing.trace import trace_result, worst_of
 from harness.diagnosing.worked import inputs_of, worked_arithmetic
 from harness.inputs import build
 from harness.judging.observation import Observation
+from harness.kernel import Kernel
+from harness.op import Contract, Op
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
-from harness.result import CaseResult, Verdict
+from harness.result import BAD, CaseResult, Verdict
 from harness.verify.check import Subject, examine
 from harness.verify.inprocess import Watch, Workplace, planned, unwatched
 from harness.verify.plan import Planned
@@ -29,6 +32,11 @@ MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""
 TIMES_JUDGED = 4.0
 """How many times as long as judging a case it takes to follow its worst element, at most as a rule."""
+SHRINKING = 5.0
+"""Seconds that are spent on smaller tensors, if there are so many."""
+LEAST = 1.0
+"""Seconds below which smaller tensors are not looked for."""
+
 KEEPS = (
     "on the CPU, interpreted, the kernel keeps its contract on this case: what differs is what {} does with the same "
     "text, such as fused multiplications and additions, approximate functions, or the order of sums"
@@ -36,8 +44,8 @@ KEEPS = (
 FOLLOWED = "the element and its way are those of the same case on the CPU, interpreted"
 
 
-def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
-    return ()
+def test_of(op: Op, contract: Contract, case: Case, kernel: Kernel) -> str:
+    return ""
 
 
 def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = math.inf) -> Explanation:
@@ -46,10 +54,9 @@ def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = m
 
 
 def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float = math.inf) -> Explanation:
-    """Judge a kernel on a case and say why it fails there.
+    """Judge a kernel on a case and say why it fails there; smaller tensors are not looked for.
 
-    What does not fit into `seconds` is left out, and named in the reason. Only on the CPU is the element followed
-    through the kernel.
+    The element is followed through the kernel on the CPU only, and not if that would take longer than `seconds`.
     """
     start = time.monotonic()
     with watch(case):
@@ -59,21 +66,20 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
         return found
     if case.tensors[0].numel > MOST:
         return replace(found, reason=f"the reference is evaluated at once for at most {MOST:,} elements of an input")
-
-    def left() -> float:
-        return seconds - (time.monotonic() - start)
-
-    missing = []
-    if subject.device.type == "cpu":
-        if left() > TIMES_JUDGED * result.seconds:
-            found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
-        else:
-            missing.append("the way of the element")
+    late = time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds
+    if subject.device.type == "cpu" and not late:
+        found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
     seen = Observation.of(subject.problem(build(case.gathered(), subject.device)), actual)
-    found = _with_arithmetic(found, seen)
-    if found.verdict is Verdict.FAILED:
-        found = replace(found, diagnoses=diagnose(seen, result))
-    return replace(found, reason=_left_out(missing, seconds))
+    diagnoses = diagnose(seen, result) if result.verdict is Verdict.FAILED else ()
+    reason = f"the way of the element is left out: it does not fit into {seconds:.3g} s" if late else ""
+    return replace(_with_arithmetic(found, seen), diagnoses=diagnoses, reason=reason)
+
+
+def smallest_of_kernel(place: Workplace, name: str, line: str, *, seconds: float) -> tuple[str, str]:
+    """The smallest case found that fails like a case line, and a test of it; empty if none was."""
+    subject = place.subjects[name]
+    case = smallest(subject, parse_case(line), watch=place.watch, seconds=seconds)
+    return ("", "") if case is None else (str(case), test_of(subject.op, subject.contract, case, subject.kernel))
 
 
 def _found(subject: Subject, result: CaseResult) -> Explanation:
@@ -101,10 +107,6 @@ def _with_arithmetic(found: Explanation, seen: Observation) -> Explanation:
     steps = {step.match.stage: step for step in trace.stages or trace.steps if step.match is not None}
     inputs = inputs_of(seen.problem, index, whole, trace.steps)
     return replace(found, inputs=inputs, arithmetic=worked_arithmetic(seen, found.stage, index, steps))
-
-
-def _left_out(missing: Sequence[str], seconds: float) -> str:
-    return f"left out for lack of time ({seconds:.3g} s): {', '.join(missing)}" if missing else ""
 
 
 class Explainer:
@@ -142,12 +144,24 @@ class Explainer:
 
         What does not fit into `seconds` is left out, and named in the reason.
         """
-        start = time.monotonic()
+        deadline = time.monotonic() + seconds
         item = next(item for item in self.planned if item.kernel == kernel)
-        own = _explained(self._worker, item, line, seconds - (time.monotonic() - start))
-        if item.device == "cpu" or own.verdict is not Verdict.FAILED:
-            return own
-        return self._followed(own, seconds - (time.monotonic() - start))
+        found = _explained(self._worker, item, line, deadline - time.monotonic())
+        if found.verdict not in BAD:
+            return found
+        if found.verdict is Verdict.FAILED and item.device != "cpu":
+            found = self._followed(found, deadline - time.monotonic())
+        return self._shrunk(found, min(SHRINKING, deadline - time.monotonic()))
+
+    def _shrunk(self, found: Explanation, seconds: float) -> Explanation:
+        """With the smallest tensors that fail alike."""
+        if seconds < LEAST:
+            return _noting(found, "no time was left for smaller tensors")
+        try:
+            case, test = self._worker.do(smallest_of_kernel, found.kernel, found.case, seconds=seconds)
+        except WorkerEnded as ended:
+            return _noting(found, f"smaller tensors were not found: {ended}")
+        return replace(found, smallest=case, test=test)
 
     def _followed(self, own: Explanation, seconds: float) -> Explanation:
         """What was seen on an accelerator, with the line that the same case shows on the CPU."""
@@ -159,9 +173,8 @@ class Explainer:
             return replace(own, trace=there.trace, reason=KEEPS.format(own.device))
         if there.verdict is not Verdict.FAILED:
             return replace(own, trace=there.trace, reason=f"on the CPU, interpreted: {there.reason or there.verdict}")
-        parts = (own.reason, there.reason, FOLLOWED)
-        reason = "; ".join(dict.fromkeys(filter(None, parts)))
-        return replace(there, device=own.device, findings=own.findings, diagnoses=own.diagnoses, reason=reason)
+        there = replace(there, device=own.device, findings=own.findings, diagnoses=own.diagnoses)
+        return _noting(there, FOLLOWED)
 
 
 def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Explanation:
@@ -172,3 +185,7 @@ def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Expl
         names = item.kernel, item.op, item.contract, line, item.device
         trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
         return Explanation(item.kernel, item.device, line, Verdict.ERRORED, trace, reason=str(ended))
+
+
+def _noting(found: Explanation, reason: str) -> Explanation:
+    return replace(found, reason="; ".join(filter(None, [found.reason, reason])))

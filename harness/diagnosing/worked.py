@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.diagnosing.deeds import deed, in_ulp, neighbours, rounded
 from harness.diagnosing.formulas import FormulaTrace
-from harness.diagnosing.steps import element
+from harness.diagnosing.steps import elements
 from harness.dtypes import DTYPE_NAMES
 from harness.judging.expected import Expected, Numbers
 from harness.judging.observation import Observation
@@ -62,7 +62,8 @@ class _ElementOf:
         if at is None or own is None:
             return None
         parts = expected.enclosure.full.clone()
-        parts[(slice(None), *at)] = number_of(own, step.dtype)
+        for part in parts:
+            part[at] = number_of(own, step.dtype)
         return Enclosure(parts)
 
     def worked(self, name: str, trace: FormulaTrace) -> Worked | None:
@@ -76,7 +77,7 @@ class _ElementOf:
             tensor = self.seen.actual[name]
             expected = self.seen.as_given(name, expected, result=name in trace.results)
             rounds = rounds or expected.format != trace.formats[name]
-            actual, dtype = element(array_of(tensor[at])[()]), DTYPE_NAMES[tensor.dtype]
+            actual, dtype = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype]
         found = replace(_expected(name, at, expected, rounds=rounds), formula=trace.formulas[name], actual=actual)
         found = replace(found, dtype=dtype, file=step.file, line=step.line)
         return found if actual is None else _judged(found, number_of(actual, dtype), expected.format)
@@ -110,7 +111,7 @@ def _fits(tensor: Tensor, whole: Index) -> bool:
 def _at_index(name: str, tensor: Tensor, index: Index) -> Source:
     last = index[len(index) - tensor.ndim :]
     at = tuple(i if size > 1 else 0 for i, size in zip(last, tensor.shape, strict=True))
-    return Source(f"{name}[{', '.join(map(str, at))}]", 1, (element(array_of(tensor[at])[()]),))
+    return Source(f"{name}[{', '.join(map(str, at))}]", 1, (elements(array_of(tensor[at]))[0],))
 
 
 def _shown(step: Step) -> Element | None:
