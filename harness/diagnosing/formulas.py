@@ -54,7 +54,8 @@ class FormulaTrace(Trace):
         return ast.unparse(_Rewritten(frame.f_locals, self._name_of).visit(call.args[1]))
 
     def _name_of(self, value: object, own: str) -> str:
-        """The stage or input that a variable stands for, the latest if there are several, or its own name."""
+        """The stage or input that a variable stands for, the latest if there are several; or a function's own name."""
+        own = getattr(value, "__name__", own) if callable(value) else own
         return next((name for known, name in reversed(self._named) if known is value and value is not None), own)
 
 
