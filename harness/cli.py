@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": ("explain", "say why a kernel fails on a case: the line, and arithmetic to check by hand"),
     "stages": ("stages", "find the first stage of a kernel that goes wrong on a case"),
     "trace": ("trace", "show line by line how the worst element of a kernel's result came about"),
+    "pin": ("pin", "keep a case that failed, so that it runs first ever after"),
     "identify": ("identify", "find out which contracts a kernel keeps"),
     "list": ("listing", "list ops and their contracts, kernels, regimes and layouts"),
     "bench": ("bench", "measure what verifying costs beside the kernels and beside plain tests"),

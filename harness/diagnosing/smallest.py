@@ -14,17 +14,20 @@ from itertools import chain
 
 from torch import Tensor
 
-from harness.case import Case
+from harness.case import Case, parse_case
 from harness.diagnosing.drafts import Draft
 from harness.diagnosing.plainer import plainer_elements, plainer_tensors
 from harness.result import BAD, CaseResult
 from harness.verify.check import Subject, takes, verify_case
+from harness.verify.drawing import draw
 from harness.verify.fuzz import way
-from harness.verify.inprocess import Watch, unwatched
-from harness.verify.shrink import Places, equal_sizes, shrink, sizes_of, together
+from harness.verify.inprocess import Watch, Workplace, unwatched
+from harness.verify.shrink import Places, shrink, sizes_of, together
 
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""
+
+_ALIKE = 2  # cases of each group of the op that are compared with the case
 
 _LEAVING_OUT = 40  # of them, to find out which inputs and parameters can be left out
 _MOST_ROUNDS = 4
@@ -32,6 +35,14 @@ _COUNTS = (2, 3, 4, 6, 8, 16, 32, 64)  # columns of which some are tried at rand
 _SAMPLES = 6  # of each count
 _MOST_PLAIN = 64  # elements of a tensor that are replaced one by one
 _FINEST = 64  # parts into which columns are divided to find those that can be left out
+
+
+def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
+    """`smallest` of a kernel on a case line."""
+    subject = place.subjects[name]
+    groups = place.project.groups(subject.op.name, subject.kernel.accepts, small=True)
+    alike = [case for group in groups for case in draw(group, _ALIKE)]
+    return smallest(subject, parse_case(line), watch=place.watch, seconds=seconds, alike=alike)
 
 
 def smallest(

@@ -6,21 +6,44 @@ from pathlib import Path
 
 from harness.case import Case, parse_case
 from harness.errors import UsageError
+from harness.files import replace_file
 
 
 def read_cases(path: Path) -> list[Case]:
     """The cases of a file with one line each; blank lines and lines that start with # are left out."""
     if not path.is_file():
         raise UsageError(f"case file {str(path)!r} does not exist")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"case file {str(path)!r} cannot be read: {error}") from error
-    lines = enumerate(map(str.strip, text.splitlines()), 1)
-    cases = [_case(line, f"{path}, line {number}") for number, line in lines if line and not line.startswith("#")]
+    cases = _cases(_text(path), path)
     if not cases:
         raise UsageError(f"case file {str(path)!r} holds no case line")
     return cases
+
+
+def add_case(path: Path, case: Case, comment: str) -> bool:
+    """Write a case at the end of a file below a comment of one line, unless it is there; whether it was not.
+
+    The file and its folder are made if they do not exist.
+    """
+    text = _text(path) if path.exists() else ""
+    if case in _cases(text, path):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = text if not text or text.endswith("\n") else f"{text}\n"
+    added = f"{before}# {' '.join(comment.split())}\n{case}\n"
+    replace_file(path, lambda target: target.write_text(added, encoding="utf-8"))
+    return True
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"case file {str(path)!r} cannot be read: {error}") from error
+
+
+def _cases(text: str, path: Path) -> list[Case]:
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return [_case(line, f"{path}, line {number}") for number, line in lines if line and not line.startswith("#")]
 
 
 def _case(line: str, where: str) -> Case:

@@ -103,7 +103,7 @@ def _with_smaller_sizes(case: Case, samples: Sequence[Sizes], trial: Trial, *, k
     for place, size in sorted(sizes_of(case).items(), key=lambda item: -item[1]):
         if size < 2 or place in seen or _is_regime(place):
             continue
-        seen |= equal_sizes(place, samples)
+        seen |= _equal(place, samples)
         for places in together(place, sizes_of(case), samples):
             if any(is_given(case[name].regime) for name, kind in places if kind):
                 continue
@@ -132,10 +132,10 @@ def _least(case: Case, places: Places, trial: Trial, *, known: bool) -> tuple[Ca
 
 def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[Places]:
     """Places to change with one: those of equal sizes, then others too whose sizes divide it, few before many."""
-    own = equal_sizes(place, samples).intersection(sizes)
+    own = _equal(place, samples).intersection(sizes)
     yield own
     linked = dict.fromkeys(
-        equal_sizes(other, samples).intersection(sizes)
+        _equal(other, samples).intersection(sizes)
         for other, size in sizes.items()
         if size > 1 and other not in own and not _is_regime(other) and _divides(other, place, samples)
     )
@@ -144,7 +144,7 @@ def together(place: Place, sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[P
             yield own.union(*chosen)
 
 
-def equal_sizes(place: Place, samples: Sequence[Sizes]) -> Places:
+def _equal(place: Place, samples: Sequence[Sizes]) -> Places:
     """The places whose sizes are the same in every sample that has both."""
     return frozenset(
         other for other in samples[0] if all(s[other] == s[place] for s in samples if other in s and place in s)

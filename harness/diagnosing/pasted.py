@@ -1,0 +1,103 @@
+"""A test to paste: it builds the tensors of a case, calls the kernel and asserts its contract."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from harness.case import Case, TensorSpec
+from harness.inputs import bits_of, build
+from harness.inputs.bits import NAN_BITS
+from harness.inputs.given import MOST_GIVEN
+
+
+def test_of(op: str, contract: str, case: Case, kernel: str, *, source: str = "", device: str = "cpu") -> str:
+    """The text of a pytest function that fails on `case` as long as the kernel does.
+
+    It imports a function that is called like the kernel, without what stands in brackets, from the module of `source`
+    (file:line); nobody knows how the reader's tests import it. A case with more values than a line holds is built from
+    its line.
+    """
+    function = re.sub(r"\W+", "_", kernel.partition("[")[0]).strip("_") or "kernel"
+    module = re.sub(r"\W", "_", Path(source.rpartition(":")[0]).stem) or "kernels"
+    listed = all(tensor.numel <= MOST_GIVEN for tensor in case.tensors)
+    imports = ["import torch", ""] if listed else []
+    imports += ["from harness import assert_contract"]
+    imports += [] if listed else ["from harness.case import parse_case", "from harness.inputs import build"]
+    return "\n".join(
+        [
+            *imports,
+            f"from {module} import {function}  # {' of '.join(filter(None, (kernel, source)))}: import it as you do",
+            "",
+            "",
+            f"def test_{function}_keeps_its_contract():",
+            f'    """It fails as long as {kernel} does on',
+            "",
+            f"    {_raw(str(case))}",
+            '    """',
+            "",
+            "    def arguments():  # the kernel may write to its own",
+            *(_listed(case, device) if listed else _built(case, device)),
+            "",
+            f"    result = {function}(**arguments())",
+            f"    assert_contract({op!r}, result, **arguments(), contract={contract!r}, kernel={function})",
+            "",
+        ]
+    )
+
+
+def _raw(line: str) -> str:
+    """A case line in a string of Python."""
+    return line.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _built(case: Case, device: str) -> Iterator[str]:
+    yield f"        case = parse_case({str(case)!r})"
+    yield f"        return {{**build(case, {device!r}).hand_out(), **case.params}}"
+
+
+def _listed(case: Case, device: str) -> Iterator[str]:
+    yield "        return {"
+    for name, tensor in build(case.gathered(), "cpu").tensors.items():
+        yield f"            {name!r}: {_expression(tensor, case[name], device)},"
+    for name, value in case.params.items():
+        yield f"            {name!r}: {_number(value)},"
+    yield "        }"
+
+
+def _expression(tensor: Tensor, spec: TensorSpec, device: str) -> str:
+    """What makes the tensor, in memory as the case has it."""
+    where = "" if device == "cpu" else f", device={device!r}"
+    values = _values(tensor, where)
+    if spec.strides is None and not spec.offset:
+        return values + ("" if len(spec.shape) == 1 else f".reshape({spec.shape})")
+    strides = spec.element_strides
+    once = tuple(1 if not stride else size for size, stride in zip(spec.shape, strides, strict=True))
+    if once != spec.shape:
+        values = _values(tensor[tuple(slice(0, size) for size in once)], where)
+    last = spec.offset + sum((size - 1) * stride for size, stride in zip(once, strides, strict=True))
+    placed = f"torch.zeros({last + 1}, dtype={tensor.dtype}{where}).as_strided({once}, {strides}, {spec.offset})"
+    return f"{placed}.copy_({values}.reshape({once}))" + ("" if once == spec.shape else f".expand({spec.shape})")
+
+
+def _values(tensor: Tensor, where: str) -> str:
+    """A vector of the elements in row-major order; by their bits, where numbers do not say which bits they are."""
+    dtype, bits = tensor.dtype, bits_of(tensor)
+    nan = tensor.isnan() if dtype.is_floating_point and dtype.itemsize > 1 else torch.tensor(False)
+    mask = (1 << 8 * dtype.itemsize) - 1
+    other = any((int(word) & mask) != NAN_BITS[dtype] for word in bits[nan].flatten()) if bool(nan.any()) else False
+    if other or (dtype.is_floating_point and dtype.itemsize == 1):
+        return f"torch.tensor({bits.flatten().tolist()}, dtype={bits.dtype}{where}).view({dtype})"
+    numbers = (tensor.float() if dtype in (torch.bfloat16, torch.float16) else tensor).flatten().tolist()
+    return f"torch.tensor([{', '.join(map(_number, numbers))}], dtype={dtype}{where})"
+
+
+def _number(value: object) -> str:
+    """A number as Python reads it."""
+    special = isinstance(value, float) and not math.isfinite(value)
+    return f'float("{value}")' if special else repr(value)
