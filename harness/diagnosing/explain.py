@@ -12,14 +12,13 @@ from types import TracebackType
 from harness.case import Case, parse_case
 from harness.config import Config
 from harness.devices import DevicePlan
+from harness.diagnosing.pasted import test_of
 from harness.diagnosing.patterns import diagnose
-from harness.diagnosing.smallest import smallest
+from harness.diagnosing.smallest import smallest_of
 from harness.diagnosing.trace import trace_result, worst_of
 from harness.diagnosing.worked import inputs_of, worked_arithmetic
 from harness.inputs import build
 from harness.judging.observation import Observation
-from harness.kernel import Kernel
-from harness.op import Contract, Op
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
 from harness.result import BAD, CaseResult, Verdict
@@ -42,10 +41,6 @@ KEEPS = (
     "text, such as fused multiplications and additions, approximate functions, or the order of sums"
 )
 FOLLOWED = "the element and its way are those of the same case on the CPU, interpreted"
-
-
-def test_of(op: Op, contract: Contract, case: Case, kernel: Kernel) -> str:
-    return ""
 
 
 def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = math.inf) -> Explanation:
@@ -75,13 +70,6 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     return replace(_with_arithmetic(found, seen), diagnoses=diagnoses, reason=reason)
 
 
-def smallest_of_kernel(place: Workplace, name: str, line: str, *, seconds: float) -> tuple[str, str]:
-    """The smallest case found that fails like a case line, and a test of it; empty if none was."""
-    subject = place.subjects[name]
-    case = smallest(subject, parse_case(line), watch=place.watch, seconds=seconds)
-    return ("", "") if case is None else (str(case), test_of(subject.op, subject.contract, case, subject.kernel))
-
-
 def _found(subject: Subject, result: CaseResult) -> Explanation:
     """What the judgement says, before anything is asked again."""
     stage, worst = worst_of(result) or ("", None)
@@ -104,7 +92,7 @@ def _with_arithmetic(found: Explanation, seen: Observation) -> Explanation:
     """With the inputs of the element and its stages, as far as the kernel's own values of them were seen."""
     assert found.worst is not None
     trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
-    steps = {step.match.stage: step for step in trace.stages or trace.steps if step.match is not None}
+    steps = {step.match.stage: step for step in trace.stages if step.match is not None}
     inputs = inputs_of(seen.problem, index, whole, trace.steps)
     return replace(found, inputs=inputs, arithmetic=worked_arithmetic(seen, found.stage, index, steps))
 
@@ -151,17 +139,21 @@ class Explainer:
             return found
         if found.verdict is Verdict.FAILED and item.device != "cpu":
             found = self._followed(found, deadline - time.monotonic())
-        return self._shrunk(found, min(SHRINKING, deadline - time.monotonic()))
+        return self._shrunk(item, found, min(SHRINKING, deadline - time.monotonic()))
 
-    def _shrunk(self, found: Explanation, seconds: float) -> Explanation:
+    def _shrunk(self, item: Planned, found: Explanation, seconds: float) -> Explanation:
         """With the smallest tensors that fail alike."""
         if seconds < LEAST:
             return _noting(found, "no time was left for smaller tensors")
         try:
-            case, test = self._worker.do(smallest_of_kernel, found.kernel, found.case, seconds=seconds)
+            case = self._worker.do(smallest_of, found.kernel, found.case, seconds=seconds)
         except WorkerEnded as ended:
             return _noting(found, f"smaller tensors were not found: {ended}")
-        return replace(found, smallest=case, test=test)
+        if case is None:
+            return found
+        names = found.trace.op, found.trace.contract, case, found.kernel
+        test = test_of(*names, source=item.source, device=item.device)
+        return replace(found, smallest=str(case), test=test)
 
     def _followed(self, own: Explanation, seconds: float) -> Explanation:
         """What was seen on an accelerator, with the line that the same case shows on the CPU."""

@@ -88,10 +88,9 @@ class Explanation:
 
     @property
     def deciding(self) -> Worked | None:
-        """The stage that is to blame: the culprit's if its value is not allowed, or else the first that is not."""
+        """The stage that is to blame: the one that the trace found wrong, or else the first that is not allowed."""
         wrong = [worked for worked in self.arithmetic if worked.did]
-        blamed = self.culprit.match.stage if self.culprit is not None and self.culprit.match is not None else ""
-        return next((worked for worked in wrong if worked.stage == blamed), next(iter(wrong), None))
+        return next((worked for worked in wrong if worked.stage == self.trace.wrong), next(iter(wrong), None))
 
     @property
     def exit_code(self) -> int:
