@@ -73,7 +73,8 @@ def _print_arithmetic(explanation: Explanation, console: Console) -> None:
         ("formulas", "; ".join(f"{w.stage} = {w.formula}" for w in explanation.arithmetic if w.formula)),
     ]
     for label, text in fields:
-        paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
+        if text:
+            paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
     rows = [_row(worked, worked is explanation.deciding) for worked in explanation.arithmetic]
     print_columns([Text(header, "dim") for header in _HEADERS], rows, console)
 

@@ -50,7 +50,8 @@ def deed(actual: float, legal: tuple[float, ...], fmt: Format, *, rounds: bool, 
             _other_format(actual, legal, fmt) or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
         )
     if rounds and actual in neighbours(exact, fmt):
-        return " or ".join(_other_ways(actual, exact, fmt)) or f"rounds to {actual:.9g}"
+        ways = " or ".join(_other_ways(actual, exact, fmt)) or "rounds"
+        return f"{ways}, to {actual:.9g}"
     if coarse := _other_format(actual, legal, fmt):
         return coarse
     return f"gives {actual:.9g}, {in_ulp(actual, legal[1], fmt):,.4g} ulp away"
@@ -69,13 +70,13 @@ def _other_ways(actual: float, exact: float, fmt: Format) -> Iterator[str]:
     below, above = neighbours(exact, fmt)
     between = (f for f in FORMATS.values() if fmt.precision < f.precision < FP64.precision)
     if exact - below == above - exact:
-        yield f"rounds the tie to {actual:.9g}"
+        yield "rounds the tie the other way"
         return
     if abs(actual) < abs(exact):
-        yield f"cuts off, to {actual:.9g}"
+        yield "cuts off"
     for f in between:
         if rounded(rounded(exact, f), fmt) == actual:
-            yield f"rounds twice, by way of {f.name}, to {actual:.9g}"
+            yield f"rounds twice (by way of {f.name})"
 
 
 def _after(magnitude: float, fmt: Format) -> float:

@@ -34,8 +34,7 @@ def worked_arithmetic(seen: Observation, stage: str, index: Index, steps: Mappin
     problem = seen.problem
     element_of = _ElementOf(seen, index, tuple(seen.actual[stage].shape), steps)
     given = {name: own for name in problem.trace.stages if (own := element_of.given(name)) is not None}
-    trace = FormulaTrace(problem=problem, given=given)
-    problem.evaluate(given, trace)
+    trace = FormulaTrace(problem=problem, given=given).evaluate()
     names = list(trace.stages)[: list(trace.stages).index(stage) + 1]
     found = (element_of.worked(name, trace) for name in names)
     return tuple(worked for worked in found if worked is not None)
