@@ -16,7 +16,7 @@ from reports.identification import print_columns
 from reports.paper import line, paragraph, verdict_word
 from reports.records import encoded
 from reports.summary import quoted, shown_path
-from reports.trace import about, allowed, is_allowed, number
+from reports.trace import about, is_allowed, number
 
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
@@ -97,7 +97,8 @@ def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:
 
 def _ends(worked: Worked, between: str = " to ") -> str:
     """The one number that is allowed, or both ends."""
-    return number(worked.lo) if worked.lo == worked.hi else f"{number(worked.lo)}{between}{number(worked.hi)}"
+    ends = dict.fromkeys((number(worked.lo), number(worked.hi)))
+    return between.join(ends)
 
 
 def _input(source: Source) -> str:
@@ -115,7 +116,8 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
     if explanation.arithmetic and explanation.trace.reason:
         yield "way", f"not followed: {explanation.trace.reason}"
-    yield from _labelled("note", filter(None, [explanation.reason, *explanation.trace.notes]))
+    notes = [note for note in explanation.trace.notes if note not in explanation.findings]
+    yield from _labelled("note", filter(None, [explanation.reason, *notes]))
 
 
 def _labelled(label: str, texts: Iterable[str]) -> Iterator[Field]:
@@ -138,7 +140,7 @@ def computed(step: Step) -> str:
     made = f"{value} in {step.dtype}"
     if inserted := _inserted(step):
         return f"{step.text} = {inserted} = {made}"
-    operands = ", ".join(map(_operand, step.sources))
+    operands = ", ".join(_operand(source) for source in step.sources if source.first)
     return f"{step.text} = {made}{f', from {operands}' if operands else ''}"
 
 
@@ -170,15 +172,15 @@ def _element(first: Sequence[Element]) -> str:
 
 def _decision(explanation: Explanation) -> Iterator[Field]:
     if (deciding := explanation.deciding) is not None:
-        yield "rounding" if deciding.rounds else "value", decision(deciding)
+        yield "rounding" if deciding.misrounded else "value", decision(deciding)
 
 
 def decision(worked: Worked) -> str:
-    """Between which numbers the exact value lies, what the contract does with it, and what the kernel does."""
+    """What the contract makes of the exact value and what the kernel does, between which numbers if they round."""
     where = f"line {worked.line}" if worked.line else "the kernel"
     exact = number(worked.exact)
-    if not worked.rounds:
-        may = f"the contract allows {allowed(worked.lo, worked.hi)} in {worked.format}"
+    if not worked.rounds or not worked.misrounded:
+        may = f"the contract allows {_ends(worked)} in {worked.format}"
         return f"{worked.stage} is {exact} exactly, and {may}; {where} {worked.did}."
     if worked.below == worked.above:
         lies = f"{exact} is a number of {worked.format}, which the contract keeps as {worked.stage}"

@@ -159,7 +159,7 @@ def is_allowed(worst: Worst) -> bool:
 
 def allowed(lo: float, hi: float) -> str:
     """The one number that the contract allows, or both ends."""
-    return f"{number(lo)} only" if lo == hi else f"{number(lo)} to {number(hi)}"
+    return f"{number(lo)} only" if lo == hi or math.isnan(lo) else f"{number(lo)} to {number(hi)}"
 
 
 def number(value: float) -> str:

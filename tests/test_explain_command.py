@@ -185,13 +185,27 @@ def test_no_time_for_the_way(tmp_path: Path) -> None:
         (1.0078125, 1.00390625, "bf16", "bf16", "rounds the tie the other way, to 1.0078125"),
         (1.003, 1.003, "bf16", "fp32", "does not round, and holds 1.003 in fp32"),
         (1.00390625, 1.00390625 - 2.0**-13, "bf16", "fp16", "rounds to fp16, 1.00390625"),
-        (1.5, 1.01, "bf16", "bf16", "gives 1.5, 63 ulp away"),
+        (1.5, 1.01, "bf16", "bf16", "gives 1.5, 1.48837209 times the contract's value"),
+        (1.0234375, 1.01, "bf16", "bf16", "gives 1.0234375, 2 ulp away"),
+        (FORMATS["bf16"].max, 3.9e38, "bf16", "bf16", "saturates, to 3.38953139e+38"),
         (math.inf, 1.01, "bf16", "bf16", "gives inf"),
     ],
 )
 def test_what_a_kernel_does_in_place_of_a_rounding(actual: float, exact: float, fmt: str, dtype: str, did: str) -> None:
     expected = float(torch.tensor(exact, dtype=torch.float64).to(torch.float32).to(torch.bfloat16))
     assert deed(actual, (exact, expected, expected, expected), FORMATS[fmt], rounds=True, dtype=dtype) == did
+
+
+def test_a_rounding_that_is_left_out_before() -> None:
+    """0.557252411 is nearest to 0.55859375; the contract, which rounded before, has the other neighbour."""
+    legal = 0.557252411, 0.5546875, 0.5546875, 0.5546875
+    did = deed(0.55859375, legal, FORMATS["bf16"], rounds=True, dtype="bf16")
+    assert did == "leaves out a rounding before this one, and rounds, to 0.55859375"
+
+
+def test_a_number_in_fp32_that_is_cut_off_to_another_format() -> None:
+    legal = 1.04574439, 1.04574439, 1.0457443, 1.04574442
+    assert deed(1.0390625, legal, FORMATS["fp32"], rounds=False, dtype="bf16") == "cuts off to bf16, 1.0390625"
 
 
 def test_a_number_that_is_rounded_twice() -> None:

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 import torch
 
 from harness.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
+from harness.outcomes.explanation import GIVES
+from harness.result import NEAR
+
+Legal = tuple[float, float, float, float]
 
 
 def rounded(value: float, fmt: Format, *, to_zero: bool = False) -> float:
@@ -36,46 +40,58 @@ def in_ulp(actual: float, expected: float, fmt: Format) -> float:
     return abs(actual - expected) / math.ldexp(1.0, exponent - fmt.precision + 1)
 
 
-def deed(actual: float, legal: tuple[float, ...], fmt: Format, *, rounds: bool, dtype: str) -> str:
-    """What a kernel did that gave a number which the contract excludes, after a verb's subject: `does not round`.
+def deed(actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str) -> str:
+    """What a kernel did that gave a number which the contract excludes, as a verb: `does not round, and …`.
 
     `legal` are the exact value, the contract's, and the ends of what it allows. If more than one rounding gives the
     number, all of them are named.
     """
-    exact = legal[0]
-    if not math.isfinite(actual) or not math.isfinite(exact):
-        return f"gives {actual:.9g}"
+    exact, expected = legal[:2]
+    if not all(map(math.isfinite, (actual, exact))):
+        return f"{GIVES} {actual:.9g}"
     if rounds and rounded(actual, fmt) != actual and in_ulp(actual, exact, fmt) < 1:
         return (
             _other_format(actual, legal, fmt) or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
         )
     if rounds and actual in neighbours(exact, fmt):
-        ways = " or ".join(_other_ways(actual, exact, fmt)) or "rounds"
-        return f"{ways}, to {actual:.9g}"
-    if coarse := _other_format(actual, legal, fmt):
-        return coarse
-    return f"gives {actual:.9g}, {in_ulp(actual, legal[1], fmt):,.4g} ulp away"
+        return f"{' or '.join(_other_ways(actual, exact, fmt)) or 'rounds'}, to {actual:.9g}"
+    return _other_format(actual, legal, fmt) or f"{GIVES} {actual:.9g}{_apart(actual, expected, fmt)}"
 
 
-def _other_format(actual: float, legal: tuple[float, ...], fmt: Format) -> str:
-    """That it rounds to another format narrower than fp32, the coarsest that gives the number."""
+def _apart(actual: float, expected: float, fmt: Format) -> str:
+    """How far that is from the contract's value: in ulp if that is little, or else as a factor, if there is one."""
+    ulp = in_ulp(actual, expected, fmt)
+    if ulp <= NEAR:
+        return f", {ulp:,.4g} ulp away"
+    return f", {actual / expected:,.9g} times the contract's value" if actual and 0 < abs(expected) < math.inf else ""
+
+
+def _other_format(actual: float, legal: Legal, fmt: Format) -> str:
+    """That it rounds to another format narrower than fp32, the coarsest that gives the number, or cuts off to it."""
     narrow = sorted((f for f in FORMATS.values() if f not in (fmt, FP32, FP64)), key=lambda f: f.precision)
-    found = (f for f in narrow if actual and any(rounded(value, f) == actual for value in legal))
-    fitting = next(found, None)
-    return f"rounds to {fitting.name}, {actual:.9g}" if fitting else ""
+    for to_zero in (False, True):
+        for f in narrow if actual else ():
+            if any(rounded(value, f, to_zero=to_zero) == actual for value in legal):
+                return f"{'cuts off' if to_zero else 'rounds'} to {f.name}, {actual:.9g}"
+    return ""
 
 
 def _other_ways(actual: float, exact: float, fmt: Format) -> Iterator[str]:
-    """How rounding a number gives its farther neighbour."""
+    """How one of its neighbours comes from a number, where the contract has the other one."""
     below, above = neighbours(exact, fmt)
-    between = (f for f in FORMATS.values() if fmt.precision < f.precision < FP64.precision)
+    if actual == rounded(exact, fmt):
+        yield "leaves out a rounding before this one, and rounds"
+        return
+    if math.isinf(above - below):
+        yield "saturates"
+        return
     if exact - below == above - exact:
         yield "rounds the tie the other way"
         return
     if abs(actual) < abs(exact):
         yield "cuts off"
-    for f in between:
-        if rounded(rounded(exact, f), fmt) == actual:
+    for f in FORMATS.values():
+        if fmt.precision < f.precision < FP64.precision and rounded(rounded(exact, f), fmt) == actual:
             yield f"rounds twice (by way of {f.name})"
 
 

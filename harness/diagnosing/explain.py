@@ -12,6 +12,7 @@ from types import TracebackType
 from harness.case import Case, parse_case
 from harness.config import Config
 from harness.devices import DevicePlan
+from harness.diagnosing.handover import OF_STAGES
 from harness.diagnosing.pasted import test_of
 from harness.diagnosing.patterns import diagnose
 from harness.diagnosing.smallest import smallest_of
@@ -67,7 +68,14 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     seen = Observation.of(subject.problem(build(case.gathered(), subject.device)), actual)
     diagnoses = diagnose(seen, result) if result.verdict is Verdict.FAILED else ()
     reason = f"the way of the element is left out: it does not fit into {seconds:.3g} s" if late else ""
-    return replace(_with_arithmetic(found, seen), diagnoses=diagnoses, reason=reason)
+    found = replace(_with_arithmetic(found, seen), diagnoses=diagnoses, reason=reason)
+    return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
+
+
+def _blameless(found: Explanation) -> Explanation:
+    """Without a line or a stage to blame, where no value is to be blamed."""
+    arithmetic = tuple(replace(worked, did="") for worked in found.arithmetic)
+    return replace(found, arithmetic=arithmetic, trace=replace(found.trace, culprits=(), wrong=""))
 
 
 def _found(subject: Subject, result: CaseResult) -> Explanation:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from harness.outcomes.trace import Element, KernelTrace, Source, Step
 from harness.result import Verdict, Worst
 
+GIVES = "gives"
+"""The verb of what a kernel did that is no rounding, such as `gives 1.5, 2 times as much`."""
+
 
 @dataclass(frozen=True)
 class Worked:
@@ -47,6 +50,11 @@ class Worked:
     did: str = ""
     file: str = ""
     line: int = 0
+
+    @property
+    def misrounded(self) -> bool:
+        """The kernel rounds the value in another way, or does not round it; otherwise it has another value, if any."""
+        return bool(self.did) and not self.did.startswith(GIVES)
 
 
 @dataclass(frozen=True)
