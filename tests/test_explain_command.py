@@ -181,13 +181,13 @@ def test_no_time_for_the_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("actual", "exact", "fmt", "dtype", "did"),
     [
-        (1.0, 1.005, "bf16", "bf16", "cuts off, to 1"),
-        (1.0078125, 1.00390625, "bf16", "bf16", "rounds the tie the other way, to 1.0078125"),
+        (1.0, 1.005, "bf16", "bf16", "cuts off to 1"),
+        (1.0078125, 1.00390625, "bf16", "bf16", "rounds the tie the other way to 1.0078125"),
         (1.003, 1.003, "bf16", "fp32", "does not round, and holds 1.003 in fp32"),
         (1.00390625, 1.00390625 - 2.0**-13, "bf16", "fp16", "rounds to fp16, 1.00390625"),
         (1.5, 1.01, "bf16", "bf16", "gives 1.5, 1.48837209 times the contract's value"),
         (1.0234375, 1.01, "bf16", "bf16", "gives 1.0234375, 2 ulp away"),
-        (FORMATS["bf16"].max, 3.9e38, "bf16", "bf16", "saturates, to 3.38953139e+38"),
+        (FORMATS["bf16"].max, 3.9e38, "bf16", "bf16", "saturates to 3.38953139e+38"),
         (math.inf, 1.01, "bf16", "bf16", "gives inf"),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_rounding_that_is_left_out_before() -> None:
     """0.557252411 is nearest to 0.55859375; the contract, which rounded before, has the other neighbour."""
     legal = 0.557252411, 0.5546875, 0.5546875, 0.5546875
     did = deed(0.55859375, legal, FORMATS["bf16"], rounds=True, dtype="bf16")
-    assert did == "leaves out a rounding before this one, and rounds, to 0.55859375"
+    assert did == "leaves out a rounding before this one, and rounds to 0.55859375"
 
 
 def test_a_number_in_fp32_that_is_cut_off_to_another_format() -> None:
@@ -212,7 +212,7 @@ def test_a_number_that_is_rounded_twice() -> None:
     """Above a tie of bf16 by less than fp16 holds: rounded to that first it is the tie, and goes down."""
     exact = 1.00390625 + 2.0**-14
     ways = deed(1.0, (exact, 1.0078125, 1.0078125, 1.0078125), FORMATS["bf16"], rounds=True, dtype="bf16")
-    assert ways == "cuts off or rounds twice (by way of fp16), to 1"
+    assert ways == "cuts off or rounds twice (by way of fp16) to 1"
 
 
 @pytest.mark.parametrize(
@@ -320,6 +320,26 @@ def test_a_kernel_that_ends_its_process(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(explaining, "Worker", Ended)
     assert run(BF16, "--kernel", "eager[native_multiply+rounded_sum]") == 2
     assert "the process died without an exception" in capsys.readouterr().out
+
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_examples_of_the_documentation(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of the kernel of trace.md; what a search finds in five seconds depends on the machine."""
+    kernel = (DOCS / "trace.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```\n")[0]
+    blocks = (DOCS / "explain.md").read_text(encoding="utf-8").split("```\n")[1::2]
+    printed = blocks[number].partition("  diagnosis ")[0].strip()
+    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom harness.kernel import kernel\n\n\n"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    Path("my_kernels").mkdir()
+    Path("my_kernels", "norms.py").write_text(imports + kernel)
+    assert run(printed.splitlines()[1].strip(), "--kernel", "my_norm", "--kernels", "my_kernels") == 1
+    assert capsys.readouterr().out.startswith(f"{printed}\n")
 
 
 # An accelerator
