@@ -123,7 +123,7 @@ class _Rewritten(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """A stage within a formula goes by its name."""
         if isinstance(node.func, ast.Name) and node.func.id == "stage" and isinstance(node.args[0], ast.Constant):
-            return ast.Name(node.args[0].value)
+            return ast.Name(str(node.args[0].value))
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
