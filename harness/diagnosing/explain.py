@@ -60,16 +60,30 @@ def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seco
     found = _found(subject, result)
     if found.worst is None:
         return found
+    if subject.device.type == "cpu":
+        if time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
+            found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
+        else:
+            found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
     if case.tensors[0].numel > MOST:
-        return replace(found, reason=f"the reference is evaluated at once for at most {MOST:,} elements of an input")
-    late = time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds
-    if subject.device.type == "cpu" and not late:
-        found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
-    seen = Observation.of(subject.problem(build(case.gathered(), subject.device)), actual)
-    diagnoses = diagnose(seen, result) if result.verdict is Verdict.FAILED else ()
-    reason = f"the way of the element is left out: it does not fit into {seconds:.3g} s" if late else ""
-    found = replace(_with_arithmetic(found, seen), diagnoses=diagnoses, reason=reason)
+        found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
+    else:
+        problem = subject.problem(build(case.gathered(), subject.device))
+        found = _worked_out(found, Observation.of(problem, actual), result)
     return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
+
+
+def _worked_out(found: Explanation, seen: Observation, result: CaseResult) -> Explanation:
+    """With the inputs of the element, its stages as far as they were seen, and what the errors have in common."""
+    assert found.worst is not None
+    trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
+    steps = {step.match.stage: step for step in trace.stages if step.match is not None}
+    return replace(
+        found,
+        inputs=inputs_of(seen.problem, index, whole, trace.steps),
+        arithmetic=worked_arithmetic(seen, found.stage, index, steps),
+        diagnoses=diagnose(seen, result) if result.verdict is Verdict.FAILED else (),
+    )
 
 
 def _blameless(found: Explanation) -> Explanation:
@@ -82,7 +96,7 @@ def _found(subject: Subject, result: CaseResult) -> Explanation:
     """What the judgement says, before anything is asked again."""
     stage, worst = worst_of(result) or ("", None)
     names = subject.kernel.name, result.op, result.contract, result.case, result.device
-    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason or "it was not asked for")
+    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason)
     return Explanation(
         subject.kernel.name,
         result.device,
@@ -94,15 +108,6 @@ def _found(subject: Subject, result: CaseResult) -> Explanation:
         stage=stage,
         worst=worst,
     )
-
-
-def _with_arithmetic(found: Explanation, seen: Observation) -> Explanation:
-    """With the inputs of the element and its stages, as far as the kernel's own values of them were seen."""
-    assert found.worst is not None
-    trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
-    steps = {step.match.stage: step for step in trace.stages if step.match is not None}
-    inputs = inputs_of(seen.problem, index, whole, trace.steps)
-    return replace(found, inputs=inputs, arithmetic=worked_arithmetic(seen, found.stage, index, steps))
 
 
 class Explainer:
