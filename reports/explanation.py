@@ -23,6 +23,9 @@ MOST_DIAGNOSES = 2
 MOST_OTHERS = 2
 """Candidates that are named beside the likeliest."""
 
+MOST_INPUTS = 8
+"""Elements of inputs that are shown."""
+
 Field = tuple[str, str]
 _HEADERS = ("stage", "exact", "allowed", "as", "kernel", "bits", "as", "ulp", "line")
 _WIDTH = 10  # of labels
@@ -69,7 +72,7 @@ def _print_arithmetic(explanation: Explanation, console: Console) -> None:
     if not explanation.arithmetic:
         return
     fields = [
-        ("inputs", ", ".join(map(_input, explanation.inputs))),
+        ("inputs", ", ".join(_inputs(explanation.inputs))),
         ("formulas", "; ".join(f"{w.stage} = {w.formula}" for w in explanation.arithmetic if w.formula)),
     ]
     for label, text in fields:
@@ -101,9 +104,12 @@ def _ends(worked: Worked, between: str = " to ") -> str:
     return between.join(ends)
 
 
-def _input(source: Source) -> str:
-    element = source.first[0]
-    return f"{source.name} = {element.decimal}{f' ({element.bits})' if element.bits else ''}"
+def _inputs(sources: Sequence[Source]) -> Iterator[str]:
+    for source in sources[:MOST_INPUTS]:
+        element = source.first[0]
+        yield f"{source.name} = {element.decimal}{f' ({element.bits})' if element.bits else ''}"
+    if rest := sources[MOST_INPUTS:]:
+        yield f"{len(rest):,} more"
 
 
 def _fields(explanation: Explanation) -> Iterator[Field]:

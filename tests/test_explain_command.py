@@ -25,12 +25,14 @@ from harness.devices import DevicePlan
 from harness.diagnosing import explain as explaining
 from harness.diagnosing.deeds import deed, in_ulp, neighbours
 from harness.diagnosing.explain import Explainer, explain_case, explain_kernel
+from harness.diagnosing.worked import number_of, of_match
 from harness.inputs import build
 from harness.interpret import install
+from harness.judging.expected import Numbers
 from harness.kernel import Kernel
-from harness.numerics import FORMATS
+from harness.numerics import FORMATS, Enclosure
 from harness.outcomes.explanation import Explanation, Worked
-from harness.outcomes.trace import Element, KernelTrace, Source, Step
+from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from harness.result import Verdict, Worst
 from harness.verify.check import Subject
 from harness.verify.worker import WorkerEnded
@@ -236,6 +238,24 @@ def test_a_number_that_is_rounded_twice() -> None:
 )
 def test_neighbours(value: float, fmt: str, ends: tuple[float, float]) -> None:
     assert neighbours(value, FORMATS[fmt]) == ends
+
+
+def test_a_stage_of_other_rows_stands_as_its_match_says() -> None:
+    said = "gives 1.25, 1.24031008 times the contract's value"
+    match = StageMatch("up", 1.005, 1.0, 1.01, 1, 8, expected=1.0078125, format="bf16")
+    step = Step("up", dtype="fp32", line=7, count=1, first=(Element("1.25", "0x3fa00000"),), match=match)
+    expected = Numbers(Enclosure.point(torch.zeros(8)), FORMATS["bf16"])
+    found = of_match(step, expected, rounds=True)
+    assert found is not None and found.actual == step.first[0]
+    assert (found.stage, found.index, found.line, found.did) == ("up", (), 7, said)
+    assert of_match(replace(step, direct=False), expected, rounds=True) is None
+    assert of_match(Step(""), expected, rounds=True) is None
+
+
+def test_the_number_of_an_element() -> None:
+    assert number_of(Element("0.100000001", "0x3dcccccd"), "fp32") == fp32("0x3dcccccd")
+    assert number_of(Element("0.10000000000000001", "0x3fb999999999999a"), "fp64") == 0.1
+    assert [number_of(Element(text), "int1") for text in ("True", "False", "-3")] == [1.0, 0.0, -3.0]
 
 
 def test_distance_in_ulp() -> None:

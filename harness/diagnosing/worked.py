@@ -17,7 +17,7 @@ from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, FP64, Format, Integers
-from harness.outcomes.explanation import Worked
+from harness.outcomes.explanation import GIVES, Worked
 from harness.outcomes.trace import Element, Source, Step
 from harness.tracing.of_torch import array_of
 
@@ -67,10 +67,9 @@ class _ElementOf:
 
     def worked(self, name: str, trace: FormulaTrace) -> Worked | None:
         expected, step = trace.stages[name], self.steps.get(name, Step(""))
-        at = belonging(expected.shape, self.index, self.whole)
+        at, rounds = belonging(expected.shape, self.index, self.whole), name in self.seen.problem.contract.rounds
         if at is None:
-            return _of_match(step, expected, rounds=name in self.seen.problem.contract.rounds)
-        rounds = name in self.seen.problem.contract.rounds
+            return of_match(step, expected, rounds=rounds)
         actual, dtype = _shown(step), step.dtype
         if name in self.seen.actual:
             tensor = self.seen.actual[name]
@@ -126,7 +125,7 @@ def number_of(shown: Element, dtype: str) -> float:
     return value if dtype in (FP64.name, "") or not shown.bits else rounded(value, FP32)
 
 
-def _of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
+def of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
     """A stage of other rows, of which a step shows an element all the same."""
     match, actual = step.match, _shown(step)
     if match is None or actual is None:
@@ -154,7 +153,7 @@ def _judged(worked: Worked, actual: float, fmt: AnyFormat) -> Worked:
     """With what the kernel did: how far away that is, and how it came there if it is not allowed."""
     may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
     if not isinstance(fmt, Format):
-        return worked if may else replace(worked, did=f"gives {actual:.9g}")
+        return worked if may else replace(worked, did=f"{GIVES} {actual:.9g}")
     legal = worked.exact, worked.expected, worked.lo, worked.hi
     did = "" if may else deed(actual, legal, fmt, rounds=worked.rounds, dtype=worked.dtype)
     return replace(worked, did=did, ulp=in_ulp(actual, worked.expected, fmt))
