@@ -200,6 +200,7 @@ def test_nothing_is_blamed_where_no_value_is_wrong(tmp_path: Path, capsys: pytes
         (1.0234375, 1.01, "bf16", "bf16", "gives 1.0234375, 2 ulp away"),
         (FORMATS["bf16"].max, 3.9e38, "bf16", "bf16", "saturates to 3.38953139e+38"),
         (math.inf, 1.01, "bf16", "bf16", "gives inf"),
+        (-2040.0, -2035.53018, "bf16", "bf16", "gives -2040, 1 ulp away"),
     ],
 )
 def test_what_a_kernel_does_in_place_of_a_rounding(actual: float, exact: float, fmt: str, dtype: str, did: str) -> None:

@@ -53,8 +53,9 @@ def deed(actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str) 
         return (
             _other_format(actual, legal, fmt) or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
         )
-    if rounds and actual in neighbours(exact, fmt):
-        return f"{' or '.join(_other_ways(actual, exact, fmt)) or 'rounds'} to {actual:.9g}"
+    ways = _other_ways(actual, exact, fmt) if rounds and actual in neighbours(exact, fmt) else ()
+    if said := " or ".join(ways):
+        return f"{said} to {actual:.9g}"
     return _other_format(actual, legal, fmt) or f"{GIVES} {actual:.9g}{_apart(actual, expected, fmt)}"
 
 

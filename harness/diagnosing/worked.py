@@ -49,6 +49,14 @@ class _ElementOf:
     whole: Index
     steps: Mapping[str, Step]
 
+    def step(self, name: str, fmt: AnyFormat) -> Step:
+        """The step that agrees with a stage, if it shows such numbers; or else an empty one."""
+        step = self.steps.get(name, Step(""))
+        shown = _shown(step)
+        if shown is None or (shown.decimal in ("True", "False")) != (fmt.name == "bool"):
+            return Step("")
+        return step if bool(shown.bits) == isinstance(fmt, Format) else Step("")
+
     def given(self, name: str) -> Enclosure | None:
         """What the reference goes on from: the kernel's tensor, or its own with the kernel's value in one place."""
         expected = self.seen.problem.trace.stages[name]
@@ -56,7 +64,7 @@ class _ElementOf:
             return None
         if name in self.seen.actual:
             return Enclosure.point(self.seen.actual[name])
-        step = self.steps.get(name, Step(""))
+        step = self.step(name, expected.format)
         at, own = belonging(expected.shape, self.index, self.whole), _shown(step)
         if at is None or own is None:
             return None
@@ -66,7 +74,9 @@ class _ElementOf:
         return Enclosure(parts)
 
     def worked(self, name: str, trace: FormulaTrace) -> Worked | None:
-        expected, step = trace.stages[name], self.steps.get(name, Step(""))
+        """The stage as the trace says; None if it has no such element, and no step shows one."""
+        expected = trace.stages[name]
+        step = self.step(name, expected.format)
         at, rounds = belonging(expected.shape, self.index, self.whole), name in self.seen.problem.contract.rounds
         if at is None:
             return of_match(step, expected, rounds=rounds)
