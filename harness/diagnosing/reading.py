@@ -51,13 +51,14 @@ def reading(
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
     cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
     found = expressions(ancestry.events, cells)
-    stages = Stages(grid, grid.problem.evaluate(), found, stage)
+    stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
-    fault = Search(stages, matched, ancestry).fault() if failing else None
+    search = Search(stages, matched)
+    fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
-    ranked = Ranking(stages, fault, ancestry).first() if fault else []
+    ranked = Ranking(search, fault).first() if fault else []
     return _told(log, grid, stages, matched, fault, ranked)
 
 

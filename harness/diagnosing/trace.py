@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.case import Case, parse_case
 from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.memory import steps_of_findings
 from harness.diagnosing.reading import Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
 from harness.inputs import Inputs, build, guarded_allocations
@@ -103,8 +104,8 @@ def trace_result(
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
     stage, worst = target
-    beside = tuple(finding.sentence for finding in result.findings if finding.kind not in OF_STAGES)
-    found = replace(found, stage=stage, worst=worst, notes=beside)
+    beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
+    found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
     with watch(case):
         inputs = build(case.gathered(), subject.device)
         tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
@@ -115,6 +116,7 @@ def trace_result(
         except Exception as error:
             traceback.print_exc()
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
+    found = replace(found, culprits=steps_of_findings(seen.log, beside, seen.tensors))
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     return _told(found, tracing.problem, seen, actual[stage], every)
@@ -138,6 +140,7 @@ class Seen:
         tensor, where: what the call gave for the stage, a copy of it; where its elements were.
         write: what wrote the element to explain; None where nothing did.
         path: what led to it, if it was recorded.
+        tensors: those of the case as they were given, and the stage.
     """
 
     log: Log
@@ -145,6 +148,7 @@ class Seen:
     where: Addresses
     write: Write | None = None
     path: Path = field(default_factory=Path)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def visit(self) -> Visit | None:
@@ -203,7 +207,7 @@ class _Tracing:
             tensor = caller.results_of(handed, {**self.inputs.case.params, **asked})[self.stage].detach()
         seen = _located(log, tensor, (0,) * tensor.ndim if self.index is None else self.index)
         self.inputs.restore()
-        return seen
+        return replace(seen, tensors={**handed, self.stage: tensor})
 
 
 def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
@@ -224,8 +228,9 @@ def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, ever
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    told = {name: getattr(read, name) for name in ("stages", "culprits", "unmatched", "wrong")}
-    return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
+    told = {name: getattr(read, name) for name in ("stages", "unmatched", "wrong")}
+    culprits = read.culprits or found.culprits
+    return replace(found, steps=steps, all=whole, notes=tuple(notes), culprits=culprits, **told)
 
 
 def _notes(seen: Seen) -> list[str]:
