@@ -7,6 +7,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 
 from harness.case import Case, parse_case
@@ -165,7 +166,8 @@ class Explainer:
         if case is None:
             return found
         names = found.trace.op, found.trace.contract, case, found.kernel
-        test = test_of(*names, source=item.source, device=item.device)
+        source = item.source.removeprefix(f"{Path.cwd()}/")  # a test is pasted elsewhere, and goes to others
+        test = test_of(*names, source=source, device=item.device)
         return replace(found, smallest=str(case), test=test)
 
     def _followed(self, own: Explanation, seconds: float) -> Explanation:
