@@ -24,6 +24,7 @@ COMMANDS = {
     "diff": ("diff", "say what got better or worse from one run to another"),
     "golden": ("golden", "keep what kernels give, and see what changes"),
     "bisect": ("bisect", "find the commit, or the version of a package, that changed a kernel's result"),
+    "explain": ("explain", "say why a kernel fails on a case: the line, and arithmetic to check by hand"),
     "stages": ("stages", "find the first stage of a kernel that goes wrong on a case"),
     "trace": ("trace", "show line by line how the worst element of a kernel's result came about"),
     "pin": ("pin", "keep a case that failed, so that it runs first ever after"),

@@ -171,9 +171,9 @@ def repro_line(result: CaseResult, options: str = "") -> str:
     sanitize = any(finding.kind in SANITIZED for finding in result.findings)
     words = [
         "lastbit repro",
-        _quoted(result.case),
+        quoted(result.case),
         "--kernel",
-        _quoted(result.kernel),
+        quoted(result.kernel),
         "--device",
         result.device,
         "--sanitize" * sanitize,
@@ -182,6 +182,6 @@ def repro_line(result: CaseResult, options: str = "") -> str:
     return " ".join(filter(None, words))
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """`text` as one word of a POSIX shell."""
     return "'" + text.replace("'", "'\"'\"'") + "'"

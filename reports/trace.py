@@ -30,7 +30,7 @@ def print_trace(found: KernelTrace, console: Console) -> None:
     line(console, Text.assemble((found.kernel, "bold"), head, verdict_word(found.verdict)))
     line(console, f"  {found.case}", "dim")
     if found.worst is not None:
-        paragraph(console, Text(_about(found.stage, found.worst)), label="  ")
+        paragraph(console, Text(about(found.stage, found.worst)), label="  ")
     if found.reason:
         paragraph(console, Text(f"Nothing is traced: {found.reason}", "bold magenta"), label="  ")
         return
@@ -155,23 +155,26 @@ def _stage(match: StageMatch | None, leaves: bool) -> Text:
     return Text(f"✗ {name}".rstrip(), "bold red") if leaves else Text(name, "green")
 
 
-def _about(stage: str, worst: Worst) -> str:
+def about(stage: str, worst: Worst) -> str:
     """The element, and what it may be."""
     index = ", ".join(map(str, worst.index))
-    allowed = _allowed(worst.lo, worst.hi)
-    relation = f"as the contract allows ({allowed})" if _is_allowed(worst) else f"but the contract allows {allowed}"
-    return f"{stage}[{index}] is {_number(worst.actual)}, {relation}; exact {_number(worst.exact)}"
+    may = allowed(worst.lo, worst.hi)
+    relation = f"as the contract allows ({may})" if is_allowed(worst) else f"but the contract allows {may}"
+    return f"{stage}[{index}] is {number(worst.actual)}, {relation}; exact {number(worst.exact)}"
 
 
-def _is_allowed(worst: Worst) -> bool:
+def is_allowed(worst: Worst) -> bool:
+    """Whether the contract allows the element."""
     return worst.lo <= worst.actual <= worst.hi or (math.isnan(worst.actual) and math.isnan(worst.lo))
 
 
-def _allowed(lo: float, hi: float) -> str:
-    return f"{_number(lo)} only" if lo == hi else f"{_number(lo)} to {_number(hi)}"
+def allowed(lo: float, hi: float) -> str:
+    """The one number that the contract allows, or both ends."""
+    return f"{number(lo)} only" if lo == hi or math.isnan(lo) else f"{number(lo)} to {number(hi)}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """As many digits as tell a number of fp32 from its neighbours."""
     return f"{value:.9g}"
 
 
@@ -182,7 +185,7 @@ def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
     elif step is not None and found.wrong:
         said = f"The value leaves the contract in line {step.line}, {_expression(step)}"
         yield f"{said}: with it, stage {found.wrong} does not follow from what the kernel had before.", "bold red"
-    elif found.steps and found.worst is not None and found.exit_code == 1 and not _is_allowed(found.worst):
+    elif found.steps and found.worst is not None and found.exit_code == 1 and not is_allowed(found.worst):
         first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
         yield f"No step was found with which the value leaves what the contract allows.{first}", "bold red"
     yield from ((note, "") for note in found.notes)
@@ -194,7 +197,7 @@ def _leaving(step: Step, match: StageMatch) -> str:
     return (
         f"The value leaves the contract in line {step.line}, {_expression(step)}: as stage {match.stage}, "
         f"{match.outside:,} of {match.of:,} elements are not possible. Here it is {own.decimal} in {step.dtype}; the "
-        f"contract allows {_allowed(match.lo, match.hi)}, exact is {_number(match.exact)}."
+        f"contract allows {allowed(match.lo, match.hi)}, exact is {number(match.exact)}."
     )
 
 

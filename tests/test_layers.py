@@ -96,6 +96,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.diagnosing": (
         "harness.errors",
         "harness.config",
+        "harness.devices",
+        "harness.dtypes",
         "harness.interpret",
         "harness.tracing",
         "harness.op",

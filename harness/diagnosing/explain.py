@@ -2,25 +2,126 @@
 
 from __future__ import annotations
 
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 
+from harness.case import Case, parse_case
 from harness.config import Config
-from harness.diagnosing.trace import trace_kernel
+from harness.devices import DevicePlan
+from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.pasted import test_of
+from harness.diagnosing.patterns import diagnose
+from harness.diagnosing.smallest import smallest_of
+from harness.diagnosing.trace import trace_result, worst_of
+from harness.diagnosing.worked import inputs_of, worked_arithmetic
+from harness.inputs import build
+from harness.judging.observation import Observation
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
-from harness.result import Verdict
-from harness.verify.inprocess import planned
+from harness.result import BAD, CaseResult, Verdict
+from harness.verify.check import Subject, examine
+from harness.verify.inprocess import Watch, Workplace, planned, unwatched
+from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded
+
+MOST = 1 << 22
+"""Elements of the op's first input up to which the reference is evaluated at once."""
+TIMES_JUDGED = 4.0
+"""How many times as long as judging a case it takes to follow its worst element, at most as a rule."""
+SHRINKING = 5.0
+"""Seconds that are spent on smaller tensors, if there are so many."""
+LEAST = 1.0
+"""Seconds below which smaller tensors are not looked for."""
+
+KEEPS = (
+    "on the CPU, interpreted, the kernel keeps its contract on this case: what differs is what {} does with the same "
+    "text, such as fused multiplications and additions, approximate functions, or the order of sums"
+)
+FOLLOWED = "the element and its way are those of the same case on the CPU, interpreted"
+
+
+def explain_kernel(place: Workplace, name: str, line: str, *, seconds: float = math.inf) -> Explanation:
+    """`explain_case` of a kernel on a case line."""
+    return explain_case(place.subjects[name], parse_case(line), watch=place.watch, seconds=seconds)
+
+
+def explain_case(subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float = math.inf) -> Explanation:
+    """Judge a kernel on a case and say why it fails there; smaller tensors are not looked for.
+
+    The element is followed through the kernel on the CPU only, and not if that would take longer than `seconds`.
+    """
+    start = time.monotonic()
+    with watch(case):
+        result, actual = examine(subject, case)
+    found = _found(subject, result)
+    if found.worst is None:
+        return found
+    if subject.device.type == "cpu":
+        if time.monotonic() - start + TIMES_JUDGED * result.seconds > seconds:
+            found = _noting(found, f"the way of the element is left out: it does not fit into {seconds:.3g} s")
+        else:
+            found = replace(found, trace=trace_result(subject, case, result, actual, watch=watch))
+    if case.tensors[0].numel > MOST:
+        found = _noting(found, f"the reference is evaluated at once for at most {MOST:,} elements of an input")
+    else:
+        problem = subject.problem(build(case.gathered(), subject.device))
+        found = _worked_out(found, Observation.of(problem, actual), result)
+    return found if any(finding.kind in OF_STAGES for finding in result.faults) else _blameless(found)
+
+
+def _worked_out(found: Explanation, seen: Observation, result: CaseResult) -> Explanation:
+    """With the inputs of the element, its stages as far as they were seen, and what the errors have in common."""
+    assert found.worst is not None
+    trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
+    steps = {step.match.stage: step for step in trace.stages if step.match is not None}
+    return replace(
+        found,
+        inputs=inputs_of(seen.problem, index, whole, trace.steps),
+        arithmetic=worked_arithmetic(seen, found.stage, index, steps),
+        diagnoses=diagnose(seen, result) if result.verdict is Verdict.FAILED else (),
+    )
+
+
+def _blameless(found: Explanation) -> Explanation:
+    """Without a line or a stage to blame, where no value is to be blamed."""
+    arithmetic = tuple(replace(worked, did="") for worked in found.arithmetic)
+    return replace(found, arithmetic=arithmetic, trace=replace(found.trace, culprits=(), wrong=""))
+
+
+def _found(subject: Subject, result: CaseResult) -> Explanation:
+    """What the judgement says, before anything is asked again."""
+    stage, worst = worst_of(result) or ("", None)
+    names = subject.kernel.name, result.op, result.contract, result.case, result.device
+    trace = KernelTrace(*names, verdict=result.verdict, reason=result.reason)
+    return Explanation(
+        subject.kernel.name,
+        result.device,
+        result.case,
+        result.verdict,
+        trace,
+        reason="" if worst else result.reason or "it gave no element that could be compared",
+        findings=tuple(finding.sentence for finding in result.faults),
+        stage=stage,
+        worst=worst,
+    )
 
 
 class Explainer:
-    """Explains failures of kernels, in a process of its own.
+    """Explains failures of kernels, in processes of its own.
 
-    `config` names one device and holds the lines of the cases that are to be explained.
+    `config` names one device and holds the lines of the cases that are to be explained. Kernels on an accelerator are
+    judged there; the element is followed on the CPU, where the same kernel is interpreted.
     """
 
     def __init__(self, config: Config) -> None:
-        self._worker = Worker(config)
+        self._stack = ExitStack()
+        self._config = config
+        self._worker = self._stack.enter_context(Worker(config))
 
     def __enter__(self) -> Explainer:
         return self
@@ -28,14 +129,70 @@ class Explainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.__exit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)
 
-    def explain(self, kernel: str, line: str) -> Explanation:
-        """Why a kernel fails on a case line; with the reason if it ends its process."""
-        item = next(item for item in self._worker.do(planned) if item.kernel == kernel)
+    @cached_property
+    def planned(self) -> tuple[Planned, ...]:
+        """The kernels that there are for the case lines."""
+        return self._worker.do(planned)
+
+    @cached_property
+    def _on_cpu(self) -> Worker:
+        """A process that runs the same kernels on the CPU."""
+        return self._stack.enter_context(Worker(replace(self._config, device_plan=DevicePlan())))
+
+    def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
+        """Why a kernel fails on a case line; with the reason if it ends its process.
+
+        What does not fit into `seconds` is left out, and named in the reason.
+        """
+        deadline = time.monotonic() + seconds
+        item = next(item for item in self.planned if item.kernel == kernel)
+        found = _explained(self._worker, item, line, deadline - time.monotonic())
+        if found.verdict not in BAD:
+            return found
+        if found.verdict is Verdict.FAILED and item.device != "cpu":
+            found = self._followed(found, deadline - time.monotonic())
+        return self._shrunk(item, found, min(SHRINKING, deadline - time.monotonic()))
+
+    def _shrunk(self, item: Planned, found: Explanation, seconds: float) -> Explanation:
+        """With the smallest tensors that fail alike."""
+        if seconds < LEAST:
+            return _noting(found, "no time was left for smaller tensors")
         try:
-            trace = self._worker.do(trace_kernel, kernel, line)
+            case = self._worker.do(smallest_of, found.kernel, found.case, seconds=seconds)
         except WorkerEnded as ended:
-            names = item.kernel, item.op, item.contract, line, item.device
-            trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
-        return Explanation(kernel, item.device, line, trace.verdict, trace)
+            return _noting(found, f"smaller tensors were not found: {ended}")
+        if case is None:
+            return found
+        names = found.trace.op, found.trace.contract, case, found.kernel
+        source = item.source.removeprefix(f"{Path.cwd()}/")  # a test is pasted elsewhere, and goes to others
+        test = test_of(*names, source=source, device=item.device)
+        return replace(found, smallest=str(case), test=test)
+
+    def _followed(self, own: Explanation, seconds: float) -> Explanation:
+        """What was seen on an accelerator, with the line that the same case shows on the CPU."""
+        item = next((i for i in self._on_cpu.do(planned) if i.kernel == own.kernel), None)
+        if item is None:
+            return replace(own, reason=f"{own.kernel} does not run on the CPU, where its element would be followed")
+        there = _explained(self._on_cpu, item, own.case, seconds)
+        if there.verdict is Verdict.PASSED:
+            return replace(own, trace=there.trace, reason=KEEPS.format(own.device))
+        if there.verdict is not Verdict.FAILED:
+            return replace(own, trace=there.trace, reason=f"on the CPU, interpreted: {there.reason or there.verdict}")
+        there = replace(there, device=own.device, findings=own.findings, diagnoses=own.diagnoses)
+        return _noting(there, FOLLOWED)
+
+
+def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Explanation:
+    """What was found, which is nothing but the reason if the kernel ends its process."""
+    try:
+        return worker.do(explain_kernel, item.kernel, line, seconds=seconds)
+    except WorkerEnded as ended:
+        names = item.kernel, item.op, item.contract, line, item.device
+        trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
+        return Explanation(item.kernel, item.device, line, Verdict.ERRORED, trace, reason=str(ended))
+
+
+def _noting(found: Explanation, reason: str) -> Explanation:
+    return replace(found, reason="; ".join(filter(None, [found.reason, reason])))

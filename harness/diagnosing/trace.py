@@ -85,8 +85,22 @@ def trace_case(
     """
     with watch(case):
         result, actual = examine(subject, case)
+    return trace_result(subject, case, result, actual, every=every, limit=limit, watch=watch)
+
+
+def trace_result(
+    subject: Subject,
+    case: Case,
+    result: CaseResult,
+    actual: Mapping[str, Tensor],
+    *,
+    every: bool = False,
+    limit: int = LIMIT,
+    watch: Watch = unwatched,
+) -> KernelTrace:
+    """`trace_case` of a case that was judged, with the tensors that it was judged by."""
     found = _begun(subject, case, result.verdict)
-    target = _worst(result)
+    target = worst_of(result)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
     stage, worst = target
@@ -108,7 +122,7 @@ def trace_case(
     return _told(found, tracing.problem, seen, actual[stage], every)
 
 
-def _worst(result: CaseResult) -> tuple[str, Worst] | None:
+def worst_of(result: CaseResult) -> tuple[str, Worst] | None:
     """The element to explain and the stage that it is of."""
     failing = result.failing_stage
     if failing is not None:

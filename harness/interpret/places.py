@@ -44,16 +44,21 @@ class Place:
         return f"{Path(self.file).name}:{self.line} `{self.text}`"
 
 
-@cache
 def place_of(code: CodeType, instruction: int) -> Place:
     """What stands in the file where an instruction of `code` was compiled from."""
+    return _place_of(code, code.co_filename, instruction)
+
+
+@cache
+def _place_of(code: CodeType, file: str, instruction: int) -> Place:
+    """`file` is that of the code, which is equal to the same text compiled from another file."""
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     line, end_line, column, end_column = positions
     first = line or code.co_firstlineno
     last = end_line or first
-    start = _character(code.co_filename, first, column or 0)
-    end = _character(code.co_filename, last, sys.maxsize if end_column is None else end_column)
-    return Place(code.co_filename, first, start, last, end, code.co_name)
+    start = _character(file, first, column or 0)
+    end = _character(file, last, sys.maxsize if end_column is None else end_column)
+    return Place(file, first, start, last, end, code.co_name)
 
 
 def _character(file: str, line: int, column: int) -> int:

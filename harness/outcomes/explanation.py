@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from harness.outcomes.trace import KernelTrace, Step
-from harness.result import Verdict
+from harness.outcomes.trace import Element, KernelTrace, Source, Step
+from harness.result import Verdict, Worst
+
+GIVES = "gives"
+"""The verb of what a kernel did that is no rounding, such as `gives 1.5, 2 times as much`."""
+
+
+@dataclass(frozen=True)
+class Worked:
+    """A stage of the reference for one element, as it follows from the kernel's own values of the stages before it.
+
+    A stage that was not seen before it stands for itself, with what the contract allows for it.
+
+    Attributes:
+        index: of the element of the stage.
+        formula: what the reference computes, in names of inputs, parameters and stages; empty where it cannot be read.
+        exact: the result of the formula, not rounded.
+        expected, lo, hi: what the contract makes of it, and what it allows.
+        format: that of the stage under the contract.
+        rounds: the contract rounds to it, and does not only hold the stage in it.
+        below, above: the neighbours of the exact value in that format; equal if it is one of its numbers.
+        actual: the kernel's value; none where it was not seen.
+        dtype: what the kernel holds it in.
+        ulp: |actual - expected| in units in the last place that the expected value has in the format.
+        did: what the kernel did in place of what the contract does, such as `does not round`; empty if that is allowed.
+        file, line: where the kernel computes it; no line where that was not seen.
+    """
+
+    stage: str
+    index: tuple[int, ...]
+    exact: float
+    expected: float
+    lo: float
+    hi: float
+    format: str
+    rounds: bool
+    formula: str = ""
+    below: float = math.nan
+    above: float = math.nan
+    actual: Element | None = None
+    dtype: str = ""
+    ulp: float = math.nan
+    did: str = ""
+    file: str = ""
+    line: int = 0
+
+    @property
+    def misrounded(self) -> bool:
+        """The kernel rounds the value in another way, or does not round it; otherwise it has another value, if any."""
+        return bool(self.did) and not self.did.startswith(GIVES)
 
 
 @dataclass(frozen=True)
@@ -19,6 +68,10 @@ class Explanation:
         smallest: the smallest case found that fails in the same way, with its values in the line; empty if none was.
         test: a test to paste, which fails on that case.
         reason: why there is less than one could expect; empty if nothing is missing.
+        findings: the sentences that the case fails for.
+        stage, worst: the element that is explained, and what it is of; none if nothing could be compared.
+        inputs: the elements of the inputs that belong to it, and the parameters.
+        arithmetic: the stages up to that of the element, in the order of the reference.
     """
 
     kernel: str
@@ -30,8 +83,26 @@ class Explanation:
     smallest: str = ""
     test: str = ""
     reason: str = ""
+    findings: tuple[str, ...] = ()
+    stage: str = ""
+    worst: Worst | None = None
+    inputs: tuple[Source, ...] = ()
+    arithmetic: tuple[Worked, ...] = ()
 
     @property
     def culprit(self) -> Step | None:
         """The likeliest place of the mistake."""
         return next(iter(self.trace.culprits), None)
+
+    @property
+    def deciding(self) -> Worked | None:
+        """The stage that is to blame: the one that the trace found wrong, or else the first that is not allowed."""
+        wrong = [worked for worked in self.arithmetic if worked.did]
+        return next((worked for worked in wrong if worked.stage == self.trace.wrong), next(iter(wrong), None))
+
+    @property
+    def exit_code(self) -> int:
+        """0 the kernel passes, 1 it fails, 2 it raised or gave nothing to compare, 3 it does not take the case."""
+        if self.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
+            return 3
+        return 2 if self.worst is None else int(self.verdict is Verdict.FAILED)

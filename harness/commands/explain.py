@@ -1,0 +1,45 @@
+"""`lastbit explain`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from harness.case import parse_case
+from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
+from harness.commands.report import STANDARD_OUTPUT, write_text
+from harness.commands.running import worst_code
+from harness.diagnosing.explain import Explainer
+from reports.explanation import as_json, print_explanation
+from reports.paper import line, make_console
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Run a kernel on a case and say why it fails: the line, the arithmetic of the worst element stage by stage, "
+        "the rounding that decides it, and what the errors look like."
+    )
+    parser.set_defaults(command=_explain)
+    parser.add_argument("case", help="the line that a report printed, in quotes")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
+    add_timeout(parser)
+    add_device(parser)
+    add_kernel_choice(parser)
+
+
+def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    case = parse_case(options.case)
+    config = config_of(options, lines=(str(case),))
+    console = make_console()
+    found = []
+    with Explainer(config) as explainer:
+        for item in explainer.planned:
+            found.append(explainer.explain(item.kernel, str(case)))
+            if options.format == "text":
+                print_explanation(found[-1], console)
+    if options.format == "json":
+        write_text(STANDARD_OUTPUT, as_json(found) + "\n")
+    elif not found:
+        line(console, f"no kernel of {case.op} is here; --kernels says where kernels are")
+    return worst_code(one.exit_code for one in found)

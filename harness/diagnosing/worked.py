@@ -1,0 +1,169 @@
+"""The arithmetic of one element, to be checked by hand: each stage from the kernel's own values of those before it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from harness.diagnosing.deeds import deed, in_ulp, neighbours, rounded
+from harness.diagnosing.formulas import FormulaTrace
+from harness.diagnosing.steps import elements
+from harness.dtypes import DTYPE_NAMES
+from harness.judging.expected import Expected, Numbers
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem
+from harness.numerics import Enclosure
+from harness.numerics.formats import FP32, FP64, Format, Integers
+from harness.outcomes.explanation import GIVES, Worked
+from harness.outcomes.trace import Element, Source, Step
+from harness.tracing.of_torch import array_of
+
+Index = tuple[int, ...]
+AnyFormat = Format | Integers
+
+
+def worked_arithmetic(seen: Observation, stage: str, index: Index, steps: Mapping[str, Step]) -> tuple[Worked, ...]:
+    """The stages up to `stage` that have an element which belongs to that at `index`, in the order of the reference.
+
+    `steps` are those that agree with stages, by stage. The reference goes on from what the kernel gave, and of what
+    only a step shows, from the value of that element.
+    """
+    problem = seen.problem
+    element_of = _ElementOf(seen, index, tuple(seen.actual[stage].shape), steps)
+    given = {name: own for name in problem.trace.stages if (own := element_of.given(name)) is not None}
+    trace = FormulaTrace(problem=problem, given=given).evaluate()
+    names = list(trace.stages)[: list(trace.stages).index(stage) + 1]
+    found = (element_of.worked(name, trace) for name in names)
+    return tuple(worked for worked in found if worked is not None)
+
+
+@dataclass(frozen=True)
+class _ElementOf:
+    """Elements of stages that belong to one element of a stage of shape `whole`."""
+
+    seen: Observation
+    index: Index
+    whole: Index
+    steps: Mapping[str, Step]
+
+    def step(self, name: str, fmt: AnyFormat) -> Step:
+        """The step that agrees with a stage, if it shows such numbers; or else an empty one."""
+        step = self.steps.get(name, Step(""))
+        shown = _shown(step)
+        if shown is None or (shown.decimal in ("True", "False")) != (fmt.name == "bool"):
+            return Step("")
+        return step if bool(shown.bits) == isinstance(fmt, Format) else Step("")
+
+    def given(self, name: str) -> Enclosure | None:
+        """What the reference goes on from: the kernel's tensor, or its own with the kernel's value in one place."""
+        expected = self.seen.problem.trace.stages[name]
+        if not isinstance(expected, Numbers):
+            return None
+        if name in self.seen.actual:
+            return Enclosure.point(self.seen.actual[name])
+        step = self.step(name, expected.format)
+        at, own = belonging(expected.shape, self.index, self.whole), _shown(step)
+        if at is None or own is None:
+            return None
+        parts = expected.enclosure.full.clone()
+        for part in parts:
+            part[at] = number_of(own, step.dtype)
+        return Enclosure(parts)
+
+    def worked(self, name: str, trace: FormulaTrace) -> Worked | None:
+        """The stage as the trace says; None if it has no such element, and no step shows one."""
+        expected = trace.stages[name]
+        step = self.step(name, expected.format)
+        at, rounds = belonging(expected.shape, self.index, self.whole), name in self.seen.problem.contract.rounds
+        if at is None:
+            return of_match(step, expected, rounds=rounds)
+        actual, dtype = _shown(step), step.dtype
+        if name in self.seen.actual:
+            tensor = self.seen.actual[name]
+            expected = self.seen.as_given(name, expected, result=name in trace.results)
+            rounds = rounds or expected.format != trace.formats[name]
+            actual, dtype = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype]
+        found = replace(_expected(name, at, expected, rounds=rounds), formula=trace.formulas[name], actual=actual)
+        found = replace(found, dtype=dtype, file=step.file, line=step.line)
+        return found if actual is None else _judged(found, number_of(actual, dtype), expected.format)
+
+
+def belonging(shape: Index, index: Index, whole: Index) -> Index | None:
+    """Where a stage has what belongs to an element of a tensor of shape `whole`; None if it is not of the same rows."""
+    if len(shape) > len(whole) or any(size not in (1, other) for size, other in zip(shape, whole, strict=False)):
+        return None
+    return tuple(i if size > 1 else 0 for size, i in zip(shape, index, strict=False))
+
+
+def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step]) -> tuple[Source, ...]:
+    """The elements of the inputs that lead to an element by themselves, and the numbers among the parameters.
+
+    Without `steps` from the inputs to the element, they are those at its index, as tensors broadcast.
+    """
+    led = [Source(step.text, 1, step.first[:1]) for step in steps if step.operation == "input" and step.direct]
+    if not steps:
+        led = [_at_index(name, tensor, index) for name, tensor in problem.tensors.items() if _fits(tensor, whole)]
+    numbers = {name: value for name, value in problem.params.items() if isinstance(value, int | float)}
+    return (*led, *(Source(name, 1, (Element(f"{value:.9g}"),)) for name, value in numbers.items()))
+
+
+def _fits(tensor: Tensor, whole: Index) -> bool:
+    """Whether a tensor broadcasts to a shape."""
+    sizes = list(zip(reversed(tensor.shape), reversed(whole), strict=False))
+    return tensor.ndim <= len(whole) and all(size in (1, other) for size, other in sizes)
+
+
+def _at_index(name: str, tensor: Tensor, index: Index) -> Source:
+    last = index[len(index) - tensor.ndim :]
+    at = tuple(i if size > 1 else 0 for i, size in zip(last, tensor.shape, strict=True))
+    return Source(f"{name}[{', '.join(map(str, at))}]", 1, (elements(array_of(tensor[at]))[0],))
+
+
+def _shown(step: Step) -> Element | None:
+    """The value of a step, unless several led to the element."""
+    return step.first[0] if step.direct and step.first else None
+
+
+def number_of(shown: Element, dtype: str) -> float:
+    """The number that an element shows; 1 and 0 for truth values. Nine digits tell a number of fp32 from the others."""
+    if shown.decimal in ("True", "False"):
+        return float(shown.decimal == "True")
+    value = float(shown.decimal)
+    return value if dtype in (FP64.name, "") or not shown.bits else rounded(value, FP32)
+
+
+def of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
+    """A stage of other rows, of which a step shows an element all the same."""
+    match, actual = step.match, _shown(step)
+    if match is None or actual is None:
+        return None
+    ends = match.exact, match.expected, match.lo, match.hi
+    made = _worked(match.stage, (), ends, expected.format, rounds=rounds)
+    made = replace(made, actual=actual, dtype=step.dtype, file=step.file, line=step.line)
+    return _judged(made, number_of(actual, step.dtype), expected.format)
+
+
+def _expected(name: str, at: Index, expected: Expected, *, rounds: bool) -> Worked:
+    """What a stage must be, without what the kernel gave."""
+    allowed = expected.allowed
+    parts = [allowed] * 4 if isinstance(allowed, Tensor) else [allowed.exact, allowed.value, allowed.lo, allowed.hi]
+    exact, value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
+    return _worked(name, at, (exact, value, lo, hi), expected.format, rounds=rounds)
+
+
+def _worked(name: str, at: Index, ends: tuple[float, float, float, float], fmt: AnyFormat, *, rounds: bool) -> Worked:
+    below, above = neighbours(ends[0], fmt) if isinstance(fmt, Format) else (ends[0], ends[0])
+    return Worked(name, at, *ends, fmt.name, rounds, below=below, above=above)
+
+
+def _judged(worked: Worked, actual: float, fmt: AnyFormat) -> Worked:
+    """With what the kernel did: how far away that is, and how it came there if it is not allowed."""
+    may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
+    if not isinstance(fmt, Format):
+        return worked if may else replace(worked, did=f"{GIVES} {actual:.9g}")
+    legal = worked.exact, worked.expected, worked.lo, worked.hi
+    did = "" if may else deed(actual, legal, fmt, rounds=worked.rounds, dtype=worked.dtype)
+    return replace(worked, did=did, ulp=in_ulp(actual, worked.expected, fmt))

@@ -1,0 +1,204 @@
+"""Why a kernel fails on a case: on a console, and in a few lines for a report."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.explanation import Explanation, Worked
+from harness.outcomes.trace import Element, Source, Step
+from reports.identification import print_columns
+from reports.paper import line, paragraph, verdict_word
+from reports.records import encoded
+from reports.summary import quoted, shown_path
+from reports.trace import about, is_allowed, number
+
+MOST_DIAGNOSES = 2
+"""Sentences of diagnosis in the lines for a report."""
+MOST_OTHERS = 2
+"""Candidates that are named beside the likeliest."""
+
+MOST_INPUTS = 8
+"""Elements of inputs that are shown."""
+
+Field = tuple[str, str]
+_HEADERS = ("stage", "exact", "allowed", "as", "kernel", "bits", "as", "ulp", "line")
+_WIDTH = 10  # of labels
+
+
+def print_explanation(explanation: Explanation, console: Console) -> None:
+    """The element, its arithmetic in a table, and what is wrong with it; the test to paste comes last."""
+    trace = explanation.trace
+    head = f" on {explanation.device}  contract {trace.contract} of {trace.op}  "
+    line(console, Text.assemble((explanation.kernel, "bold"), head, verdict_word(explanation.verdict)))
+    line(console, f"  {explanation.case}", "dim")
+    if explanation.worst is not None:
+        paragraph(console, Text(about(explanation.stage, explanation.worst)), label="  ")
+    _print_arithmetic(explanation, console)
+    for label, text in _fields(explanation):
+        paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="bold" if label == "line" else "dim")
+    if explanation.test:
+        line(console, "  test", "dim")
+        line(console, "\n".join(f"    {text}".rstrip() for text in explanation.test.splitlines()))
+    line(console)
+
+
+def explanation_lines(explanation: Explanation, options: str = "") -> list[Field]:
+    """Label and text of what a report says about a failure: the line, what decides, and how to see more.
+
+    At most eight; the label of a line that belongs to the one before it is empty. `options` say where kernels and ops
+    are, as in a repro line. There are none where nothing is known beside the findings.
+    """
+    said = [*_place(explanation, others=0), *_decision(explanation)]
+    said += _labelled("diagnosis", explanation.diagnoses[:MOST_DIAGNOSES])
+    said += _labelled("smallest", filter(None, [explanation.smallest]))
+    return [*said, ("see more", explain_line(explanation, options))] if said else []
+
+
+def explain_line(explanation: Explanation, options: str = "") -> str:
+    """The command that prints the explanation."""
+    words = ["lastbit explain", quoted(explanation.case), "--kernel", quoted(explanation.kernel)]
+    device = "" if explanation.device == "cpu" else f"--device {explanation.device}"
+    return " ".join(filter(None, [*words, device, options]))
+
+
+def _print_arithmetic(explanation: Explanation, console: Console) -> None:
+    """The inputs, the formulas of the reference, and what the contract and the kernel make of each stage."""
+    if not explanation.arithmetic:
+        return
+    fields = [
+        ("inputs", ", ".join(_inputs(explanation.inputs))),
+        ("formulas", "; ".join(f"{w.stage} = {w.formula}" for w in explanation.arithmetic if w.formula)),
+    ]
+    for label, text in fields:
+        if text:
+            paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
+    rows = [_row(worked, worked is explanation.deciding) for worked in explanation.arithmetic]
+    print_columns([Text(header, "dim") for header in _HEADERS], rows, console)
+
+
+def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:
+    name = Text(f"✗ {worked.stage}" if worked.did else worked.stage, "bold red" if deciding else "")
+    actual = worked.actual or Element("not seen")
+    return (
+        name,
+        Text(number(worked.exact)),
+        Text(_ends(worked)),
+        Text(worked.format),
+        Text(actual.decimal, "bold"),
+        Text(actual.bits),
+        Text(worked.dtype),
+        Text("" if math.isnan(worked.ulp) else f"{worked.ulp:.3g}"),
+        Text(str(worked.line) if worked.line else ""),
+    )
+
+
+def _ends(worked: Worked, between: str = " to ") -> str:
+    """The one number that is allowed, or both ends."""
+    ends = dict.fromkeys((number(worked.lo), number(worked.hi)))
+    return between.join(ends)
+
+
+def _inputs(sources: Sequence[Source]) -> Iterator[str]:
+    for source in sources[:MOST_INPUTS]:
+        element = source.first[0]
+        yield f"{source.name} = {element.decimal}{f' ({element.bits})' if element.bits else ''}"
+    if rest := sources[MOST_INPUTS:]:
+        yield f"{len(rest):,} more"
+
+
+def _fields(explanation: Explanation) -> Iterator[Field]:
+    """Everything there is to say below the arithmetic."""
+    if explanation.worst is None or is_allowed(explanation.worst):
+        yield from _labelled("finding", explanation.findings)
+    yield from _decision(explanation)
+    yield from _place(explanation, others=MOST_OTHERS)
+    yield from _labelled("diagnosis", explanation.diagnoses)
+    yield from _labelled("smallest", filter(None, [explanation.smallest]))
+    if explanation.arithmetic and explanation.trace.reason:
+        yield "way", f"not followed: {explanation.trace.reason}"
+    notes = [note for note in explanation.trace.notes if note not in explanation.findings]
+    yield from _labelled("note", filter(None, [explanation.reason, *notes]))
+
+
+def _labelled(label: str, texts: Iterable[str]) -> Iterator[Field]:
+    return ((label if position == 0 else "", text) for position, text in enumerate(texts))
+
+
+def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
+    """The line of the likeliest culprit, what it computed there, and so many other candidates."""
+    if (first := explanation.culprit) is None:
+        return
+    yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}"
+    yield "", computed(first)
+    if rest := explanation.trace.culprits[1 : 1 + others]:
+        yield "", f"or {' or '.join(f'line {step.line}, {step.text}' for step in rest)}"
+
+
+def computed(step: Step) -> str:
+    """`x * rstd = -2.03125 * 1.00329924 = -2.03795147 in fp32`; operands that are no names come last."""
+    value = _element(step.first) if step.direct and step.first else f"{step.count:,} elements"
+    made = f"{value} in {step.dtype}"
+    if inserted := _inserted(step):
+        return f"{step.text} = {inserted} = {made}"
+    operands = ", ".join(_operand(source) for source in step.sources if source.first)
+    return f"{step.text} = {made}{f', from {operands}' if operands else ''}"
+
+
+def _inserted(step: Step) -> str:
+    """An expression of two names with their values in their places; empty for any other."""
+    try:
+        made = ast.parse(step.text, mode="eval").body
+    except SyntaxError:
+        return ""
+    if not isinstance(made, ast.BinOp) or len(step.sources) != 2 or not step.direct:
+        return ""
+    if not (isinstance(made.left, ast.Name) and isinstance(made.right, ast.Name)):
+        return ""
+    middle = step.text[made.left.end_col_offset : made.right.col_offset]
+    return middle.join(_value(source) for source in step.sources)
+
+
+def _operand(source: Source) -> str:
+    return f"{source.name} = {_value(source)}" if source.name else _value(source)
+
+
+def _value(source: Source) -> str:
+    return _element(source.first) if source.count == 1 else f"{source.count:,} elements"
+
+
+def _element(first: Sequence[Element]) -> str:
+    return first[0].decimal if first else "unknown"
+
+
+def _decision(explanation: Explanation) -> Iterator[Field]:
+    if (deciding := explanation.deciding) is not None:
+        yield "rounding" if deciding.misrounded else "value", decision(deciding)
+
+
+def decision(worked: Worked) -> str:
+    """What the contract makes of the exact value and what the kernel does, between which numbers if they round."""
+    where = f"line {worked.line}" if worked.line else "the kernel"
+    exact = number(worked.exact)
+    if not worked.rounds or not worked.misrounded:
+        may = f"the contract allows {_ends(worked)} in {worked.format}"
+        return f"{worked.stage} is {exact} exactly, and {may}; {where} {worked.did}."
+    if worked.below == worked.above:
+        lies = f"{exact} is a number of {worked.format}, which the contract keeps as {worked.stage}"
+    else:
+        ends = f"{number(worked.below)} and {number(worked.above)}"
+        lies = (
+            f"{exact} lies between {ends} (neighbours in {worked.format}); the contract rounds {worked.stage} here, to "
+        )
+        lies += _ends(worked, " or ")
+    return f"{lies}; {where} {worked.did}."
+
+
+def as_json(found: Sequence[Explanation]) -> str:
+    """A list of one object per kernel; a number that JSON cannot spell is a string."""
+    return json.dumps(encoded(tuple(found)), indent=1, allow_nan=False)
