@@ -8,16 +8,18 @@ pickled objects through a pipe: work and its arguments one way, what comes of it
 from __future__ import annotations
 
 import faulthandler
+import math
 import pickle
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -33,6 +35,7 @@ T = TypeVar("T")
 _PROGRAM = "import sys; from harness.verify.worker import serve; serve(int(sys.argv[1]))"
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
 _GRACE = 5.0  # seconds that a process has to end itself
+_NO_TIME = "there was no more time for it"
 
 
 class WorkerEnded(LastbitError):
@@ -51,8 +54,14 @@ class Worker:
     """A process that runs the kernels of a configuration with one device, as a context manager.
 
     It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
-    `launcher` stands before the command that starts it, and `environ` is added to its environment.
+    `launcher` stands before the command that starts it, and `environ` is added to its environment. What it prints goes
+    to the file `log`, if there is one.
+
+    Attributes:
+        until: when its work ends, whatever it is at, as `time.monotonic` counts.
     """
+
+    until = math.inf
 
     def __init__(
         self,
@@ -61,8 +70,10 @@ class Worker:
         *,
         launcher: Sequence[str] = (),
         environ: Mapping[str, str] = MappingProxyType({}),
+        log: Path | None = None,
     ) -> None:
         self._config, self._tick, self._launcher, self._environ = config, tick, launcher, environ
+        self._log = log
         self._device_type = one_device(config).partition(":")[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -80,9 +91,11 @@ class Worker:
         """What `work` returns, a function of a module that the process can import.
 
         Raises:
-            WorkerEnded: the process ended, or had to be ended because a case took too long.
+            WorkerEnded: the process ended, or had to be ended because a case or all of its work took too long.
             LastbitError: what the work raised.
         """
+        if time.monotonic() >= self.until:
+            raise WorkerEnded(_NO_TIME)
         if self._process is None:
             self._start()
         self._send((work, args, kwargs))
@@ -91,11 +104,13 @@ class Worker:
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
-        with theirs:
+        with theirs, nullcontext() if self._log is None else self._log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 env={**environment_for(self._device_type, self._config.site), **self._environ},
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 pass_fds=[theirs.fileno()],
             )
         self._send(self._config)
@@ -126,9 +141,9 @@ class Worker:
 
     def _received(self) -> tuple[str, Any]:
         assert self._process is not None and self._pipe is not None
+        self._end_if_late()
         while not self._pipe.poll(_PAUSE):
-            if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
-                self._process.kill()  # a kernel may have stopped the clock
+            self._end_if_late()
             if self._process.poll() is not None and not self._pipe.poll():  # its children may keep the pipe open
                 raise self._ended()
         try:
@@ -137,12 +152,20 @@ class Worker:
             raise self._ended() from None
         return kind, content
 
+    def _end_if_late(self) -> None:
+        assert self._process is not None
+        late_at = self._began + self._config.timeout + _GRACE if self._case else math.inf
+        if time.monotonic() > min(late_at, self.until):
+            self._process.kill()  # a kernel may have stopped the clock of the process
+
     def _ended(self) -> WorkerEnded:
-        case, took = self._case, time.monotonic() - self._began
+        case, now = self._case, time.monotonic()
         code = self._end(_GRACE)
+        if now > self.until:
+            return WorkerEnded(_NO_TIME, case)
         if not case:
             return WorkerEnded(f"the process that ran kernels ended outside of a case, with exit code {code}")
-        if took >= self._config.timeout:
+        if now - self._began >= self._config.timeout:
             limit = f"{self._config.timeout:g}"
             return WorkerEnded(f"no result after {limit} s (--timeout), so its process was stopped", case)
         return WorkerEnded("the process died without an exception", case)

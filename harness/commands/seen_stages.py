@@ -1,0 +1,78 @@
+"""The stages of kernels that declare none, as they are seen in a case of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.case import Case, parse_case
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.diagnosing.in_sight import stages_in_sight
+from harness.dtypes import BY_NAME
+from harness.errors import LastbitError
+from harness.kernel import REVISION_MARK
+from harness.outcomes.trace import KernelTrace
+from harness.result import CaseResult, Verdict
+from harness.run import Run
+from harness.verify.worker import Worker
+from reports.progress import doing
+from reports.summary import plural
+
+SECONDS = 30.0
+"""In which the stages of all kernels are looked for."""
+
+LEAST, MOST = 64, 1 << 16
+"""Elements of the first input of a case on which stages are looked for: enough to say something, and soon traced."""
+
+ORDINARY = frozenset({"normal", "uniform", "gates", "fan_in", "scale_random"})
+"""Regimes whose values are neither extreme nor made for exact sums."""
+
+DEVICE = "cpu"
+
+
+def ordinary_of(run: Run) -> list[CaseResult]:
+    """Where stages are looked for: the smallest ordinary case that a kernel passed on the CPU, for each dtype.
+
+    Of kernels of which no stage was seen but results, by the dtype of the op's first input.
+    """
+    found: dict[tuple[str, str], dict[tuple[int, str], CaseResult]] = {}
+    for result in run.results:
+        shown = REVISION_MARK in result.kernel or any(not stage.result for stage in result.stages)
+        if result.device == DEVICE and result.counted and result.verdict is Verdict.PASSED and not shown:
+            case = parse_case(result.case)
+            if is_ordinary(case):
+                first = case.tensors[0]
+                found.setdefault((result.kernel, first.dtype), {})[first.numel, result.case] = result
+    return [each[min(each)] for each in found.values()]
+
+
+def is_ordinary(case: Case) -> bool:
+    """Whether its tensors are contiguous, its numbers ordinary, and these neither few nor very many."""
+    first, *_ = case.tensors
+    contiguous = all(t.strides is None and not t.offset and not t.device for t in case.tensors)
+    numbers = [t for t in case.tensors if BY_NAME[t.dtype].floating]
+    return (
+        contiguous and first in numbers and LEAST <= first.numel <= MOST and all(t.regime in ORDINARY for t in numbers)
+    )
+
+
+def traced(
+    config: Config, passed: Sequence[CaseResult], log: Path, *, worker: Callable[..., Worker] = Worker
+) -> Iterator[KernelTrace]:
+    """The stages that are found in these cases; none of a kernel in which nothing can be seen."""
+    if not passed:
+        return
+    what = f"looking for the stages of {plural(len({result.kernel for result in passed}), 'kernel')}"
+    own = replace(config, device_plan=DevicePlan((DEVICE,), ("of the run",)))
+    with doing(what), worker(own, log=log) as process:
+        process.until = time.monotonic() + SECONDS
+        for result in passed:
+            try:
+                trace = process.do(stages_in_sight, result.kernel, result.case)
+            except LastbitError:
+                continue
+            if trace.stages:
+                yield trace
