@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
 from harness.commands.seen_stages import ordinary_of, traced
 from harness.config import Config
@@ -25,7 +24,6 @@ from reports.summary import problems
 OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 """Seconds in which the failures of a run are explained: all of them, and those of one kernel on one device."""
 
-LOG = "explaining.log"
 NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
 
@@ -43,7 +41,7 @@ def with_explanations(config: Config, run: Run) -> Run:
     try:
         for explanation in explained(of_run(config, failures), failures):
             explanations.append(explanation)
-        for trace in traced(of_run(config, passed), passed, Path(config.folder, LOG)):
+        for trace in traced(of_run(config, passed), passed):
             traces.append(trace)
     except KeyboardInterrupt:
         explanations += [unexplained(failure, INTERRUPTED) for failure in failures[len(explanations) :]]
@@ -54,7 +52,8 @@ def of_run(config: Config, results: Sequence[CaseResult]) -> Config:
     """The configuration for the cases of some results of a run once more, of kernels of this revision."""
     kernels = tuple(dict.fromkeys(result.kernel for result in results))
     lines = tuple(dict.fromkeys(result.case for result in results))
-    return replace(config, ops=(), kernels=kernels, lines=lines, revisions={})
+    timeout = min(config.timeout, OF_A_KERNEL)
+    return replace(config, ops=(), kernels=kernels, lines=lines, revisions={}, timeout=timeout)
 
 
 def failures_of(run: Run) -> list[CaseResult]:
@@ -86,16 +85,16 @@ def explained(
     latest = clock() + OF_A_RUN
     for device, group in groupby(failures, key=lambda failure: failure.device):
         own = replace(config, device_plan=DevicePlan((device,), ("of the run",)))
-        with explainer(own, log=Path(config.folder, LOG)) as process:
+        with explainer(own) as process:
             for failure in group:
-                until = min(latest, clock() + OF_A_KERNEL)
+                seconds = min(latest - clock(), OF_A_KERNEL)
                 with doing(f"explaining {failure.kernel} on {device}"):
-                    yield _explained(process, failure, until) if clock() < latest else unexplained(failure, NO_TIME)
+                    yield _explained(process, failure, seconds) if seconds > 0 else unexplained(failure, NO_TIME)
 
 
-def _explained(process: Explainer, failure: CaseResult, until: float) -> Explanation:
+def _explained(process: Explainer, failure: CaseResult, seconds: float) -> Explanation:
     try:
-        return process.explain(failure.kernel, failure.case, until=until)
+        return process.explain(failure.kernel, failure.case, seconds=seconds)
     except LastbitError as error:
         return unexplained(failure, str(error))
     except Exception as error:

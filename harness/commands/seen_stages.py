@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from harness.case import Case, parse_case
 from harness.config import Config
@@ -34,19 +33,22 @@ DEVICE = "cpu"
 
 
 def ordinary_of(run: Run) -> list[CaseResult]:
-    """Where stages are looked for: the smallest ordinary case that a kernel passed on the CPU, for each dtype.
+    """Where stages are looked for: of the ordinary cases that a kernel passed on the CPU, one for each dtype of the
+    first input of its op, with the fewest parameters and then the fewest elements.
 
-    Of kernels of which no stage was seen but results, by the dtype of the op's first input.
+    Only of kernels of which no stage was seen but results.
     """
-    found: dict[tuple[str, str], dict[tuple[int, str], CaseResult]] = {}
+    showing = {result.kernel for result in run.results if any(not stage.result for stage in result.stages)}
+    found: dict[tuple[str, str], list[tuple[int, int, str, CaseResult]]] = {}
     for result in run.results:
-        shown = REVISION_MARK in result.kernel or any(not stage.result for stage in result.stages)
-        if result.device == DEVICE and result.counted and result.verdict is Verdict.PASSED and not shown:
+        own = result.kernel not in showing and REVISION_MARK not in result.kernel
+        if own and result.device == DEVICE and result.counted and result.verdict is Verdict.PASSED:
             case = parse_case(result.case)
             if is_ordinary(case):
                 first = case.tensors[0]
-                found.setdefault((result.kernel, first.dtype), {})[first.numel, result.case] = result
-    return [each[min(each)] for each in found.values()]
+                entry = len(case.params), first.numel, result.case, result
+                found.setdefault((result.kernel, first.dtype), []).append(entry)
+    return [min(entries, key=lambda entry: entry[:3])[3] for entries in found.values()]
 
 
 def is_ordinary(case: Case) -> bool:
@@ -60,16 +62,22 @@ def is_ordinary(case: Case) -> bool:
 
 
 def traced(
-    config: Config, passed: Sequence[CaseResult], log: Path, *, worker: Callable[..., Worker] = Worker
+    config: Config,
+    passed: Sequence[CaseResult],
+    *,
+    worker: Callable[..., Worker] = Worker,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[KernelTrace]:
     """The stages that are found in these cases; none of a kernel in which nothing can be seen."""
     if not passed:
         return
     what = f"looking for the stages of {plural(len({result.kernel for result in passed}), 'kernel')}"
     own = replace(config, device_plan=DevicePlan((DEVICE,), ("of the run",)))
-    with doing(what), worker(own, log=log) as process:
-        process.until = time.monotonic() + SECONDS
+    latest = clock() + SECONDS
+    with doing(what), worker(own) as process:
         for result in passed:
+            if clock() >= latest:
+                return
             try:
                 trace = process.do(stages_in_sight, result.kernel, result.case)
             except LastbitError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import TracebackType
 
 from harness.config import Config
@@ -18,12 +17,11 @@ from harness.verify.worker import Worker, WorkerEnded
 class Explainer:
     """Explains failures of kernels, in a process of its own.
 
-    `config` names one device and holds the lines of the cases that are to be explained. What kernels print goes to the
-    file `log`, if there is one.
+    `config` names one device and holds the lines of the cases that are to be explained.
     """
 
-    def __init__(self, config: Config, *, log: Path | None = None) -> None:
-        self._worker = Worker(config, log=log)
+    def __init__(self, config: Config) -> None:
+        self._worker = Worker(config)
 
     def __enter__(self) -> Explainer:
         return self
@@ -33,13 +31,8 @@ class Explainer:
     ) -> None:
         self._worker.__exit__(kind, error, trace)
 
-    def explain(self, kernel: str, line: str, *, until: float = math.inf) -> Explanation:
-        """Why a kernel fails on a case line; with the reason if it ends its process, or is at it still `until`.
-
-        Raises:
-            WorkerEnded: the process did not come to the case.
-        """
-        self._worker.until = until
+    def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
+        """Why a kernel fails on a case line; with the reason if it ends its process."""
         item = next(item for item in self._worker.do(planned) if item.kernel == kernel)
         try:
             trace = self._worker.do(trace_kernel, kernel, line)

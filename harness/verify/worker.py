@@ -8,20 +8,19 @@ pickled objects through a pipe: work and its arguments one way, what comes of it
 from __future__ import annotations
 
 import faulthandler
-import math
 import pickle
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 from harness.config import Config
 from harness.errors import LastbitError
@@ -32,10 +31,12 @@ from harness.verify.run import environment_for
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LOG = "worker.log"
+"""The file in the folder of a run that takes what the processes of its commands print."""
+
 _PROGRAM = "import sys; from harness.verify.worker import serve; serve(int(sys.argv[1]))"
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
 _GRACE = 5.0  # seconds that a process has to end itself
-_NO_TIME = "there was no more time for it"
 
 
 class WorkerEnded(LastbitError):
@@ -55,13 +56,8 @@ class Worker:
 
     It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
     `launcher` stands before the command that starts it, and `environ` is added to its environment. What it prints goes
-    to the file `log`, if there is one.
-
-    Attributes:
-        until: when its work ends, whatever it is at, as `time.monotonic` counts.
+    to a file in the folder of the configuration, if that has one.
     """
-
-    until = math.inf
 
     def __init__(
         self,
@@ -70,10 +66,8 @@ class Worker:
         *,
         launcher: Sequence[str] = (),
         environ: Mapping[str, str] = MappingProxyType({}),
-        log: Path | None = None,
     ) -> None:
         self._config, self._tick, self._launcher, self._environ = config, tick, launcher, environ
-        self._log = log
         self._device_type = one_device(config).partition(":")[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -91,11 +85,9 @@ class Worker:
         """What `work` returns, a function of a module that the process can import.
 
         Raises:
-            WorkerEnded: the process ended, or had to be ended because a case or all of its work took too long.
+            WorkerEnded: the process ended, or had to be ended because a case took too long.
             LastbitError: what the work raised.
         """
-        if time.monotonic() >= self.until:
-            raise WorkerEnded(_NO_TIME)
         if self._process is None:
             self._start()
         self._send((work, args, kwargs))
@@ -104,17 +96,20 @@ class Worker:
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
-        with theirs, nullcontext() if self._log is None else self._log.open("ab") as output:
+        with theirs, self._log() as log:
             self._process = subprocess.Popen(
                 [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 env={**environment_for(self._device_type, self._config.site), **self._environ},
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=log,
+                stderr=log,
                 pass_fds=[theirs.fileno()],
             )
         self._send(self._config)
         self._outcome()
+
+    def _log(self) -> AbstractContextManager[IO[bytes] | None]:
+        return Path(self._config.folder, LOG).open("ab") if self._config.folder else nullcontext()
 
     def _send(self, content: object) -> None:
         assert self._pipe is not None
@@ -141,9 +136,9 @@ class Worker:
 
     def _received(self) -> tuple[str, Any]:
         assert self._process is not None and self._pipe is not None
-        self._end_if_late()
         while not self._pipe.poll(_PAUSE):
-            self._end_if_late()
+            if self._case and time.monotonic() > self._began + self._config.timeout + _GRACE:
+                self._process.kill()  # a kernel may have stopped the clock
             if self._process.poll() is not None and not self._pipe.poll():  # its children may keep the pipe open
                 raise self._ended()
         try:
@@ -152,20 +147,12 @@ class Worker:
             raise self._ended() from None
         return kind, content
 
-    def _end_if_late(self) -> None:
-        assert self._process is not None
-        late_at = self._began + self._config.timeout + _GRACE if self._case else math.inf
-        if time.monotonic() > min(late_at, self.until):
-            self._process.kill()  # a kernel may have stopped the clock of the process
-
     def _ended(self) -> WorkerEnded:
-        case, now = self._case, time.monotonic()
+        case, took = self._case, time.monotonic() - self._began
         code = self._end(_GRACE)
-        if now > self.until:
-            return WorkerEnded(_NO_TIME, case)
         if not case:
             return WorkerEnded(f"the process that ran kernels ended outside of a case, with exit code {code}")
-        if now - self._began >= self._config.timeout:
+        if took >= self._config.timeout:
             limit = f"{self._config.timeout:g}"
             return WorkerEnded(f"no result after {limit} s (--timeout), so its process was stopped", case)
         return WorkerEnded("the process died without an exception", case)
