@@ -87,14 +87,18 @@ def explained(
         own = replace(config, device_plan=DevicePlan((device,), ("of the run",)))
         with explainer(own) as process:
             for failure in group:
-                seconds = min(latest - clock(), OF_A_KERNEL)
                 with doing(f"explaining {failure.kernel} on {device}"):
-                    yield _explained(process, failure, seconds) if seconds > 0 else unexplained(failure, NO_TIME)
+                    yield _explained(process, failure, lambda: latest - clock())
 
 
-def _explained(process: Explainer, failure: CaseResult, seconds: float) -> Explanation:
+def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
+    """Why it is one, as far as the seconds that are left suffice; the process starts before those of the kernel run."""
+    if left() <= 0:
+        return unexplained(failure, NO_TIME)
     try:
-        return process.explain(failure.kernel, failure.case, seconds=seconds)
+        if all(item.kernel != failure.kernel for item in process.planned):
+            return unexplained(failure, "the kernel is not there any more")
+        return process.explain(failure.kernel, failure.case, seconds=max(0.0, min(left(), OF_A_KERNEL)))
     except LastbitError as error:
         return unexplained(failure, str(error))
     except Exception as error:

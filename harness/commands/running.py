@@ -86,7 +86,8 @@ def _explained(config: Config, run: Run) -> Run:
     from harness.commands.explaining import with_explanations
 
     found = with_explanations(config, run)
-    return _kept(found, Path(config.folder), records.write_rest) if found != run else run
+    new = found.explanations or found.traces
+    return _kept(found, Path(config.folder), records.write_rest) if new else run
 
 
 def _import_ahead() -> None:

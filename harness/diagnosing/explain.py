@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from types import TracebackType
 
 from harness.config import Config
@@ -11,6 +12,7 @@ from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
 from harness.result import Verdict
 from harness.verify.inprocess import planned
+from harness.verify.plan import Planned
 from harness.verify.worker import Worker, WorkerEnded
 
 
@@ -31,9 +33,14 @@ class Explainer:
     ) -> None:
         self._worker.__exit__(kind, error, trace)
 
+    @cached_property
+    def planned(self) -> tuple[Planned, ...]:
+        """The kernels that there are for the case lines."""
+        return self._worker.do(planned)
+
     def explain(self, kernel: str, line: str, *, seconds: float = math.inf) -> Explanation:
         """Why a kernel fails on a case line; with the reason if it ends its process."""
-        item = next(item for item in self._worker.do(planned) if item.kernel == kernel)
+        item = next(item for item in self.planned if item.kernel == kernel)
         try:
             trace = self._worker.do(trace_kernel, kernel, line)
         except WorkerEnded as ended:
