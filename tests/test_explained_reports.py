@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,37 @@ def test_sarif_region_is_the_expression(folder: Path) -> None:
     [related] = found["relatedLocations"]
     assert related["physicalLocation"]["region"] == {"startLine": 1}
     assert (related["id"], related["message"]["text"]) == (1, "the kernel")
+
+
+SCHEMA = {
+    "physicalLocation": {"artifactLocation", "region", "contextRegion"},
+    "region": {"startLine", "endLine", "startColumn", "endColumn", "snippet"},
+    "contextRegion": {"startLine", "endLine", "snippet"},
+    "relatedLocations": {"id", "message", "physicalLocation"},
+    "codeFlows": {"threadFlows"},
+    "threadFlows": {"locations"},
+    "location": {"physicalLocation", "message"},
+}
+"""Property → what its objects may have, of what lastbit writes, in sarif-schema-2.1.0.json."""
+
+
+def objects(value: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object with the name of the property that holds it, or its list."""
+    if isinstance(value, dict):
+        yield name, value
+        for key, each in value.items():
+            yield from objects(each, key)
+    elif isinstance(value, list):
+        for each in value:
+            yield from objects(each, name)
+
+
+def test_sarif_keeps_to_the_schema(folder: Path) -> None:
+    found = [(name, keys) for name, keys in objects(sarif_result(run_of(folder))) if name in SCHEMA]
+    assert {name for name, _ in found} == set(SCHEMA)
+    for name, keys in found:
+        assert set(keys) <= SCHEMA[name]
+        assert all(type(value) is int and value > 0 for key, value in keys.items() if key.endswith(("Line", "Column")))
 
 
 def test_sarif_code_flow_has_the_values_of_the_way(folder: Path) -> None:

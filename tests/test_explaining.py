@@ -115,13 +115,13 @@ def test_a_run_without_failures_starts_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_a_process_has_the_cases_and_kernels_of_one_device(process: type[Explainer]) -> None:
     failures = [failed(kernel="a"), failed(kernel="b", case=SMALL), failed(kernel="a", device="cuda:0")]
     process.kernels = dict.fromkeys("ab", found)
-    config = replace(CONFIG, ops=("rms_norm",), revisions={"main": "k"}, timeout=120.0)
+    config = replace(CONFIG, ops=("rms_norm",), revisions={"main": "k"}, timeout=1.0)
     assert [(e.kernel, e.case) for e in explained(config, failures, Clock())] == [(f.kernel, f.case) for f in failures]
     cpu, cuda = process.configs
     assert (cpu.devices, cuda.devices) == (("cpu",), ("cuda:0",))
     assert (cpu.kernels, cpu.lines, cpu.ops) == (("a", "b"), (failed().case, SMALL), ())
     assert cpu.revisions == {}
-    assert cpu.timeout == explaining.OF_A_KERNEL, "a kernel that hangs takes no longer"
+    assert cpu.timeout == explaining.OF_A_KERNEL, "to observe a kernel takes longer than to run it"
 
 
 # Limits
@@ -174,6 +174,20 @@ def test_an_interruption_ends_explaining_and_keeps_the_run(
     told = {one.kernel: one.reason for one in run.explanations}
     assert sorted(told.values()) == ["", explaining.INTERRUPTED, explaining.INTERRUPTED]
     assert (run.broken, run.exit_code) == ("", 1)
+
+
+def test_a_bug_in_looking_for_stages_keeps_the_run(
+    process: type[Explainer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("stage")
+
+    process.kernels = {"a": found}
+    monkeypatch.setattr(explaining.explained, "__kwdefaults__", {"explainer": Explainer, "clock": Clock()})
+    monkeypatch.setattr(explaining, "traced", broken)
+    run = explaining.with_explanations(CONFIG, Run((failed(kernel="a"),)))
+    assert [one.reason for one in run.explanations] == [""]
+    assert "KeyError: 'stage'" in capsys.readouterr().err
 
 
 def test_the_records_gain_what_was_explained_and_results_are_not_written_again(
@@ -246,8 +260,10 @@ def test_stages_that_are_found_are_kept_and_nothing_else() -> None:
         assert config.devices == ("cpu",)
 
         class Process:
-            def do(self, work: object, kernel: str, case: str) -> KernelTrace:
+            def do(self, work: object, kernel: str = "", case: str = "") -> KernelTrace:
                 clock.now += 9
+                if not kernel:
+                    return shown
                 if isinstance(does[kernel], Exception):
                     raise does[kernel]
                 got: KernelTrace = does[kernel]

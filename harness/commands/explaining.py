@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -37,14 +38,18 @@ def with_explanations(config: Config, run: Run) -> Run:
     keyboard ends it, and the run has what was found until then.
     """
     failures, passed = failures_of(run), [] if config.lines else ordinary_of(run)
-    explanations, traces = list[Explanation](), list[KernelTrace]()
+    explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
     try:
         for explanation in explained(of_run(config, failures), failures):
             explanations.append(explanation)
         for trace in traced(of_run(config, passed), passed):
             traces.append(trace)
     except KeyboardInterrupt:
-        explanations += [unexplained(failure, INTERRUPTED) for failure in failures[len(explanations) :]]
+        ended = INTERRUPTED
+    except Exception as error:
+        traceback.print_exc()
+        ended = _bug(error)
+    explanations += [unexplained(failure, ended) for failure in failures[len(explanations) :]]
     return replace(run, explanations=tuple(explanations), traces=tuple(traces))
 
 
@@ -52,8 +57,7 @@ def of_run(config: Config, results: Sequence[CaseResult]) -> Config:
     """The configuration for the cases of some results of a run once more, of kernels of this revision."""
     kernels = tuple(dict.fromkeys(result.kernel for result in results))
     lines = tuple(dict.fromkeys(result.case for result in results))
-    timeout = min(config.timeout, OF_A_KERNEL)
-    return replace(config, ops=(), kernels=kernels, lines=lines, revisions={}, timeout=timeout)
+    return replace(config, ops=(), kernels=kernels, lines=lines, revisions={}, timeout=OF_A_KERNEL)
 
 
 def failures_of(run: Run) -> list[CaseResult]:
@@ -88,7 +92,8 @@ def explained(
         with explainer(own) as process:
             for failure in group:
                 with doing(f"explaining {failure.kernel} on {device}"):
-                    yield _explained(process, failure, lambda: latest - clock())
+                    found = _explained(process, failure, lambda: latest - clock())
+                yield found
 
 
 def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
@@ -102,7 +107,11 @@ def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float
     except LastbitError as error:
         return unexplained(failure, str(error))
     except Exception as error:
-        return unexplained(failure, f"this is a bug of lastbit: {first_line(error)}")
+        return unexplained(failure, _bug(error))
+
+
+def _bug(error: Exception) -> str:
+    return f"this is a bug of lastbit: {first_line(error)}"
 
 
 def unexplained(failure: CaseResult, reason: str) -> Explanation:

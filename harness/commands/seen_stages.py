@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from harness.case import Case, parse_case
@@ -16,6 +17,7 @@ from harness.kernel import REVISION_MARK
 from harness.outcomes.trace import KernelTrace
 from harness.result import CaseResult, Verdict
 from harness.run import Run
+from harness.verify.inprocess import planned
 from harness.verify.worker import Worker
 from reports.progress import doing
 from reports.summary import plural
@@ -73,14 +75,16 @@ def traced(
         return
     what = f"looking for the stages of {plural(len({result.kernel for result in passed}), 'kernel')}"
     own = replace(config, device_plan=DevicePlan((DEVICE,), ("of the run",)))
-    latest = clock() + SECONDS
-    with doing(what), worker(own) as process:
+    with doing(what), worker(own) as process, suppress(LastbitError):
+        process.do(planned)  # it has started when the clock begins to run
+        latest = clock() + SECONDS
         for result in passed:
-            if clock() >= latest:
-                return
-            try:
-                trace = process.do(stages_in_sight, result.kernel, result.case)
-            except LastbitError:
-                continue
-            if trace.stages:
-                yield trace
+            if clock() < latest:
+                yield from _stages(process, result)
+
+
+def _stages(process: Worker, result: CaseResult) -> Iterator[KernelTrace]:
+    with suppress(LastbitError):
+        trace = process.do(stages_in_sight, result.kernel, result.case)
+        if trace.stages:
+            yield trace

@@ -6,14 +6,21 @@ from dataclasses import replace
 
 import torch
 
+from harness.case import parse_case
 from harness.diagnosing.trace import trace_kernel
+from harness.inputs import build
 from harness.outcomes.trace import KernelTrace
 from harness.verify.inprocess import Workplace
 
 
 def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:
-    """The stages of a kernel on a case line; none of one that PyTorch compiles: under observation it would run another
-    way, and it takes seconds.
+    """The stages of a kernel on a case line.
+
+    Raises:
+        RuntimeError: PyTorch compiles it. What is observed then is the text that was compiled, and not what runs.
     """
-    with torch.compiler.set_stance("fail_on_recompile"):
-        return replace(trace_kernel(place, name, line), steps=())
+    kernel, device = place.subjects[name].kernel, place.subjects[name].device
+    with place.watch(line), torch.compiler.set_stance("fail_on_recompile"):
+        inputs = build(parse_case(line).gathered(), device)
+        kernel.call(**inputs.hand_out(), **inputs.case.params)
+    return replace(trace_kernel(place, name, line), steps=(), culprits=())
