@@ -114,8 +114,9 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs lastbit on a project: the command line in this process, the kernels in others."""
+    """Runs lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
 
     def call(folder: Path, name: str, *options: str) -> Done:
         monkeypatch.chdir(folder)
