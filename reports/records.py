@@ -235,19 +235,16 @@ def _is_json(line: bytes) -> bool:
 
 def encoded(value: Any) -> Any:
     """`value` in types that JSON has."""
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else "NaN" if math.isnan(value) else _INFINITIES[value > 0]
     if isinstance(value, tuple):
         return [encoded(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): encoded(item) for key, item in value.items()}
     kind: Any = type(value)
     return {name: encoded(getattr(value, name)) for name in _names(kind)}
-
-
-_INFINITIES = ("-Infinity", "Infinity")
 
 
 @functools.cache
