@@ -1,4 +1,4 @@
-"""What a run says about places in source files: one alert per problem, with the line of the kernel that has it."""
+"""What a run says about places in source files: one alert per problem, at the line that is wrong where it is known."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.outcomes.explanation import Explanation
+from harness.outcomes.trace import Step
 from harness.result import CaseResult, Verdict
 from harness.run import Run
 from reports import wording
+from reports.explained import explanation_fields, explanation_of
 from reports.noticed import noticed
 from reports.summary import Problem, problems, repro_line
 
@@ -18,15 +21,22 @@ ERRORED, INCONCLUSIVE = "errored", "inconclusive"
 
 @dataclass(frozen=True)
 class Location:
-    """A line of a file.
+    """A line of a file, or an expression in it.
 
     Attributes:
         path: relative to the root of the repository if it is below it, otherwise absolute; empty if it is not known.
-        line: from 1 on.
+        line, end_line: from 1 on; no end of a line as a whole.
+        column, end_column: in characters from 1 on, the end being the first that is not part of it; 0 of a line.
+        text, code: the expression, and the whole line without the blanks around it.
     """
 
     path: str = ""
     line: int = 1
+    end_line: int = 0
+    column: int = 0
+    end_column: int = 0
+    text: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,9 @@ class Alert:
         key: op, kernel, kind and stage: the same for the same problem in every run.
         title: for a headline.
         text: everything there is to say; the last line runs the smallest case again, if there is one.
+        place: where to look first: the expression that is wrong, or else the kernel.
+        others: other places, and what each of them is.
+        explanation: why the kernel fails, if the run found that out.
     """
 
     kind: str
@@ -47,13 +60,15 @@ class Alert:
     title: str
     text: str
     place: Location
+    others: tuple[tuple[str, Location], ...] = ()
+    explanation: Explanation | None = None
 
 
 def alerts(run: Run) -> list[Alert]:
     """One per problem, in their order, one per kernel that the run left inconclusive, and what it noticed."""
-    root = _repository_root()
+    root = repository_root()
     options = run.environment.get("options", "")
-    found = (_of_problem(problem, options, root) for problem in problems(run))
+    found = (_of_problem(problem, explanation_of(run, problem), options, root) for problem in problems(run))
     return [*found, *_undecided(run, root), *_noticed(run, root)]
 
 
@@ -68,19 +83,48 @@ def doubts(run: Run, kernel: str, device: str) -> list[str]:
     return [*missing, *wording.undecided(own), *([wording.ADVICE] if missing else [])]
 
 
-def _of_problem(problem: Problem, options: str, root: Path) -> Alert:
+def _of_problem(problem: Problem, explanation: Explanation | None, options: str, root: Path) -> Alert:
     result = problem.smallest
     errored = result.verdict is Verdict.ERRORED or not result.faults
     kind, stage = (ERRORED, "") if errored else (result.faults[0].kind, result.faults[0].stage)
-    fields = [f"{label}: {text}" if label else text for label, text in wording.problem_fields(problem)]
+    said = [*wording.problem_fields(problem), *explanation_fields(explanation, options)]
+    fields = [f"{label}: {text}" if label else text for label, text in said]
+    place, *others = _places(result, explanation, root)
+    at = _stage(explanation) or stage
     return Alert(
         kind=kind,
         level="error",
         key=(result.op, result.kernel, kind, stage),
-        title=f"{result.verdict.value} {result.kernel}" + (f": {stage}" if stage else ""),
+        title=f"{result.verdict.value} {result.kernel}" + (f": {at}" if at else ""),
         text="\n".join([*fields, repro_line(result, options)]),
-        place=_place(result, root),
+        place=place[1],
+        others=tuple(others),
+        explanation=explanation,
     )
+
+
+def _stage(explanation: Explanation | None) -> str:
+    """The stage that the line which is wrong stands for; empty if nothing says so."""
+    culprit = explanation.culprit if explanation is not None else None
+    return culprit.match.stage if culprit is not None and culprit.match is not None else ""
+
+
+def _places(result: CaseResult, explanation: Explanation | None, root: Path) -> Iterator[tuple[str, Location]]:
+    """What there is to look at, and where, the first first: what lies in the repository before what does not."""
+    places = [("the kernel", _place(result, root))]
+    if explanation is not None and explanation.culprit is not None:
+        places.insert(0, ("the expression that is wrong", place_of(explanation.culprit, root)))
+    yield from sorted(places, key=lambda place: Path(place[1].path).is_absolute())
+    document = Path("docs", "contracts", f"{result.op}.md")
+    if (root / document).is_file():
+        line = _mention(root / document, _stage(explanation))
+        yield f"the contracts of {result.op}", Location(document.as_posix(), line)
+
+
+def _mention(document: Path, stage: str) -> int:
+    """The first line that names a stage, or the first of all."""
+    lines = document.read_text(encoding="utf-8", errors="replace").splitlines() if stage else []
+    return next((number for number, line in enumerate(lines, 1) if f"`{stage}`" in line), 1)
 
 
 def _undecided(run: Run, root: Path) -> Iterator[Alert]:
@@ -115,12 +159,21 @@ def _place(result: CaseResult, root: Path) -> Location:
     path, _, line = result.source.rpartition(":")
     if not path:
         return Location(result.source)
-    number = int(line) if line.isdecimal() and int(line) > 0 else 1
+    return Location(_relative(path, root), int(line) if line.isdecimal() and int(line) > 0 else 1)
+
+
+def place_of(step: Step, root: Path) -> Location:
+    """Where a step stands."""
+    columns = step.column + 1, step.end_column + 1
+    return Location(_relative(step.file, root), step.line, step.end_line, *columns, text=step.text, code=step.code)
+
+
+def _relative(path: str, root: Path) -> str:
     resolved = Path(path).resolve()
-    return Location(resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else path, number)
+    return resolved.relative_to(root).as_posix() if resolved.is_relative_to(root) else path
 
 
-def _repository_root() -> Path:
+def repository_root() -> Path:
     """The folder that holds `.git`, from the working directory up; without one, the working directory."""
     here = Path.cwd().resolve()
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)

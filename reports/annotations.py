@@ -1,4 +1,4 @@
-"""A run as annotations of GitHub Actions: lines on standard output that show at the kernel's line in a pull request.
+"""A run as annotations of GitHub Actions: lines on standard output that show at lines of kernels in a pull request.
 
 Escapes are those of actions/toolkit, packages/core/src/command.ts.
 """
@@ -20,6 +20,10 @@ def lines(run: Run) -> str:
 def _command(alert: Alert) -> str:
     place = alert.place
     properties = {"file": place.path, "line": str(place.line)} if place.path else {}
+    if place.path and place.column:
+        properties["endLine"] = str(place.end_line)
+        if place.line == place.end_line:  # GitHub takes columns of one line only
+            properties |= {"col": str(place.column), "endColumn": str(place.end_column)}
     properties["title"] = alert.title
     said = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     return f"::{'notice' if alert.level == 'note' else alert.level} {said}::{_data(alert.text)}"

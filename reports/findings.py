@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from harness.outcomes.explanation import Explanation
 from harness.run import Run
 from reports import wording
+from reports.explained import explanation_fields, explanation_of
 from reports.noticed import noticed
 from reports.paper import line, paragraph, verdict_word
 from reports.summary import ORDER, Problem, listed, plural, problems, repro_line
@@ -16,6 +18,9 @@ from reports.summary import ORDER, Problem, listed, plural, problems, repro_line
 MOST_PROBLEMS = 10
 MOST_SENTENCES = 5
 MOST_LINES = 12
+
+_TO_COPY = frozenset({"source", "line", "smallest", "see more"})
+"""Labels of what is not wrapped: paths to click, and lines to copy."""
 
 
 def print_findings(run: Run, console: Console) -> None:
@@ -27,7 +32,7 @@ def print_findings(run: Run, console: Console) -> None:
     if len(found) > 1:
         paragraph(console, Text(ORDER, "dim"))
     for problem in found[:MOST_PROBLEMS]:
-        _print_problem(problem, console, run.environment.get("options", ""))
+        _print_problem(problem, explanation_of(run, problem), console, run.environment.get("options", ""))
     if rest := found[MOST_PROBLEMS:]:
         kernels = dict.fromkeys(problem.smallest.kernel for problem in rest)
         names = listed(kernels, wording.MOST_NAMES)
@@ -35,11 +40,13 @@ def print_findings(run: Run, console: Console) -> None:
         line(console)
 
 
-def _print_problem(problem: Problem, console: Console, options: str) -> None:
+def _print_problem(problem: Problem, explanation: Explanation | None, console: Console, options: str) -> None:
     result = problem.smallest
     groups = f", {names}" if (names := wording.problem_groups(problem)) else ""
     line(console, Text.assemble(verdict_word(result.verdict), "  ", (result.kernel, "bold"), groups))
     for label, text in wording.problem_fields(problem, most_sentences=MOST_SENTENCES):
+        _field(console, label, text)
+    for label, text in explanation_fields(explanation, options):
         _field(console, label, text)
     line(console, f"  {'smallest case':<12}")
     line(console, f"    {repro_line(result, options)}")
@@ -47,7 +54,7 @@ def _print_problem(problem: Problem, console: Console, options: str) -> None:
 
 
 def _field(console: Console, label: str, text: str) -> None:
-    if label == "source":
+    if label in _TO_COPY:
         line(console, f"  {label:<12} {text}")
     else:
         paragraph(console, Text(text), label=f"  {label:<12} ", label_style="dim")

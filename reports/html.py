@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from harness.run import Run
 from reports import changes_text, chart_data, charts, html_tables, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.coverage import coverage_tables
+from reports.explained import explanation_of
+from reports.html_explained import explained
 from reports.noticed import noticed
 from reports.stage_summary import StageSummary, stage_order, stage_summaries
 from reports.summary import (
@@ -88,13 +90,14 @@ def _context(run: Run) -> dict[str, Any]:
     ops = {result.kernel: result.op for result in run.results}
     summaries = {op: _summaries(run, op, cases, ops) for op in dict.fromkeys(ops.values())}
     every = [(op, key, stage) for op, found in summaries.items() for key, stages in found.items() for stage in stages]
+    anchors = {html_tables.stage_anchor(*key, stage.name, stage.dtype) for _, key, stage in every}
     return {
         "overall": run.overall,
         "headline": _headline(verdicts),
         "broken": run.broken,
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),
-        "findings": [_finding(problem, run.environment.get("options", "")) for problem in problems(run)],
+        "findings": [_finding(problem, run, anchors) for problem in problems(run)],
         "order": ORDER,
         "notices": [
             {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
@@ -148,8 +151,8 @@ def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str
     return [(label, text) for label, text in said if text]
 
 
-def _finding(problem: Problem, options: str) -> dict[str, Any]:
-    result = problem.smallest
+def _finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, Any]:
+    result, options = problem.smallest, run.environment.get("options", "")
     others = sorted((r for r in problem.bad if r.counted and r is not result), key=lambda r: elements(r.case))
     failing = result.failing_stage
     return {
@@ -161,6 +164,7 @@ def _finding(problem: Problem, options: str) -> dict[str, Any]:
         "devices": " ".join(dict.fromkeys(r.device for r in problem.bad)),
         "dtypes": " ".join(dict.fromkeys(d for r in problem.bad for d in r.dtypes.split("/"))),
         "fields": [(label, text) for label, text in wording.problem_fields(problem) if text],
+        "why": explained(explanation_of(run, problem), problem, options, anchors),
         "repro": repro_line(result, options),
         "others": [repro_line(r, options) for r in others[:MOST_CASES]],
         "rest": max(0, len(others) - MOST_CASES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,11 +35,12 @@ class Row:
     """Cells, the first of which names the row, and what a filter looks at.
 
     That is `op`, `kernel`, `device`, `dtype` and `verdict`. A device and a dtype may be several, separated by blanks. A
-    row passes a filter of which it does not say.
+    row passes a filter of which it does not say. A link to `anchor` leads to it.
     """
 
     cells: tuple[Cell, ...]
     about: Mapping[str, str] = field(default_factory=dict)
+    anchor: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,13 @@ def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
         count(stage.outside, "bad"),
         number(signed(stage.typical_bias), stage.typical_bias),
     )
-    return Row(cells, _of_stage(op, subject, stage) | {"verdict": stage.verdict.value})
+    about = _of_stage(op, subject, stage) | {"verdict": stage.verdict.value}
+    return Row(cells, about, stage_anchor(*subject, stage.name, stage.dtype))
+
+
+def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
+    """The name of the row of a stage, for links within the page."""
+    return "stage-" + hashlib.sha256("\0".join((kernel, device, stage, dtype)).encode()).hexdigest()[:12]
 
 
 def _traced(op: str, subject: Subject, stage: TracedStage) -> Row:

@@ -16,6 +16,7 @@ from harness.run import Run
 from reports import wording
 from reports.alerts import doubts
 from reports.characters import visible
+from reports.explained import explanation_fields, explanation_of
 from reports.noticed import noticed
 from reports.stage_summary import StageSummary, stage_order, stage_summaries
 from reports.summary import Problem, repro_line
@@ -99,7 +100,7 @@ def _group(results: Sequence[CaseResult], run: Run) -> _TestCase:
     """How a kernel did on one group of cases."""
     bad = tuple(result for result in results if result.verdict in BAD)
     if bad:
-        return _problem(Problem(bad, sum(result.counted for result in results)), run.environment.get("options", ""))
+        return _problem(Problem(bad, sum(result.counted for result in results)), run)
     if not any(result.verdict is Verdict.PASSED for result in results):
         reasons = "; ".join(dict.fromkeys(f"{r.verdict.value.lower()}: {r.reason}" for r in results))
         return _TestCase("", outcome="skipped", kind="undecided", message=reasons)
@@ -113,11 +114,12 @@ def _output(results: Sequence[CaseResult], run: Run) -> str:
     return "\n".join(f"{entry.sentence}\n{entry.repro(options)}" for entry in found)
 
 
-def _problem(problem: Problem, options: str) -> _TestCase:
-    result = problem.smallest
+def _problem(problem: Problem, run: Run) -> _TestCase:
+    result, options = problem.smallest, run.environment.get("options", "")
     errored = result.verdict is Verdict.ERRORED
     sentences = [result.reason] if errored else [finding.sentence for finding in result.faults]
-    fields = "\n".join(f"{label:<12} {text}" for label, text in wording.problem_fields(problem))
+    said = [*wording.problem_fields(problem), *explanation_fields(explanation_of(run, problem), options)]
+    fields = "\n".join(f"{label:<12} {text}" for label, text in said)
     return _TestCase(
         "",
         outcome="error" if errored else "failure",

@@ -9,6 +9,7 @@ from harness.run import Run
 from reports import changes_text, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
+from reports.explained import explanation_fields, explanation_of
 from reports.findings import first_lines
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.noticed import noticed
@@ -34,6 +35,9 @@ from reports.traced import traced_cells, traced_stages
 
 LIMIT = 60 * 1024
 """Most bytes of a page. A comment on GitHub may have 65,536 characters."""
+
+_CODE = frozenset({"line", "smallest", "see more"})
+"""Labels of lines of source and of commands."""
 
 MOST_OPEN = 3
 MOST_LINES = 12
@@ -107,15 +111,21 @@ def _problems(run: Run) -> Iterator[Block]:
     for number, problem in enumerate(found):
         result = problem.smallest
         title = ", ".join(filter(None, (f"{result.verdict.value} {result.kernel}", wording.problem_groups(problem))))
-        body = _problem(problem, run.environment.get("options", ""))
+        body = _problem(problem, run)
         shown = f"### {SYMBOLS[result.verdict]} {plain(title)}\n\n{body}" if number < MOST_OPEN else folded(title, body)
         yield Block(shown, "finding")
 
 
-def _problem(problem: Problem, options: str) -> str:
+def _problem(problem: Problem, run: Run) -> str:
+    options = run.environment.get("options", "")
     fields = wording.problem_fields(problem, most_sentences=5)
-    lines = [f"**{label}**: {plain(text)}" if label else plain(text) for label, text in fields]
+    fields += explanation_fields(explanation_of(run, problem), options)
+    lines = [f"**{label}**: {_shown(label, text)}" if label else plain(text) for label, text in fields]
     return f"{bullets(lines)}\n\n{block_of_code(repro_line(problem.smallest, options))}"
+
+
+def _shown(label: str, text: str) -> str:
+    return code(text) if label in _CODE else plain(text)
 
 
 def _notices(run: Run) -> Iterator[Block]:

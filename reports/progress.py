@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
+from rich.text import Text
 
 from harness.result import BAD, CaseResult, Verdict
 from reports.characters import visible
@@ -84,3 +86,15 @@ class RunProgress:
         self._last_line = at
         some = plural(self._done, "case") if self._total is None else f"{self._done:,} of {plural(self._total, 'case')}"
         line(self._console, f"{some}: {self._counts}; {now}")
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Say what is under way, on a terminal for as long as it is."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        line(console, what)
+        yield
+        return
+    with console.status(Text(visible(what))):
+        yield

@@ -43,7 +43,7 @@ import math
 import reprlib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -64,6 +64,7 @@ def _ulp_columns() -> tuple[str, ...]:
     return (*(f"ulp_{b}" for b in bins), f"ulp_above_{ULP_BINS[-1]}")
 
 
+_BINS = _ulp_columns()
 _TEXT, _FLAG, _COUNT, _NUMBER = "str", "boolean", "Int64", "float64"
 _TABLE = (
     (_TEXT, "op case kernel contract device dtypes group fingerprint verdict reason"),
@@ -73,7 +74,7 @@ _TABLE = (
     (_FLAG, "result"),
     (_COUNT, "numel decided mismatched outside special"),
     (_NUMBER, "rel_l2 contract_l2 max_error bias max_ulp"),
-    (_COUNT, " ".join(_ulp_columns())),
+    (_COUNT, " ".join(_BINS)),
     (_NUMBER, "budget_ratio roundoff"),
     (_FLAG, "extreme"),
     (_TEXT, "worst_index"),
@@ -141,10 +142,15 @@ def write(run: Run, folder: Path) -> None:
     """Write the three files of a run; each is either its old self or complete, whenever the process is stopped."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{dump(result)}\n" for result in run.results)
-    rest = {name: value for name, value in encoded(replace(run, results=())).items() if name != "results"}
-    text = json.dumps({**rest, _COUNT_OF_RESULTS: len(run.results)}, indent=2, allow_nan=False) + "\n"
     replace_file(folder / "records.jsonl", lambda path: path.write_text(lines, encoding="utf-8"))
     replace_file(folder / "records.parquet", lambda path: frame(run.results).to_parquet(path, index=False))
+    write_rest(run, folder)
+
+
+def write_rest(run: Run, folder: Path) -> None:
+    """Write everything of a run but its results, which `write` has written before."""
+    rest = {name: value for name, value in encoded(replace(run, results=())).items() if name != "results"}
+    text = json.dumps({**rest, _COUNT_OF_RESULTS: len(run.results)}, indent=2, allow_nan=False) + "\n"
     replace_file(folder / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -178,7 +184,7 @@ _COUNT_OF_RESULTS = "results_count"
 
 
 def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
-    case = {name: getattr(result, name) for name in COLUMNS if name in _NAMES_OF_CASE}
+    case = {name: getattr(result, name) for name in COLUMNS if name in _names(CaseResult)}
     case |= {
         "verdict": result.verdict.value,
         "rows": result.rows.rows if result.rows else None,
@@ -197,23 +203,24 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
 
 def _in_utf8(value: object) -> object:
     """Text with the escape of half of a surrogate pair, which UTF-8 lacks and an exception's message may hold."""
-    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+    if not isinstance(value, str) or value.isascii():
+        return value
+    return value.encode(errors="backslashreplace").decode()
 
 
-_NAMES_OF_CASE = {field.name for field in fields(CaseResult)}
+_MEASURED = tuple(name for name in COLUMNS if hasattr(Comparison, name))
 
 
 def _stage_columns(stage: StageResult) -> dict[str, object]:
     seen, isolated, worst = stage.cumulative, stage.isolated, stage.cumulative.worst
-    measured = [name for name in COLUMNS if hasattr(Comparison, name) and name != "worst"]
     return {
         "stage": stage.name,
         "stage_dtype": stage.dtype,
         "result": stage.result,
-        **{name: getattr(seen, name) for name in measured},
-        **dict(zip(_ulp_columns(), seen.ulp_histogram, strict=True)),
+        **{name: getattr(seen, name) for name in _MEASURED},
+        **dict(zip(_BINS, seen.ulp_histogram, strict=True)),
         "worst_index": json.dumps(worst.index) if worst else "",
-        **({f"worst_{f.name}": getattr(worst, f.name) for f in fields(Worst) if f.name != "index"} if worst else {}),
+        **({f"worst_{name}": getattr(worst, name) for name in _names(Worst) if name != "index"} if worst else {}),
         "roundoff": stage.roundoff,
         "extreme": stage.extreme,
         "isolated_outside": isolated.outside,
@@ -234,46 +241,61 @@ def _is_json(line: bytes) -> bool:
 
 def encoded(value: Any) -> Any:
     """`value` in types that JSON has."""
-    if is_dataclass(value):
-        return {field.name: encoded(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): encoded(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return [encoded(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, tuple):
+        return [encoded(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): encoded(item) for key, item in value.items()}
+    kind: Any = type(value)
+    return {name: encoded(getattr(value, name)) for name in _names(kind)}
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _decoded(hint: Any, value: Any) -> Any:
     """The inverse of `encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
-    arguments = typing.get_args(hint)
+    return _decoder(hint)(value)
+
+
+@functools.cache
+def _decoder(hint: Any) -> Callable[[Any], Any]:
+    """`_decoded` for one type, which is looked at once."""
+    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
     if isinstance(hint, types.UnionType):
-        return None if value is None else _decoded(arguments[0], value)
-    if isinstance(hint, type) and is_dataclass(hint):
-        hints = _hints(hint)
-        if unknown := set(_of_type(dict, value)) - set(hints):
-            raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
-        return hint(**{name: _decoded(hints[name], item) for name, item in value.items()})
-    origin = typing.get_origin(hint)
+        some = _decoder(arguments[0])
+        return lambda value: None if value is None else some(value)
     if origin is tuple:
-        return tuple(_decoded(arguments[0], item) for item in _of_type(list, value))
+        item = _decoder(arguments[0])
+        return lambda value: tuple(map(item, _of_type(list, value)))
     if origin is not None:
-        return {key: _decoded(arguments[1], item) for key, item in _of_type(dict, value).items()}
-    if hint is float or issubclass(hint, Enum):
-        return hint(value)
-    return _of_type(hint, value)
+        item = _decoder(arguments[1])
+        return lambda value: {key: item(each) for key, each in _of_type(dict, value).items()}
+    if is_dataclass(hint):
+        return _decoder_of_fields(hint)
+    return hint if hint is float or issubclass(hint, Enum) else functools.partial(_of_type, hint)
+
+
+def _decoder_of_fields(kind: Any) -> Callable[[Any], Any]:
+    decoders = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def decoder(value: Any) -> Any:
+        if unknown := _of_type(dict, value).keys() - decoders.keys():
+            raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+        return kind(**{name: decoders[name](item) for name, item in value.items()})
+
+    return decoder
 
 
 def _of_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"expected {kind.__name__}, found {reprlib.repr(value)}")
     return value
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def _read(path: Path) -> bytes:

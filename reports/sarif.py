@@ -1,4 +1,4 @@
-"""A run as SARIF 2.1.0, for code scanning: a result per problem, at the line of the kernel.
+"""A run as SARIF 2.1.0, for code scanning: a result per problem, at the line that is wrong where it is known.
 
 Source: OASIS Standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from harness.run import Run
-from reports.alerts import ERRORED, INCONCLUSIVE, Alert, Location, alerts
+from reports.alerts import ERRORED, INCONCLUSIVE, Alert, Location, alerts, place_of, repository_root
+from reports.explained import shown_steps, stage_of, value_of
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "SRCROOT"
@@ -90,15 +91,50 @@ def _result(alert: Alert, kinds: list[str]) -> dict[str, Any]:
         "level": alert.level,
         "message": {"text": f"{alert.title}\n{alert.text}"},
         "locations": [{**located, "logicalLocations": [kernel]}],
+        **_related(alert),
+        **_code_flow(alert),
         "partialFingerprints": {"problem/v1": _fingerprint(alert)},
     }
+
+
+def _related(alert: Alert) -> dict[str, Any]:
+    """The other places to look at, if there are any."""
+    places = [
+        {"id": number, "message": {"text": what}, "physicalLocation": _location(place)}
+        for number, (what, place) in enumerate(alert.others, 1)
+        if place.path
+    ]
+    return {"relatedLocations": places} if places else {}
+
+
+def _code_flow(alert: Alert) -> dict[str, Any]:
+    """The way of the worst element through the kernel, with its values, if it was followed."""
+    explanation, root = alert.explanation, repository_root()
+    steps = shown_steps(explanation) if explanation is not None else ()
+    locations = [
+        {
+            "location": {
+                "physicalLocation": _location(place_of(step, root)),
+                "message": {"text": " · ".join(filter(None, (f"{step.text} = {value_of(step)}", stage_of(step))))},
+            },
+            "importance": "essential" if step.match is not None else "important",
+        }
+        for step in steps
+    ]
+    return {"codeFlows": [{"threadFlows": [{"locations": locations}]}]} if locations else {}
 
 
 def _location(place: Location) -> dict[str, Any]:
     absolute = Path(place.path).is_absolute()
     uri = Path(place.path).as_uri() if absolute else quote(place.path)
     artifact = {"uri": uri} if absolute else {"uri": uri, "uriBaseId": ROOT}
-    return {"artifactLocation": artifact, "region": {"startLine": place.line}}
+    if not place.column:
+        return {"artifactLocation": artifact, "region": {"startLine": place.line}}
+    ends = {"endLine": place.end_line, "endColumn": place.end_column}
+    region = {"startLine": place.line, "startColumn": place.column, **ends, "snippet": {"text": place.text}}
+    line = {"startLine": place.line, "endLine": place.end_line}
+    whole = {"snippet": {"text": place.code}} if place.line == place.end_line and place.code else {}
+    return {"artifactLocation": artifact, "region": region, "contextRegion": {**line, **whole}}
 
 
 def _fingerprint(alert: Alert) -> str:

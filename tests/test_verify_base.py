@@ -61,8 +61,12 @@ Verify = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
-    """Runs the command line in this process, and the kernels in others: its exit code, output and errors."""
+    """Runs the command line in this process, and the kernels in others: its exit code, output and errors.
+
+    Nothing is explained.
+    """
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
 
     def run(folder: Path, *options: str) -> tuple[int, str, str]:
         monkeypatch.chdir(folder)

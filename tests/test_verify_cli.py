@@ -114,8 +114,9 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs lastbit on a project: the command line in this process, the kernels in others."""
+    """Runs lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
 
     def call(folder: Path, name: str, *options: str) -> Done:
         monkeypatch.chdir(folder)
@@ -206,6 +207,16 @@ def test_what_was_not_run_is_listed_with_the_reason(everything: Done) -> None:
     assert "elsewhere on cpu" in everything.text
     assert "declared for cuda only" in everything.text
     assert "elsewhere" not in everything.records()
+
+
+@slow
+def test_what_failed_is_explained_and_what_raised_is_not(everything: Done) -> None:
+    [one] = json.loads((everything.folder / "run.json").read_text())["explanations"]
+    assert (one["kernel"], one["case"]) == ("truncates", SMALL)
+    last = one["trace"]["steps"][-1]
+    assert Path(last["file"]).name == "thrice.py"
+    assert KERNELS.splitlines()[last["line"] - 1].strip().startswith("return (y.view(torch.int32)")
+    assert "explaining truncates on cpu" in everything.text
 
 
 # Exit codes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -36,8 +36,10 @@ class Interrupted(KeyboardInterrupt):
         self.run = run
 
 
-def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = False) -> Run:
+def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = False, explaining: bool = False) -> Run:
     """Run what `config` says and keep the records in its folder; `arguments` go to pytest.
+
+    With `explaining`, failures are explained and the stages looked for of kernels that declare none.
 
     Raises:
         LastbitError: the run could not be planned, as when a kernel's file raises, or lacks what --sanitize needs.
@@ -60,7 +62,9 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     run = _kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if interrupted:
         raise Interrupted(run)
-    return run if sanitizer is None else _sanitized(config, sanitizer, run, quiet)
+    if sanitizer is not None:
+        run = _sanitized(config, sanitizer, run, quiet)
+    return _explained(config, run) if explaining else run
 
 
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
@@ -75,6 +79,15 @@ def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> R
     if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     return run
+
+
+def _explained(config: Config, run: Run) -> Run:
+    """The run with why its kernels fail, where that could be found out."""
+    from harness.commands.explaining import with_explanations
+
+    found = with_explanations(config, run)
+    new = found.explanations or found.traces
+    return _kept(found, Path(config.folder), records.write_rest) if new else run
 
 
 def _import_ahead() -> None:
@@ -104,10 +117,10 @@ def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) 
         runs.wait(children, tick)
 
 
-def _kept(run: Run, folder: Path) -> Run:
+def _kept(run: Run, folder: Path, write: Callable[[Run, Path], None] = records.write) -> Run:
     """The run with its records in `folder`, or broken because they cannot be written."""
     try:
-        records.write(run, folder)
+        write(run, folder)
     except OSError as error:
         reason = f"the records cannot be written to {folder}: {error.strerror or error}"
         return replace(run, broken="; ".join(filter(None, (run.broken, reason))))

@@ -75,7 +75,7 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
     try:
-        return _print(execute(config, arguments), show_inputs)
+        return _print(execute(config, arguments, explaining=True), show_inputs)
     except Interrupted as interruption:
         if interruption.run is not None:
             _print(interruption.run, show_inputs)

@@ -14,12 +14,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 from harness.config import Config
 from harness.errors import LastbitError
@@ -29,6 +30,9 @@ from harness.verify.run import environment_for
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+LOG = "worker.log"
+"""The file in the folder of a run that takes what the processes of its commands print."""
 
 _PROGRAM = "import sys; from harness.verify.worker import serve; serve(int(sys.argv[1]))"
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
@@ -51,7 +55,8 @@ class Worker:
     """A process that runs the kernels of a configuration with one device, as a context manager.
 
     It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
-    `launcher` stands before the command that starts it, and `environ` is added to its environment.
+    `launcher` stands before the command that starts it, and `environ` is added to its environment. What it prints goes
+    to a file in the folder of the configuration, if that has one.
     """
 
     def __init__(
@@ -91,15 +96,20 @@ class Worker:
 
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
-        with theirs:
+        with theirs, self._log() as log:
             self._process = subprocess.Popen(
                 [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 env={**environment_for(self._device_type, self._config.site), **self._environ},
                 stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 pass_fds=[theirs.fileno()],
             )
         self._send(self._config)
         self._outcome()
+
+    def _log(self) -> AbstractContextManager[IO[bytes] | None]:
+        return Path(self._config.folder, LOG).open("ab") if self._config.folder else nullcontext()
 
     def _send(self, content: object) -> None:
         assert self._pipe is not None

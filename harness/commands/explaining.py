@@ -1,0 +1,121 @@
+"""Why the kernels of a run fail, found out when its results are there."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from harness.commands.seen_stages import ordinary_of, traced
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.diagnosing.explain import Explainer
+from harness.errors import LastbitError
+from harness.kernel import REVISION_MARK
+from harness.outcomes.explanation import Explanation
+from harness.outcomes.trace import KernelTrace
+from harness.result import CaseResult, Verdict
+from harness.run import Run
+from harness.verify.check import first_line
+from reports.progress import doing
+from reports.summary import problems
+
+OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
+"""Seconds in which the failures of a run are explained: all of them, and those of one kernel on one device."""
+
+NO_TIME = "there was no time left for it"
+INTERRUPTED = "it was interrupted"
+
+_OF_VALUES = frozenset({"outside", "special", "rows", "lanes"})  # kinds of findings that have an element to follow
+
+
+def with_explanations(config: Config, run: Run) -> Run:
+    """The run with why its kernels fail, and with the stages of those that declare none, as far as time allows.
+
+    It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An interruption from the
+    keyboard ends it, and the run has what was found until then.
+    """
+    failures, passed = failures_of(run), [] if config.lines else ordinary_of(run)
+    explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
+    try:
+        for explanation in explained(of_run(config, failures), failures):
+            explanations.append(explanation)
+        for trace in traced(of_run(config, passed), passed):
+            traces.append(trace)
+    except KeyboardInterrupt:
+        ended = INTERRUPTED
+    except Exception as error:
+        traceback.print_exc()
+        ended = _bug(error)
+    explanations += [unexplained(failure, ended) for failure in failures[len(explanations) :]]
+    return replace(run, explanations=tuple(explanations), traces=tuple(traces))
+
+
+def of_run(config: Config, results: Sequence[CaseResult]) -> Config:
+    """The configuration for the cases of some results of a run once more, of kernels of this revision."""
+    kernels = tuple(dict.fromkeys(result.kernel for result in results))
+    lines = tuple(dict.fromkeys(result.case for result in results))
+    return replace(config, ops=(), kernels=kernels, lines=lines, revisions={}, timeout=OF_A_KERNEL)
+
+
+def failures_of(run: Run) -> list[CaseResult]:
+    """What is explained: the smallest failing case of the first problem of values of each kernel on each device."""
+    found: dict[tuple[str, str], CaseResult] = {}
+    for problem in problems(run):
+        for device in dict.fromkeys(result.device for result in problem.bad):
+            bad = tuple(result for result in problem.bad if result.device == device and _is_of_values(result))
+            if bad:
+                smallest = replace(problem, bad=bad).smallest
+                found.setdefault((smallest.kernel, device), smallest)
+    return sorted(found.values(), key=lambda result: result.device)
+
+
+def _is_of_values(result: CaseResult) -> bool:
+    """Whether an element is wrong, of a kernel of this revision."""
+    wrong = result.verdict is Verdict.FAILED and any(finding.kind in _OF_VALUES for finding in result.faults)
+    return wrong and REVISION_MARK not in result.kernel
+
+
+def explained(
+    config: Config,
+    failures: Sequence[CaseResult],
+    *,
+    explainer: Callable[..., Explainer] = Explainer,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Explanation]:
+    """Why each of the failures is one, in their order; those for which there is no time say so."""
+    latest = clock() + OF_A_RUN
+    for device, group in groupby(failures, key=lambda failure: failure.device):
+        own = replace(config, device_plan=DevicePlan((device,), ("of the run",)))
+        with explainer(own) as process:
+            for failure in group:
+                with doing(f"explaining {failure.kernel} on {device}"):
+                    found = _explained(process, failure, lambda: latest - clock())
+                yield found
+
+
+def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
+    """Why it is one, as far as the seconds that are left suffice; the process starts before those of the kernel run."""
+    if left() <= 0:
+        return unexplained(failure, NO_TIME)
+    try:
+        if all(item.kernel != failure.kernel for item in process.planned):
+            return unexplained(failure, "the kernel is not there any more")
+        return process.explain(failure.kernel, failure.case, seconds=max(0.0, min(left(), OF_A_KERNEL)))
+    except LastbitError as error:
+        return unexplained(failure, str(error))
+    except Exception as error:
+        return unexplained(failure, _bug(error))
+
+
+def _bug(error: Exception) -> str:
+    return f"this is a bug of lastbit: {first_line(error)}"
+
+
+def unexplained(failure: CaseResult, reason: str) -> Explanation:
+    """An explanation that says why it is none."""
+    names = failure.kernel, failure.op, failure.contract, failure.case, failure.device
+    trace = KernelTrace(*names, verdict=failure.verdict, reason=reason)
+    return Explanation(failure.kernel, failure.device, failure.case, failure.verdict, trace, reason=reason)

@@ -1,0 +1,90 @@
+"""The stages of kernels that declare none, as they are seen in a case of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from harness.case import Case, parse_case
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.diagnosing.in_sight import stages_in_sight
+from harness.dtypes import BY_NAME
+from harness.errors import LastbitError
+from harness.kernel import REVISION_MARK
+from harness.outcomes.trace import KernelTrace
+from harness.result import CaseResult, Verdict
+from harness.run import Run
+from harness.verify.inprocess import planned
+from harness.verify.worker import Worker
+from reports.progress import doing
+from reports.summary import plural
+
+SECONDS = 30.0
+"""In which the stages of all kernels are looked for."""
+
+LEAST, MOST = 64, 1 << 16
+"""Elements of the first input of a case on which stages are looked for: enough to say something, and soon traced."""
+
+ORDINARY = frozenset({"normal", "uniform", "gates", "fan_in", "scale_random"})
+"""Regimes whose values are neither extreme nor made for exact sums."""
+
+DEVICE = "cpu"
+
+
+def ordinary_of(run: Run) -> list[CaseResult]:
+    """Where stages are looked for: of the ordinary cases that a kernel passed on the CPU, one for each dtype of the
+    first input of its op, with the fewest parameters and then the fewest elements.
+
+    Only of kernels of which no stage was seen but results.
+    """
+    showing = {result.kernel for result in run.results if any(not stage.result for stage in result.stages)}
+    found: dict[tuple[str, str], list[tuple[int, int, str, CaseResult]]] = {}
+    for result in run.results:
+        own = result.kernel not in showing and REVISION_MARK not in result.kernel
+        if own and result.device == DEVICE and result.counted and result.verdict is Verdict.PASSED:
+            case = parse_case(result.case)
+            if is_ordinary(case):
+                first = case.tensors[0]
+                entry = len(case.params), first.numel, result.case, result
+                found.setdefault((result.kernel, first.dtype), []).append(entry)
+    return [min(entries, key=lambda entry: entry[:3])[3] for entries in found.values()]
+
+
+def is_ordinary(case: Case) -> bool:
+    """Whether its tensors are contiguous, its numbers ordinary, and these neither few nor very many."""
+    first, *_ = case.tensors
+    contiguous = all(t.strides is None and not t.offset and not t.device for t in case.tensors)
+    numbers = [t for t in case.tensors if BY_NAME[t.dtype].floating]
+    return (
+        contiguous and first in numbers and LEAST <= first.numel <= MOST and all(t.regime in ORDINARY for t in numbers)
+    )
+
+
+def traced(
+    config: Config,
+    passed: Sequence[CaseResult],
+    *,
+    worker: Callable[..., Worker] = Worker,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[KernelTrace]:
+    """The stages that are found in these cases; none of a kernel in which nothing can be seen."""
+    if not passed:
+        return
+    what = f"looking for the stages of {plural(len({result.kernel for result in passed}), 'kernel')}"
+    own = replace(config, device_plan=DevicePlan((DEVICE,), ("of the run",)))
+    with doing(what), worker(own) as process, suppress(LastbitError):
+        process.do(planned)  # it has started when the clock begins to run
+        latest = clock() + SECONDS
+        for result in passed:
+            if clock() < latest:
+                yield from _stages(process, result)
+
+
+def _stages(process: Worker, result: CaseResult) -> Iterator[KernelTrace]:
+    with suppress(LastbitError):
+        trace = process.do(stages_in_sight, result.kernel, result.case)
+        if trace.stages:
+            yield trace

@@ -1,0 +1,76 @@
+"""What a run explained of a problem: the same words and places in every form of a report."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+
+from harness.outcomes.explanation import Explanation
+from harness.outcomes.trace import Step
+from harness.run import Run
+from reports.explanation import explain_line, explanation_lines
+from reports.summary import Problem
+
+AROUND = 3
+"""Lines of source that are shown above and below the one that is wrong."""
+
+MOST_STEPS = 30
+"""Steps of the way of an element that a report shows: the last ones."""
+
+
+def explanation_of(run: Run, problem: Problem) -> Explanation | None:
+    """That of one of the cases that show the problem, on the device of the smallest if there is one."""
+    cases = {(result.kernel, result.device, result.case) for result in problem.bad}
+    found = [one for one in run.explanations if (one.kernel, one.device, one.case) in cases]
+    return min(found, key=lambda one: one.device != problem.smallest.device, default=None)
+
+
+def explanation_fields(explanation: Explanation | None, options: str) -> list[tuple[str, str]]:
+    """Label and text of what there is to say about why a kernel fails, or about why there is nothing."""
+    if explanation is None:
+        return []
+    reason = explanation.reason or explanation.trace.reason or "no line was found that is to blame"
+    said = explanation_lines(explanation, options)
+    return said or [("why", f"not explained: {reason}"), ("see more", explain_line(explanation, options))]
+
+
+def shown_steps(explanation: Explanation) -> tuple[Step, ...]:
+    """The last steps on the way of the element that stand in a file."""
+    return tuple(step for step in explanation.trace.steps if step.line)[-MOST_STEPS:]
+
+
+def value_of(step: Step) -> str:
+    """`-2.03795147 in fp32`; of several elements the first."""
+    if not step.first:
+        return step.dtype
+    more = f" and {step.count - 1:,} more" if step.count > 1 and not step.direct else ""
+    return f"{step.first[0].decimal}{more} in {step.dtype}"
+
+
+def stage_of(step: Step) -> str:
+    """The stage that a step agrees with, and how many elements are wrong; empty if it agrees with none."""
+    match = step.match
+    if match is None:
+        return ""
+    wrong = f", {match.outside:,} of {match.of:,} elements not possible" if match.outside else ""
+    return f"{match.stage}{wrong}"
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of a file, from 1 on; `blamed` if it is of the expression that is wrong."""
+
+    number: int
+    text: str
+    blamed: bool
+
+
+def excerpt(step: Step) -> list[SourceLine]:
+    """The lines of a step with some around them; those of the step alone where the file is not what it was."""
+    linecache.checkcache(step.file)
+    lines = [text.rstrip("\n") for text in linecache.getlines(step.file)]
+    if step.line > len(lines) or lines[step.line - 1].strip() != step.code:
+        return [SourceLine(step.line, step.code or step.text, blamed=True)]
+    last = max(step.line, step.end_line)
+    shown = range(max(1, step.line - AROUND), min(len(lines), last + AROUND) + 1)
+    return [SourceLine(number, lines[number - 1], step.line <= number <= last) for number in shown]
