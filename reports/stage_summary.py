@@ -215,7 +215,7 @@ def _regimes(cases: Sequence[CaseResult], results: Sequence[CaseResult]) -> str:
 
 
 def _regimes_of(result: CaseResult) -> list[str]:
-    """`x huge` for each tensor of the case line that has a regime with a name."""
+    """`x huge` for each tensor of the case line that names its regime, without what stands in parentheses."""
     parts = (word.partition("=") for word in result.case.split())
-    named = ((name, spec.partition(":")[2]) for name, _, spec in parts)
-    return [f"{name} {regime}" for name, regime in named if regime.isidentifier()]
+    named = ((name, spec.partition(":")[2].partition("(")[0]) for name, _, spec in parts)
+    return [f"{name} {regime}" for name, regime in named if regime]
