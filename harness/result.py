@@ -111,19 +111,11 @@ class Comparison:
 
     @property
     def near_ulp(self) -> float:
-        """Distance in ulp of the farthest element outside, or else of the farthest within `NEAR`.
-
-        If there are others, that is the upper end of a bin of `ULP_BINS`.
-        """
+        """Ulp of the farthest element outside, or else of the farthest within `NEAR`: its bin's end if some are not."""
         if self.outside and self.worst is not None:
             return self.worst.ulp
         filled = (end for end, count in zip(ULP_BINS, self.ulp_histogram, strict=False) if count)
         return self.max_ulp if self.max_ulp <= NEAR else max(filled, default=0)
-
-    @property
-    def far(self) -> int:
-        """Elements farther than `NEAR` from the contract's value."""
-        return self.ulp_histogram[-1]
 
     @property
     def bias(self) -> float:

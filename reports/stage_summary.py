@@ -192,7 +192,7 @@ def extremes(results: Sequence[CaseResult]) -> str:
         named = f"{len(cases):,} of {plural(len(results), 'case')}{_regimes(cases, results)}"
         parts.append(f"{named}: contract up to {error(contract)}, kernel up to {error(kernel)}")
     every = [stage.cumulative for result in results for stage in result.stages]
-    if far := sum(c.far for c in every):
+    if far := sum(c.ulp_histogram[-1] for c in every):
         farthest = distance(max(c.max_ulp for c in every))
         parts.append(f"{share(far, sum(c.numel for c in every))} of elements beyond {NEAR} ulp, up to {farthest}")
     return "; ".join(parts)
@@ -215,7 +215,7 @@ def _regimes(cases: Sequence[CaseResult], results: Sequence[CaseResult]) -> str:
 
 
 def _regimes_of(result: CaseResult) -> list[str]:
-    """`x huge` for each tensor of the case line that has a regime with a name."""
+    """`x huge` for each tensor of the case line that names its regime, without what stands in parentheses."""
     parts = (word.partition("=") for word in result.case.split())
-    named = ((name, spec.partition(":")[2]) for name, _, spec in parts)
-    return [f"{name} {regime}" for name, regime in named if regime.isidentifier()]
+    named = ((name, spec.partition(":")[2].partition("(")[0]) for name, _, spec in parts)
+    return [f"{name} {regime}" for name, regime in named if regime]

@@ -106,7 +106,7 @@ def test_a_stage_of_extreme_cases_alone_has_no_error() -> None:
 
 
 def test_what_is_extreme_has_a_line_in_every_form() -> None:
-    lines = ["x=bf16[4]:huge", "x=bf16[4]@2:huge", "x=bf16[4]:huge w=bf16[4]:ones", "x=bf16[4]:plain", "x=bf16[4]"]
+    lines = ["x=bf16[4]:huge", "x=bf16[4]@2:huge", "x=bf16[4]:huge(2,3) w=bf16[4]:ones", "x=bf16[4]:plain", "x=bf16[4]"]
     cases = [seen(LOST, case=f"op {line} seed=1") for line in lines]
     cases += [seen(ORDINARY, case="op x=bf16[4]:plain w=bf16[4]:ones seed=2")] * 3
     said = "5 of 8 cases (x huge 3, 2 others): contract up to 1.0e+00, kernel up to 1.0e+00"
