@@ -22,9 +22,8 @@ def moves(wrong: Wrong, region: Tensor) -> Iterator[str]:
     """The first way found in which right values were moved, if there is one."""
     if len(wrong.value.unique()) < _DISTINCT:
         return
-    whole = bool(region.all())
     ways = (words for words, ends in _moved(wrong) if wrong.fit(ends, region).holds(_ENOUGH))
-    for words in itertools.islice(itertools.chain(ways if whole else (), _other_rows(wrong), () if whole else ways), 1):
+    for words in itertools.islice(itertools.chain(ways if bool(region.all()) else (), _other_rows(wrong)), 1):
         yield f"The values are right, in the wrong places: {words}."
 
 
