@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from in_this_process import InThisProcess
 
 from harness import cli
-from harness.case import parse_case
+from harness.case import Case, parse_case
 from harness.commands import pin
 from harness.config import Config
 from harness.errors import UsageError
 from harness.result import Verdict
 from harness.verify.case_files import add_case, read_cases
 from harness.verify.check import Subject, verify_case
+from harness.verify.inprocess import Workplace
 from harness.verify.plan import make_plan
 
 CASE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
@@ -59,6 +61,25 @@ def test_a_case_is_kept_once_and_runs_first(project: Path, capsys: pytest.Captur
     assert first.group.name == "regressions" and parse_case(CASE) in first.group.examples
     subject: Subject = first.subject
     assert verify_case(subject, parse_case(CASE), settled=None).verdict is Verdict.FAILED
+
+
+def test_the_smallest_tensors_are_kept_in_place_of_the_case(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
+        asked.append((place.subjects[name].kernel.name, line, seconds))
+        return parse_case(CASE) if "seed=1" in line else None
+
+    monkeypatch.setattr(pin, "Worker", InThisProcess)
+    monkeypatch.setattr(pin, "smallest_of", smallest_of)
+    larger = "rms_norm x=bf16[2,12] weight=bf16[12] eps=1e-06 seed=1"
+    assert pinned(larger, "--smallest", "--seconds", "7") == 0
+    assert asked == [("mine", larger, 7.0)]
+    assert read_cases(project / "cases" / "regressions" / "rms_norm.txt") == [parse_case(CASE)]
+    assert pinned(larger.replace("seed=1", "seed=2"), "--smallest") == 3
+    assert "not pinned" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
