@@ -130,9 +130,14 @@ class Search:
 
     def led_to_right(self, stages: Iterable[str]) -> set[int]:
         """Numbers of the events that are one of these stages, rightly, or led to one."""
-        right = {self.right[name].values.tobytes() for name in stages if name in self.right}
-        same = [e for e in self.stages.found if e.values.tobytes() in right]
+        right = {_what(self.right[name]) for name in stages if name in self.right}
+        same = [e for e in self.stages.found if _what(e) in right]  # of a function that is called twice
         return self.stages.ancestry.before(event.number for e in same for event in e.events)
+
+
+def _what(e: Expression) -> tuple[object, ...]:
+    """What an expression does in the text, and its values."""
+    return e.events[0].place, e.events[0].name, e.values.tobytes()
 
 
 def _error(stage: Stage, e: Expression) -> float:

@@ -40,9 +40,11 @@ class Footprint:
         return {event.number: e for e in self.fault.span for event in e.events}
 
     def misplaced(self) -> Iterator[Expression]:
-        """Reads of another element of an input than the one that the cell has."""
-        for e in self.fault.span:
-            if any(self._is_misplaced(event, e.lanes[event.number]) for event in e.events if _reads_memory(event)):
+        """Reads of another element of an input than the one that the cell has; a sum over them may be right."""
+        before = self.stages.ancestry.before(event.number for event in self.fault.value.events)
+        for e in self.stages.found:
+            reads = [event for event in e.events if event.number in before and _reads_memory(event)]
+            if any(self._is_misplaced(event, e.lanes[event.number]) for event in reads):
                 yield e
 
     def _is_misplaced(self, event: Event, lanes: Array) -> bool:

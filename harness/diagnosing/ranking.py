@@ -37,7 +37,7 @@ class Ranking:
 
     def _one_of_each_line(self, found: Iterable[Expression]) -> list[Expression]:
         """The first expression of each line; the value that is wrong in its own."""
-        first = {}
+        first: dict[tuple[str, int], Expression] = {}
         for e in found:
             first.setdefault(_line(e), e)
         if _line(self.fault.value) in first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import numpy as np
+from torch import Tensor
 
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.grid import Grid, ends, grid_of
@@ -38,7 +38,15 @@ class Reading:
 
 
 def reading(
-    problem: Problem, log: Log, stage: str, tensor: np.ndarray, where: Addresses, write: Write, index, *, failing: bool
+    problem: Problem,
+    log: Log,
+    stage: str,
+    tensor: Tensor,
+    where: Addresses,
+    write: Write,
+    index: tuple[int, ...],
+    *,
+    failing: bool,
 ) -> Reading:
     """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
 

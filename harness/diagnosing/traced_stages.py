@@ -23,7 +23,19 @@ from harness.tracing.triton_lanes import MOVERS
 
 NEAR = 2.0**-6
 """Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""
-HANDING = (*MOVERS, "store", "fp_ext", "fp_trunc", "fp_to_fp", "bitcast", "_to_copy", "copy_", "clone", "int_cast")
+HANDING = (
+    *MOVERS,
+    "load",
+    "store",
+    "fp_ext",
+    "fp_trunc",
+    "fp_to_fp",
+    "bitcast",
+    "_to_copy",
+    "copy_",
+    "clone",
+    "int_cast",
+)
 """Operations that hand on what they are given, in another place or format."""
 
 
@@ -57,13 +69,16 @@ class Stage:
         )
         return np.asarray(e.known & ~inside)
 
+    @property
+    def _kind(self) -> str | bool:
+        """Of truth values, or whether it is of floating-point numbers."""
+        return "int1" if self.expected.format.name == "bool" else isinstance(self.expected, Numbers)
+
     def takes(self, e: Expression) -> bool:
-        """Whether an expression has one value where the stage has one element."""
-        if not e.known.any() or isinstance(self.expected, Numbers) is not e.events[-1].is_float:
+        """Whether an expression is of the same kind and has one value where the stage has one element."""
+        if not e.known.any() or self._kind != ("int1" if e.dtype == "int1" else e.events[-1].is_float):
             return False
         index, values = self.index[e.known], e.values[e.known]
-        if self.expected.format.name == "bool" and (values != 0).astype(values.dtype).tobytes() != values.tobytes():
-            return False
         first = np.zeros(int(self.index.max()) + 1, np.int64)
         first[index[::-1]] = np.arange(len(index))[::-1]
         return bool(np.array_equal(values, values[first[index]], equal_nan=True))
@@ -73,7 +88,9 @@ class Stage:
         exact, value, lo, hi = self.parts
         return StageMatch(
             self.name,
-            *(float(part[cell]) for part in (exact, lo, hi)),
+            exact=float(exact[cell]),
+            lo=float(lo[cell]),
+            hi=float(hi[cell]),
             outside=int(self.outside(e).sum()),
             of=int(e.known.sum()),
             leaves=leaves,
@@ -179,7 +196,7 @@ class Stages:
         """Expressions that may be a stage: not what only hands on an input."""
         if stage.name == self.last:
             return self.given
-        return [e for e in self.full if e.values.tobytes() not in self._inputs and stage.takes(e)]
+        return [e for e in self.full if not self._is_input(e) and stage.takes(e)]
 
     @cached_property
     def given(self) -> list[Expression]:
@@ -208,7 +225,11 @@ class Stages:
     @cached_property
     def written(self) -> Array:
         """The cells that the recorded events wrote."""
-        return np.any([e.known for e in self.found if e.number in self.ends], axis=0)
+        return np.asarray(np.any([e.known for e in self.found if e.number in self.ends], axis=0))
+
+    def _is_input(self, e: Expression) -> bool:
+        """Whether it only hands on an input."""
+        return hands_on(e.events[-1]) and e.values.tobytes() in self._inputs
 
     @cached_property
     def _inputs(self) -> Collection[bytes]:
