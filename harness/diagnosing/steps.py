@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -47,6 +48,12 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
             yield replace(_step(event), count=size, first=first, direct=size == 1)
 
 
+def step_of(log: Log, event: Event, lane: int) -> Step:
+    """The step that ends with an event, for one of its elements; for all of them if that is -1."""
+    direct = np.array([lane] if lane >= 0 else [], np.int64)
+    return _of_visit(log, Visit(event, direct, direct if lane >= 0 else np.arange(event.values.size)), {event.number})
+
+
 def _of_visit(log: Log, visit: Visit, others: set[int]) -> Step:
     """A step that ends with an event; `others` are the events with which steps of the same expression end."""
     lanes = visit.direct if len(visit.direct) else visit.all
@@ -77,6 +84,7 @@ def _step(event: Event) -> Step:
         end_line=place.end_line,
         end_column=place.end_column,
         function=place.function,
+        code=linecache.getline(place.file, place.line).strip(),
         called=tuple(f"{caller.file}:{caller.line}:{caller.column + 1}" for caller in event.places[1:]),
         operation=event.name,
         shape=event.shape,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from harness.case import Case, parse_case
 from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.reading import Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
-from harness.diagnosing.traced_stages import matches, written_together
 from harness.inputs import Inputs, build, guarded_allocations
 from harness.judging.problem import Problem
 from harness.outcomes.trace import KernelTrace
@@ -36,6 +36,43 @@ def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False)
     return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
 
 
+def stages_of_kernel(place: Workplace, name: str, line: str) -> KernelTrace:
+    """`stages_of_case` of a kernel on a case line."""
+    return stages_of_case(place.subjects[name], parse_case(line), watch=place.watch)
+
+
+def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
+    """Which expressions of a kernel that passes a case are stages of the reference: a trace without steps.
+
+    The kernel is called once to see which program wrote the first element of its last result, and once more for each
+    launch that led there; nothing is judged.
+    """
+    found = _begun(subject, case, Verdict.PASSED)
+    with watch(case):
+        inputs = build(case.gathered(), subject.device)
+        problem = subject.problem(inputs)
+        stage = problem.results[-1]
+        try:
+            seen = _Tracing(subject, inputs, problem, stage, None, limit).seen()
+        except Exception as error:
+            return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
+        if seen.visit is None:
+            return replace(found, reason=seen.why_nothing)
+        read = seen.reading(problem, stage, (0,) * seen.tensor.ndim, failing=False)
+    return replace(found, stage=stage, stages=read.stages, unmatched=read.unmatched)
+
+
+def _begun(subject: Subject, case: Case, verdict: Verdict) -> KernelTrace:
+    return KernelTrace(
+        kernel=subject.kernel.name,
+        op=case.op,
+        contract=str(subject.contract),
+        case=str(case),
+        device=str(subject.device),
+        verdict=verdict,
+    )
+
+
 def trace_case(
     subject: Subject, case: Case, *, every: bool = False, limit: int = LIMIT, watch: Watch = unwatched
 ) -> KernelTrace:
@@ -47,14 +84,7 @@ def trace_case(
     """
     with watch(case):
         result, actual = examine(subject, case)
-    found = KernelTrace(
-        kernel=subject.kernel.name,
-        op=case.op,
-        contract=str(subject.contract),
-        case=str(case),
-        device=str(subject.device),
-        verdict=result.verdict,
-    )
+    found = _begun(subject, case, result.verdict)
     target = _worst(result)
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
@@ -63,7 +93,7 @@ def trace_case(
     found = replace(found, stage=stage, worst=worst, notes=beside)
     with watch(case):
         inputs = build(case.gathered(), subject.device)
-        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst, limit)
+        tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
         try:
             seen = tracing.seen()
         except TraceLimit as error:
@@ -108,6 +138,12 @@ class Seen:
         last = self.path.visits[-1] if self.path.visits else None
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
+    def reading(self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool) -> Reading:
+        """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
+        if self.write is None or self.write.event is None:
+            return Reading()
+        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing)
+
     @property
     def why_nothing(self) -> str:
         made = self.path.visits[-1].event.place if self.path.visits else None
@@ -120,13 +156,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class _Tracing:
-    """Calls of a kernel under observation."""
+    """Calls of a kernel under observation, for an element of a stage: the first one if `index` is None."""
 
     subject: Subject
     inputs: Inputs
     problem: Problem
     stage: str
-    worst: Worst
+    index: tuple[int, ...] | None
     limit: int
 
     def seen(self) -> Seen:
@@ -151,7 +187,7 @@ class _Tracing:
         handed = self.inputs.hand_out()
         with guarded_allocations(0), traced(handed, wanted, self.limit) as log:
             tensor = caller.results_of(handed, {**self.inputs.case.params, **asked})[self.stage].detach()
-        seen = _located(log, tensor, self.worst.index)
+        seen = _located(log, tensor, (0,) * tensor.ndim if self.index is None else self.index)
         self.inputs.restore()
         return seen
 
@@ -167,15 +203,15 @@ def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
 
 def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
     assert found.worst is not None
-    together = written_together(seen.tensor, seen.where, seen.write, found.worst.index)
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    matched, unmatched = matches(problem, seen.log, found.stage, together, failing=failing)
-    steps = tuple(folded(steps_of(seen.log, seen.path, matched)))
+    read = seen.reading(problem, found.stage, found.worst.index, failing=failing)
+    steps = tuple(folded(steps_of(seen.log, seen.path, read.matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    return replace(found, steps=steps, all=whole, unmatched=unmatched, notes=tuple(notes))
+    told = {name: getattr(read, name) for name in ("stages", "culprits", "unmatched", "wrong")}
+    return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
 
 
 def _notes(seen: Seen) -> list[str]:

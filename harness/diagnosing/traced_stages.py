@@ -1,171 +1,181 @@
-"""Which operations of a kernel agree with which stages of the reference, and with which the contract is left."""
+"""Which expression of a kernel is which stage of the reference: the one whose values agree best."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from harness.diagnosing.grid import Grid
 from harness.interpret.formats import Array
 from harness.judging.expected import Expected, Numbers
-from harness.judging.problem import Problem
+from harness.judging.problem import Given
+from harness.judging.trace import Trace
+from harness.numerics import Enclosure
 from harness.outcomes.trace import StageMatch
-from harness.tracing import Event, Log
-from harness.tracing.follow import Aligned, aligned
-from harness.tracing.memory import Addresses, Write
+from harness.tracing.cells import Expression
 
 NEAR = 2.0**-6
-"""Relative L2 error up to which an operation agrees with a stage: the coarsest rounding that a stage may have here."""
-BETTER = 2.0
-"""Factor between the errors of two operations from which on one of them is the stage and the other is not."""
-MOST = 4096
-"""Elements that are compared."""
-_LARGEST = 1 << 22  # elements of the op's first input; the reference is evaluated at once
+"""Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""
 
 
 @dataclass(frozen=True, eq=False)
-class _Stage:
-    """What a stage must be, for each of the elements that are compared: [L] of fp64."""
-
-    name: str
-    exact: Array
-    lo: Array
-    hi: Array
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    """An event that agrees with a stage, with `outside` elements that the contract excludes for it."""
-
-    step: Aligned
-    stage: _Stage
-    outside: int
-    error: float
-
-    @property
-    def number(self) -> int:
-        return self.step.event.number
-
-    def match(self, *, leaves: bool = False) -> StageMatch:
-        s = self.stage
-        ends = float(s.exact[0]), float(s.lo[0]), float(s.hi[0])
-        return StageMatch(s.name, *ends, self.outside, len(s.exact), leaves)
-
-
-@dataclass(frozen=True, eq=False)
-class Together:
-    """Elements of a tensor that one event wrote, the worst one first.
+class Stage:
+    """What a stage must be, for each cell: [C] of fp64.
 
     Attributes:
-        tensor: what they are elements of.
-        columns: their indices, [dimensions, L].
-        event, lanes: what wrote them, and which of its elements they are.
+        expected: what all of its elements must be.
+        index: its element for each cell, as flat index.
     """
 
-    tensor: Tensor
-    columns: Array
-    event: Event
-    lanes: Array
+    name: str
+    expected: Expected
+    index: Array
+
+    @cached_property
+    def parts(self) -> tuple[Array, Array, Array, Array]:
+        """Exact value, the contract's, and the ends of what it allows."""
+        allowed = self.expected.allowed
+        shape = self.expected.shape
+        own = allowed.full if isinstance(allowed, Enclosure) else allowed.to(torch.float64).expand(4, *shape)
+        exact, value, lo, hi = own.expand(4, *shape).reshape(4, -1)[:, torch.from_numpy(self.index)].numpy()
+        return exact, value, lo, hi
+
+    def outside(self, e: Expression) -> Array:
+        """The cells whose values it cannot have."""
+        _, _, lo, hi = self.parts
+        inside = (e.values >= lo) & (e.values <= hi) | np.isnan(e.values) & np.isnan(lo) | np.isinf(hi - lo)
+        return np.asarray(e.known & ~inside)
+
+    def takes(self, e: Expression) -> bool:
+        """Whether an expression has one value where the stage has one element."""
+        if not e.known.any():
+            return False
+        index, values = self.index[e.known], e.values[e.known]
+        first = np.zeros(int(self.index.max()) + 1, np.int64)
+        first[index[::-1]] = np.arange(len(index))[::-1]
+        return bool(np.array_equal(values, values[first[index]], equal_nan=True))
+
+    def match(self, e: Expression, cell: int, *, leaves: bool = False) -> StageMatch:
+        """How an expression agrees with it."""
+        exact, value, lo, hi = self.parts
+        return StageMatch(
+            self.name,
+            *(float(part[cell]) for part in (exact, lo, hi)),
+            outside=int(self.outside(e).sum()),
+            of=int(e.known.sum()),
+            leaves=leaves,
+            expected=float(value[cell]),
+            format=self.expected.format.name,
+            error=distance(e.values, exact, e.known),
+            contract_error=distance(value, exact, e.known),
+        )
 
 
-def written_together(tensor: Tensor, where: Addresses, write: Write | None, index: tuple[int, ...]) -> Together | None:
-    """The element at `index` and others that were written with it, `MOST` at most; None if that was not recorded."""
-    if write is None or write.event is None:
-        return None
-    shape = tuple(tensor.shape)
-    numbers = np.arange(tensor.numel())
-    worst = int(np.ravel_multi_index(index, shape)) if index else 0
-    lanes = write.find(where.at(numbers))
-    others = numbers[(lanes >= 0) & (numbers != worst)]
-    chosen = np.concatenate([[worst], others[:: max(1, -(-len(others) // MOST))]])
-    columns = np.stack(np.unravel_index(chosen, shape)) if shape else np.zeros((0, 1), np.int64)
-    return Together(tensor, columns, write.event, lanes[chosen])
+def distance(values: Array, wanted: Array, known: Array) -> float:
+    """Relative L2 error over the cells in which both are finite; infinite if there is none, or if zeros are wanted."""
+    both = known & np.isfinite(values) & np.isfinite(wanted)
+    size, error = np.linalg.norm(wanted[both]), np.linalg.norm((values - wanted)[both])
+    return float(error / size) if size else np.inf if error or not both.any() else 0.0
 
 
-def matches(
-    problem: Problem, log: Log, stage: str, together: Together | None, *, failing: bool
-) -> tuple[dict[int, StageMatch], tuple[str, ...]]:
-    """Number of an event → the stage that it agrees with, over elements of `stage` that were written together; and the
-    stages with which none does.
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The stages of a trace up to one, as far as they have an element for each cell, and what a kernel has for them.
 
-    Which event leaves the contract is said of a kernel that is `failing` only: another one may compute otherwise. It
-    explains and judges nothing: small tensors and plain values can make an operation agree by chance.
+    Attributes:
+        found: the expressions of the kernel, in order.
+        last: the stage that the kernel gave, with what it gave.
     """
-    if together is None or problem.main.numel() > _LARGEST:
-        return {}, ()
-    stages = list(_stages(problem, stage, together))
-    way = aligned(log, together.event, together.lanes)
-    found = [c for step in way for s in stages if (c := _candidate(step, s))]
-    given = {step.numbers.tobytes() for step in way if not step.event.places}
-    found = [c for c in found if c.step.numbers.tobytes() not in given]  # an input, not a stage
-    marked = {c.number: c.match() for c in _first_allowed(stages, found)}
-    if failing and (culprit := _leaving(way, found)) is not None:
-        marked[culprit.number] = culprit.match(leaves=True)
-    return marked, tuple(s.name for s in stages if not any(c.stage is s for c in found))
+
+    grid: Grid
+    trace: Trace
+    found: Sequence[Expression]
+    last: str
+
+    @cached_property
+    def all(self) -> dict[str, Stage]:
+        """By name, in the reference's order."""
+        return {stage.name: stage for stage in self._stages()}
+
+    def _stages(self) -> Iterator[Stage]:
+        for name, expected in self.trace.stages.items():
+            own, tensor = expected.finished, self.grid.tensor
+            index = self.grid.in_stage(tuple(own.shape))
+            if name == self.last and tensor.is_floating_point():
+                own = own.stored_as(tensor.dtype)
+            if index is not None:
+                yield Stage(name, own, index)
+            if name == self.last:
+                return
+
+    def onward(self, given: Given) -> Stages:
+        """The same where the reference goes on from other stages than its own."""
+        return Stages(self.grid, self.grid.problem.evaluate(given), self.found, self.last)
+
+    def from_kernel(self, stage: Stage, e: Expression) -> Given:
+        """What a reference goes on from if the values of an expression are those of a stage."""
+        known = torch.from_numpy(e.known)
+        at, values = torch.from_numpy(stage.index)[known], torch.from_numpy(e.values)[known]
+        if isinstance(stage.expected, Numbers):
+            parts = stage.expected.enclosure.full.expand(4, *stage.expected.shape).clone()
+            parts.view(4, -1)[:, at] = values
+            return {stage.name: Enclosure(parts)}
+        whole = stage.expected.value.clone()
+        whole.view(-1)[at] = values.to(whole.dtype)
+        return {stage.name: whole}
+
+    def matched(self, given: Mapping[str, Expression]) -> dict[str, Expression]:
+        """Stage → the expression that agrees with it best, if one does; `given` are known.
+
+        Of several with the same values, one that is no other stage and comes after that of the stage before, in the
+        stage's own format, the first.
+        """
+        matched: dict[str, Expression] = {}
+        for name, stage in self.all.items():
+            best = given.get(name) or self._nearest(stage, list(matched.values()))
+            if best is not None:
+                matched[name] = best
+        return matched
+
+    def _nearest(self, stage: Stage, taken: Sequence[Expression]) -> Expression | None:
+        after = taken[-1].number if taken else -1
+        name = stage.expected.format.name
+        ranked = [
+            ((*how, any(e is t for t in taken), e.number < after, e.events[0].dtype != name, e.number), e)
+            for e in self._candidates(stage)
+            if (how := (0.0, 0.0) if stage.name == self.last else agreement(stage, e)) is not None
+        ]
+        return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+    def _candidates(self, stage: Stage) -> list[Expression]:
+        """Expressions that may be a stage: not what only hands on an input."""
+        if stage.name == self.last:
+            return [e for e in self.found if e.events[0].places and self.is_given(e)]
+        return [e for e in self.found if not self._is_input(e) and stage.takes(e)]
+
+    def is_given(self, e: Expression) -> bool:
+        """Whether an expression is what the kernel gave for the last stage, with the cell to explain."""
+        values = self.grid.given_values[e.known]
+        return bool(e.known[self.grid.worst]) and np.array_equal(e.values[e.known], values, equal_nan=True)
+
+    def _is_input(self, e: Expression) -> bool:
+        return not e.events[0].places or e.values.tobytes() in self._inputs
+
+    @cached_property
+    def _inputs(self) -> Collection[bytes]:
+        return {e.values.tobytes() for e in self.found if not e.events[0].places}
 
 
-def _stages(problem: Problem, last: str, together: Together) -> Iterator[_Stage]:
-    """The stages of numbers up to one of them, that have an element for each of these."""
-    tensor = together.tensor
-    for name, expected in problem.trace.stages.items():
-        at = None if expected.of_all_rows or not isinstance(expected, Numbers) else _index(expected, together)
-        if at is not None:
-            stored = expected.stored_as(tensor.dtype) if name == last and tensor.is_floating_point() else expected
-            assert isinstance(stored, Numbers)
-            e = stored.enclosure
-            parts = (part.expand(expected.shape)[at].numpy() for part in (e.exact, e.lo, e.hi))
-            yield _Stage(name, *parts)
-        if name == last:
-            return
-
-
-def _index(expected: Expected, together: Together) -> tuple[Tensor, ...] | None:
-    """Where a stage has what belongs to elements of a tensor; None if it is not of the same rows."""
-    shape, columns = tuple(expected.shape), together.columns
-    pairs = list(zip(shape, tuple(together.tensor.shape), strict=False))
-    if len(shape) > together.tensor.ndim or any(a not in (1, b) for a, b in pairs):
-        return None
-    return tuple(torch.from_numpy(columns[axis] if size > 1 else columns[axis] * 0) for axis, size in enumerate(shape))
-
-
-def _candidate(step: Aligned, stage: _Stage) -> _Candidate | None:
-    if not step.event.is_float or not step.event.places:
-        return None
-    value = step.numbers
-    finite = np.isfinite(value) & np.isfinite(stage.exact)
-    size = np.linalg.norm(stage.exact[finite])
-    error = float(np.linalg.norm((value - stage.exact)[finite]) / size) if size else np.inf
-    if error > NEAR:
-        return None
-    allowed = (value >= stage.lo) & (value <= stage.hi) | np.isnan(value) & np.isnan(stage.lo)
-    return _Candidate(step, stage, int((~allowed).sum()), error)
-
-
-def _first_allowed(stages: Sequence[_Stage], found: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """For each stage the first event that the contract allows for it."""
-    for stage in stages:
-        inside = [c for c in found if c.stage is stage and not c.outside]
-        if inside:
-            yield min(inside, key=lambda c: c.number)
-
-
-def _leaving(way: Sequence[Aligned], found: Sequence[_Candidate]) -> _Candidate | None:
-    """The first event with which the value is out of the contract for good.
-
-    It agrees with a stage and is not allowed. Nothing that follows from it is allowed for any stage, and nothing later
-    agrees with that one so much better that it would be the stage.
-    """
-    well = {c.number for c in found if not c.outside}
-    for step in way:  # the last first
-        if step.event.number in well:
-            well.update(step.before)
-    best: dict[str, float] = {}
-    bad: list[_Candidate] = []
-    for c in sorted(found, key=lambda c: -c.number):
-        if c.number not in well and c.error <= BETTER * best.get(c.stage.name, np.inf):
-            bad.append(c)
-        best[c.stage.name] = min(c.error, best.get(c.stage.name, np.inf))
-    return min(bad, key=lambda c: (c.number, c.error), default=None)
+def agreement(stage: Stage, e: Expression) -> tuple[float, float] | None:
+    """Share of the cells that cannot be, and error against the contract's value; None where that is too large."""
+    exact, value, _, _ = stage.parts
+    outside = float(stage.outside(e).sum() / e.known.sum())
+    if isinstance(stage.expected, Numbers):
+        error = distance(e.values, exact, e.known)
+        agrees = error <= NEAR if np.isfinite(error) else not outside
+        return (outside, min(distance(e.values, value, e.known), 1.0)) if agrees else None
+    return None if outside else (0.0, 0.0)

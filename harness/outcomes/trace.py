@@ -116,6 +116,7 @@ class KernelTrace:
         stages: for each stage of the reference, in its order, the step that agrees with it best, if one does.
         culprits: the steps that do not follow from the kernel's own earlier ones, the likeliest first; none of a kernel
             that passes.
+        wrong: the first stage that does not follow from the kernel's own earlier ones; empty if that was not found.
         unmatched: stages up to the element's with which no step agrees.
         notes: what is wrong beside values, and what a reader must know about the steps.
     """
@@ -133,6 +134,7 @@ class KernelTrace:
     all: tuple[Step, ...] = ()
     stages: tuple[Step, ...] = ()
     culprits: tuple[Step, ...] = ()
+    wrong: str = ""
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -88,7 +88,7 @@ class _Walk:
         return unique(np.concatenate([np.zeros(0, np.int64), *self._lanes[many].pop(number, [])]))
 
     def _back(self, event: Event, operand: Operand, lanes: Array, *, many: bool) -> None:
-        if not len(lanes) or not _matters(operand):
+        if not len(lanes) or not matters(operand):
             return
         for found in came_from(operand, lanes):
             own = many or found.shape[1] > 1
@@ -127,63 +127,7 @@ def unique(lanes: Array) -> Array:
     return np.asarray(lanes[np.sort(first)])
 
 
-def _matters(operand: Operand) -> bool:
+def matters(operand: Operand) -> bool:
+    """Whether an operand is more than constants, or than integers that follow from arguments."""
     event = operand.event
     return event is None or event.origin is Origin.MEMORY or (event.origin is Origin.ARGUMENTS and event.is_float)
-
-
-@dataclass(frozen=True, eq=False)
-class Aligned:
-    """An event on the way of several elements of a result, with its element for each of these.
-
-    Attributes:
-        lanes: flat indices, [L].
-        before: numbers of the events from which these came.
-    """
-
-    event: Event
-    lanes: Array
-    before: tuple[int, ...]
-
-    @property
-    def numbers(self) -> Array:
-        """The elements as fp64."""
-        return self.event.at(self.lanes).astype(np.float64)
-
-
-def aligned(log: Log, event: Event, lanes: Array) -> list[Aligned]:
-    """The events on the way of several elements, the last first.
-
-    Followed is what leads to every one of them one to one: through no reduction, and through memory that one write
-    wrote. Of an event that is reached in several ways, the first is taken.
-    """
-    reached = {event.number: (event, lanes)}
-    ahead = [-event.number]
-    found = []
-    while ahead:
-        current, own = reached[-heapq.heappop(ahead)]
-        before = [b for operand in current.operands if (b := _before(log, current, operand, own)) is not None]
-        found.append(Aligned(current, own, tuple(b[0].number for b in before)))
-        for one in before:
-            if one[0].number not in reached:
-                reached[one[0].number] = one
-                heapq.heappush(ahead, -one[0].number)
-    return found
-
-
-def _before(log: Log, event: Event, operand: Operand, elements: Array) -> tuple[Event, Array] | None:
-    """The event from which elements came in an operand, one each, and its elements."""
-    if operand.address or not _matters(operand) or operand.source(elements[:1]).shape[1] != 1:
-        return None
-    lanes = operand.source(elements)[:, 0]
-    if (lanes < 0).any():
-        return None
-    if operand.event is not None:
-        return operand.event, lanes
-    if operand.memory is None:
-        return None
-    for write, positions, found in log.writes.last(operand.memory.at(lanes), event.number):
-        if write.event is not None and len(positions) == len(lanes):
-            return write.event, found[np.argsort(positions)]
-        return None
-    return None

@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -141,6 +142,7 @@ class Tracer(Builder):
             if isinstance(made, TensorHandle):
                 call = Call(name, partial(self._quietly, method), args, kwargs, part)
                 operands = tuple(self._operand(*found) for found in sources_of(call, handles, made))
+                operands = _deciding(operands) if name == "select" else operands
                 self._keep(self._event(name, at, made, operands), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
@@ -246,6 +248,13 @@ def _origin(operand: Operand) -> Origin:
     if operand.event is not None:
         return operand.event.origin
     return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
+
+
+def _deciding(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """Those of a selection: where a side says nothing of memory and the condition does, the condition is a value."""
+    condition, *sides = operands
+    decides = _origin(condition) is Origin.MEMORY and min(map(_origin, sides)) is not Origin.MEMORY
+    return (replace(condition, address=not decides), *sides)
 
 
 def _holds_handles(x: Any) -> bool:

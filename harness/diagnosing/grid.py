@@ -1,0 +1,153 @@
+"""The cells of a case over which the values of a kernel and of the reference are compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.interpret.formats import Array
+from harness.judging.problem import Problem
+from harness.tracing import Event, Log
+from harness.tracing.memory import Addresses, Write
+
+MOST = 4096
+"""Cells that are compared, but one row at least."""
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Some rows of a case by its columns: the cells, of which the first row has the one to explain.
+
+    Where the op's rows do not stand for themselves, there is one row of cells: elements of the tensor, all or some.
+
+    Attributes:
+        whole, problem: that of the case, and that of these rows only.
+        tensor: what a kernel gave for a stage, whole.
+        leading: the dimensions of the case that count rows; none where rows do not stand for themselves.
+        rows, columns: the numbers of the rows, and how many columns they have.
+        index: without rows, the cells in each dimension of the tensor.
+        worst: the cell to explain.
+    """
+
+    whole: Problem
+    problem: Problem
+    tensor: Tensor
+    leading: Shape = ()
+    rows: Array = field(default_factory=lambda: np.zeros(1, np.int64))
+    columns: int = 1
+    index: tuple[Array, ...] = ()
+    worst: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return len(self.rows) * self.columns if self.leading else len(self.index[0])
+
+    @cached_property
+    def numbers(self) -> Array:
+        """The element of the tensor for each cell, as flat index."""
+        found = self.in_case(tuple(self.tensor.shape))
+        assert found is not None
+        return found
+
+    @cached_property
+    def given_values(self) -> Array:
+        """What the tensor has for each cell, as fp64."""
+        return np.asarray(self.tensor.reshape(-1)[torch.from_numpy(self.numbers)].to(torch.float64).numpy())
+
+    def in_case(self, shape: Shape) -> Array | None:
+        """The element for each cell of a tensor of the whole case; None where a tensor of that shape has none."""
+        if not self.leading:
+            return _broadcast(shape, tuple(self.tensor.shape), self.index)
+        if shape[: len(self.leading)] == self.leading and len(shape) > len(self.leading):
+            return self._within(shape[len(self.leading) :], self.rows)
+        return None
+
+    def in_column(self, shape: Shape) -> Array | None:
+        """The same of a tensor that has an element for each column, or a single one."""
+        if math.prod(shape) == 1:
+            return np.zeros(self.size, np.int64)
+        if self.leading:
+            return np.tile(np.arange(self.columns), len(self.rows)) if shape == (self.columns,) else None
+        return self.index[-1] if shape == tuple(self.tensor.shape[-1:]) else None
+
+    def in_stage(self, shape: Shape) -> Array | None:
+        """The element for each cell of a stage of `problem`, as flat index; None where it has none."""
+        if not self.leading:
+            return _broadcast(shape, tuple(self.tensor.shape), self.index)
+        if shape[:1] == (len(self.rows),) and len(shape) > 1:
+            return self._within(shape[1:], np.arange(len(self.rows)))
+        return None
+
+    def _within(self, shape: Shape, rows: Array) -> Array | None:
+        """Of rows of a shape, the element of each cell: the column, or the group of columns."""
+        width = math.prod(shape)
+        if width != shape[-1] or not width or self.columns % width:
+            return None
+        columns = np.arange(self.columns) // (self.columns // width)
+        return np.asarray((rows[:, None] * width + columns).reshape(-1))
+
+    def cells_of_inputs(self) -> dict[str, Array]:
+        """Input that has an element for each cell → the cell of each of its elements, -1 for none."""
+        found = {}
+        for name, tensor in self.whole.tensors.items():
+            elements = self.in_case(tuple(tensor.shape))
+            if elements is not None and len(np.unique(elements)) == self.size:
+                found[name] = np.full(tensor.numel(), -1)
+                found[name][elements] = np.arange(self.size)
+        return found
+
+    def given(self, actual: Tensor) -> Tensor:
+        """What belongs to the rows of `problem` of a tensor of the whole case."""
+        if not self.leading:
+            return actual
+        return actual.reshape(-1, *actual.shape[len(self.leading) :])[torch.from_numpy(self.rows)]
+
+
+def _broadcast(shape: Shape, whole: Shape, index: tuple[Array, ...]) -> Array | None:
+    pairs = list(zip(shape, whole, strict=False))
+    if len(shape) > len(whole) or any(a not in (1, b) for a, b in pairs):
+        return None
+    if not shape:
+        return np.zeros(len(index[0]) if index else 1, np.int64)
+    own = tuple(index[axis] * (size > 1) for axis, size in enumerate(shape))
+    return np.asarray(np.ravel_multi_index(own, shape))
+
+
+def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, index: Shape) -> Grid | None:
+    """The cells of the rows of an element at `index` and of those that were written with it, `MOST` at most."""
+    leading = problem.leading if problem.op.rows else ()
+    worst = int(np.ravel_multi_index(index, tuple(tensor.shape))) if index else 0
+    together = write.find(where.at(np.arange(tensor.numel()))) >= 0
+    if not leading or tuple(tensor.shape[: len(leading)]) != leading or tensor.ndim == len(leading):
+        others = np.nonzero(together)[0]
+        chosen = np.concatenate([[worst], others[others != worst][:: max(1, -(-len(others) // MOST))]])
+        cells = np.unravel_index(chosen, tuple(tensor.shape)) if tensor.ndim else ()
+        return Grid(problem, problem, tensor, index=tuple(cells))
+    width = math.prod(tensor.shape[len(leading) :])
+    columns = max(width, problem.main.shape[-1])
+    rows = np.unique(np.nonzero(together)[0] // width)
+    first = worst // width
+    rows = np.concatenate([[first], rows[rows != first]])[: max(1, MOST // columns)]
+    if columns % width or tensor.ndim != len(leading) + 1:
+        return None
+    at = torch.unravel_index(torch.from_numpy(rows), leading)
+    part = {n: t[at] if n in problem.op.rows else t for n, t in problem.tensors.items()}
+    cell = worst % width * (columns // width)
+    return Grid(problem, problem.on(part), tensor, leading, rows, columns, worst=cell)
+
+
+def ends(log: Log, grid: Grid, where: Addresses) -> dict[int, tuple[Event, Array]]:
+    """The recorded events that wrote the cells of the tensor: by number, with their element for each cell."""
+    found: dict[int, tuple[Event, Array]] = {}
+    for write, positions, lanes in log.writes.last(where.at(grid.numbers), log.next()):
+        if write.event is not None:
+            own = found.setdefault(write.event.number, (write.event, np.full(grid.size, -1)))[1]
+            own[positions] = lanes
+    return found

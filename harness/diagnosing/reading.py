@@ -1,0 +1,93 @@
+"""What the expressions of a kernel say: which of them are stages of the reference, and which is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from harness.diagnosing.culprits import Fault, Search
+from harness.diagnosing.grid import Grid, ends, grid_of
+from harness.diagnosing.ranking import Ranking
+from harness.diagnosing.steps import step_of
+from harness.diagnosing.traced_stages import Stages
+from harness.judging.problem import Problem
+from harness.outcomes.trace import StageMatch, Step
+from harness.tracing import Log
+from harness.tracing.cells import Ancestry, Expression, expressions
+from harness.tracing.memory import Addresses, Write
+
+_LARGEST = 1 << 20  # elements of the op's first input
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What was found.
+
+    Attributes:
+        stages, culprits, unmatched, wrong: see `KernelTrace`.
+        matches: number of an event → the stage that it agrees with.
+    """
+
+    stages: tuple[Step, ...] = ()
+    culprits: tuple[Step, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    wrong: str = ""
+    matches: Mapping[int, StageMatch] = field(default_factory=dict)
+
+
+def reading(
+    problem: Problem, log: Log, stage: str, tensor: np.ndarray, where: Addresses, write: Write, index, *, failing: bool
+) -> Reading:
+    """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
+
+    Nothing where the case is large, or where what it gave has no element for each cell.
+    """
+    grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= _LARGEST else None
+    if grid is None:
+        return Reading()
+    written = ends(log, grid, where)
+    ancestry = Ancestry.of(log, [event for event, _ in written.values()])
+    cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
+    found = expressions(ancestry.events, cells)
+    stages = Stages(grid, grid.problem.evaluate(), found, stage)
+    matched = stages.matched({})
+    fault = Search(stages, matched, ancestry).fault() if failing else None
+    if fault is not None:
+        onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
+        matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
+    ranked = Ranking(stages, fault, ancestry).first() if fault else []
+    return _told(log, grid, stages, matched, fault, ranked)
+
+
+def _upto(matched: Mapping[str, Expression], stages: Stages, fault: Fault) -> dict[str, Expression]:
+    """What was matched before the stage that is wrong."""
+    names = list(stages.all)
+    return {name: e for name, e in matched.items() if names.index(name) < names.index(fault.stage.name)}
+
+
+def _told(
+    log: Log,
+    grid: Grid,
+    stages: Stages,
+    matched: Mapping[str, Expression],
+    fault: Fault | None,
+    ranked: list[Expression],
+) -> Reading:
+    first = ranked[0] if ranked else None
+    matches = {name: stages.all[name].match(e, grid.worst, leaves=e is first) for name, e in matched.items()}
+    steps = {name: _step(log, e, grid.worst, matches[name]) for name, e in matched.items()}
+    of_expression = {id(e): matches[name] for name, e in matched.items()}
+    return Reading(
+        stages=tuple(steps.values()),
+        culprits=tuple(_step(log, e, grid.worst, of_expression.get(id(e))) for e in ranked),
+        unmatched=tuple(name for name in stages.all if name not in matched),
+        wrong=fault.stage.name if fault else "",
+        matches={e.event_of(grid.worst).number: matches[name] for name, e in matched.items()},
+    )
+
+
+def _step(log: Log, e: Expression, cell: int, match: StageMatch | None) -> Step:
+    event = e.event_of(cell)
+    return replace(step_of(log, event, int(e.lanes[event.number][cell])), match=match)

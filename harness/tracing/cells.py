@@ -1,0 +1,197 @@
+"""Which element of every operation belongs to which cell: a row and column of the case.
+
+An operation that leads one to one to elements of the result has an element for each of their cells. One that leads
+there through a reduction only has the cells of the elements of an input that came to it one to one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.interpret.formats import Array
+from harness.tracing.events import Event, Operand
+from harness.tracing.follow import matters
+from harness.tracing.log import Log
+
+INPUT = "input "
+"""What the name of an event begins with that stands for a tensor of the case."""
+_MOST = 1 << 22  # elements of an operand that are looked up at once
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """An event and one that it computed from.
+
+    Attributes:
+        event: the one computed from.
+        lanes: for each element of the result which of its elements, -1 for none, [size]; None where that is many.
+    """
+
+    event: Event
+    lanes: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class Ancestry:
+    """All events that led to some, by number, each with what it computed from."""
+
+    log: Log
+    events: dict[int, Event] = field(default_factory=dict)
+    edges: dict[int, list[Edge]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, log: Log, last: Iterable[Event]) -> Ancestry:
+        """Everything that led to these events."""
+        found = cls(log)
+        ahead = list(last)
+        while ahead:
+            event = ahead.pop()
+            if event.number not in found.events:
+                found.events[event.number] = event
+                found.edges[event.number] = [edge for operand in event.operands for edge in _edges(log, event, operand)]
+                ahead += (edge.event for edge in found.edges[event.number])
+        return found
+
+    def before(self, numbers: Iterable[int]) -> set[int]:
+        """These events and all that led to them."""
+        found: set[int] = set()
+        ahead = list(numbers)
+        while ahead:
+            number = ahead.pop()
+            if number not in found:
+                found.add(number)
+                ahead += (edge.event.number for edge in self.edges[number])
+        return found
+
+    def origins(self) -> dict[int, dict[str, Array]]:
+        """Number of an event → input → which of its elements came one to one to each of the event's, -1 for none."""
+        found: dict[int, dict[str, Array]] = {}
+        for number in sorted(self.events):
+            event = self.events[number]
+            if event.name.startswith(INPUT):
+                found[number] = {event.name.removeprefix(INPUT): np.arange(event.values.size)}
+                continue
+            own = found[number] = {}
+            for edge in self.edges[number]:
+                if edge.lanes is not None:
+                    for name, elements in found[edge.event.number].items():
+                        own[name] = merged(own.get(name), _through(elements, edge.lanes))
+        return found
+
+    def cells(self, ends: Mapping[int, Array], starts: Mapping[str, Array]) -> dict[int, Array]:
+        """Number of an event → its element for each cell, -1 for none, [C].
+
+        `ends` has that for some events, of which the others led to them; `starts` the cell of each element of inputs.
+        """
+        size = len(next(iter(ends.values())))
+        found = dict(ends)
+        origins = self.origins() if starts else {}
+        ahead = [-number for number in self.events]
+        heapq.heapify(ahead)
+        while ahead:
+            number = -heapq.heappop(ahead)
+            if number not in found:
+                found[number] = _by_origin(origins.get(number, {}), starts, size)
+            for edge in self.edges[number]:
+                if edge.lanes is not None:
+                    came = _through(edge.lanes, found[number])
+                    found[edge.event.number] = merged(found.get(edge.event.number), came)
+        return found
+
+
+def _through(elements: Array, lanes: Array) -> Array:
+    """The elements at `lanes`, -1 where these are."""
+    return np.where(lanes >= 0, elements[lanes], -1)
+
+
+def merged(first: Array | None, second: Array) -> Array:
+    """The first of two where it is not -1."""
+    return second if first is None else np.where(first >= 0, first, second)
+
+
+def _by_origin(origins: Mapping[str, Array], starts: Mapping[str, Array], size: int) -> Array:
+    found = np.full(size, -1)
+    for name in origins.keys() & starts.keys():
+        cells = _through(starts[name], origins[name])
+        lanes = np.nonzero(cells >= 0)[0]
+        own = np.full(size, -1)
+        own[cells[lanes]] = lanes
+        found = merged(found, own)
+    return found
+
+
+def _edges(log: Log, event: Event, operand: Operand) -> Iterator[Edge]:
+    size = event.values.size
+    if operand.address or not matters(operand) or not size:
+        return
+    width = operand.source(np.zeros(1, np.int64)).shape[1]
+    if operand.event is not None:
+        yield Edge(operand.event, operand.source(np.arange(size))[:, 0] if width == 1 else None)
+    elif operand.memory is not None:
+        some = np.arange(0, size, 1 if width == 1 else max(1, -(-size * width // _MOST)))
+        lanes = operand.source(some)
+        known = np.nonzero(lanes.reshape(-1) >= 0)[0]
+        addresses = operand.memory.at(lanes.reshape(-1)[known])
+        for write, positions, elements in log.writes.last(addresses, event.number):
+            if write.event is not None:
+                yield Edge(write.event, _placed(size, known[positions], elements) if width == 1 else None)
+
+
+def _placed(size: int, at: Array, elements: Array) -> Array:
+    lanes = np.full(size, -1)
+    lanes[at] = elements
+    return lanes
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """One operation of the text, however often it was done: in rounds of a loop, and in programs.
+
+    Attributes:
+        events: in order.
+        lanes: number of an event → its element for each cell, -1 for none.
+        values: of each cell, as fp64; of the event that had it last.
+        known: cells that it has a value for.
+    """
+
+    events: tuple[Event, ...]
+    lanes: Mapping[int, Array]
+    values: Array
+    known: Array
+
+    @property
+    def number(self) -> int:
+        """When it was done first."""
+        return self.events[0].number
+
+    def event_of(self, cell: int) -> Event:
+        """The event that had a cell last; the last of all where none had it."""
+        return next((e for e in reversed(self.events) if self.lanes[e.number][cell] >= 0), self.events[-1])
+
+
+def expressions(events: Mapping[int, Event], cells: Mapping[int, Array]) -> list[Expression]:
+    """The expressions that events are of, in order; inputs are one each, without a place."""
+    groups: dict[object, list[Event]] = defaultdict(list)
+    counts: dict[object, int] = defaultdict(int)
+    for number in sorted(events):
+        event = events[number]
+        nth = counts[event.occurrence, event.name] = counts[event.occurrence, event.name] + 1
+        groups[event.places, event.name, nth].append(event)
+    return [_expression(tuple(group), cells) for group in groups.values()]
+
+
+def _expression(events: tuple[Event, ...], cells: Mapping[int, Array]) -> Expression:
+    lanes = {event.number: cells[event.number] for event in events}
+    values = np.full(len(next(iter(lanes.values()))), np.nan)
+    known = np.zeros(len(values), np.bool_)
+    for event in events:
+        here = lanes[event.number] >= 0
+        if event.values.dtype.kind != "c":
+            values[here] = event.at(lanes[event.number][here]).astype(np.float64)
+            known |= here
+    return Expression(events, lanes, values, known)
