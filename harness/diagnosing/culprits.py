@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,11 +37,13 @@ class Search:
         stages: what its stages must be, seen from the inputs.
         matched: stage → the expression that agrees with it best.
         ancestry: what led to what.
+        known: stages from which the reference goes on, which are right.
     """
 
     stages: Stages
     matched: Mapping[str, Expression]
     ancestry: Ancestry
+    known: Collection[str] = ()
 
     @cached_property
     def right(self) -> dict[str, Expression]:
@@ -58,6 +60,8 @@ class Search:
         for stage in self.stages.all.values():
             if stage is last:
                 break
+            if stage.name in self.known:
+                continue
             for e in self._others(stage):
                 if self._explains(stage, e):
                     return Fault(stage, e, self._span(stage, e))

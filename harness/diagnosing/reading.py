@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.grid import Grid, ends, grid_of
+from harness.diagnosing.memory_ranking import Memory, MemoryRanking
 from harness.diagnosing.ranking import Ranking
 from harness.diagnosing.steps import step_of
 from harness.diagnosing.traced_stages import Stages
@@ -38,7 +40,16 @@ class Reading:
 
 
 def reading(
-    problem: Problem, log: Log, stage: str, tensor: np.ndarray, where: Addresses, write: Write, index, *, failing: bool
+    problem: Problem,
+    log: Log,
+    stage: str,
+    tensor: np.ndarray,
+    where: Addresses,
+    write: Write,
+    index,
+    *,
+    failing: bool,
+    memory: Memory | None = None,
 ) -> Reading:
     """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
 
@@ -53,11 +64,12 @@ def reading(
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), found, stage)
     matched = stages.matched({})
-    fault = Search(stages, matched, ancestry).fault() if failing else None
+    fault = Search(stages, matched, ancestry, known=memory.given if memory else {}).fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
-    ranked = Ranking(stages, fault, ancestry).first() if fault else []
+    ranking = Ranking if memory is None else partial(MemoryRanking, memory=memory)
+    ranked = ranking(stages, fault, ancestry).first() if fault else []
     return _told(log, grid, stages, matched, fault, ranked)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from harness.case import Case, parse_case
+from harness.diagnosing.buffers import Buffer, Held, buffers, first_wrong
 from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.memory_ranking import Memory
 from harness.diagnosing.reading import Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
 from harness.inputs import Inputs, build, guarded_allocations
@@ -103,7 +106,23 @@ def trace_case(
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    return _told(found, tracing.problem, seen, actual[stage], every)
+    told = _told(found, tracing.problem, seen, actual[stage], every)
+    return replace(told, **_from_memory(tracing, seen)) if told.verdict is Verdict.FAILED else told
+
+
+def _from_memory(tracing: _Tracing, seen: Seen) -> dict[str, Any]:
+    """What is said of the first stage in memory that goes wrong, where no rows of the case stand for themselves."""
+    problem = tracing.problem
+    wrong = None if problem.op.rows else first_wrong(problem, seen.kept)
+    if wrong is None:
+        return {}
+    shape = tuple(problem.trace.stages[wrong.held.name].shape)
+    index = tuple(int(i) for i in np.unravel_index(int(wrong.held.part[wrong.worst]), shape))
+    inner = replace(tracing, stage=wrong.held.name, index=index, held=wrong.held).seen()
+    onward = wrong.onward(problem)
+    memory = Memory(onward.given, tuple(wrong.before), inner.write)
+    read = inner.reading(onward, wrong.held.name, index, failing=True, memory=memory)
+    return {"culprits": read.culprits, "wrong": read.wrong} if read.culprits else {}
 
 
 def _worst(result: CaseResult) -> tuple[str, Worst] | None:
@@ -124,6 +143,7 @@ class Seen:
         tensor, where: what the call gave for the stage, a copy of it; where its elements were.
         write: what wrote the element to explain; None where nothing did.
         path: what led to it, if it was recorded.
+        kept: what the kernel allocated and wrote to.
     """
 
     log: Log
@@ -131,6 +151,7 @@ class Seen:
     where: Addresses
     write: Write | None = None
     path: Path = field(default_factory=Path)
+    kept: Sequence[Buffer] = ()
 
     @property
     def visit(self) -> Visit | None:
@@ -138,11 +159,13 @@ class Seen:
         last = self.path.visits[-1] if self.path.visits else None
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
-    def reading(self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool) -> Reading:
+    def reading(
+        self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool, memory: Memory | None = None
+    ) -> Reading:
         """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
         if self.write is None or self.write.event is None:
             return Reading()
-        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing)
+        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing, memory=memory)
 
     @property
     def why_nothing(self) -> str:
@@ -164,6 +187,7 @@ class _Tracing:
     stage: str
     index: tuple[int, ...] | None
     limit: int
+    held: Held | None = None
 
     def seen(self) -> Seen:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
@@ -182,20 +206,27 @@ class _Tracing:
 
     def _call(self, wanted: Collection[Program]) -> Seen:
         kernel, problem = self.subject.kernel, self.problem
-        asked = {} if self.stage in problem.results else {"stages": kernel.stages}
-        caller = Caller(kernel, self.subject.device, (self.stage,))
+        asked = {} if self.held or self.stage in problem.results else {"stages": kernel.stages}
+        names = dict.fromkeys([*problem.results, *([] if self.held else [self.stage])])
+        caller = Caller(kernel, self.subject.device, tuple(names))
         handed = self.inputs.hand_out()
-        with guarded_allocations(0), traced(handed, wanted, self.limit) as log:
-            tensor = caller.results_of(handed, {**self.inputs.case.params, **asked})[self.stage].detach()
-        seen = _located(log, tensor, (0,) * tensor.ndim if self.index is None else self.index)
+        with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
+            results = caller.results_of(handed, {**self.inputs.case.params, **asked})
+        kept = buffers(log, allocated.tensors, results)
+        if self.held is None:
+            tensor = results[self.stage].detach()
+            where = addresses_of(tensor)
+        else:
+            tensor, where = kept[self.held.buffer.rank].laid_out_as(self.held)
+        seen = _located(log, tensor, where, (0,) * tensor.ndim if self.index is None else self.index)
         self.inputs.restore()
-        return seen
+        return replace(seen, kept=kept)
 
 
-def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
+def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> Seen:
     """What wrote the element of a tensor, and what led to that."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
-    seen = Seen(log, tensor.clone(), addresses_of(tensor))
+    seen = Seen(log, tensor.clone(), where)
     for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
         return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
     return seen

@@ -1,0 +1,146 @@
+"""What a program read for an element, held against what the reference needs for it: a wrong index shows as such."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.diagnosing.buffers import Held
+from harness.errors import LastbitError
+from harness.interpret.formats import Array
+from harness.judging.expected import Numbers
+from harness.judging.problem import Problem
+from harness.tracing import Event, Log
+from harness.tracing.cells import INPUT
+from harness.tracing.follow import Visit, came_from
+from harness.tracing.memory import Write
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """Elements that an event read from a tensor of the case, or from a stage in memory.
+
+    Attributes:
+        name: of the tensor or stage.
+        elements: flat indices.
+    """
+
+    event: Event
+    name: str
+    elements: Array
+
+
+def reads(log: Log, visits: Iterable[Visit], held: Sequence[Held]) -> Iterator[Read]:
+    """What the events of a path read, as far as it is known which tensor that is."""
+    inputs = [write for write in log.writes.all if write.event is not None and write.event.name.startswith(INPUT)]
+    for visit in visits:
+        for operand in visit.event.operands:
+            if operand.memory is None or operand.address or not len(visit.all):
+                continue
+            lanes = np.unique(np.concatenate([part.reshape(-1) for part in came_from(operand, visit.all)]))
+            addresses = operand.memory.at(lanes[lanes >= 0])
+            if len(addresses):
+                yield from _of_inputs(visit.event, addresses, inputs)
+                yield from _of_stages(visit.event, addresses, held)
+
+
+def _of_inputs(event: Event, addresses: Array, inputs: Sequence[Write]) -> Iterator[Read]:
+    for write in inputs:
+        found = write.find(addresses)
+        if (found >= 0).any() and write.event is not None:
+            yield Read(event, write.event.name.removeprefix(INPUT), found[found >= 0])
+
+
+def _of_stages(event: Event, addresses: Array, held: Sequence[Held]) -> Iterator[Read]:
+    for one in held:
+        tensor = one.buffer.tensor
+        own = one.buffer.where.at(np.arange(tensor.numel()))
+        here = np.isin(own, addresses)
+        if here.any():
+            yield Read(event, one.name, one.part.numpy()[here])
+
+
+@dataclass(frozen=True, eq=False)
+class Needs:
+    """What a stage's element depends on, found by poisoning what it may be computed from.
+
+    Attributes:
+        problem: the reference goes on from `given` stages, and from its inputs.
+        stage, element: of which stage, and which one, as flat index.
+    """
+
+    problem: Problem
+    given: Mapping[str, Tensor]
+    stage: str
+    element: int
+
+    def any_of(self, name: str, elements: Collection[int] | Array, *, others: bool = False) -> bool:
+        """Whether it depends on one of these elements of a tensor or stage, or on one of the `others`."""
+        stage = self.given.get(name)
+        whole = self.problem.tensors[name] if stage is None else stage
+        mask = torch.zeros(whole.numel(), dtype=torch.bool)
+        mask[torch.as_tensor(np.asarray(elements, np.int64))] = True
+        mask = (~mask if others else mask).reshape(whole.shape)
+        if not mask.any():
+            return False
+        poisoned = _poisoned(whole, mask)
+        try:
+            if stage is None:
+                trace = self.problem.on({**self.problem.tensors, name: poisoned}).evaluate()
+            else:
+                trace = self.problem.evaluate({name: poisoned})
+        except LastbitError:
+            return False
+        return _bits(self._value(trace.stages[self.stage].finished)) != self._before
+
+    @cached_property
+    def _before(self) -> bytes:
+        return _bits(self._value(self.problem.evaluate().stages[self.stage].finished))
+
+    def _value(self, expected: object) -> Tensor:
+        assert isinstance(expected, Numbers)
+        return expected.enclosure.exact.expand(expected.shape).reshape(-1)[self.element]
+
+
+def _bits(value: Tensor) -> bytes:
+    return b"nan" if bool(value.isnan()) else bytes(value.reshape(1).view(torch.uint8).tolist())
+
+
+def _poisoned(tensor: Tensor, mask: Tensor) -> Tensor:
+    poisoned = tensor.clone()
+    if tensor.is_floating_point():
+        poisoned[mask] = torch.nan
+    elif tensor.dtype is torch.bool:
+        poisoned[mask] = ~poisoned[mask]
+    else:
+        poisoned[mask] = poisoned[mask] ^ 85
+    return poisoned
+
+
+def suspicious(needs: Needs, found: Sequence[Read]) -> Iterator[Event]:
+    """Reads of what the element does not depend on, then those of a tensor of which it needs other elements too."""
+    by_name: dict[str, list[Read]] = defaultdict(list)
+    for read in found:
+        if read.name in needs.given or read.name in needs.problem.tensors:
+            by_name[read.name].append(read)
+    for own in by_name.values():
+        for event, elements in _by_place(own):
+            if not needs.any_of(own[0].name, elements):
+                yield event
+    for name, own in by_name.items():
+        if needs.any_of(name, np.concatenate([read.elements for read in own]), others=True):
+            yield from (event for event, _ in _by_place(own))
+
+
+def _by_place(found: Sequence[Read]) -> Iterator[tuple[Event, Array]]:
+    places: dict[object, list[Read]] = defaultdict(list)
+    for read in found:
+        places[read.event.places].append(read)
+    for own in places.values():
+        yield own[-1].event, np.concatenate([read.elements for read in own])
