@@ -177,13 +177,14 @@ def chosen(options: argparse.Namespace) -> list[Any]:
 
     found = [f for f in FAULTS if not f.equivalent and (not options.op or f.op in options.op)]
     found = [f for f in found if not options.only or any(part in str(f) for part in options.only)]
+    found = found[options.start :: options.every]
     return found[: options.limit] if options.limit else found
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
     """A row per fault, in order, as many as the time allows."""
     cases, kept = _read(options.cases), {} if options.rows is None else _read(options.rows)
-    begin, rows = time.monotonic(), []
+    begin, rows, before = time.monotonic(), [], dict(cases)
     for fault in chosen(options):
         name = str(fault)
         if name not in kept:
@@ -191,7 +192,8 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
                 print("more faults than time: run it again", file=sys.stderr)
                 break
             kept[name] = asdict(measure(fault, cases))
-            _write(options.cases, cases)
+            if cases != before:
+                _write(options.cases, cases)
             _write(options.rows, kept)
         row = Row(**{key: tuple(v) if isinstance(v, list) else v for key, v in kept[name].items()})
         if options.show:
@@ -215,6 +217,8 @@ def main() -> None:
     parser.add_argument("--op", action="append", help="faults of this op only")
     parser.add_argument("--only", action="append", help="faults with this in their name only")
     parser.add_argument("--limit", type=int, default=0, help="so many faults only")
+    parser.add_argument("--every", type=int, default=1, help="one of so many faults only")
+    parser.add_argument("--start", type=int, default=0, help="the number of the first of them")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no fault after so long")
     parser.add_argument("--cases", type=Path, help="a file of failing cases, read and written")
     parser.add_argument("--rows", type=Path, help="a file of finished rows, read and written")

@@ -1,21 +1,16 @@
-"""What a kernel keeps in memory between its launches, as stages of the reference: where it first goes wrong.
-
-A kernel of several launches hands on intermediate results in tensors that it allocates. Which stage such a tensor is,
-its size and its values say. The reference goes on from these values, so that each next tensor is judged by itself.
-"""
+"""Tensors that a kernel allocates and hands from launch to launch, and the stages of the reference that they may be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from harness.interpret.formats import Array
-from harness.judging.expected import Expected, Numbers
-from harness.judging.problem import Given, Problem
+from harness.judging.expected import Expected, Numbers, RowSum
 from harness.judging.trace import Trace
 from harness.tracing import Log
 from harness.tracing.memory import Addresses
@@ -77,47 +72,6 @@ class Held:
         return int(np.prod(self.shape))
 
 
-@dataclass(frozen=True, eq=False)
-class Wrong:
-    """The first stage in memory that does not follow from those before it.
-
-    Attributes:
-        trace: what every stage must be, seen from what the kernel had in memory.
-        held: the stage, in its buffer.
-        worst: the element of the buffer that is farthest from what it must be, as flat index.
-        given: the stages that the kernel had in memory, as it had them.
-        all: these, in their buffers.
-    """
-
-    trace: Trace
-    held: Held
-    worst: int
-    given: Mapping[str, Tensor]
-    all: Sequence[Held]
-
-    @property
-    def before(self) -> list[Held]:
-        """What was in memory before."""
-        return [one for one in self.all if one.buffer.rank < self.held.buffer.rank]
-
-    def onward(self, problem: Problem) -> Onward:
-        """The problem seen from what the kernel had in memory before this stage."""
-        names = list(problem.trace.stages)
-        before = names[: names.index(self.held.name)]
-        own = {field.name: getattr(problem, field.name) for field in fields(Problem)}
-        return Onward(**own, given={name: t for name, t in self.given.items() if name in before})
-
-
-@dataclass(frozen=True, eq=False)
-class Onward(Problem):
-    """A problem whose reference goes on from some stages."""
-
-    given: Given = field(default_factory=dict)
-
-    def evaluate(self, given: Given | None = None, trace: Trace | None = None) -> Trace:
-        return super().evaluate({**self.given, **(given or {})}, trace)
-
-
 def buffers(log: Log, tensors: Iterable[Tensor], results: Mapping[str, Tensor]) -> list[Buffer]:
     """The tensors of floating-point numbers that something wrote to, in the order in which that ended."""
     names = {result.data_ptr(): name for name, result in results.items()}
@@ -138,84 +92,46 @@ def _overlap(write: object, ends: Array) -> bool:
     return bool(write.first <= ends.max() and write.last >= ends.min())  # type: ignore[attr-defined]
 
 
-def first_wrong(problem: Problem, found: Sequence[Buffer]) -> Wrong | None:
-    """The first buffer that is a stage and has an element that cannot follow from what the ones before it have."""
-    held = list(stages_held(problem.trace, found))
-    given = dict(_given(problem, held))
-    trace = problem.evaluate(given)
-    for one in held:
-        expected = trace.stages[one.name].finished
-        own = one.buffer.tensor.reshape(-1)
-        exact, lo, hi = (part[one.part] for part in _parts(expected))
-        value = own.to(torch.float64)
-        outside = ~((value >= lo) & (value <= hi)) & ~(value.isnan() & lo.isnan())
-        if outside.any():
-            far = torch.where(outside, (value - exact).abs().nan_to_num(torch.inf), -1.0)
-            return Wrong(trace, one, int(far.argmax()), given, held)
-    return None
-
-
-def _given(problem: Problem, held: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
-    """What the reference goes on from: stages of which all elements are known."""
-    for name in dict.fromkeys(one.name for one in held):
-        shape = tuple(problem.trace.stages[name].shape)
-        whole = torch.zeros(shape, dtype=torch.float64).reshape(-1)
-        known = 0
-        for one in held:
-            if one.name == name:
-                whole[one.part] = one.buffer.tensor.reshape(-1).to(torch.float64)
-                known += len(one.part)
-        if known >= len(whole) and not problem.trace.stages[name].of_all_rows:
-            yield name, whole.reshape(shape)
-
-
-def stages_held(trace: Trace, found: Sequence[Buffer]) -> Iterator[Held]:
-    """For each buffer the stage that it is: a result by its name, others by what agrees best, or what is left between.
-
-    A buffer that agrees with nothing is the first stage between those of its neighbours that it has the shape of.
-    """
-    known: dict[int, Held] = {}
-    for buffer in found:
-        some = [h for name, expected in trace.stages.items() for h in _agreeing(trace, name, expected, buffer)]
-        if some:
-            known[buffer.rank] = min(some, key=lambda h: h.error)
-    order = list(trace.stages)
-    for buffer in found:
-        if buffer.rank not in known:
-            before = max((rank for rank in known if rank < buffer.rank), default=None)
-            after = min((rank for rank in known if rank > buffer.rank), default=None)
-            first = 0 if before is None else order.index(known[before].name) + 1
-            last = len(order) if after is None else order.index(known[after].name)
-            between = order[first : last if last > first else len(order)]
-            for name in between:
-                shape = tuple(trace.stages[name].shape)
-                parts = list(_places(shape, tuple(buffer.tensor.shape)))
-                if name not in trace.results and parts:
-                    nth = sum(h.name == name for h in known.values()) % len(parts)
-                    known[buffer.rank] = Held(name, buffer, parts[nth], np.inf, shape)
-                    break
-    yield from (known[rank] for rank in sorted(known))
-
-
-def _agreeing(trace: Trace, name: str, expected: Expected, buffer: Buffer) -> Iterator[Held]:
-    shape = tuple(expected.shape)
+def agreeing(trace: Trace, buffer: Buffer) -> Iterator[Held]:
+    """The stages that a buffer may be: a result that it was returned as, or those with which its values agree."""
     if buffer.result:
-        if name == buffer.result:
-            yield Held(name, buffer, torch.arange(buffer.tensor.numel()), 0.0, shape)
+        shape = tuple(trace.stages[buffer.result].shape)
+        yield Held(buffer.result, buffer, torch.arange(buffer.tensor.numel()), 0.0, shape)
         return
-    if name in trace.results or not isinstance(expected.finished, Numbers):
-        return
-    exact = _parts(expected.finished)[0]
-    for part in _places(shape, tuple(buffer.tensor.shape)):
-        value, wanted = buffer.tensor.reshape(-1).to(torch.float64), exact[part]
-        both = value.isfinite() & wanted.isfinite()
-        size = wanted[both].norm()
-        error = float((value - wanted)[both].norm() / size) if size else float("inf")
-        if error <= NEAR:
-            yield Held(name, buffer, part, error, shape)
+    for name in alike(trace, buffer):
+        shape, exact = tuple(trace.stages[name].shape), _parts(trace.stages[name].finished)[0]
+        for part in parts_of(shape, tuple(buffer.tensor.shape)):
+            error = distance(buffer.tensor.reshape(-1).to(torch.float64), exact[part])
+            if error <= NEAR:
+                yield Held(name, buffer, part, error, shape)
 
 
-def _places(stage: Sequence[int], own: Sequence[int]) -> Iterator[Tensor]:
+def alike(trace: Trace, buffer: Buffer) -> Iterator[str]:
+    """The stages of numbers, no results, that a buffer has the shape of, or of a part."""
+    for name, expected in trace.stages.items():
+        numbers = isinstance(expected, Numbers | RowSum) and name not in trace.results
+        if numbers and any(True for _ in parts_of(tuple(expected.shape), tuple(buffer.tensor.shape))):
+            yield name
+
+
+def distance(values: Tensor, wanted: Tensor) -> float:
+    """Relative L2 error over the elements in which both are finite."""
+    both = values.isfinite() & wanted.isfinite()
+    apart, size = float((values - wanted)[both].norm()), float(wanted[both].norm())
+    return apart / size if size else 0.0 if not apart else float("inf")
+
+
+def worst_outside(trace: Trace, held: Held) -> int | None:
+    """The element of a buffer that is farthest off, of those that its stage cannot have; None if there is none."""
+    exact, lo, hi = (part[held.part] for part in _parts(trace.stages[held.name].finished))
+    value = held.buffer.tensor.reshape(-1).to(torch.float64)
+    outside = ~((value >= lo) & (value <= hi)) & ~(value.isnan() & lo.isnan())
+    if not outside.any():
+        return None
+    return int(torch.where(outside, (value - exact).abs().nan_to_num(torch.inf), -1.0).argmax())
+
+
+def parts_of(stage: Sequence[int], own: Sequence[int]) -> Iterator[Tensor]:
     """The elements of a stage that a tensor of some shape may hold: all of them, or a part along one dimension."""
     whole, size = torch.arange(int(np.prod(stage))), int(np.prod(own))
     if len(whole) == size:

@@ -64,7 +64,11 @@ def reading(
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), found, stage)
     matched = stages.matched({})
-    fault = Search(stages, matched, ancestry, known=memory.given if memory else {}).fault() if failing else None
+    fault = (
+        Search(stages, matched, ancestry, known=memory.unconcerned(stage, stages) if memory else ()).fault()
+        if failing
+        else None
+    )
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from harness.diagnosing.buffers import Held
+from harness.diagnosing.in_memory import Onward
 from harness.errors import LastbitError
 from harness.interpret.formats import Array
 from harness.judging.expected import Numbers
-from harness.judging.problem import Problem
+from harness.judging.problem import Given, Problem
 from harness.tracing import Event, Log
 from harness.tracing.cells import INPUT
 from harness.tracing.follow import Visit, came_from
@@ -71,18 +72,17 @@ class Needs:
     """What a stage's element depends on, found by poisoning what it may be computed from.
 
     Attributes:
-        problem: the reference goes on from `given` stages, and from its inputs.
+        problem: whose reference goes on from stages, and from its inputs.
         stage, element: of which stage, and which one, as flat index.
     """
 
-    problem: Problem
-    given: Mapping[str, Tensor]
+    problem: Onward
     stage: str
     element: int
 
     def any_of(self, name: str, elements: Collection[int] | Array, *, others: bool = False) -> bool:
         """Whether it depends on one of these elements of a tensor or stage, or on one of the `others`."""
-        stage = self.given.get(name)
+        stage = self.problem.given.get(name)
         whole = self.problem.tensors[name] if stage is None else stage
         mask = torch.zeros(whole.numel(), dtype=torch.bool)
         mask[torch.as_tensor(np.asarray(elements, np.int64))] = True
@@ -90,18 +90,26 @@ class Needs:
         if not mask.any():
             return False
         poisoned = _poisoned(whole, mask)
+        if stage is not None:
+            return self._changes(self.problem, {name: poisoned})
+        return self._changes(self.problem.on({**self.problem.tensors, name: poisoned}), {})
+
+    def _changes(self, problem: Problem, given: Given) -> bool:
         try:
-            if stage is None:
-                trace = self.problem.on({**self.problem.tensors, name: poisoned}).evaluate()
-            else:
-                trace = self.problem.evaluate({name: poisoned})
+            trace = problem.evaluate(given)
         except LastbitError:
             return False
         return _bits(self._value(trace.stages[self.stage].finished)) != self._before
 
+    def stage_matters(self, name: str) -> bool:
+        """Whether it depends on a stage from which the reference does not go on."""
+        shape = self.problem.trace.stages[name].shape
+        poison = torch.full(tuple(shape), torch.nan, dtype=torch.float64)
+        return not isinstance(self.problem.trace.stages[name], Numbers) or self._changes(self.problem, {name: poison})
+
     @cached_property
     def _before(self) -> bytes:
-        return _bits(self._value(self.problem.evaluate().stages[self.stage].finished))
+        return _bits(self._value(self.problem.trace.stages[self.stage].finished))
 
     def _value(self, expected: object) -> Tensor:
         assert isinstance(expected, Numbers)
@@ -127,7 +135,7 @@ def suspicious(needs: Needs, found: Sequence[Read]) -> Iterator[Event]:
     """Reads of what the element does not depend on, then those of a tensor of which it needs other elements too."""
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in found:
-        if read.name in needs.given or read.name in needs.problem.tensors:
+        if read.name in needs.problem.given or read.name in needs.problem.tensors:
             by_name[read.name].append(read)
     for own in by_name.values():
         for event, elements in _by_place(own):

@@ -11,8 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from harness.case import Case, parse_case
-from harness.diagnosing.buffers import Buffer, Held, buffers, first_wrong
+from harness.diagnosing.buffers import Buffer, Held, buffers
 from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.in_memory import first_wrong
 from harness.diagnosing.memory_ranking import Memory
 from harness.diagnosing.reading import Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
@@ -106,11 +107,11 @@ def trace_case(
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    told = _told(found, tracing.problem, seen, actual[stage], every)
-    return replace(told, **_from_memory(tracing, seen)) if told.verdict is Verdict.FAILED else told
+    in_memory = _in_memory(tracing, seen) if found.verdict is Verdict.FAILED else {}
+    return replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
 
 
-def _from_memory(tracing: _Tracing, seen: Seen) -> dict[str, Any]:
+def _in_memory(tracing: _Tracing, seen: Seen) -> dict[str, Any]:
     """What is said of the first stage in memory that goes wrong, where no rows of the case stand for themselves."""
     problem = tracing.problem
     wrong = None if problem.op.rows else first_wrong(problem, seen.kept)
@@ -118,10 +119,9 @@ def _from_memory(tracing: _Tracing, seen: Seen) -> dict[str, Any]:
         return {}
     shape = tuple(problem.trace.stages[wrong.held.name].shape)
     index = tuple(int(i) for i in np.unravel_index(int(wrong.held.part[wrong.worst]), shape))
-    inner = replace(tracing, stage=wrong.held.name, index=index, held=wrong.held).seen()
-    onward = wrong.onward(problem)
-    memory = Memory(onward.given, tuple(wrong.before), inner.write)
-    read = inner.reading(onward, wrong.held.name, index, failing=True, memory=memory)
+    inner = replace(tracing, stage=wrong.held.name, index=index, held=wrong.held).seen(most=1)
+    memory = Memory(wrong.problem, wrong.before, inner.write)
+    read = inner.reading(wrong.problem, wrong.held.name, index, failing=True, memory=memory)
     return {"culprits": read.culprits, "wrong": read.wrong} if read.culprits else {}
 
 
@@ -165,7 +165,9 @@ class Seen:
         """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
         if self.write is None or self.write.event is None:
             return Reading()
-        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing, memory=memory)
+        return reading(
+            problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing, memory=memory
+        )
 
     @property
     def why_nothing(self) -> str:
@@ -189,8 +191,8 @@ class _Tracing:
     limit: int
     held: Held | None = None
 
-    def seen(self) -> Seen:
-        """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
+    def seen(self, most: int = MOST_PROGRAMS) -> Seen:
+        """A call in which all programs on the way of the element are kept, `most` at most.
 
         Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on.
         """
@@ -199,7 +201,7 @@ class _Tracing:
             seen = self._call(wanted)
             missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
-            new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
+            new = [program for program in found if program is not None][: most - len(wanted)]
             if not new:
                 return seen
             wanted.update(new)
@@ -232,11 +234,11 @@ def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...])
     return seen
 
 
-def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
+def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool, known: bool) -> KernelTrace:
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    read = seen.reading(problem, found.stage, found.worst.index, failing=failing)
+    read = seen.reading(problem, found.stage, found.worst.index, failing=failing and not known)
     steps = tuple(folded(steps_of(seen.log, seen.path, read.matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -25,11 +26,13 @@ class Planted:
         sources: file name → text with the fault.
         lines: lines that the edits changed or added; where they only delete, the two lines around it.
         names: names that deleted lines assigned, each with the line before them.
+        columns: from which column to which a line was changed, where that is not all of it.
     """
 
     sources: Sources
     lines: frozenset[Line]
     names: frozenset[tuple[Line, str]]
+    columns: Mapping[Line, tuple[int, int]]
 
 
 def planted_lines(fault: Fault, sources: Sources) -> Planted:
@@ -37,18 +40,34 @@ def planted_lines(fault: Fault, sources: Sources) -> Planted:
     changed = mutated(fault, sources)
     lines: set[Line] = set()
     names: set[tuple[Line, str]] = set()
+    columns: dict[Line, tuple[int, int]] = {}
     for file, text in changed.items():
         old, new = sources[file].splitlines(), text.splitlines()
         for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             if kind in ("replace", "insert"):
                 lines.update((file, number) for number in range(j1 + 1, j2 + 1))
+                if i2 - i1 == j2 - j1:
+                    pairs = zip(old[i1:i2], new[j1:j2], strict=True)
+                    columns.update(((file, j1 + 1 + n), _changed(*pair)) for n, pair in enumerate(pairs))
             if kind == "delete":
                 lines.update((file, number) for number in (j1, j1 + 1) if 1 <= number <= len(new))
                 gone = (
                     s for s in ast.walk(ast.parse(sources[file])) if isinstance(s, ast.stmt) and i1 < s.lineno <= i2
                 )
                 names.update(((file, j1), name) for s in gone for name, _ in _assigned(s))
-    return Planted({**sources, **changed}, frozenset(lines), frozenset(names))
+    return Planted({**sources, **changed}, frozenset(lines), frozenset(names), columns)
+
+
+def _changed(old: str, new: str) -> tuple[int, int]:
+    """From which column of `new` to which it is not as in `old`."""
+    start = _same(old, new)
+    return start, len(new) - _same(old[start:][::-1], new[start:][::-1])
+
+
+def _same(a: str, b: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    pairs = zip(a, b, strict=False)
+    return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def consumers(planted: Planted, visible: Collection[Line]) -> frozenset[Line]:
@@ -59,7 +78,7 @@ def consumers(planted: Planted, visible: Collection[Line]) -> frozenset[Line]:
     """
     walk = _Walk(planted.sources, frozenset(visible))
     for line in planted.lines:
-        walk.begin(line)
+        walk.begin(line, planted.columns.get(line, (0, sys.maxsize)))
     for (file, number), name in planted.names:
         walk.follow(file, walk.function_at(file, number), (name, ""), number)
     return frozenset(walk.found)
@@ -90,17 +109,20 @@ class _Walk:
         around = [d for f, d in self.functions if f == file and d.lineno <= line <= (d.end_lineno or 0)]
         return max(around, key=lambda d: d.lineno, default=None)
 
-    def begin(self, line: Line) -> None:
+    def begin(self, line: Line, columns: tuple[int, int]) -> None:
         """Follow what the statements of a planted line give."""
         file, number = line
         for where, statement in self.statements:
             start, end = _own(statement)
             if where == file and start <= number <= end:
                 parts = [n for n in _nodes(statement) if isinstance(n, ast.expr | ast.keyword)]
-                inside = {id(n) for n in parts if n.lineno <= number <= (n.end_lineno or 0)}
+                around = [n for n in parts if _covers(n, number, columns)]
+                inside = {id(n) for n in parts if _covers(n, number, columns, within=True)}
+                if around and not inside:
+                    inside = {id(n) for n in ast.walk(min(around, key=lambda n: len(list(ast.walk(n)))))}
                 self._arguments(statement, "", inside)
                 self._mark(file, statement)
-                self._onward(file, statement, inside)
+                self._onward(file, statement, inside - self._handed_on(statement))
 
     def follow(self, file: str, function: ast.FunctionDef | None, name: Name, line: int) -> None:
         """Visit the statements that use a name from a line on; a name without a function is one of all files."""
@@ -125,8 +147,15 @@ class _Walk:
         if self._known(file, statement.lineno, name):
             return
         self._arguments(statement, name[1], used)
-        if not self._mark(file, statement):
-            self._onward(file, statement, used)
+        kept = used - self._handed_on(statement)
+        if not self._mark(file, statement) and (kept or not used):
+            self._onward(file, statement, kept)
+
+    def _handed_on(self, statement: ast.stmt) -> set[int]:
+        """The nodes of a statement that are arguments of functions of these files, which are followed there."""
+        names = {function.name for _, function in self.functions}
+        calls = [call for call in _calls(statement) if _called(call) in names]
+        return {id(n) for call in calls for a in (*call.args, *call.keywords) for n in ast.walk(a)}
 
     def _mark(self, file: str, statement: ast.stmt) -> bool:
         """Note the lines of a statement that is visible."""
@@ -180,6 +209,13 @@ def _parameters(function: ast.FunctionDef, call: ast.Call, argument: ast.expr | 
         return [(argument.arg or key, "")] if (argument.arg or key) in every else options
     given = {keyword.arg for keyword in call.keywords} | set(names[: len(call.args)])
     return [(name, "") for name in every if name not in given] + options
+
+
+def _covers(node: ast.expr | ast.keyword, line: int, columns: tuple[int, int], *, within: bool = False) -> bool:
+    """Whether a node has these columns of a line, or is `within` them."""
+    start, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    first, last = (line, columns[0]), (line, columns[1])
+    return first <= start and end <= last if within else start <= first and last <= end
 
 
 def _within(inner: ast.stmt, outer: ast.stmt) -> bool:
