@@ -10,6 +10,7 @@ from harness.diagnosing.buffers import Buffer, Held, agreeing
 from harness.diagnosing.in_memory import Onward, first_wrong
 from harness.diagnosing.reads import Needs
 from harness.judging.problem import Problem
+from harness.numerics import Enclosure
 from harness.op import op
 from harness.tracing.of_torch import addresses_of
 
@@ -47,7 +48,7 @@ GATED = HIDDEN.float() * X.float()
 
 def stages_of(**tensors: Tensor) -> list[Held]:
     """For each tensor the stage that it is nearest to."""
-    found = [list(agreeing(PROBLEM.trace, buffer)) for buffer in buffers(**tensors)]
+    found = [list(agreeing(PROBLEM.trace, buffer, {"y"})) for buffer in buffers(**tensors)]
     return [min(some, key=lambda h: h.error) for some in found if some]
 
 
@@ -99,5 +100,5 @@ def test_an_element_needs_what_it_is_computed_from_and_nothing_else() -> None:
     assert needs.any_of("x", [13]) and needs.any_of("weight", [1])
     assert not needs.any_of("x", [13], others=True)
     assert not needs.any_of("weight", [0, 2, 3, 4, 5])
-    onward = Needs(Onward.of(PROBLEM, {"hidden": HIDDEN.double()}), "y", 13)
+    onward = Needs(Onward.of(PROBLEM, {"hidden": Enclosure.point(HIDDEN)}), "y", 13)
     assert onward.any_of("hidden", [13]) and not onward.any_of("hidden", [12])

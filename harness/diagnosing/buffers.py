@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,13 +92,13 @@ def _overlap(write: object, ends: Array) -> bool:
     return bool(write.first <= ends.max() and write.last >= ends.min())  # type: ignore[attr-defined]
 
 
-def agreeing(trace: Trace, buffer: Buffer) -> Iterator[Held]:
-    """The stages that a buffer may be: a result that it was returned as, or those with which its values agree."""
+def agreeing(trace: Trace, buffer: Buffer, returned: Collection[str]) -> Iterator[Held]:
+    """The stages that a buffer may be: the result that it was returned as, or those with which its values agree."""
     if buffer.result:
         shape = tuple(trace.stages[buffer.result].shape)
         yield Held(buffer.result, buffer, torch.arange(buffer.tensor.numel()), 0.0, shape)
         return
-    for name in alike(trace, buffer):
+    for name in alike(trace, buffer, returned):
         shape, exact = tuple(trace.stages[name].shape), _parts(trace.stages[name].finished)[0]
         for part in parts_of(shape, tuple(buffer.tensor.shape)):
             error = distance(buffer.tensor.reshape(-1).to(torch.float64), exact[part])
@@ -106,10 +106,10 @@ def agreeing(trace: Trace, buffer: Buffer) -> Iterator[Held]:
                 yield Held(name, buffer, part, error, shape)
 
 
-def alike(trace: Trace, buffer: Buffer) -> Iterator[str]:
-    """The stages of numbers, no results, that a buffer has the shape of, or of a part."""
+def alike(trace: Trace, buffer: Buffer, returned: Collection[str]) -> Iterator[str]:
+    """The stages of numbers that a buffer has the shape of, or of a part; not those that others were `returned` as."""
     for name, expected in trace.stages.items():
-        numbers = isinstance(expected, Numbers | RowSum) and name not in trace.results
+        numbers = isinstance(expected, Numbers | RowSum) and name not in returned
         if numbers and any(True for _ in parts_of(tuple(expected.shape), tuple(buffer.tensor.shape))):
             yield name
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from harness.diagnosing.buffers import Buffer, Held, agreeing, alike, parts_of, worst_outside
+from harness.judging.expected import Numbers
 from harness.judging.problem import Given, Problem
 from harness.judging.trace import Trace
+from harness.numerics import Enclosure
 
 _AHEAD = 6  # later buffers that are asked whether they follow from another reading of one
 
@@ -23,10 +26,10 @@ _AHEAD = 6  # later buffers that are asked whether they follow from another read
 class Onward(Problem):
     """A problem whose reference goes on from some stages."""
 
-    given: Mapping[str, Tensor] = field(default_factory=dict)
+    given: Mapping[str, Enclosure] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem, given: Mapping[str, Tensor]) -> Onward:
+    def of(cls, problem: Problem, given: Mapping[str, Enclosure]) -> Onward:
         """A problem seen from these stages."""
         own = {f.name: getattr(problem, f.name) for f in fields(Problem)}
         return cls(**(own | {"siblings": None}), given=given)
@@ -51,6 +54,11 @@ class Wrong:
     worst: int
     before: Sequence[Held]
 
+    @property
+    def index(self) -> tuple[int, ...]:
+        """Of the element in the stage."""
+        return tuple(int(i) for i in np.unravel_index(int(self.held.part[self.worst]), self.held.shape))
+
 
 def first_wrong(problem: Problem, found: Sequence[Buffer]) -> Wrong | None:
     """The first of these buffers that is a stage and has an element that cannot be; None if there is none."""
@@ -66,10 +74,14 @@ class _Walk:
     held: list[Held] = field(default_factory=list)
     unlike: list[Buffer] = field(default_factory=list)
 
+    @cached_property
+    def _returned(self) -> set[str]:
+        return {buffer.result for buffer in self.found if buffer.result}
+
     def wrong(self) -> Wrong | None:
         for buffer in self.found:
             trace = self._seen().trace
-            some = [h for h in agreeing(trace, buffer) if not self._is_taken(h)]
+            some = [h for h in agreeing(trace, buffer, self._returned) if not self._is_taken(h)]
             one = min(some, key=lambda h: (worst_outside(trace, h) is not None, h.error), default=None)
             if one is None:
                 guess = self._guess(buffer)
@@ -85,11 +97,11 @@ class _Walk:
     def _seen(self, *, without: Held | None = None, more: Held | None = None) -> Onward:
         """The problem seen from what is held, or another choice of that."""
         held = [h for h in self.held if h is not without] + ([more] if more else [])
-        return Onward.of(self.problem, dict(_complete(self.problem.trace, held)))
+        return Onward.of(self.problem, dict(_known(self.problem.trace, held)))
 
     def _told(self, one: Held) -> Wrong:
         held = [h for h in self.held if h.buffer is not one.buffer]
-        problem = Onward.of(self.problem, dict(_complete(self.problem.trace, held)))
+        problem = Onward.of(self.problem, dict(_known(self.problem.trace, held)))
         return Wrong(problem, one, worst_outside(problem.trace, one) or 0, held)
 
     def _is_taken(self, one: Held) -> bool:
@@ -98,7 +110,7 @@ class _Walk:
     def _guesses(self, buffer: Buffer) -> Iterator[Held]:
         """The stages that a buffer may be which agrees with none."""
         trace = self.problem.trace
-        for name in alike(trace, buffer):
+        for name in alike(trace, buffer, self._returned):
             shape = tuple(trace.stages[name].shape)
             for part in parts_of(shape, tuple(buffer.tensor.shape)):
                 one = Held(name, buffer, part, float("inf"), shape)
@@ -120,7 +132,7 @@ class _Walk:
         later = [b for b in self.found if b.rank > buffer.rank][:_AHEAD]
         right = 0
         for one in later:
-            some = [h for h in agreeing(trace, one) if not self._is_taken(h)]
+            some = [h for h in agreeing(trace, one, self._returned) if not self._is_taken(h)]
             right += any(worst_outside(trace, h) is None for h in some)
         return right
 
@@ -136,14 +148,13 @@ class _Walk:
         return next((guess for buffer in self.unlike for guess in self._guesses(buffer)), one)
 
 
-def _complete(trace: Trace, held: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
-    """What the reference goes on from: stages of which all elements are known."""
+def _known(trace: Trace, held: Sequence[Held]) -> Iterator[tuple[str, Enclosure]]:
+    """What the reference goes on from: stages as the kernel had them, and as they must be where that is not known."""
     for name in dict.fromkeys(one.name for one in held):
-        shape = tuple(trace.stages[name].shape)
-        whole = torch.full(shape, torch.nan, dtype=torch.float64).reshape(-1)
-        known = torch.zeros(len(whole), dtype=torch.bool)
-        for one in held:
-            if one.name == name:
-                whole[one.part], known[one.part] = one.buffer.tensor.reshape(-1).to(torch.float64), True
-        if known.all() and not trace.stages[name].of_all_rows:
-            yield name, whole.reshape(shape)
+        expected = trace.stages[name]
+        if isinstance(expected, Numbers):
+            parts = expected.enclosure.full.expand(4, *expected.shape).clone()
+            for one in held:
+                if one.name == name:
+                    parts.view(4, -1)[:, one.part] = one.buffer.tensor.reshape(-1).to(torch.float64)
+            yield name, Enclosure(parts)

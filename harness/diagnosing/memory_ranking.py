@@ -45,7 +45,11 @@ class Memory:
         """The stages that are right, and those on which the worst element of the last one does not depend."""
         element = int(stages.all[last].index[stages.grid.worst])
         needs = Needs(self.problem, last, element)
-        return [name for name in stages.all if name != last and (name in self.problem.given or not needs.stage_matters(name))]
+        return [
+            name
+            for name in stages.all
+            if name != last and (name in self.problem.given or not needs.stage_matters(name))
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class MemoryRanking:
             yield from [self.fault.value] if within else self._takers
             yield from self._takers if within else [self.fault.value]
         yield from self._misread()
-        yield from (e for e in self._span if e.events[-1].program is None)
+        yield from (e for e in self._span if e.events[-1].program is None and not e.events[-1].name.endswith("clone"))
         yield from (e for e in self._span if _narrows(e.events[-1]))
         yield from reversed(self._span)
 
@@ -106,7 +110,8 @@ class MemoryRanking:
         for e in ahead:
             edges = [edge for event in e.events for edge in self.ancestry.edges[event.number]]
             if any(edge.event.number in numbers for edge in edges):
-                if e.events[-1].name in MOVERS or e.events[-1].name == "select":
+                same_line = e.events[-1].place.line == self.fault.value.events[-1].place.line
+                if same_line or e.events[-1].name in MOVERS or e.events[-1].name == "select":
                     numbers.update(event.number for event in e.events)
                 elif self._own(e.events[-1]):
                     yield e

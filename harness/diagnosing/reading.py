@@ -20,7 +20,7 @@ from harness.tracing import Log
 from harness.tracing.cells import Ancestry, Expression, expressions
 from harness.tracing.memory import Addresses, Write
 
-_LARGEST = 1 << 20  # elements of the op's first input
+LARGEST = 1 << 20  # elements of the op's first input
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ def reading(
 
     Nothing where the case is large, or where what it gave has no element for each cell.
     """
-    grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= _LARGEST else None
+    grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
         return Reading()
     written = ends(log, grid, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from harness.errors import LastbitError
 from harness.interpret.formats import Array
 from harness.judging.expected import Numbers
 from harness.judging.problem import Given, Problem
+from harness.numerics import Enclosure
 from harness.tracing import Event, Log
 from harness.tracing.cells import INPUT
 from harness.tracing.follow import Visit, came_from
@@ -83,15 +85,15 @@ class Needs:
     def any_of(self, name: str, elements: Collection[int] | Array, *, others: bool = False) -> bool:
         """Whether it depends on one of these elements of a tensor or stage, or on one of the `others`."""
         stage = self.problem.given.get(name)
-        whole = self.problem.tensors[name] if stage is None else stage
-        mask = torch.zeros(whole.numel(), dtype=torch.bool)
+        shape = self.problem.tensors[name].shape if stage is None else stage.shape
+        mask = torch.zeros(math.prod(shape), dtype=torch.bool)
         mask[torch.as_tensor(np.asarray(elements, np.int64))] = True
-        mask = (~mask if others else mask).reshape(whole.shape)
+        mask = (~mask if others else mask).reshape(shape)
         if not mask.any():
             return False
-        poisoned = _poisoned(whole, mask)
         if stage is not None:
-            return self._changes(self.problem, {name: poisoned})
+            return self._changes(self.problem, {name: Enclosure(stage.full.masked_fill(mask, torch.nan))})
+        poisoned = _poisoned(self.problem.tensors[name], mask)
         return self._changes(self.problem.on({**self.problem.tensors, name: poisoned}), {})
 
     def _changes(self, problem: Problem, given: Given) -> bool:
@@ -135,7 +137,8 @@ def suspicious(needs: Needs, found: Sequence[Read]) -> Iterator[Event]:
     """Reads of what the element does not depend on, then those of a tensor of which it needs other elements too."""
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in found:
-        if read.name in needs.problem.given or read.name in needs.problem.tensors:
+        known = read.name in needs.problem.given or read.name in needs.problem.tensors
+        if known and read.name not in needs.problem.op.integers:
             by_name[read.name].append(read)
     for own in by_name.values():
         for event, elements in _by_place(own):

@@ -13,9 +13,9 @@ from torch import Tensor
 from harness.case import Case, parse_case
 from harness.diagnosing.buffers import Buffer, Held, buffers
 from harness.diagnosing.handover import OF_STAGES
-from harness.diagnosing.in_memory import first_wrong
+from harness.diagnosing.in_memory import Wrong, first_wrong
 from harness.diagnosing.memory_ranking import Memory
-from harness.diagnosing.reading import Reading, reading
+from harness.diagnosing.reading import LARGEST, Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
 from harness.inputs import Inputs, build, guarded_allocations
 from harness.judging.problem import Problem
@@ -99,7 +99,9 @@ def trace_case(
         inputs = build(case.gathered(), subject.device)
         tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
         try:
-            seen = tracing.seen()
+            first = tracing.call()
+            wrong = tracing.wrong(first) if found.verdict is Verdict.FAILED else None
+            seen = tracing.seen(first, wrong)
         except TraceLimit as error:
             return replace(found, reason=str(error))
         except Exception as error:
@@ -107,21 +109,15 @@ def trace_case(
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    in_memory = _in_memory(tracing, seen) if found.verdict is Verdict.FAILED else {}
+    in_memory = {} if wrong is None else _in_memory(seen, wrong)
     return replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
 
 
-def _in_memory(tracing: _Tracing, seen: Seen) -> dict[str, Any]:
-    """What is said of the first stage in memory that goes wrong, where no rows of the case stand for themselves."""
-    problem = tracing.problem
-    wrong = None if problem.op.rows else first_wrong(problem, seen.kept)
-    if wrong is None:
-        return {}
-    shape = tuple(problem.trace.stages[wrong.held.name].shape)
-    index = tuple(int(i) for i in np.unravel_index(int(wrong.held.part[wrong.worst]), shape))
-    inner = replace(tracing, stage=wrong.held.name, index=index, held=wrong.held).seen(most=1)
+def _in_memory(seen: Seen, wrong: Wrong) -> dict[str, Any]:
+    """What is said of the first stage in memory that goes wrong."""
+    inner = seen.of(wrong.held, wrong.index)
     memory = Memory(wrong.problem, wrong.before, inner.write)
-    read = inner.reading(wrong.problem, wrong.held.name, index, failing=True, memory=memory)
+    read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=memory)
     return {"culprits": read.culprits, "wrong": read.wrong} if read.culprits else {}
 
 
@@ -169,6 +165,11 @@ class Seen:
             problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing, memory=memory
         )
 
+    def of(self, held: Held, index: tuple[int, ...]) -> Seen:
+        """The same call, seen from an element of a stage in memory."""
+        tensor, where = self.kept[held.buffer.rank].laid_out_as(held)
+        return _located(self.log, tensor, where, index)
+
     @property
     def why_nothing(self) -> str:
         made = self.path.visits[-1].event.place if self.path.visits else None
@@ -189,38 +190,43 @@ class _Tracing:
     stage: str
     index: tuple[int, ...] | None
     limit: int
-    held: Held | None = None
 
-    def seen(self, most: int = MOST_PROGRAMS) -> Seen:
-        """A call in which all programs on the way of the element are kept, `most` at most.
+    def wrong(self, seen: Seen) -> Wrong | None:
+        """The first stage in memory that goes wrong, where no rows of the case stand for themselves."""
+        few = self.problem.main.numel() <= LARGEST
+        return first_wrong(self.problem, seen.kept) if few and not self.problem.op.rows else None
 
-        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on.
+    def seen(self, first: Seen | None = None, wrong: Wrong | None = None) -> Seen:
+        """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
+
+        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on. The
+        `first` of them kept none. What wrote the element of a stage in memory that is `wrong` is kept, too.
         """
         wanted: set[Program] = set()
+        seen = first or self.call()
         while True:
-            seen = self._call(wanted)
             missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced
+            if wrong is not None and not wanted:
+                missing = [write for write in [seen.of(wrong.held, wrong.index).write] if write] + list(missing)
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
-            new = [program for program in found if program is not None][: most - len(wanted)]
+            new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
             if not new:
                 return seen
             wanted.update(new)
+            seen = self.call(wanted)
 
-    def _call(self, wanted: Collection[Program]) -> Seen:
+    def call(self, wanted: Collection[Program] = ()) -> Seen:
+        """A call in which all operations of these programs are kept."""
         kernel, problem = self.subject.kernel, self.problem
-        asked = {} if self.held or self.stage in problem.results else {"stages": kernel.stages}
-        names = dict.fromkeys([*problem.results, *([] if self.held else [self.stage])])
-        caller = Caller(kernel, self.subject.device, tuple(names))
+        asked = {} if self.stage in problem.results else {"stages": kernel.stages}
+        caller = Caller(kernel, self.subject.device, tuple(dict.fromkeys([*problem.results, self.stage])))
         handed = self.inputs.hand_out()
         with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
             results = caller.results_of(handed, {**self.inputs.case.params, **asked})
+        tensor = results[self.stage].detach()
+        index = (0,) * tensor.ndim if self.index is None else self.index
+        seen = _located(log, tensor, addresses_of(tensor), index)
         kept = buffers(log, allocated.tensors, results)
-        if self.held is None:
-            tensor = results[self.stage].detach()
-            where = addresses_of(tensor)
-        else:
-            tensor, where = kept[self.held.buffer.rank].laid_out_as(self.held)
-        seen = _located(log, tensor, where, (0,) * tensor.ndim if self.index is None else self.index)
         self.inputs.restore()
         return replace(seen, kept=kept)
 
