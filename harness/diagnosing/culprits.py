@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 
-from harness.diagnosing.traced_stages import Stage, Stages
+from harness.diagnosing.traced_stages import Stage, Stages, distance
 from harness.errors import LastbitError
-from harness.tracing.cells import Ancestry, Expression
+from harness.judging.expected import Numbers
+from harness.numerics import Format
+from harness.tracing.cells import Expression
+
+LIKE = 0.5
+"""Relative L2 error up to which another value of a stage is tried first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,50 +40,70 @@ class Search:
     Attributes:
         stages: what its stages must be, seen from the inputs.
         matched: stage → the expression that agrees with it best.
-        ancestry: what led to what.
-        known: stages from which the reference goes on, which are right.
+        known: stages that are not at fault.
     """
 
     stages: Stages
     matched: Mapping[str, Expression]
-    ancestry: Ancestry
     known: Collection[str] = ()
 
     @cached_property
     def right(self) -> dict[str, Expression]:
-        """The matched expressions that the contract allows in every cell."""
-        all_stages = self.stages.all
-        return {name: e for name, e in self.matched.items() if not all_stages[name].outside(e).any()}
+        """The matched expressions that the contract allows in every cell that was written."""
+        written, stages = self.stages.written, self.stages.all
+        return {n: e for n, e in self.matched.items() if e.known[written].all() and not stages[n].outside(e).any()}
 
     def fault(self) -> Fault | None:
         """The first stage of which the kernel has another value that explains what it gave.
 
-        The last stage itself where no earlier one does; None if nothing is known of that.
+        The last stage itself where no earlier one does; None if nothing is wrong with that.
         """
-        last = self.stages.all.get(self.stages.last)
-        for stage in self.stages.all.values():
-            if stage is last:
-                break
-            if stage.name in self.known:
-                continue
-            for e in self._others(stage):
-                if self._explains(stage, e):
-                    return Fault(stage, e, self._span(stage, e))
-        end = next((e for e in reversed(self.stages.found) if self.stages.is_given(e)), None)
-        if last is None or end is None:
+        found = self._explaining()
+        if found is None:
             return None
-        value = self.matched.get(last.name, end)
-        return Fault(last, value, self._span(last, value))
+        for name, e in self.matched.items():  # one before that, which is wrong as well
+            if name == found.stage.name:
+                break
+            if name not in self.right and name not in self.known and e in found.span:
+                return Fault(self.stages.all[name], e, self._span(self.stages.all[name], e))
+        return found
+
+    def _explaining(self) -> Fault | None:
+        last = self.stages.all.get(self.stages.last)
+        if last is None or not last.outside(self.result).any():
+            return None
+        earlier = [s for s in self.stages.all.values() if s is not last and s.name not in self.known]
+        for is_plausible in (self._is_like, self._is_unlike):
+            for stage in earlier:
+                for e in self._others(stage):
+                    if is_plausible(stage, e) and self._explains(stage, e):
+                        return Fault(stage, e, self._span(stage, e))
+        value = self.matched.get(last.name)
+        return None if value is None else Fault(last, value, self._span(last, value))
+
+    def _is_like(self, stage: Stage, e: Expression) -> bool:
+        return _error(stage, e) <= LIKE
+
+    def _is_unlike(self, stage: Stage, e: Expression) -> bool:
+        """Far off, where the kernel has no right value; and nothing that the last stage only hands on."""
+        if self._is_like(stage, e) or e in self.stages.given:
+            return False
+        return stage.name not in self.right or not isinstance(stage.expected, Numbers)
 
     def _others(self, stage: Stage) -> Iterator[Expression]:
-        """Expressions that could be a stage and that the contract excludes, each value once."""
-        seen = set()
-        for e in self.stages.found:
-            if e.events[0].places and stage.takes(e) and stage.outside(e).any():
+        """Expressions that could be a stage and that the contract excludes, each value once.
+
+        Not what led to the right value of the stage: from that another one may follow, or one that has passed it by.
+        """
+        known = self.led_to_right([stage.name])
+        taken = {id(e) for e in self.right.values()}
+        seen: dict[bytes, Expression] = {}
+        for e in self.stages.full:
+            if e.number not in known and stage.takes(e) and stage.outside(e).any():
                 key = e.values.tobytes()
-                if key not in seen:
-                    seen.add(key)
-                    yield e
+                if key not in seen or id(seen[key]) in taken:  # no other stage, or the last of these
+                    seen[key] = e
+        yield from sorted(seen.values(), key=lambda e: e.number)
 
     def _explains(self, stage: Stage, e: Expression) -> bool:
         """Whether what the kernel gave follows from these values of a stage, where they are known."""
@@ -87,26 +111,35 @@ class Search:
             onward = self.stages.onward(self.stages.from_kernel(stage, e))
         except LastbitError:
             return False
-        last = onward.trace.stages[self.stages.last].finished
-        grid = self.stages.grid
-        if grid.tensor.is_floating_point():
-            last = last.stored_as(grid.tensor.dtype)
-        wrong = last.outside(grid.given(grid.tensor)).reshape(-1)
-        index = grid.in_stage(tuple(last.shape))
-        return index is not None and not wrong[torch.from_numpy(index[e.known & self._judged])].any()
+        last = onward.all.get(self.stages.last)
+        if last is None or last.outside(self.result).any():
+            return False
+        error, before = (_error(stage, self.result) for stage in (last, self.stages.all[self.stages.last]))
+        return not np.isfinite(error) or error <= max(before / 2, 2 * _epsilon(last))
 
     @cached_property
-    def _judged(self) -> np.ndarray:
-        """Cells of the row to explain, or all."""
-        grid = self.stages.grid
-        return np.ones(grid.size, np.bool_)
+    def result(self) -> Expression:
+        """What the kernel gave for the last stage."""
+        return Expression((), {}, self.stages.grid.given_values, self.stages.written)
 
     def _span(self, stage: Stage, e: Expression) -> tuple[Expression, ...]:
         """What led to an expression after what is right, and not to other stages alone."""
         names = list(self.stages.all)
-        upto = names[: names.index(stage.name) + 1]
-        right = [event.number for name in upto if name in self.right for event in self.right[name].events]
-        known = self.ancestry.before(right)
-        before = self.ancestry.before(event.number for event in e.events) - known
+        known = self.led_to_right(names[: names.index(stage.name) + 1])
+        before = self.stages.ancestry.before(event.number for event in e.events) - known
         between = [x for x in self.stages.found if any(event.number in before for event in x.events)]
         return tuple(x for x in between if x.events[0].places) or (e,)
+
+    def led_to_right(self, stages: Iterable[str]) -> set[int]:
+        """Numbers of the events that are one of these stages, rightly, or led to one."""
+        right = {self.right[name].values.tobytes() for name in stages if name in self.right}
+        same = [e for e in self.stages.found if e.values.tobytes() in right]
+        return self.stages.ancestry.before(event.number for e in same for event in e.events)
+
+
+def _error(stage: Stage, e: Expression) -> float:
+    return distance(e.values, stage.parts[1], e.known)
+
+
+def _epsilon(stage: Stage) -> float:
+    return stage.expected.format.epsilon if isinstance(stage.expected.format, Format) else 0.0

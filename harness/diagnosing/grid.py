@@ -17,6 +17,8 @@ from harness.tracing.memory import Addresses, Write
 
 MOST = 4096
 """Cells that are compared, but one row at least."""
+WIDEST = 1 << 16
+"""Columns of a row beyond which nothing is compared."""
 Shape = tuple[int, ...]
 
 
@@ -135,7 +137,7 @@ def grid_of(problem: Problem, tensor: Tensor, where: Addresses, write: Write, in
     rows = np.unique(np.nonzero(together)[0] // width)
     first = worst // width
     rows = np.concatenate([[first], rows[rows != first]])[: max(1, MOST // columns)]
-    if columns % width or tensor.ndim != len(leading) + 1:
+    if columns > WIDEST or columns % width or tensor.ndim != len(leading) + 1:
         return None
     at = torch.unravel_index(torch.from_numpy(rows), leading)
     part = {n: t[at] if n in problem.op.rows else t for n, t in problem.tensors.items()}

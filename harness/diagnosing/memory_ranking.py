@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from harness.diagnosing.buffers import Held
-from harness.diagnosing.culprits import Fault
+from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.in_memory import Onward
 from harness.diagnosing.reads import Needs, reads, suspicious
 from harness.diagnosing.traced_stages import Stages
 from harness.judging.expected import Numbers
 from harness.numerics import round_to
 from harness.tracing import Event
-from harness.tracing.cells import Ancestry, Expression
+from harness.tracing.cells import Expression
 from harness.tracing.follow import Visit, follow
 from harness.tracing.memory import Write
 from harness.tracing.triton_lanes import MOVERS
@@ -41,24 +41,20 @@ class Memory:
     held: Sequence[Held]
     write: Write | None
 
-    def unconcerned(self, last: str, stages: Stages) -> list[str]:
+    def unconcerned(self, stages: Stages) -> list[str]:
         """The stages that are right, and those on which the worst element of the last one does not depend."""
-        element = int(stages.all[last].index[stages.grid.worst])
-        needs = Needs(self.problem, last, element)
-        return [
-            name
-            for name in stages.all
-            if name != last and (name in self.problem.given or not needs.stage_matters(name))
-        ]
+        last = stages.all[stages.last]
+        needs = Needs(self.problem, last.name, int(last.index[stages.grid.worst]))
+        others = [name for name in stages.all if name != last.name]
+        return [name for name in others if name in self.problem.given or not needs.stage_matters(name)]
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryRanking:
     """The expressions of the program that wrote the wrong stage, the likeliest first."""
 
-    stages: Stages
+    search: Search
     fault: Fault
-    ancestry: Ancestry
     memory: Memory
 
     def first(self) -> list[Expression]:
@@ -106,9 +102,9 @@ class MemoryRanking:
     def _takers(self) -> Iterator[Expression]:
         """What computes from the value: there it should have been rounded."""
         numbers = {event.number for event in self.fault.value.events}
-        ahead = [e for e in self.stages.found if e.number > self.fault.value.number]
+        ahead = [e for e in self.search.stages.found if e.number > self.fault.value.number]
         for e in ahead:
-            edges = [edge for event in e.events for edge in self.ancestry.edges[event.number]]
+            edges = [edge for event in e.events for edge in self.search.stages.ancestry.edges[event.number]]
             if any(edge.event.number in numbers for edge in edges):
                 same_line = e.events[-1].place.line == self.fault.value.events[-1].place.line
                 if same_line or e.events[-1].name in MOVERS or e.events[-1].name == "select":
@@ -119,21 +115,21 @@ class MemoryRanking:
 
     def _misread(self) -> Iterator[Expression]:
         """Reads of other elements than those that the stage depends on."""
-        grid = self.stages.grid
+        grid = self.search.stages.grid
         visits = [visit for visit in self._path if self._own(visit.event)]
-        found = list(reads(self.ancestry.log, visits, self.memory.held))
+        found = list(reads(self.search.stages.ancestry.log, visits, self.memory.held))
         element = int(self.fault.stage.index[grid.worst])
         needs = Needs(self.memory.problem, self.fault.stage.name, element)
-        by_event = {event.number: e for e in self.stages.found for event in e.events}
+        by_event = {event.number: e for e in self.search.stages.found for event in e.events}
         for event in suspicious(needs, found):
             if event.number in by_event:
                 yield by_event[event.number]
 
     @property
     def _path(self) -> list[Visit]:
-        cell, value = self.stages.grid.worst, self.fault.value
+        cell, value = self.search.stages.grid.worst, self.fault.value
         event = value.event_of(cell)
-        return follow(self.ancestry.log, event, [max(0, int(value.lanes[event.number][cell]))]).visits
+        return follow(self.search.stages.ancestry.log, event, [max(0, int(value.lanes[event.number][cell]))]).visits
 
 
 def _is_part(e: Expression) -> bool:

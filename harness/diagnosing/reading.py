@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
+from torch import Tensor
 
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.grid import Grid, ends, grid_of
@@ -43,17 +43,18 @@ def reading(
     problem: Problem,
     log: Log,
     stage: str,
-    tensor: np.ndarray,
+    tensor: Tensor,
     where: Addresses,
     write: Write,
-    index,
+    index: tuple[int, ...],
     *,
     failing: bool,
     memory: Memory | None = None,
 ) -> Reading:
     """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
 
-    Nothing where the case is large, or where what it gave has no element for each cell.
+    Nothing where the case is large, or where what it gave has no element for each cell. `memory` is what the launch
+    found that wrote it, where other launches come before that.
     """
     grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
@@ -62,18 +63,15 @@ def reading(
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
     cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
     found = expressions(ancestry.events, cells)
-    stages = Stages(grid, grid.problem.evaluate(), found, stage)
+    stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
-    fault = (
-        Search(stages, matched, ancestry, known=memory.unconcerned(stage, stages) if memory else ()).fault()
-        if failing
-        else None
-    )
+    search = Search(stages, matched, memory.unconcerned(stages) if memory and failing else ())
+    fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
-    ranking = Ranking if memory is None else partial(MemoryRanking, memory=memory)
-    ranked = ranking(stages, fault, ancestry).first() if fault else []
+    ranking = partial(MemoryRanking, memory=memory) if memory else Ranking
+    ranked = ranking(search, fault).first() if fault else []
     return _told(log, grid, stages, matched, fault, ranked)
 
 

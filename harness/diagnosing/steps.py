@@ -11,6 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from harness.interpret.formats import Array, bits_of
+from harness.interpret.places import Place
 from harness.outcomes.trace import Element, Source, StageMatch, Step
 from harness.tracing import Event, Log, Operand, Path
 from harness.tracing.follow import Visit, came_from, unique
@@ -48,6 +49,20 @@ def steps_of_all(log: Log, last: Event) -> Iterator[Step]:
             yield replace(_step(event), count=size, first=first, direct=size == 1)
 
 
+def step_at(place: Place) -> Step:
+    """A place of which no operation was recorded."""
+    return Step(
+        text=place.text,
+        file=place.file,
+        line=place.line,
+        column=place.column,
+        end_line=place.end_line,
+        end_column=place.end_column,
+        function=place.function,
+        code=linecache.getline(place.file, place.line).strip(),
+    )
+
+
 def step_of(log: Log, event: Event, lane: int) -> Step:
     """The step that ends with an event, for one of its elements; for all of them if that is -1."""
     direct = np.array([lane] if lane >= 0 else [], np.int64)
@@ -74,17 +89,10 @@ def _of_input(visit: Visit) -> Step:
 
 
 def _step(event: Event) -> Step:
-    place, launch = event.place, event.launch
-    return Step(
-        text=place.text,
+    launch = event.launch
+    return replace(
+        step_at(event.place),
         dtype=event.dtype,
-        file=place.file,
-        line=place.line,
-        column=place.column,
-        end_line=place.end_line,
-        end_column=place.end_column,
-        function=place.function,
-        code=linecache.getline(place.file, place.line).strip(),
         called=tuple(f"{caller.file}:{caller.line}:{caller.column + 1}" for caller in event.places[1:]),
         operation=event.name,
         shape=event.shape,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from harness.case import Case, parse_case
 from harness.diagnosing.buffers import Buffer, Held, buffers
 from harness.diagnosing.handover import OF_STAGES
 from harness.diagnosing.in_memory import Wrong, first_wrong
+from harness.diagnosing.memory import steps_of_findings
 from harness.diagnosing.memory_ranking import Memory
 from harness.diagnosing.reading import LARGEST, Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
@@ -93,8 +94,8 @@ def trace_case(
     if target is None:
         return replace(found, reason=result.reason or "it gave no element that could be compared")
     stage, worst = target
-    beside = tuple(finding.sentence for finding in result.findings if finding.kind not in OF_STAGES)
-    found = replace(found, stage=stage, worst=worst, notes=beside)
+    beside = [finding for finding in result.findings if finding.kind not in OF_STAGES]
+    found = replace(found, stage=stage, worst=worst, notes=tuple(finding.sentence for finding in beside))
     with watch(case):
         inputs = build(case.gathered(), subject.device)
         tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
@@ -107,6 +108,7 @@ def trace_case(
         except Exception as error:
             traceback.print_exc()
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
+    found = replace(found, culprits=steps_of_findings(seen.log, beside, seen.tensors))
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     in_memory = {} if wrong is None else _in_memory(seen, wrong)
@@ -140,6 +142,7 @@ class Seen:
         write: what wrote the element to explain; None where nothing did.
         path: what led to it, if it was recorded.
         kept: what the kernel allocated and wrote to.
+        tensors: those of the case as they were given, and the stage.
     """
 
     log: Log
@@ -148,6 +151,7 @@ class Seen:
     write: Write | None = None
     path: Path = field(default_factory=Path)
     kept: Sequence[Buffer] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def visit(self) -> Visit | None:
@@ -228,7 +232,7 @@ class _Tracing:
         seen = _located(log, tensor, addresses_of(tensor), index)
         kept = buffers(log, allocated.tensors, results)
         self.inputs.restore()
-        return replace(seen, kept=kept)
+        return replace(seen, kept=kept, tensors={**handed, self.stage: tensor})
 
 
 def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> Seen:
@@ -249,8 +253,9 @@ def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, ever
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    told = {name: getattr(read, name) for name in ("stages", "culprits", "unmatched", "wrong")}
-    return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
+    told = {name: getattr(read, name) for name in ("stages", "unmatched", "wrong")}
+    culprits = read.culprits or found.culprits
+    return replace(found, steps=steps, all=whole, notes=tuple(notes), culprits=culprits, **told)
 
 
 def _notes(seen: Seen) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,10 +16,15 @@ from harness.judging.problem import Given
 from harness.judging.trace import Trace
 from harness.numerics import Enclosure
 from harness.outcomes.trace import StageMatch
-from harness.tracing.cells import Expression
+from harness.tracing import Event
+from harness.tracing.cells import Ancestry, Expression
+from harness.tracing.events import Origin
+from harness.tracing.triton_lanes import MOVERS
 
 NEAR = 2.0**-6
 """Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""
+HANDING = (*MOVERS, "store", "fp_ext", "fp_trunc", "fp_to_fp", "bitcast", "_to_copy", "copy_", "clone", "int_cast")
+"""Operations that hand on what they are given, in another place or format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +52,18 @@ class Stage:
     def outside(self, e: Expression) -> Array:
         """The cells whose values it cannot have."""
         _, _, lo, hi = self.parts
-        inside = (e.values >= lo) & (e.values <= hi) | np.isnan(e.values) & np.isnan(lo) | np.isinf(hi - lo)
+        inside = (
+            (e.values >= lo) & (e.values <= hi) | np.isnan(e.values) & np.isnan(lo) | np.isneginf(lo) & np.isposinf(hi)
+        )
         return np.asarray(e.known & ~inside)
 
     def takes(self, e: Expression) -> bool:
         """Whether an expression has one value where the stage has one element."""
-        if not e.known.any():
+        if not e.known.any() or isinstance(self.expected, Numbers) is not e.events[-1].is_float:
             return False
         index, values = self.index[e.known], e.values[e.known]
+        if self.expected.format.name == "bool" and (values != 0).astype(values.dtype).tobytes() != values.tobytes():
+            return False
         first = np.zeros(int(self.index.max()) + 1, np.int64)
         first[index[::-1]] = np.arange(len(index))[::-1]
         return bool(np.array_equal(values, values[first[index]], equal_nan=True))
@@ -75,10 +84,20 @@ class Stage:
         )
 
 
+def _is_computed(e: Expression) -> bool:
+    """Whether it stands in the text, and follows from more than arguments."""
+    return bool(e.events[0].places) and e.events[-1].origin is Origin.MEMORY
+
+
+def hands_on(event: Event) -> bool:
+    """Whether an event has the values of one other, rounded at most."""
+    return event.name.rpartition(".")[2] in HANDING
+
+
 def distance(values: Array, wanted: Array, known: Array) -> float:
     """Relative L2 error over the cells in which both are finite; infinite if there is none, or if zeros are wanted."""
     both = known & np.isfinite(values) & np.isfinite(wanted)
-    size, error = np.linalg.norm(wanted[both]), np.linalg.norm((values - wanted)[both])
+    size, error = np.linalg.norm(wanted[both]), np.linalg.norm(values[both] - wanted[both])
     return float(error / size) if size else np.inf if error or not both.any() else 0.0
 
 
@@ -87,14 +106,18 @@ class Stages:
     """The stages of a trace up to one, as far as they have an element for each cell, and what a kernel has for them.
 
     Attributes:
+        last: the stage that the kernel gave.
         found: the expressions of the kernel, in order.
-        last: the stage that the kernel gave, with what it gave.
+        ends: numbers of the events that wrote it.
+        ancestry: what led to them.
     """
 
     grid: Grid
     trace: Trace
-    found: Sequence[Expression]
     last: str
+    found: Sequence[Expression]
+    ends: Collection[int]
+    ancestry: Ancestry
 
     @cached_property
     def all(self) -> dict[str, Stage]:
@@ -114,7 +137,7 @@ class Stages:
 
     def onward(self, given: Given) -> Stages:
         """The same where the reference goes on from other stages than its own."""
-        return Stages(self.grid, self.grid.problem.evaluate(given), self.found, self.last)
+        return replace(self, trace=self.grid.problem.evaluate(given))
 
     def from_kernel(self, stage: Stage, e: Expression) -> Given:
         """What a reference goes on from if the values of an expression are those of a stage."""
@@ -129,11 +152,7 @@ class Stages:
         return {stage.name: whole}
 
     def matched(self, given: Mapping[str, Expression]) -> dict[str, Expression]:
-        """Stage → the expression that agrees with it best, if one does; `given` are known.
-
-        Of several with the same values, one that is no other stage and comes after that of the stage before, in the
-        stage's own format, the first.
-        """
+        """Stage → the expression that agrees with it best, if one does; `given` are known."""
         matched: dict[str, Expression] = {}
         for name, stage in self.all.items():
             best = given.get(name) or self._nearest(stage, list(matched.values()))
@@ -142,28 +161,54 @@ class Stages:
         return matched
 
     def _nearest(self, stage: Stage, taken: Sequence[Expression]) -> Expression | None:
+        """Of several with the same values, the one that has most cells; then one that is no other stage and comes after
+        that of the stage before; then one in the stage's own format; then the first."""
         after = taken[-1].number if taken else -1
-        name = stage.expected.format.name
-        ranked = [
-            ((*how, any(e is t for t in taken), e.number < after, e.events[0].dtype != name, e.number), e)
-            for e in self._candidates(stage)
-            if (how := (0.0, 0.0) if stage.name == self.last else agreement(stage, e)) is not None
-        ]
+
+        def rank(e: Expression) -> tuple[float, ...] | None:
+            how = (0.0, 0.0) if stage.name == self.last else agreement(stage, e)
+            if how is None:
+                return None
+            late, own = e.number < after, e.dtype == stage.expected.format.name
+            return *how, -float(e.known.sum()), any(e is t for t in taken), late, not own, e.number
+
+        ranked = [(key, e) for e in self._candidates(stage) if (key := rank(e)) is not None]
         return min(ranked, key=lambda pair: pair[0])[1] if ranked else None
 
     def _candidates(self, stage: Stage) -> list[Expression]:
         """Expressions that may be a stage: not what only hands on an input."""
         if stage.name == self.last:
-            return [e for e in self.found if e.events[0].places and self.is_given(e)]
-        return [e for e in self.found if not self._is_input(e) and stage.takes(e)]
+            return self.given
+        return [e for e in self.full if e.values.tobytes() not in self._inputs and stage.takes(e)]
+
+    @cached_property
+    def given(self) -> list[Expression]:
+        """What holds what the kernel gave for the last stage: the write, and what it only handed on."""
+        of_event = {event.number: e for e in self.found for event in e.events}
+        found = [of_event[number] for number in self.ends]
+        for e in found:
+            if not hands_on(e.events[-1]):
+                continue
+            edges = [edge for event in e.events for edge in self.ancestry.edges[event.number] if edge.lanes is not None]
+            before = (of_event[edge.event.number] for edge in edges)
+            found += [b for b in before if b.events[0].places and self.is_given(b) and b not in found]
+        return sorted(set(found), key=lambda e: e.number)
 
     def is_given(self, e: Expression) -> bool:
         """Whether an expression is what the kernel gave for the last stage, with the cell to explain."""
         values = self.grid.given_values[e.known]
         return bool(e.known[self.grid.worst]) and np.array_equal(e.values[e.known], values, equal_nan=True)
 
-    def _is_input(self, e: Expression) -> bool:
-        return not e.events[0].places or e.values.tobytes() in self._inputs
+    @cached_property
+    def full(self) -> list[Expression]:
+        """The expressions of the kernel that have a value for at least half of the cells that it gave."""
+        least = self.written.sum() / 2
+        return [e for e in self.found if _is_computed(e) and (e.known & self.written).sum() >= least]
+
+    @cached_property
+    def written(self) -> Array:
+        """The cells that the recorded events wrote."""
+        return np.any([e.known for e in self.found if e.number in self.ends], axis=0)
 
     @cached_property
     def _inputs(self) -> Collection[bytes]:
@@ -175,7 +220,8 @@ def agreement(stage: Stage, e: Expression) -> tuple[float, float] | None:
     exact, value, _, _ = stage.parts
     outside = float(stage.outside(e).sum() / e.known.sum())
     if isinstance(stage.expected, Numbers):
-        error = distance(e.values, exact, e.known)
-        agrees = error <= NEAR if np.isfinite(error) else not outside
-        return (outside, min(distance(e.values, value, e.known), 1.0)) if agrees else None
+        error = distance(e.values, value, e.known)
+        nearer = min(error, distance(e.values, exact, e.known))
+        agrees = nearer <= NEAR if np.isfinite(nearer) else not outside
+        return (outside, min(error, 1.0)) if agrees else None
     return None if outside else (0.0, 0.0)

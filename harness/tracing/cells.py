@@ -95,8 +95,7 @@ class Ancestry:
         heapq.heapify(ahead)
         while ahead:
             number = -heapq.heappop(ahead)
-            if number not in found:
-                found[number] = _by_origin(origins.get(number, {}), starts, size)
+            found[number] = merged(found.get(number), _by_origin(origins.get(number, {}), starts, size))
             for edge in self.edges[number]:
                 if edge.lanes is not None:
                     came = _through(edge.lanes, found[number])
@@ -131,7 +130,9 @@ def _edges(log: Log, event: Event, operand: Operand) -> Iterator[Edge]:
         return
     width = operand.source(np.zeros(1, np.int64)).shape[1]
     if operand.event is not None:
-        yield Edge(operand.event, operand.source(np.arange(size))[:, 0] if width == 1 else None)
+        lanes = operand.source(np.arange(size))[:, 0] if width == 1 else None
+        if lanes is None or (lanes >= 0).any():
+            yield Edge(operand.event, lanes)
     elif operand.memory is not None:
         some = np.arange(0, size, 1 if width == 1 else max(1, -(-size * width // _MOST)))
         lanes = operand.source(some)
@@ -168,6 +169,11 @@ class Expression:
     def number(self) -> int:
         """When it was done first."""
         return self.events[0].number
+
+    @property
+    def dtype(self) -> str:
+        """Of its values."""
+        return self.events[0].dtype
 
     def event_of(self, cell: int) -> Event:
         """The event that had a cell last; the last of all where none had it."""

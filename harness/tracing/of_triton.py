@@ -142,7 +142,7 @@ class Tracer(Builder):
             if isinstance(made, TensorHandle):
                 call = Call(name, partial(self._quietly, method), args, kwargs, part)
                 operands = tuple(self._operand(*found) for found in sources_of(call, handles, made))
-                operands = _deciding(operands) if name == "select" else operands
+                operands = _deciding(*operands) if name == "select" else operands
                 self._keep(self._event(name, at, made, operands), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
@@ -250,11 +250,17 @@ def _origin(operand: Operand) -> Origin:
     return Origin.MEMORY if operand.memory else Origin.ARGUMENTS if operand.name else Origin.CONSTANTS
 
 
-def _deciding(operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """Those of a selection: where a side says nothing of memory and the condition does, the condition is a value."""
-    condition, *sides = operands
-    decides = _origin(condition) is Origin.MEMORY and min(map(_origin, sides)) is not Origin.MEMORY
-    return (replace(condition, address=not decides), *sides)
+def _deciding(condition: Operand, *sides: Operand) -> tuple[Operand, ...]:
+    """The operands of a selection; a condition that follows from memory is a value where it took what does not."""
+    if _origin(condition) is not Origin.MEMORY:
+        return condition, *sides
+    varying = [side for side in sides if _origin(side) is Origin.MEMORY]
+
+    def source(elements: Array) -> Array:
+        taken = [side.source(elements) >= 0 for side in varying]
+        return np.where(np.any(taken, axis=0) if taken else False, -1, condition.source(elements))
+
+    return replace(condition, address=False, source=source), *sides
 
 
 def _holds_handles(x: Any) -> bool:

@@ -1,0 +1,51 @@
+"""Which lines a finding is about that is not of values: the one that it names, or those that write to its tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+from torch import Tensor
+
+from harness.diagnosing.steps import step_at, step_of
+from harness.interpret.places import Place
+from harness.outcomes.trace import Step
+from harness.result import Finding
+from harness.tracing import Log
+from harness.tracing.cells import INPUT
+from harness.tracing.memory import Write
+from harness.tracing.of_torch import UNWRITTEN, addresses_of
+
+
+def steps_of_findings(log: Log, findings: Iterable[Finding], tensors: Mapping[str, Tensor]) -> tuple[Step, ...]:
+    """The steps that findings name by place, or else the writes to the tensor, result or input, that they are about."""
+    named = {str(place): place for place in _places(log)}
+    found: dict[tuple[str, int], Step] = {}
+    for finding in findings:
+        places = [place for text, place in named.items() if text in finding.sentence]
+        steps = list(map(step_at, places)) or list(_writing(log, tensors.get(finding.stage)))
+        for step in steps:
+            found.setdefault((step.file, step.line), step)
+    return tuple(found.values())
+
+
+def _places(log: Log) -> Iterator[Place]:
+    yield from (event.places[0] for event in log.events if event.places)
+    yield from (write.places[0] for write in log.writes.all if write.places)
+
+
+def _writing(log: Log, tensor: Tensor | None) -> Iterator[Step]:
+    """The last writes to a tensor first; what only makes memory where there is no other."""
+    if tensor is None or not tensor.numel():
+        return
+    ends = addresses_of(tensor).at(np.array([0, tensor.numel() - 1]))
+    writes = [w for w in log.writes.all if w.first <= ends.max() and w.last >= ends.min() and w.places]
+    made = [w for w in writes if _makes(w)]
+    for write in reversed([w for w in writes if not _makes(w)] or made):
+        yield step_at(write.places[0]) if write.event is None else step_of(log, write.event, -1)
+
+
+def _makes(write: Write) -> bool:
+    """Whether it only stands for new memory, or for a tensor of the case."""
+    name = "" if write.event is None else write.event.name
+    return name.startswith(INPUT) or name.rpartition(".")[2] in UNWRITTEN
