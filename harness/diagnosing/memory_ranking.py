@@ -116,7 +116,7 @@ class MemoryRanking:
     def _misread(self) -> Iterator[Expression]:
         """Reads of other elements than those that the stage depends on."""
         grid = self.search.stages.grid
-        visits = [visit for visit in self._path if self._own(visit.event)]
+        visits = [visit for visit in self._path if visit.event.program is not None and self._own(visit.event)]
         found = list(reads(self.search.stages.ancestry.log, visits, self.memory.held))
         element = int(self.fault.stage.index[grid.worst])
         needs = Needs(self.memory.problem, self.fault.stage.name, element)

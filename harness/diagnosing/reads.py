@@ -24,6 +24,8 @@ from harness.tracing.cells import INPUT
 from harness.tracing.follow import Visit, came_from
 from harness.tracing.memory import Write
 
+_SAME = 1e-9  # torch may round an element otherwise where its neighbours are NaN
+
 
 @dataclass(frozen=True, eq=False)
 class Read:
@@ -101,7 +103,7 @@ class Needs:
             trace = problem.evaluate(given)
         except LastbitError:
             return False
-        return _bits(self._value(trace.stages[self.stage].finished)) != self._before
+        return not np.isclose(self._value(trace.stages[self.stage].finished), self._before, _SAME, 0, equal_nan=True)
 
     def stage_matters(self, name: str) -> bool:
         """Whether it depends on a stage from which the reference does not go on."""
@@ -110,16 +112,12 @@ class Needs:
         return not isinstance(self.problem.trace.stages[name], Numbers) or self._changes(self.problem, {name: poison})
 
     @cached_property
-    def _before(self) -> bytes:
-        return _bits(self._value(self.problem.trace.stages[self.stage].finished))
+    def _before(self) -> float:
+        return self._value(self.problem.trace.stages[self.stage].finished)
 
-    def _value(self, expected: object) -> Tensor:
+    def _value(self, expected: object) -> float:
         assert isinstance(expected, Numbers)
-        return expected.enclosure.exact.expand(expected.shape).reshape(-1)[self.element]
-
-
-def _bits(value: Tensor) -> bytes:
-    return b"nan" if bool(value.isnan()) else bytes(value.reshape(1).view(torch.uint8).tolist())
+        return float(expected.enclosure.exact.expand(expected.shape).reshape(-1)[self.element])
 
 
 def _poisoned(tensor: Tensor, mask: Tensor) -> Tensor:
