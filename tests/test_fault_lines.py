@@ -55,6 +55,13 @@ def test_options_are_followed_by_their_key() -> None:
     assert where(("ROUND=exact", "ROUND=True")) == ({20}, {7})
 
 
+def test_names_of_a_comprehension_are_followed() -> None:
+    text = "def outer(x):\n    pairs = {'y': ('a', 'b')}\n    return {k: inner(x[v]) for k, v in pairs.items()}\n"
+    text += "\n\ndef inner(t):\n    return t + 1\n"
+    planted = planted_lines(Fault("f", "d", (Edit("'b'", "'c'", "k.py"),), "", ""), {"k.py": text})
+    assert consumers(planted, {("k.py", 7)}) == {("k.py", 7)}
+
+
 def test_of_what_is_left_out_the_lines_beside_it_count_and_the_names_that_it_assigned() -> None:
     planted, taking = where(("        square = square.to(X)\n", "        pass\n"), ("    square = x * x\n", ""))
     assert {4, 5, 6} <= planted

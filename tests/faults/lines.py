@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -241,7 +241,14 @@ def _used(statement: ast.stmt, name: Name) -> set[int]:
     nodes = list(_nodes(statement))
     other = {id(n.value) for n in nodes if isinstance(n, ast.Subscript) and name[1] and _key(n) not in ("", name[1])}
     found = [n for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id == name[0]]
-    return {id(n) for n in found} - other
+    return _comprehended(nodes, {id(n) for n in found} - other)
+
+
+def _comprehended(nodes: Sequence[ast.AST], used: set[int]) -> set[int]:
+    """These nodes, and those that are names of a comprehension over one of them."""
+    loops = [n for n in nodes if isinstance(n, ast.comprehension) and any(id(x) in used for x in ast.walk(n.iter))]
+    names = {n.id for loop in loops for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    return used | {id(n) for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in names}
 
 
 def _assigned(statement: ast.stmt) -> set[Name]:
