@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,10 +40,12 @@ class Search:
     Attributes:
         stages: what its stages must be, seen from the inputs.
         matched: stage → the expression that agrees with it best.
+        known: stages that are not at fault.
     """
 
     stages: Stages
     matched: Mapping[str, Expression]
+    known: Collection[str] = ()
 
     @cached_property
     def right(self) -> dict[str, Expression]:
@@ -62,7 +64,7 @@ class Search:
         for name, e in self.matched.items():  # one before that, which is wrong as well
             if name == found.stage.name:
                 break
-            if name not in self.right and e in found.span:
+            if name not in self.right and name not in self.known and e in found.span:
                 return Fault(self.stages.all[name], e, self._span(self.stages.all[name], e))
         return found
 
@@ -70,7 +72,7 @@ class Search:
         last = self.stages.all.get(self.stages.last)
         if last is None or not last.outside(self.result).any():
             return None
-        earlier = [stage for stage in self.stages.all.values() if stage is not last]
+        earlier = [s for s in self.stages.all.values() if s is not last and s.name not in self.known]
         for is_plausible in (self._is_like, self._is_unlike):
             for stage in earlier:
                 for e in self._others(stage):

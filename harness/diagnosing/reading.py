@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.grid import Grid, ends, grid_of
+from harness.diagnosing.memory_ranking import Memory, MemoryRanking
 from harness.diagnosing.ranking import Ranking
 from harness.diagnosing.steps import step_of
 from harness.diagnosing.traced_stages import Stages
@@ -18,7 +20,7 @@ from harness.tracing import Log
 from harness.tracing.cells import Ancestry, Expression, expressions
 from harness.tracing.memory import Addresses, Write
 
-_LARGEST = 1 << 20  # elements of the op's first input
+LARGEST = 1 << 20  # elements of the op's first input
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +49,14 @@ def reading(
     index: tuple[int, ...],
     *,
     failing: bool,
+    memory: Memory | None = None,
 ) -> Reading:
     """Read a recorded call of a kernel, from what it gave for a stage to the inputs.
 
-    Nothing where the case is large, or where what it gave has no element for each cell.
+    Nothing where the case is large, or where what it gave has no element for each cell. `memory` is what the launch
+    found that wrote it, where other launches come before that.
     """
-    grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= _LARGEST else None
+    grid = grid_of(problem, tensor, where, write, index) if problem.main.numel() <= LARGEST else None
     if grid is None:
         return Reading()
     written = ends(log, grid, where)
@@ -61,12 +65,13 @@ def reading(
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
-    search = Search(stages, matched)
+    search = Search(stages, matched, memory.unconcerned(stages) if memory and failing else ())
     fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
-    ranked = Ranking(search, fault).first() if fault else []
+    ranking = partial(MemoryRanking, memory=memory) if memory else Ranking
+    ranked = ranking(search, fault).first() if fault else []
     return _told(log, grid, stages, matched, fault, ranked)
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from harness.case import Case, parse_case
+from harness.diagnosing.buffers import Buffer, Held, buffers
 from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.in_memory import FirstWrong, first_wrong
 from harness.diagnosing.memory import steps_of_findings
-from harness.diagnosing.reading import Reading, reading
+from harness.diagnosing.memory_ranking import Memory
+from harness.diagnosing.reading import LARGEST, Reading, reading
 from harness.diagnosing.steps import folded, steps_of, steps_of_all
 from harness.inputs import Inputs, build, guarded_allocations
 from harness.judging.problem import Problem
@@ -110,7 +114,9 @@ def trace_result(
         inputs = build(case.gathered(), subject.device)
         tracing = _Tracing(subject, inputs, subject.problem(inputs), stage, worst.index, limit)
         try:
-            seen = tracing.seen()
+            first = tracing.call()
+            wrong = tracing.wrong(first) if found.verdict is Verdict.FAILED else None
+            seen = tracing.seen(first, wrong)
         except TraceLimit as error:
             return replace(found, reason=str(error))
         except Exception as error:
@@ -119,7 +125,16 @@ def trace_result(
     found = replace(found, culprits=steps_of_findings(seen.log, beside, seen.tensors))
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
-    return _told(found, tracing.problem, seen, actual[stage], every)
+    in_memory = {} if wrong is None else _in_memory(seen, wrong)
+    return replace(_told(found, tracing.problem, seen, actual[stage], every, known=bool(in_memory)), **in_memory)
+
+
+def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
+    """What is said of the first stage in memory that goes wrong."""
+    inner = seen.of(wrong.held, wrong.index)
+    memory = Memory(wrong.problem, wrong.before, inner.write)
+    read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=memory)
+    return {"culprits": read.culprits, "wrong": read.wrong} if read.culprits else {}
 
 
 def worst_of(result: CaseResult) -> tuple[str, Worst] | None:
@@ -140,6 +155,7 @@ class Seen:
         tensor, where: what the call gave for the stage, a copy of it; where its elements were.
         write: what wrote the element to explain; None where nothing did.
         path: what led to it, if it was recorded.
+        kept: what the kernel allocated and wrote to.
         tensors: those of the case as they were given, and the stage.
     """
 
@@ -148,6 +164,7 @@ class Seen:
     where: Addresses
     write: Write | None = None
     path: Path = field(default_factory=Path)
+    kept: Sequence[Buffer] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -156,11 +173,20 @@ class Seen:
         last = self.path.visits[-1] if self.path.visits else None
         return None if last is None or last.event.name.rpartition(".")[2] in UNWRITTEN else last
 
-    def reading(self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool) -> Reading:
+    def reading(
+        self, problem: Problem, stage: str, index: tuple[int, ...], *, failing: bool, memory: Memory | None = None
+    ) -> Reading:
         """Which of the kernel's expressions are stages, and which is at fault if it is `failing`."""
         if self.write is None or self.write.event is None:
             return Reading()
-        return reading(problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing)
+        return reading(
+            problem, self.log, stage, self.tensor, self.where, self.write, index, failing=failing, memory=memory
+        )
+
+    def of(self, held: Held, index: tuple[int, ...]) -> Seen:
+        """The same call, seen from an element of a stage in memory."""
+        tensor, where = self.kept[held.buffer.rank].laid_out_as(held)
+        return _located(self.log, tensor, where, index)
 
     @property
     def why_nothing(self) -> str:
@@ -183,47 +209,60 @@ class _Tracing:
     index: tuple[int, ...] | None
     limit: int
 
-    def seen(self) -> Seen:
+    def wrong(self, seen: Seen) -> FirstWrong | None:
+        """The first stage in memory that goes wrong, where no rows of the case stand for themselves."""
+        few = self.problem.main.numel() <= LARGEST
+        return first_wrong(self.problem, seen.kept) if few and not self.problem.op.rows else None
+
+    def seen(self, first: Seen | None = None, wrong: FirstWrong | None = None) -> Seen:
         """A call in which all programs on the way of the element are kept, as far as `MOST_PROGRAMS` allows.
 
-        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on.
+        Which these are, the calls before it show: who wrote the element, who wrote what that one read, and so on. The
+        `first` of them kept none. What wrote the element of a stage in memory that is `wrong` is kept, too.
         """
         wanted: set[Program] = set()
+        seen = first or self.call()
         while True:
-            seen = self._call(wanted)
             missing = [seen.write] if seen.write and not seen.write.event else seen.path.untraced
+            if wrong is not None and not wanted:
+                missing = [write for write in [seen.of(wrong.held, wrong.index).write] if write] + list(missing)
             found = dict.fromkeys(write.program for write in missing if write.program not in wanted)
             new = [program for program in found if program is not None][: MOST_PROGRAMS - len(wanted)]
             if not new:
                 return seen
             wanted.update(new)
+            seen = self.call(wanted)
 
-    def _call(self, wanted: Collection[Program]) -> Seen:
+    def call(self, wanted: Collection[Program] = ()) -> Seen:
+        """A call in which all operations of these programs are kept."""
         kernel, problem = self.subject.kernel, self.problem
         asked = {} if self.stage in problem.results else {"stages": kernel.stages}
-        caller = Caller(kernel, self.subject.device, (self.stage,))
+        caller = Caller(kernel, self.subject.device, tuple(dict.fromkeys([*problem.results, self.stage])))
         handed = self.inputs.hand_out()
-        with guarded_allocations(0), traced(handed, wanted, self.limit) as log:
-            tensor = caller.results_of(handed, {**self.inputs.case.params, **asked})[self.stage].detach()
-        seen = _located(log, tensor, (0,) * tensor.ndim if self.index is None else self.index)
+        with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
+            results = caller.results_of(handed, {**self.inputs.case.params, **asked})
+        tensor = results[self.stage].detach()
+        index = (0,) * tensor.ndim if self.index is None else self.index
+        seen = _located(log, tensor, addresses_of(tensor), index)
+        kept = buffers(log, allocated.tensors, results)
         self.inputs.restore()
-        return replace(seen, tensors={**handed, self.stage: tensor})
+        return replace(seen, kept=kept, tensors={**handed, self.stage: tensor})
 
 
-def _located(log: Log, tensor: Tensor, index: tuple[int, ...]) -> Seen:
+def _located(log: Log, tensor: Tensor, where: Addresses, index: tuple[int, ...]) -> Seen:
     """What wrote the element of a tensor, and what led to that."""
     number = np.array([np.ravel_multi_index(index, tuple(tensor.shape)) if index else 0])
-    seen = Seen(log, tensor.clone(), addresses_of(tensor))
+    seen = Seen(log, tensor.clone(), where)
     for write, _, lanes in log.writes.last(seen.where.at(number), log.next()):
         return replace(seen, write=write, path=follow(log, write.event, lanes) if write.event else Path())
     return seen
 
 
-def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool) -> KernelTrace:
+def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, every: bool, known: bool) -> KernelTrace:
     assert found.worst is not None
     same = array_of(seen.tensor[found.worst.index]).tobytes() == array_of(judged[found.worst.index]).tobytes()
     failing = found.verdict is Verdict.FAILED and same
-    read = seen.reading(problem, found.stage, found.worst.index, failing=failing)
+    read = seen.reading(problem, found.stage, found.worst.index, failing=failing and not known)
     steps = tuple(folded(steps_of(seen.log, seen.path, read.matches)))
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."

@@ -79,6 +79,11 @@ class Allocations:
     def __len__(self) -> int:
         return len(self._guarded)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The guarded tensors, in the order in which they were allocated."""
+        return [guarded.tensor for guarded in self._guarded]
+
     def checks(self, names: Mapping[str, Tensor]) -> list[Check]:
         """Nothing was written outside the allocated tensors; one that backs a tensor in `names` is called by its name.
 
