@@ -1,10 +1,10 @@
 """How small the tensors are on which planted faults still fail, in kernels that store no stages.
 
-    PYTHONPATH=$PWD TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl [--seconds S] [--every OP=N ...]
+    PYTHONPATH=$PWD TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl [--seconds S] [--part K/N]
     PYTHONPATH=$PWD TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl --again
 
-The first finds and adds a line per fault; the second runs each case once more, in a process that has seen none of the
-search, and prints the table of smallest.md.
+The first finds and adds a line per fault; the second runs each case once more, in a fresh process each, and prints the
+table of smallest.md. Several processes at once take a part each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import json
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,13 @@ OF_ELEMENTS += (
 Found = Mapping[str, Any]
 
 
-def search(every: Mapping[str, int], seconds: float, known: Iterable[str]) -> Iterator[Found]:
-    """What is found for the faults that can be seen, of some ops only every Nth."""
+def search(first: int, step: int, seconds: float, known: Iterable[str]) -> Iterator[Found]:
+    """What is found for the faults that can be seen: one of so many, from the first on."""
     from tests.faults.catalogue import FAULTS
 
-    for op in dict.fromkeys(fault.op for fault in FAULTS):
-        of_op = [fault for fault in FAULTS if fault.op == op and not fault.equivalent]
-        for fault in of_op[:: every.get(op, 1)]:
-            if str(fault) not in known:
-                yield {"fault": str(fault), "op": op, "stage": fault.exposed, **found(fault, seconds)}
+    for fault in [fault for fault in FAULTS if not fault.equivalent][first::step]:
+        if str(fault) not in known:
+            yield {"fault": str(fault), "op": fault.op, "stage": fault.exposed, **found(fault, seconds)}
 
 
 def found(fault: Any, seconds: float) -> Found:
@@ -83,6 +83,7 @@ def found(fault: Any, seconds: float) -> Found:
 
 def again(one: Found) -> bool:
     """Whether the case fails by itself, with all calls."""
+    prepare(CPU)
     from tests.faults.catalogue import FAULTS
     from tests.faults.hunt import subject_of, without_stages
     from tests.faults.plant import planted
@@ -106,7 +107,6 @@ def table(all_found: Iterable[Found]) -> Iterator[str]:
     of_elements = [one for one in seen if one["stage"].split(" or ")[0] in OF_ELEMENTS]
     yield row("of elements", of_elements)
     yield row("of sums", [one for one in seen if one not in of_elements])
-    yield row("all", seen)
 
 
 def row(label: str, seen: list[Found]) -> str:
@@ -117,7 +117,8 @@ def row(label: str, seen: list[Found]) -> str:
     shares = (f"{sum(size <= most for size in sizes) / len(seen):.0%}" for most in (8, 64))
     medians = (f"{statistics.median(one[what] for one in small):.0f}" for what in ("tries", "s"))
     middle = f"{statistics.median(sizes):g} | {statistics.median(per):.1f}"
-    fails = f"{sum(again(one) for one in small)}"
+    with ProcessPoolExecutor(None, get_context("spawn"), max_tasks_per_child=1) as pool:
+        fails = f"{sum(pool.map(again, small))}"
     return (
         f"| {label} | {len(seen)} | {len(small)} | {middle} | {' | '.join(shares)} | {' | '.join(medians)} | {fails} |"
     )
@@ -127,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--every", action="append", default=[], metavar="OP=N")
+    parser.add_argument("--part", default="0/1", metavar="K/N", help="every Nth fault, from number K on")
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
     prepare(CPU)
@@ -135,8 +136,8 @@ def main() -> None:
     if options.again:
         print("\n".join(table(before)))
         return
-    every = {op: int(n) for op, _, n in (word.partition("=") for word in options.every)}
-    for one in search(every, options.seconds, {one["fault"] for one in before}):
+    first, step = map(int, options.part.split("/"))
+    for one in search(first, step, options.seconds, {one["fault"] for one in before}):
         with options.file.open("a") as file:
             file.write(json.dumps(one) + "\n")
 
