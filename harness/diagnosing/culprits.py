@@ -94,12 +94,18 @@ class Search:
         """Expressions that could be a stage and that the contract excludes, each value once.
 
         Not what led to the right value of the stage: from that another one may follow, or one that has passed it by.
+        And not what follows from the right value of a later stage.
         """
         known = self.led_to_right([stage.name])
+        names = list(self.stages.all)
+        later = [self.right[name] for name in names[names.index(stage.name) + 1 :] if name in self.right]
+        numbers = {event.number for e in later for event in e.events}
         taken = {id(e) for e in self.right.values()}
         seen: dict[bytes, Expression] = {}
         for e in self.stages.full:
             if e.number not in known and stage.takes(e) and stage.outside(e).any():
+                if numbers & self.stages.ancestry.before(event.number for event in e.events):
+                    continue
                 key = e.values.tobytes()
                 if key not in seen or id(seen[key]) in taken:  # no other stage, or the last of these
                     seen[key] = e
@@ -132,14 +138,13 @@ class Search:
 
     def led_to_right(self, stages: Iterable[str]) -> set[int]:
         """Numbers of the events that are one of these stages, rightly, or led to one."""
-        right = {_what(self.right[name]) for name in stages if name in self.right}
-        same = [e for e in self.stages.found if _what(e) in right]  # of a function that is called twice
+        same: list[Expression] = []
+        for name in stages:
+            if name in self.right:
+                stage, values = self.stages.all[name], self.right[name].values.tobytes()
+                others = [e for e in self.stages.found if e.values.tobytes() == values and stage.takes(e)]
+                same += [self.right[name], *(e for e in others if e not in self.stages.given)]
         return self.stages.ancestry.before(event.number for e in same for event in e.events)
-
-
-def _what(e: Expression) -> tuple[object, ...]:
-    """What an expression does in the text, and its values."""
-    return e.events[0].place, e.events[0].name, e.values.tobytes()
 
 
 def _error(stage: Stage, e: Expression) -> float:
