@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -25,19 +26,22 @@ from harness.devices import DevicePlan
 from harness.diagnosing import explain as explaining
 from harness.diagnosing.deeds import deed, in_ulp, neighbours
 from harness.diagnosing.explain import Explainer, explain_case, explain_kernel
+from harness.diagnosing.formulas import FormulaTrace
 from harness.diagnosing.worked import number_of, of_match
 from harness.inputs import build
 from harness.interpret import install
 from harness.judging.expected import Numbers
+from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import FORMATS, Enclosure
+from harness.op import op
 from harness.outcomes.explanation import Explanation, Worked
 from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from harness.result import Verdict, Worst
 from harness.verify.check import Subject
 from harness.verify.worker import WorkerEnded
+from reports.encoding import encoded
 from reports.explanation import computed, decision, explanation_lines
-from reports.records import encoded
 from tests.faults import hunt
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
@@ -117,6 +121,48 @@ def test_the_formulas_of_the_reference(tmp_path: Path) -> None:
         "product": "normalized * weight",
         "output": "product",
     }
+
+
+def total(a: Enclosure, b: Enclosure) -> Enclosure:
+    return a + b
+
+
+@op(rows=("x",))
+def rebinding(x, *, contract, stage) -> None:  # type: ignore[no-untyped-def]
+    """A reference that binds its variables in every way."""
+    y = x * 2
+    y += x
+    stage("augmented", y - x)
+    low, high = x - 1, x + 1
+    stage("unpacked", high * low)
+    before = x * 3
+    x = stage("again", x + 4)
+    stage("rebound", before)
+    z = x + 6
+    z = total(
+        z,
+        x,
+    )
+    stage(
+        "lines",
+        z * 2,
+    )
+    stage("taken", before if contract is None else x + 7, result=True)
+
+
+def test_a_formula_says_what_was_computed_or_nothing() -> None:
+    """A variable may hold something else by the time that a stage is recorded."""
+    before = sys.gettrace()
+    problem = Problem(rebinding, rebinding.contract(""), {"x": torch.ones(1, 2)}, {})
+    assert FormulaTrace(problem=problem).evaluate().formulas == {
+        "augmented": "",
+        "unpacked": "",
+        "again": "x + 4",
+        "rebound": "",
+        "lines": "total(again + 6, again) * 2",
+        "taken": "again + 7",
+    }
+    assert sys.gettrace() is before
 
 
 def test_a_stage_that_the_contract_does_not_round(tmp_path: Path) -> None:
