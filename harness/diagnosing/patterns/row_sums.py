@@ -10,7 +10,6 @@ from torch import Tensor
 
 from harness.diagnosing.patterns.words import ordinal
 from harness.diagnosing.patterns.wrong import Ends, Wrong, upto
-from harness.errors import UsageError
 
 _MOST = 64  # rows or parts of rows that are evaluated by themselves
 _ENOUGH = 24.0  # bits of evidence
@@ -18,7 +17,7 @@ _ENOUGH = 24.0  # bits of evidence
 
 def row_sums(wrong: Wrong) -> Iterator[str]:
     """Of a sum over rows, the first way found to get the kernel's values from the parts of it."""
-    if wrong.trace.stages[wrong.stage].of_all_rows:
+    if wrong.trace.stages[wrong.stage].of_all_rows and wrong.seen.count > 1:
         yield from itertools.islice(_explained(wrong), 1)
 
 
@@ -44,10 +43,9 @@ def _parts(wrong: Wrong, spans: Sequence[range]) -> Tensor:
     found = []
     for span in spans:
         part = wrong.seen.only(torch.tensor(span, device=wrong.problem.main.device)).problem
-        try:
-            found.append(upto(part, {}, wrong.stage).stages[wrong.stage].finished.value)
-        except UsageError:
+        if (trace := upto(part, {}, wrong.stage)) is None:
             return wrong.exact.new_empty(0)
+        found.append(trace.stages[wrong.stage].finished.value)
     return torch.stack(found)
 
 

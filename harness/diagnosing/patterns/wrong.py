@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
 from harness.judging.expected import Expected, Numbers
 from harness.judging.observation import Observation
 from harness.judging.problem import Given, Problem, Tensors
@@ -99,6 +98,7 @@ class Wrong:
     def _of_stage(cls, seen: Observation, stage: str, earlier: Iterable[str]) -> Wrong:
         given = {name: seen.actual[name] for name in earlier}
         trace = upto(seen.problem, given, stage)
+        assert trace is not None  # as when the kernel was judged
         expected = seen.as_given(stage, trace.stages[stage], result=stage in trace.results)
         actual = seen.actual[stage]
         return cls(seen, stage, given, trace, expected, actual.to(torch.float64), expected.outside(actual))
@@ -208,9 +208,8 @@ class Wrong:
 
         The other problem has the same rows.
         """
-        try:
-            trace = upto(problem, {**self.given, **(stages or {})}, self.stage)
-        except (UsageError, RuntimeError, IndexError):  # the reference, or torch, has no answer to what was changed
+        trace = upto(problem, {**self.given, **(stages or {})}, self.stage)
+        if trace is None:
             return None
         for name, enclosure in (stages or {}).items():
             trace.stages[name] = Numbers(enclosure, FP32)
@@ -239,10 +238,12 @@ class _Upto(Trace):
             raise _Reached
 
 
-def upto(problem: Problem, given: Given, stage: str) -> Trace:
-    """The reference up to a stage, going on from the stages given; errors as in `Problem.evaluate`."""
+def upto(problem: Problem, given: Given, stage: str) -> Trace | None:
+    """The reference up to a stage, going on from the stages given; None where it has no answer to what was changed."""
     trace = _Upto(last=stage)
     try:
         return problem.evaluate(given, trace)
     except _Reached:
         return trace
+    except Exception:  # anybody's reference may raise anything, such as ZeroDivisionError for a group size of 0
+        return None
