@@ -242,7 +242,7 @@ def test_nothing_is_blamed_where_no_value_is_wrong(tmp_path: Path, capsys: pytes
         (1.0078125, 1.00390625, "bf16", "bf16", "rounds the tie the other way to 1.0078125"),
         (1.003, 1.003, "bf16", "fp32", "does not round, and holds 1.003 in fp32"),
         (1.00390625, 1.00390625 - 2.0**-13, "bf16", "fp16", "rounds to fp16, 1.00390625"),
-        (1.5, 1.01, "bf16", "bf16", "gives 1.5, 1.48837209 times the contract's value"),
+        (1.5, 1.01, "bf16", "bf16", "gives 1.5"),
         (1.0234375, 1.01, "bf16", "bf16", "gives 1.0234375, 2 ulp away"),
         (FORMATS["bf16"].max, 3.9e38, "bf16", "bf16", "saturates to 3.38953139e+38"),
         (math.inf, 1.01, "bf16", "bf16", "gives inf"),
@@ -288,7 +288,7 @@ def test_neighbours(value: float, fmt: str, ends: tuple[float, float]) -> None:
 
 
 def test_a_stage_of_other_rows_stands_as_its_match_says() -> None:
-    said = "gives 1.25, 1.24031008 times the contract's value"
+    said = "gives 1.25"
     match = StageMatch("up", 1.005, 1.0, 1.01, 1, 8, expected=1.0078125, format="bf16")
     step = Step("up", dtype="fp32", line=7, count=1, first=(Element("1.25", "0x3fa00000"),), match=match)
     expected = Numbers(Enclosure.point(torch.zeros(8)), FORMATS["bf16"])

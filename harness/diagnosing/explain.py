@@ -181,8 +181,8 @@ class Explainer:
             return _noting(replace(own, trace=there.trace), KEEPS.format(own.device))
         if there.verdict is not Verdict.FAILED:
             return _noting(replace(own, trace=there.trace), f"on the CPU, interpreted: {there.reason or there.verdict}")
-        judged = {"findings": own.findings, "explained_by": own.explained_by, "diagnoses": own.diagnoses}
-        there = replace(there, device=own.device, **judged)
+        there = replace(there, device=own.device, explained_by=own.explained_by)
+        there = replace(there, findings=own.findings, diagnoses=own.diagnoses)
         return _noting(there, FOLLOWED)
 
 
@@ -192,8 +192,7 @@ def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Expl
         return worker.do(explain_kernel, item.kernel, line, seconds=seconds)
     except WorkerEnded as ended:
         names = item.kernel, item.op, item.contract, line, item.device
-        trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
-        return Explanation(item.kernel, item.device, line, Verdict.ERRORED, trace, reason=str(ended))
+        return Explanation.of_nothing(*names, verdict=Verdict.ERRORED, reason=str(ended))
 
 
 def _noting(found: Explanation, reason: str) -> Explanation:

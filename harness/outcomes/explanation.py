@@ -9,7 +9,7 @@ from harness.outcomes.trace import Element, KernelTrace, Source, Step
 from harness.result import Verdict, Worst
 
 GIVES = "gives"
-"""The verb of what a kernel did that is no rounding, such as `gives 1.5, 2 times as much`."""
+"""The verb of what a kernel did that is no rounding, such as `gives 1.5, 3 ulp away`."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,14 @@ class Explanation:
     worst: Worst | None = None
     inputs: tuple[Source, ...] = ()
     arithmetic: tuple[Worked, ...] = ()
+
+    @classmethod
+    def of_nothing(
+        cls, kernel: str, op: str, contract: str, case: str, device: str, *, verdict: Verdict, reason: str
+    ) -> Explanation:
+        """One that says why it is none."""
+        trace = KernelTrace(kernel, op, contract, case, device, verdict=verdict, reason=reason)
+        return cls(kernel, device, case, verdict, trace, reason=reason)
 
     @property
     def culprit(self) -> Step | None:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from harness.diagnosing.patterns.terms import Term, products_of
 from harness.diagnosing.patterns.words import number, times
-from harness.diagnosing.patterns.wrong import Wrong
+from harness.diagnosing.patterns.wrong import ENOUGH, Wrong
 
-_ENOUGH = 24.0  # bits of evidence for one of some hundred guesses
 _LARGEST = 4  # of the factors of a summand
 _MOST_TERMS = 24  # of which products are tried
 
@@ -47,7 +46,7 @@ class Factors:
         if not self._is_sharper(predicted):
             return False
         fit = wrong.fit(wrong.around(predicted), self.region)
-        return fit.holds(0.0) and fit.bits * (1 - fitted / wrong.count) > _ENOUGH
+        return fit.holds(0.0) and fit.bits * (1 - fitted / wrong.count) > ENOUGH
 
     def _is_sharper(self, predicted: Tensor) -> bool:
         """Whether the prediction leaves less than an eighth of the error of the wrong elements."""

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from harness.diagnosing.patterns.words import ordinal
-from harness.diagnosing.patterns.wrong import Ends, Wrong, upto
+from harness.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong, upto
 
 _MOST = 64  # rows or parts of rows that are evaluated by themselves
-_ENOUGH = 24.0  # bits of evidence
 
 
 def row_sums(wrong: Wrong) -> Iterator[str]:
@@ -28,7 +27,7 @@ def _explained(wrong: Wrong) -> Iterator[str]:
     for words, chosen in _choices(spans, rows) if len(parts) == len(spans) else ():
         total = parts[chosen].sum(0)
         room = wrong.room + wrong.coarsest * parts[chosen].abs().sum(0) / 4
-        if wrong.fit(Ends(total - room, total + room)).holds(_ENOUGH):
+        if wrong.fit(Ends(total - room, total + room)).holds(ENOUGH):
             yield f"As if {words} of the {rows:,} rows: that gives all {wrong.count:,} wrong elements."
 
 

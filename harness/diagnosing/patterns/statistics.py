@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,15 +57,9 @@ class Statistics:
         return op.latent.under(self.wrong.problem.contract)
 
     @property
-    def params(self) -> Mapping[str, object]:
+    def params(self) -> Mapping[str, Any]:
         """The parameters, those that are missing with the op's default."""
         return {**self.wrong.problem.op.params, **self.wrong.problem.params}
-
-    def eps(self, param: str) -> float:
-        """The number of a parameter of which `root` has the name."""
-        eps = self.params[param]
-        assert isinstance(eps, float)
-        return eps
 
     def exact(self, name: str) -> Tensor:
         """The exact values of a statistic."""
@@ -139,7 +134,7 @@ class Statistics:
         name, param, power = self.root
         if not name:
             return
-        own, eps, latent = self.exact(name), self.eps(param), self.latent
+        own, eps, latent = self.exact(name), self.params[param], self.latent
         sign = 1 if power > 0 else -1
         forms = {
             f"{param} were added outside of the root": (own.sqrt() + eps) ** sign,
@@ -213,7 +208,7 @@ class Statistics:
             return
         rows, other = self.needed
         name, param, power = self.root
-        eps, n = self.eps(param), self.count
+        eps, n = self.params[param], self.count
         own = _rows(self.exact(name), 1)[rows]
         total = other ** (1 / power)
         count = n * float((own / (total - eps)).median())
@@ -224,7 +219,7 @@ class Statistics:
         yield from self._without_column(rows, own - (total - eps))
 
     def _of_eps(self, param: str, needed: Tensor) -> Iterator[Guess]:
-        own = self.eps(param)
+        own = self.params[param]
         about = float(needed.median())
         for digits in (".0e", ".1e", ".3e"):
             eps = float(f"{about:{digits}}")

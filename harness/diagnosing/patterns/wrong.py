@@ -20,7 +20,10 @@ from harness.result import CaseResult
 NEARLY = 0.98
 """Share of the wrong elements that a guess must explain."""
 
-_LEAST_BITS = 0.3
+ENOUGH = 24.0
+"""Bits of evidence for one of some hundred guesses."""
+
+_LEAST_BITS = 0.3  # that one element says for a guess on average
 _SIDES = 16  # elements that are no chance all on one side
 _MOST_BITS = 20.0  # that one element says for a guess; a gross error is no better evidence than that
 
@@ -47,18 +50,18 @@ class Fit:
         spoiled: elements that are right and could not be under the guess, per wrong element.
         bits: how much the wrong elements say for it: each the binary logarithm of its error over the room that the
             guess leaves.
-        per_element: the same for one of them, on average.
+        count: how many are wrong.
     """
 
     share: float
     spoiled: float
     bits: float
-    per_element: float
+    count: int
 
     def holds(self, least: float) -> bool:
         """Whether it explains nearly all, with so many bits of evidence, and does not leave everything open."""
         nearly = self.share >= NEARLY and self.spoiled <= 1 - NEARLY
-        return nearly and self.bits >= least and self.per_element >= _LEAST_BITS
+        return nearly and self.bits >= max(least, _LEAST_BITS * self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +197,7 @@ class Wrong:
             spoiled = spoiled & within
         explained = allowed & self.mask
         bits = self._bits(guess, explained)
-        return Fit(int(explained.sum()) / self.count, int(spoiled.sum()) / self.count, bits, bits / self.count)
+        return Fit(int(explained.sum()) / self.count, int(spoiled.sum()) / self.count, bits, self.count)
 
     def _bits(self, guess: Ends, explained: Tensor) -> float:
         fmt = self.format
