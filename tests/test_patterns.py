@@ -272,6 +272,26 @@ def test_one_factor_for_all_is_none_for_each_column() -> None:
     assert "of its own" not in said_of(problem, {"output": (right * 1.01).to(BF16)})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda x: x.abs() >= 1, "where |x| is 1 or more"),
+        (lambda x: x <= -1, "where x is -1 or less"),
+        (lambda x: x > 0, "where x is positive"),
+        (lambda x: x >= 0, "where x is not negative"),
+        (lambda x: x <= 0, "where x is not positive"),
+    ],
+)
+def test_what_is_wrong_beyond_a_size(wrong: Callable[[Tensor], Tensor], words: str) -> None:
+    x = torch.linspace(-2, 2, 81).round(decimals=2)[torch.randperm(81, generator=torch.Generator().manual_seed(0))]
+    problem = problem_of("rms_norm x=fp32[9,9] eps=1e-06 seed=1", "native_multiply").on({"x": (x := x.reshape(9, 9))})
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+    right = problem.trace.stages["output"].value.float()
+    actual = torch.where(wrong(x), right + 1 + noise, right)
+    found = said_of(problem, {"output": actual}, seconds=0.0)
+    assert f"It is wrong exactly {words}" in found
+
+
 def test_a_sum_over_rows_that_lacks_some() -> None:
     line = (
         "layer_norm_gated_backward x=fp32[12,8]:integers dy=fp32[12,8]:integers weight=fp32[8]:ones "
