@@ -29,9 +29,11 @@ def explanation_fields(explanation: Explanation | None, options: str) -> list[tu
     """Label and text of what there is to say about why a kernel fails, or about why there is nothing."""
     if explanation is None:
         return []
+    if said := explanation_lines(explanation, options):
+        return said
     reason = explanation.reason or explanation.trace.reason or "no line was found that is to blame"
-    said = explanation_lines(explanation, options)
-    return said or [("why", f"not explained: {reason}"), ("see more", explain_line(explanation, options))]
+    why = [] if explanation.explained_by else [("why", f"not explained: {reason}")]
+    return [*why, ("see more", explain_line(explanation, options))]
 
 
 def shown_steps(explanation: Explanation) -> tuple[Step, ...]:

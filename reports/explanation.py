@@ -12,11 +12,12 @@ from rich.text import Text
 
 from harness.outcomes.explanation import Explanation, Worked
 from harness.outcomes.trace import Element, Source, Step
+from reports.encoding import encoded
 from reports.identification import print_columns
 from reports.paper import line, paragraph, verdict_word
-from reports.records import encoded
 from reports.summary import quoted, shown_path
 from reports.trace import about, is_allowed, number
+from reports.wording import allowed_by
 
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
@@ -118,7 +119,9 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
         yield from _labelled("finding", explanation.findings)
     yield from _decision(explanation)
     yield from _place(explanation, others=MOST_OTHERS)
-    yield from _labelled("diagnosis", explanation.diagnoses)
+    contracts = explanation.explained_by
+    named = [f"{allowed_by(contracts, 'the case')}."] if contracts else []
+    yield from _labelled("diagnosis", [*named, *explanation.diagnoses])
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
     if explanation.arithmetic and explanation.trace.reason:
         yield "way", f"not followed: {explanation.trace.reason}"

@@ -102,7 +102,7 @@ def _context(run: Run) -> dict[str, Any]:
         "notices": [
             {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
         ],
-        "legend": LEGEND,
+        "legend": wording.legend(run),
         "ops": [_op(op, found, run, cases) for op, found in summaries.items()],
         "titles": charts.TITLES,
         "data": _json({"subjects": _subjects(run, verdicts), "columns": chart_data.COLUMNS}),

@@ -166,7 +166,7 @@ def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
         count(stage.outside, "bad"),
         number(signed(stage.typical_bias), stage.typical_bias),
     )
-    about = _of_stage(op, subject, stage) | {"verdict": stage.verdict.value}
+    about = _of_stage(op, subject, stage.dtype) | {"verdict": stage.verdict.value}
     return Row(cells, about, stage_anchor(*subject, stage.name, stage.dtype))
 
 
@@ -190,11 +190,11 @@ def _traced(op: str, subject: Subject, stage: TracedStage) -> Row:
         number(contract, stage.contract_error),
         *(number(text, math.nan) for text in rest),
     )
-    return Row(cells, {"op": op, "kernel": subject[0], "device": subject[1], "dtype": stage.dtype})
+    return Row(cells, _of_stage(op, subject, stage.dtype))
 
 
-def _of_stage(op: str, subject: Subject, stage: StageSummary) -> dict[str, str]:
-    return {"op": op, "kernel": subject[0], "device": subject[1], "dtype": stage.dtype}
+def _of_stage(op: str, subject: Subject, dtype: str) -> dict[str, str]:
+    return {"op": op, "kernel": subject[0], "device": subject[1], "dtype": dtype}
 
 
 def power(entries: Sequence[Power], ops: Mapping[str, str]) -> Table:
@@ -254,7 +254,7 @@ def _sensitivity(op: str, subject: Subject, stage: StageSummary) -> Row:
         number(share(total.decided, total.numel), total.decided / total.numel),
         number(used, total.budget_ratio),
     )
-    return Row(cells, _of_stage(op, subject, stage))
+    return Row(cells, _of_stage(op, subject, stage.dtype))
 
 
 def coverage(found: CoverageTable) -> Table:

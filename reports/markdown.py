@@ -139,7 +139,7 @@ def _stages(run: Run) -> Iterator[Block]:
     """The table of every kernel, those that failed first and open."""
     subjects = sorted(run.subjects(), key=lambda subject: run.verdict(*subject) not in BAD)
     if subjects:
-        meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in wording.LEGEND])
+        meanings = bullets([f"**{name}**: {plain(meaning)}" for name, meaning in wording.legend(run)])
         legend = folded("What the columns mean", meanings)
         yield Block(f"### Stages\n\n{legend}", "legend", important=True)
     for kernel, device in subjects:

@@ -37,22 +37,17 @@ this order:
 
 from __future__ import annotations
 
-import functools
 import json
-import math
-import reprlib
-import types
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
-from enum import Enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.errors import LastbitError
 from harness.files import replace_file
 from harness.result import ULP_BINS, CaseResult, Comparison, StageResult, Worst
 from harness.run import Run
+from reports.encoding import decoded, encoded, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,7 +95,7 @@ def parse(line: bytes, where: str) -> CaseResult:
         LastbitError: the line is malformed.
     """
     try:
-        result = _decoded(CaseResult, json.loads(line))
+        result = decoded(CaseResult, json.loads(line))
     except _MALFORMED as error:
         raise LastbitError(f"{where} is malformed ({error}): {_start_of(line)}") from error
     assert isinstance(result, CaseResult)
@@ -166,8 +161,8 @@ def read(folder: Path) -> Run:
     text = _read(path)
     try:
         rest = dict(json.loads(text))
-        count = _decoded(int | None, rest.pop(_COUNT_OF_RESULTS, None))  # None in runs of an older lastbit
-        run = _decoded(Run, {**rest, "results": []})
+        count = decoded(int | None, rest.pop(_COUNT_OF_RESULTS, None))  # None in runs of an older lastbit
+        run = decoded(Run, {**rest, "results": []})
     except _MALFORMED as error:
         raise LastbitError(f"{path} is malformed ({error})") from error
     assert isinstance(run, Run)
@@ -184,7 +179,7 @@ _COUNT_OF_RESULTS = "results_count"
 
 
 def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
-    case = {name: getattr(result, name) for name in COLUMNS if name in _names(CaseResult)}
+    case = {name: getattr(result, name) for name in COLUMNS if name in names_of(CaseResult)}
     case |= {
         "verdict": result.verdict.value,
         "rows": result.rows.rows if result.rows else None,
@@ -220,7 +215,7 @@ def _stage_columns(stage: StageResult) -> dict[str, object]:
         **{name: getattr(seen, name) for name in _MEASURED},
         **dict(zip(_BINS, seen.ulp_histogram, strict=True)),
         "worst_index": json.dumps(worst.index) if worst else "",
-        **({f"worst_{name}": getattr(worst, name) for name in _names(Worst) if name != "index"} if worst else {}),
+        **({f"worst_{name}": getattr(worst, name) for name in names_of(Worst) if name != "index"} if worst else {}),
         "roundoff": stage.roundoff,
         "extreme": stage.extreme,
         "isolated_outside": isolated.outside,
@@ -237,65 +232,6 @@ def _is_json(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def encoded(value: Any) -> Any:
-    """`value` in types that JSON has."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, tuple):
-        return [encoded(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): encoded(item) for key, item in value.items()}
-    kind: Any = type(value)
-    return {name: encoded(getattr(value, name)) for name in _names(kind)}
-
-
-@functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-def _decoded(hint: Any, value: Any) -> Any:
-    """The inverse of `encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
-    return _decoder(hint)(value)
-
-
-@functools.cache
-def _decoder(hint: Any) -> Callable[[Any], Any]:
-    """`_decoded` for one type, which is looked at once."""
-    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
-    if isinstance(hint, types.UnionType):
-        some = _decoder(arguments[0])
-        return lambda value: None if value is None else some(value)
-    if origin is tuple:
-        item = _decoder(arguments[0])
-        return lambda value: tuple(map(item, _of_type(list, value)))
-    if origin is not None:
-        item = _decoder(arguments[1])
-        return lambda value: {key: item(each) for key, each in _of_type(dict, value).items()}
-    if is_dataclass(hint):
-        return _decoder_of_fields(hint)
-    return hint if hint is float or issubclass(hint, Enum) else functools.partial(_of_type, hint)
-
-
-def _decoder_of_fields(kind: Any) -> Callable[[Any], Any]:
-    decoders = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
-
-    def decoder(value: Any) -> Any:
-        if unknown := _of_type(dict, value).keys() - decoders.keys():
-            raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
-        return kind(**{name: decoders[name](item) for name, item in value.items()})
-
-    return decoder
-
-
-def _of_type(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"expected {kind.__name__}, found {reprlib.repr(value)}")
-    return value
 
 
 def _read(path: Path) -> bytes:

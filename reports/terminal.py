@@ -73,7 +73,7 @@ def _print_stages(run: Run, console: Console) -> None:
                 paragraph(console, Text(section.extremes, "dim"), label="  extreme: ", label_style="dim")
         line(console)
     if devices:
-        for name, meaning in wording.LEGEND:
+        for name, meaning in wording.legend(run):
             paragraph(console, Text(meaning, "dim"), label=f"{name:<12} ", label_style="dim")
         line(console)
 

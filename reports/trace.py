@@ -12,8 +12,8 @@ from rich.text import Text
 
 from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from harness.result import Worst
+from reports.encoding import encoded
 from reports.paper import line, paragraph, verdict_word
-from reports.records import encoded
 from reports.summary import shown_path
 
 MOST_TEXT = 40

@@ -14,11 +14,7 @@ from reports.summary import error
 if TYPE_CHECKING:
     import pandas as pd
 
-MEANING = (
-    "the line of a kernel that shows no stage whose values agree best with one, found by running a case on the CPU; "
-    "errors and elements outside are those of the values that lead to one element, in the dtype that the line holds "
-    "them in; it decides nothing"
-)
+MEANING = "the line of a kernel that shows no stages whose values agree best with one, on the CPU; it decides nothing"
 
 
 @dataclass(frozen=True)

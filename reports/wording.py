@@ -21,44 +21,33 @@ ADVICE = (
 )
 
 LEGEND = (
-    (
-        "rel. error",
-        "‖actual − exact‖ / ‖exact‖, exact meaning without any rounding, of the worst case that is not extreme",
-    ),
-    (
-        "contract",
-        "the same of the values that the contract rounds to, in that case: if the kernel's is no larger, it loses "
-        "nothing that the contract would keep",
-    ),
+    ("rel. error", "‖actual − exact‖ / ‖exact‖ of the worst case that is not extreme; exact is without any rounding"),
+    ("contract", "the same of the contract's own value in that case: a kernel with no more loses nothing"),
     (
         "extreme",
-        "cases in which the contract itself loses more at the stage than its roundings explain, or lets a kernel lose "
-        "far more, since something overflows, underflows or cancels; they count in no rel. error, ulp or bias and have "
-        "a line of their own",
+        "cases in which something overflows, underflows or cancels, so that far more is lost than by rounding; they "
+        "count in no rel. error, ulp or bias",
     ),
-    (
-        "ulp",
-        "largest distance from the value that the contract rounds to, of elements outside, or else up to 16; how many "
-        "that cancel or vanish are farther stands in the line on what is extreme",
-    ),
-    ("mismatch", "elements that differ from the value that the contract rounds to; no fault unless they are outside"),
-    (
-        "outside",
-        "elements that no kernel which keeps the contract can give, in whatever order it adds: one is a failure",
-    ),
-    (
-        "bias",
-        "mean of |actual| − |exact| in ulp, of the median case that is not extreme; near −0.5 means that results are "
-        "cut off, not rounded; – where most errors are beyond 16 ulp and say nothing about rounding",
-    ),
-    (
-        "values",
-        "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases",
-    ),
-    ("(stage)", "a stage in parentheses is no result of the op; the kernel shows it besides"),
+    ("ulp", "largest distance from the contract's own value, of elements outside or else up to 16"),
+    ("mismatch", "elements that differ from the contract's own value; no fault unless they are outside"),
+    ("outside", "elements that no kernel which keeps the contract can give: one is a failure"),
+    ("bias", "mean of |actual| − |exact| in ulp, of the median case; near −0.5 means cut off, not rounded"),
+    ("values", "whether all values of the stage are allowed; what else a kernel fails for stands beside its cases"),
+    ("(stage)", "no result of the op; the kernel shows it besides"),
     ("(stage) line", traced.MEANING),
 )
-"""What the columns of a table of stages mean."""
+"""What the columns and rows of a table of stages mean."""
+
+
+def legend(run: Run) -> list[tuple[str, str]]:
+    """Those of `LEGEND` of which the run has something to show."""
+    stages = [stage for result in run.results for stage in result.stages]
+    shown = {
+        "extreme": any(stage.extreme for stage in stages),
+        "(stage)": any(not stage.result for stage in stages),
+        "(stage) line": any(trace.stages for trace in run.traces),
+    }
+    return [(name, meaning) for name, meaning in LEGEND if shown.get(name, True)]
 
 
 def problem_groups(problem: Problem) -> str:

@@ -65,7 +65,8 @@ def explained(result: CaseResult, file: Path | str, **changes: object) -> Explan
         result.case,
         result.verdict,
         trace,
-        diagnoses=("fp32_multiply allows every bit.",),
+        explained_by=("fp32_multiply",),
+        diagnoses=("Every row is off.",),
         worst=worst,
         arithmetic=(worked,),
     )

@@ -74,7 +74,7 @@ def test_an_alert_is_at_the_culprit_and_names_its_stage(folder: Path) -> None:
     assert alert.place == alerts.Location("norm.py", BLAMED, BLAMED, 12, 20, "x * rstd", "xhat = x * rstd")
     assert alert.others == (("the kernel", alerts.Location("norm.py", 1)),)
     assert alert.title == "FAILED k: normalized"
-    for said in ("norm.py:3  xhat = x * rstd", "0.14904 in fp32", "to 0.1484375", "allows every bit"):
+    for said in ("norm.py:3  xhat = x * rstd", "0.14904 in fp32", "to 0.1484375", "Every row is off"):
         assert said in alert.text
     assert alert.text.splitlines()[-1].startswith(f"lastbit repro '{SMALL}'")
 
@@ -201,7 +201,7 @@ def test_terminal_ends_a_block_with_the_explanation() -> None:
 @pytest.mark.parametrize("form", [junit.document, markdown.page, html.page])
 def test_texts_have_the_line_the_source_and_the_diagnosis(form: Callable[[Run], str], folder: Path) -> None:
     text = form(run_of(folder))
-    for said in ("norm.py:3", "xhat = x * rstd", "0.14904", "neighbours in bf16", "allows every bit"):
+    for said in ("norm.py:3", "xhat = x * rstd", "0.14904", "neighbours in bf16", "Every row is off"):
         assert said in text.replace("\\", "")
     assert "lastbit explain" in text
 

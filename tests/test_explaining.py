@@ -22,6 +22,7 @@ from harness.result import CaseResult, Finding, Verdict
 from harness.run import Run
 from harness.verify.worker import WorkerEnded
 from reports import records
+from reports.encoding import encoded
 
 SMALL = "rms_norm x=bf16[1,2] weight=bf16[2] eps=1e-06 seed=1"
 CONFIG = Config(folder="")
@@ -198,7 +199,7 @@ def test_the_records_gain_what_was_explained_and_results_are_not_written_again(
     (tmp_path / "records.parquet").unlink()
     monkeypatch.setattr(explaining, "with_explanations", lambda _, run: replace(run, explanations=(found(failed()),)))
     got = running._explained(Config(folder=str(tmp_path)), run)
-    assert records.encoded(records.read(tmp_path)) == records.encoded(got)
+    assert encoded(records.read(tmp_path)) == encoded(got)
     assert [one.case for one in got.explanations] == [failed().case]
     assert not (tmp_path / "records.parquet").exists()
 

@@ -19,6 +19,7 @@ from harness.judging.judge import judge
 from harness.judging.observation import Observation
 from harness.judging.problem import Problem, Tensors
 from harness.numerics.formats import cast
+from harness.op import op
 from harness.result import CaseResult, Verdict
 from tests.faults import hunt
 from tests.layer_norm_gated_formula import forward
@@ -135,7 +136,7 @@ RMS_MISTAKES: dict[str, Made] = {
     "reversed": (lambda x, w: rms(x, w).flip(-1), ["in reverse order along dimension 1"]),
     "weight in fp32": (
         lambda x, w: (x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * w.double()).to(BF16),
-        ["fp32_multiply", "normalized were not rounded"],
+        ["normalized were not rounded"],
     ),
 }
 
@@ -240,6 +241,55 @@ def test_nothing_is_said_of_right_values_or_of_noise() -> None:
     assert said_of(problem, {"output": (rms(x, weight).double() * (1 + noise / 100)).to(BF16)}, seconds=2.0) == ""
     experts = problem_of(MOE, "fused")
     assert said_of(experts, moe(experts, lambda _: None)) == ""
+
+
+def test_problems_of_one_dimension_and_without_rows() -> None:
+    problem = problem_of(RMS.replace("4,300", "300"), "native_multiply")
+    assert problem.main.ndim == 1
+    right = rms(problem.tensors["x"], problem.tensors["weight"])
+    assert "2 times the contract's" in said_of(problem, {"output": 2 * right})
+    problem = problem_of(
+        "layer_norm_gated_backward x=fp32[0,8] dy=fp32[0,8] weight=fp32[8] rstd=fp32[0,1] bias=fp32[8] seed=4"
+    )
+    zeros = {name: problem.trace.stages[name].finished.value.float() for name in problem.results}
+    assert "8 wrong elements are the same number" in said_of(problem, {**zeros, "dw": torch.ones(8)})
+
+
+def test_a_reference_may_raise_anything_for_a_guess() -> None:
+    @op(rows=("x",))
+    def halved(x: Any, *, parts: int, contract: Any, stage: Any) -> None:
+        stage("output", x * (8 // parts), result=True)
+
+    problem = Problem(halved, halved.contract(""), {"x": torch.arange(32.0).reshape(4, 8)}, {"parts": 1})
+    assert "parts were 2, not 1" in said_of(problem, {"output": 4 * problem.main})
+
+
+def test_one_factor_for_all_is_none_for_each_column() -> None:
+    problem = problem_of(RMS, "native_multiply")
+    right = rms(problem.tensors["x"], problem.tensors["weight"]).float()
+    own = 1 + torch.rand(right.shape[-1], generator=torch.Generator().manual_seed(0))
+    assert "Every column is off by a factor of its own" in said_of(problem, {"output": (right * own).to(BF16)})
+    assert "of its own" not in said_of(problem, {"output": (right * 1.01).to(BF16)})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda x: x.abs() >= 1, "where |x| is 1 or more"),
+        (lambda x: x <= -1, "where x is -1 or less"),
+        (lambda x: x > 0, "where x is positive"),
+        (lambda x: x >= 0, "where x is not negative"),
+        (lambda x: x <= 0, "where x is not positive"),
+    ],
+)
+def test_what_is_wrong_beyond_a_size(wrong: Callable[[Tensor], Tensor], words: str) -> None:
+    x = torch.linspace(-2, 2, 81).round(decimals=2)[torch.randperm(81, generator=torch.Generator().manual_seed(0))]
+    problem = problem_of("rms_norm x=fp32[9,9] eps=1e-06 seed=1", "native_multiply").on({"x": (x := x.reshape(9, 9))})
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(1))
+    right = problem.trace.stages["output"].value.float()
+    actual = torch.where(wrong(x), right + 1 + noise, right)
+    found = said_of(problem, {"output": actual}, seconds=0.0)
+    assert f"It is wrong exactly {words}" in found
 
 
 def test_a_sum_over_rows_that_lacks_some() -> None:

@@ -15,7 +15,7 @@ from harness.numerics.formats import BF16, FP32
 from harness.outcomes.trace import KernelTrace, StageMatch, Step
 from harness.result import CaseResult, Comparison, StageResult, Verdict, Worst
 from harness.run import Run
-from reports import html, markdown, records, traced
+from reports import html, markdown, records, traced, wording
 from reports.changes import compare
 from reports.changes_text import cells
 from reports.stage_summary import STAGE_HEADERS, extremes, stage_summaries
@@ -195,3 +195,10 @@ def test_an_unknown_error_of_the_contract_stays_unknown() -> None:
     assert (known + unknown).squared_contract == 1.0
     assert (unknown + unknown).squared_contract is None
     assert math.isnan(unknown.contract_l2)
+
+
+def test_the_legend_names_what_there_is() -> None:
+    names = dict(wording.legend(Run((passed(),))))
+    assert "rel. error" in names and not names.keys() & {"extreme", "(stage) line"}
+    inner = replace(passed(), stages=(replace(seen(LOST).stages[0], result=False),))
+    assert dict(wording.legend(Run((inner,), traces=(found("variance", 9),)))) == dict(wording.LEGEND)

@@ -117,5 +117,4 @@ def _bug(error: Exception) -> str:
 def unexplained(failure: CaseResult, reason: str) -> Explanation:
     """An explanation that says why it is none."""
     names = failure.kernel, failure.op, failure.contract, failure.case, failure.device
-    trace = KernelTrace(*names, verdict=failure.verdict, reason=reason)
-    return Explanation(failure.kernel, failure.device, failure.case, failure.verdict, trace, reason=reason)
+    return Explanation.of_nothing(*names, verdict=failure.verdict, reason=reason)

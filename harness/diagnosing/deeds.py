@@ -60,11 +60,9 @@ def deed(actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str) 
 
 
 def _apart(actual: float, expected: float, fmt: Format) -> str:
-    """How far that is from the contract's value: in ulp if that is little, or else as a factor, if there is one."""
+    """How far that is from the contract's value, if that is little."""
     ulp = in_ulp(actual, expected, fmt)
-    if ulp <= NEAR:
-        return f", {ulp:,.4g} ulp away"
-    return f", {actual / expected:,.9g} times the contract's value" if actual and 0 < abs(expected) < math.inf else ""
+    return f", {ulp:,.4g} ulp away" if ulp <= NEAR else ""
 
 
 def _other_format(actual: float, legal: Legal, fmt: Format) -> str:

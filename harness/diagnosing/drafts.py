@@ -39,11 +39,6 @@ class Draft:
         assert listed is not None
         return listed
 
-    @property
-    def elements(self) -> int:
-        """How many elements all tensors have."""
-        return sum(tensor.numel for tensor in self.case.tensors)
-
     def with_values(self, values: Mapping[str, Tensor]) -> Draft | None:
         """The case with other elements in some tensors; None where they are too many for a line."""
         if any(tensor.numel() > MOST_GIVEN for tensor in values.values()):

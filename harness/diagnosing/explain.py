@@ -23,7 +23,7 @@ from harness.inputs import build
 from harness.judging.observation import Observation
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
-from harness.result import BAD, CaseResult, Verdict
+from harness.result import BAD, CaseResult, Verdict, simplest
 from harness.verify.check import Subject, examine
 from harness.verify.inprocess import Watch, Workplace, planned, unwatched
 from harness.verify.plan import Planned
@@ -105,6 +105,7 @@ def _found(subject: Subject, result: CaseResult) -> Explanation:
         result.verdict,
         trace,
         reason="" if worst else result.reason or "it gave no element that could be compared",
+        explained_by=simplest(result.explained_by, result.contract),
         findings=tuple(finding.sentence for finding in result.faults),
         stage=stage,
         worst=worst,
@@ -174,13 +175,14 @@ class Explainer:
         """What was seen on an accelerator, with the line that the same case shows on the CPU."""
         item = next((i for i in self._on_cpu.do(planned) if i.kernel == own.kernel), None)
         if item is None:
-            return replace(own, reason=f"{own.kernel} does not run on the CPU, where its element would be followed")
+            return _noting(own, f"{own.kernel} does not run on the CPU, where its element would be followed")
         there = _explained(self._on_cpu, item, own.case, seconds)
         if there.verdict is Verdict.PASSED:
-            return replace(own, trace=there.trace, reason=KEEPS.format(own.device))
+            return _noting(replace(own, trace=there.trace), KEEPS.format(own.device))
         if there.verdict is not Verdict.FAILED:
-            return replace(own, trace=there.trace, reason=f"on the CPU, interpreted: {there.reason or there.verdict}")
-        there = replace(there, device=own.device, findings=own.findings, diagnoses=own.diagnoses)
+            return _noting(replace(own, trace=there.trace), f"on the CPU, interpreted: {there.reason or there.verdict}")
+        there = replace(there, device=own.device, explained_by=own.explained_by)
+        there = replace(there, findings=own.findings, diagnoses=own.diagnoses)
         return _noting(there, FOLLOWED)
 
 
@@ -190,8 +192,7 @@ def _explained(worker: Worker, item: Planned, line: str, seconds: float) -> Expl
         return worker.do(explain_kernel, item.kernel, line, seconds=seconds)
     except WorkerEnded as ended:
         names = item.kernel, item.op, item.contract, line, item.device
-        trace = KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))
-        return Explanation(item.kernel, item.device, line, Verdict.ERRORED, trace, reason=str(ended))
+        return Explanation.of_nothing(*names, verdict=Verdict.ERRORED, reason=str(ended))
 
 
 def _noting(found: Explanation, reason: str) -> Explanation:

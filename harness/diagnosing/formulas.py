@@ -7,7 +7,7 @@ import copy
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -65,15 +65,15 @@ class FormulaTrace(Trace):
 
     def _formula(self, frame: FrameType) -> str:
         assert self.problem is not None
+        place = place_of(frame.f_code, frame.f_lasti)
         try:
-            call = ast.parse(place_of(frame.f_code, frame.f_lasti).text, mode="eval").body
+            call = ast.parse(place.text, mode="eval").body
         except SyntaxError:
             return ""
         if not isinstance(call, ast.Call) or len(call.args) < 2:
             return ""
         known = {id(value): name for value, name in self._named if value is not None}
-        ran = self._executed.get(id(frame), [])
-        before = [line for n, line in enumerate(ran) if any(later != frame.f_lineno for later in ran[n:])]
+        before = _before(self._executed.get(id(frame), []), place.line, place.end_line)
         names = _Rewritten(frame, known, self.problem.params, before)
         formula = ast.unparse(names.visit(call.args[1]))
         return formula if not names.unknown and len(formula) <= LONGEST else ""
@@ -85,7 +85,8 @@ class _Rewritten(ast.NodeTransformer):
 
     Attributes:
         known: identity of a value → the input or stage that it is.
-        executed: the lines of the frame that ran, in order: the last assignment that ran says what a variable is.
+        executed: the lines of the frame that ran, in order: the last one that bound a variable says what it is.
+        later: the variables that were bound after these lines, and hold something else by now.
         unknown: a variable was left of which that is not known.
     """
 
@@ -93,12 +94,15 @@ class _Rewritten(ast.NodeTransformer):
     known: Mapping[int, str]
     params: Mapping[str, Any]
     executed: list[int]
+    later: frozenset[str] = frozenset()
     unknown: bool = False
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         variables = self.frame.f_locals
         if node.id not in variables:
             return node  # a function of the module
+        if node.id in self.later:
+            return self._assigned(node)
         value = variables[node.id]
         if name := self.known.get(id(value), node.id if node.id in self.params else ""):
             return ast.Name(name)
@@ -109,28 +113,38 @@ class _Rewritten(ast.NodeTransformer):
         return self._assigned(node)
 
     def _assigned(self, node: ast.Name) -> ast.expr:
-        """What was assigned to a variable last."""
-        assignments = _assignments(self.frame.f_code.co_filename)
+        """What was assigned to a variable last, if that was an assignment to it alone."""
+        bindings, later = _bindings(self.frame.f_code.co_filename), set(self.later)
         for position in range(len(self.executed) - 1, -1, -1):
-            if (value := assignments.get((self.executed[position], node.id))) is not None:
-                earlier = _Rewritten(self.frame, self.known, self.params, self.executed[:position])
-                found: ast.expr = earlier.visit(copy.deepcopy(value))
+            bound = bindings.get(self.executed[position], {})
+            later |= bound.keys()
+            if (assigned := bound.get(node.id)) is not None:
+                before = _before(self.executed[: position + 1], assigned.lineno, assigned.end_lineno)
+                earlier = _Rewritten(self.frame, self.known, self.params, before, frozenset(later))
+                found: ast.expr = earlier.visit(copy.deepcopy(assigned.value))
                 self.unknown |= earlier.unknown
                 return found
+            if node.id in bound:
+                break
         self.unknown = True
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """A stage within a formula goes by its name."""
-        if isinstance(node.func, ast.Name) and node.func.id == "stage" and isinstance(node.args[0], ast.Constant):
-            return ast.Name(str(node.args[0].value))
+        match node:
+            case ast.Call(ast.Name("stage"), [ast.Constant(name), *_]):
+                return ast.Name(str(name))
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """The side that was taken."""
-        test = compile(ast.Expression(node.test), self.frame.f_code.co_filename, "eval")
-        taken = node.body if eval(test, self.frame.f_globals, dict(self.frame.f_locals)) else node.orelse
-        return self.visit(taken)  # type: ignore[no-any-return]
+        """The side that was taken, if what that depends on is still as it was."""
+        if self.later.isdisjoint(part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)):
+            test = compile(ast.Expression(node.test), self.frame.f_code.co_filename, "eval")
+            with suppress(Exception):  # a variable of the function that it is in, say
+                taken = node.body if eval(test, self.frame.f_globals, dict(self.frame.f_locals)) else node.orelse
+                return self.visit(taken)  # type: ignore[no-any-return]
+        self.unknown = True
+        return node
 
     def visit_Slice(self, node: ast.Slice) -> ast.AST:
         """Without an end that is None."""
@@ -140,9 +154,21 @@ class _Rewritten(ast.NodeTransformer):
         return found
 
 
+def _before(executed: list[int], first: int, last: int | None) -> list[int]:
+    """The lines that ran before a statement of the lines from `first` to `last` began, which ran last."""
+    end = len(executed)
+    while end and first <= executed[end - 1] <= (last or first):
+        end -= 1
+    return executed[:end]
+
+
 @contextmanager
 def _line_by_line(folder: str, executed: dict[int, list[int]]) -> Iterator[None]:
-    """Note the lines that frames of files in a folder run, in order, by the identity of the frame."""
+    """Note the lines that frames of files in a folder run, in order, by the identity of the frame.
+
+    Only in this thread, and as long as the context lasts; a debugger or a measurement of coverage sees nothing of that,
+    and all of what follows.
+    """
 
     def ran(frame: FrameType, event: str, arg: object) -> Any:
         if event == "line":
@@ -164,11 +190,14 @@ def _line_by_line(folder: str, executed: dict[int, list[int]]) -> Iterator[None]
 
 
 @cache
-def _assignments(file: str) -> Mapping[tuple[int, str], ast.expr]:
-    """Line and variable → what is assigned to it there, of assignments to variables alone."""
-    found: dict[tuple[int, str], ast.expr] = {}
+def _bindings(file: str) -> Mapping[int, Mapping[str, ast.Assign | None]]:
+    """Line → the variables that it binds, with the assignment; None where that is not to one alone."""
+    found = dict[int, dict[str, ast.Assign | None]]()
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.setdefault(node.lineno, {}).setdefault(node.id)
         if isinstance(node, ast.Assign):
-            targets = (target for target in node.targets if isinstance(target, ast.Name))
-            found |= {(node.lineno, target.id): node.value for target in targets}
+            names = (target for target in node.targets if isinstance(target, ast.Name))
+            for name in names:
+                found.setdefault(name.lineno, {})[name.id] = node
     return found

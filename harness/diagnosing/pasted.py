@@ -23,7 +23,7 @@ def test_of(op: str, contract: str, case: Case, kernel: str, *, source: str = ""
     (file:line); nobody knows how the reader's tests import it. A case with more values than a line holds is built from
     its line.
     """
-    function = re.sub(r"\W+", "_", kernel.partition("[")[0]).strip("_") or "kernel"
+    function = re.sub(r"\W+|^(?=\d)", "_", kernel.partition("[")[0].strip(" _")) or "kernel"
     module = re.sub(r"\W", "_", Path(source.rpartition(":")[0]).stem) or "kernels"
     listed = all(tensor.numel <= MOST_GIVEN for tensor in case.tensors)
     imports = ["import torch", ""] if listed else []
@@ -74,7 +74,7 @@ def _expression(tensor: Tensor, spec: TensorSpec, device: str) -> str:
     """What makes the tensor, in memory as the case has it."""
     where = "" if device == "cpu" else f", device={device!r}"
     values = _values(tensor, where)
-    if spec.strides is None and not spec.offset:
+    if not spec.numel or (spec.strides is None and not spec.offset):
         return values + ("" if len(spec.shape) == 1 else f".reshape({spec.shape})")
     strides = spec.element_strides
     once = tuple(1 if not stride else size for size, stride in zip(spec.shape, strides, strict=True))

@@ -107,7 +107,7 @@ def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step
     if not steps:
         led = [_at_index(name, tensor, index) for name, tensor in problem.tensors.items() if _fits(tensor, whole)]
     numbers = {name: value for name, value in problem.params.items() if isinstance(value, int | float)}
-    return (*led, *(Source(name, 1, (Element(f"{value:.9g}"),)) for name, value in numbers.items()))
+    return (*led, *(Source(name, 1, (Element(str(value)),)) for name, value in numbers.items()))
 
 
 def _fits(tensor: Tensor, whole: Index) -> bool:
@@ -163,7 +163,7 @@ def _judged(worked: Worked, actual: float, fmt: AnyFormat) -> Worked:
     """With what the kernel did: how far away that is, and how it came there if it is not allowed."""
     may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
     if not isinstance(fmt, Format):
-        return worked if may else replace(worked, did=f"{GIVES} {actual:.9g}")
+        return worked if may else replace(worked, did=f"{GIVES} {actual:.0f}")
     legal = worked.exact, worked.expected, worked.lo, worked.hi
     did = "" if may else deed(actual, legal, fmt, rounds=worked.rounds, dtype=worked.dtype)
     return replace(worked, did=did, ulp=in_ulp(actual, worked.expected, fmt))

@@ -9,7 +9,7 @@ from harness.outcomes.trace import Element, KernelTrace, Source, Step
 from harness.result import Verdict, Worst
 
 GIVES = "gives"
-"""The verb of what a kernel did that is no rounding, such as `gives 1.5, 2 times as much`."""
+"""The verb of what a kernel did that is no rounding, such as `gives 1.5, 3 ulp away`."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Explanation:
     Attributes:
         trace: the way of the worst element, its stages and culprits. Of a kernel on an accelerator it is that of the
             same case on the CPU.
+        explained_by: the simplest contracts that allow every bit.
         diagnoses: sentences about the pattern of the errors, those that explain most first.
         smallest: the smallest case found that fails in the same way, with its values in the line; empty if none was.
         test: a test to paste, which fails on that case.
@@ -79,6 +80,7 @@ class Explanation:
     case: str
     verdict: Verdict
     trace: KernelTrace
+    explained_by: tuple[str, ...] = ()
     diagnoses: tuple[str, ...] = ()
     smallest: str = ""
     test: str = ""
@@ -88,6 +90,14 @@ class Explanation:
     worst: Worst | None = None
     inputs: tuple[Source, ...] = ()
     arithmetic: tuple[Worked, ...] = ()
+
+    @classmethod
+    def of_nothing(
+        cls, kernel: str, op: str, contract: str, case: str, device: str, *, verdict: Verdict, reason: str
+    ) -> Explanation:
+        """One that says why it is none."""
+        trace = KernelTrace(kernel, op, contract, case, device, verdict=verdict, reason=reason)
+        return cls(kernel, device, case, verdict, trace, reason=reason)
 
     @property
     def culprit(self) -> Step | None:
@@ -105,4 +115,6 @@ class Explanation:
         """0 the kernel passes, 1 it fails, 2 it raised or gave nothing to compare, 3 it does not take the case."""
         if self.verdict in (Verdict.UNSUPPORTED, Verdict.SKIPPED):
             return 3
+        if self.verdict is Verdict.PASSED:  # also where there was no element to compare
+            return 0
         return 2 if self.worst is None else int(self.verdict is Verdict.FAILED)

@@ -17,7 +17,7 @@ from harness.diagnosing.patterns.values import neighbours, values
 from harness.diagnosing.patterns.wrong import Wrong
 from harness.judging.observation import Observation
 from harness.numerics import remembering
-from harness.result import CaseResult, simplest
+from harness.result import CaseResult
 
 _SECONDS = 1.5  # that guesses are tried, about
 
@@ -26,30 +26,25 @@ _SECONDS = 1.5  # that guesses are tried, about
 def diagnose(seen: Observation, result: CaseResult) -> tuple[str, ...]:
     """What the errors of the first wrong stage look like, a sentence each, the most telling first.
 
-    A sentence is said only if it holds for nearly all wrong elements and would not by chance; there may be none.
+    A sentence is said only if it holds for nearly all wrong elements and would not by chance; there may be none. Of
+    contracts that allow every bit nothing is said: the result has their names.
     """
-    contracts = simplest(result.explained_by, result.contract)
-    found = [f"{_listed(contracts)} allows every bit."] if contracts else []
     wrong = Wrong.of(seen, result)
     if wrong is None:
-        return tuple(found)
+        return ()
     terms = terms_of(wrong)
     where = places(wrong, terms)
     region = region_of(wrong, where)
     alike = list(values(wrong))
     factors = Factors(wrong, region, terms)
-    found += [*alike, *itertools.islice(factors.others(), 0 if alike else 1)]
-    telling, rest = ([], []) if found else factors.sentences()
+    found = [*alike, *itertools.islice(factors.others(), 0 if alike else 1)]
+    known = bool(result.explained_by)
+    telling, rest = ([], []) if found or known else factors.sentences()
     until = time.perf_counter() + _SECONDS
     everywhere = torch.ones_like(region) if alike else region
-    found += list(explained(wrong, everywhere, contracts=not contracts, until=until))
+    found += explained(wrong, everywhere, contracts=not known, until=until)
     found += [*row_sums(wrong), *telling, *(() if alike else moves(wrong, region))]
     found += [*(() if found else rest), *(place.sentence for place in where)]
-    if not found:
+    if not found and not known:
         found += neighbours(wrong)
     return tuple(found)
-
-
-def _listed(contracts: tuple[str, ...]) -> str:
-    word = "The contract" if len(contracts) == 1 else "Each of the contracts"
-    return f"{word} {', '.join(contracts)}"

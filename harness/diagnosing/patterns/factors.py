@@ -12,9 +12,8 @@ from torch import Tensor
 
 from harness.diagnosing.patterns.terms import Term, products_of
 from harness.diagnosing.patterns.words import number, times
-from harness.diagnosing.patterns.wrong import Wrong
+from harness.diagnosing.patterns.wrong import ENOUGH, Wrong
 
-_ENOUGH = 24.0  # bits of evidence for one of some hundred guesses
 _LARGEST = 4  # of the factors of a summand
 _MOST_TERMS = 24  # of which products are tried
 
@@ -47,13 +46,15 @@ class Factors:
         if not self._is_sharper(predicted):
             return False
         fit = wrong.fit(wrong.around(predicted), self.region)
-        return fit.holds(0.0) and fit.bits * (1 - fitted / wrong.count) > _ENOUGH
+        return fit.holds(0.0) and fit.bits * (1 - fitted / wrong.count) > ENOUGH
 
     def _is_sharper(self, predicted: Tensor) -> bool:
         """Whether the prediction leaves less than an eighth of the error of the wrong elements."""
-        wrong, there = self.wrong, self.wrong.finite
-        left, error = (wrong.actual - predicted)[there].norm(), (wrong.actual - wrong.exact)[there].norm()
-        return bool(8 * left < error)
+        return 8 * self._left(predicted) < self._left(self.wrong.exact)
+
+    def _left(self, predicted: Tensor) -> float:
+        """The norm of what a prediction leaves of the wrong elements."""
+        return float((self.wrong.actual - predicted)[self.wrong.finite].norm())
 
     def others(self) -> Iterator[str]:
         """The values of an input or another stage in place of those of the stage."""
@@ -104,8 +105,12 @@ class Factors:
                 yield _summand(simple, term.name)
 
     def along_axes(self) -> Iterator[str]:
-        """A factor, or a summand, of its own for each index into one axis: a weight, a bias, a statistic."""
+        """A factor, or a summand, of its own for each index into one axis: a weight, a bias, a statistic.
+
+        One factor for all must leave more than twice as much: as many numbers as indices always fit better.
+        """
         exact, actual, mask = self.wrong.exact, self.wrong.actual, self.wrong.mask
+        most = self._left((self._ratio(exact) or 1.0) * exact) / 2
         for axis in range(mask.ndim):
             others = [n for n in range(mask.ndim) if n != axis]
             if not others or self.wrong.count < 3 * mask.shape[axis]:
@@ -114,10 +119,10 @@ class Factors:
             own, given = (torch.where(used > 0, t, 0.0) for t in (exact, actual))
             ratios = (own * given).sum(others, keepdim=True) / own.square().sum(others, keepdim=True)
             shifts = (given - own).sum(others, keepdim=True) / used.sum(others, keepdim=True)
-            free = mask.shape[axis]
-            if self.fits(torch.where(mask, exact * ratios, exact), free):
+            scaled, shifted = (torch.where(mask, made, exact) for made in (exact * ratios, exact + shifts))
+            if self._left(scaled) < most and self.fits(scaled, mask.shape[axis]):
                 yield f"{self._each(axis)} is off by a factor of its own, {_range(ratios)} times the contract's."
-            elif self.fits(torch.where(mask, exact + shifts, exact), free):
+            elif self._left(shifted) < most and self.fits(shifted, mask.shape[axis]):
                 yield f"{self._each(axis)} is off by a number of its own, {_range(shifts)}."
 
     def _each(self, axis: int) -> str:
@@ -142,8 +147,9 @@ class Factors:
         sizes = {size for tensor in self.wrong.problem.tensors.values() for size in tensor.shape if size > 2}
         for n in sorted(sizes):
             padded = 1 << (n - 1).bit_length()
+            yield ": the size of a dimension", float(n)
             for name, m in ((f"{n}", n), (f"{n} / {padded}", n / padded), (f"{n} / {n - 1}", n / (n - 1))):
-                for text, function in _FUNCTIONS:
+                for text, function in _FUNCTIONS[m == n :]:
                     yield f", {text.format(name)}", function(m)
         yield from ((f", {p} / {q}", p / q) for q in (2, 3) for p in (1, 2, 3, 4) if p % q)
         yield ", 1 / ln 2", 1 / math.log(2)

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from harness.diagnosing.patterns.words import listed
-from harness.diagnosing.patterns.wrong import Ends, Wrong
+from harness.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong
 
 _FARTHEST = 8  # places by which values are looked for along an axis, and every power of two beyond
 _MOST_PAIRS = 1 << 25  # elements that are compared when rows are looked for among the others
 _DISTINCT = 8  # values, fewer of which are everywhere
-_ENOUGH = 24.0  # bits of evidence
 
 
 def moves(wrong: Wrong, region: Tensor) -> Iterator[str]:
     """The first way found in which right values were moved, if there is one."""
     if len(wrong.value.unique()) < _DISTINCT:
         return
-    ways = (words for words, ends in _moved(wrong) if wrong.fit(ends, region).holds(_ENOUGH))
+    ways = (words for words, ends in _moved(wrong) if wrong.fit(ends, region).holds(ENOUGH))
     for words in itertools.islice(itertools.chain(ways if bool(region.all()) else (), _other_rows(wrong)), 1):
         yield f"The values are right, in the wrong places: {words}."
 
@@ -75,7 +74,7 @@ def _other_rows(wrong: Wrong) -> Iterator[str]:
 
 def _is_telling(wrong: Wrong, wrong_rows: int, rows: int) -> bool:
     """Whether so many elements that fit say more than the choice among the rows."""
-    return wrong.count * 6.0 - wrong_rows * math.log2(rows) > _ENOUGH
+    return wrong.count * 6.0 - wrong_rows * math.log2(rows) > ENOUGH
 
 
 def _named(unit: str, at: list[int], same: Tensor) -> str:

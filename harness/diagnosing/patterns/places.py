@@ -171,7 +171,7 @@ def _of_integers(wrong: Wrong) -> Iterator[Place]:
             if torch.equal(has, rows) and not bool(has.all()) and int(has.sum()) > 1:
                 region = has.reshape([*has.shape, *[1] * (mask.ndim - common)])
                 where = "is" if ids.ndim == common else "has"
-                yield Place(f"Exactly where {name} {where} {value} it is wrong{_share(mask, region)}.", region)
+                yield Place(f"It is wrong exactly where {name} {where} {value}{_share(mask, region)}.", region)
 
 
 def _beyond_a_size(wrong: Wrong, terms: Sequence[Term]) -> Iterator[Place]:
@@ -186,9 +186,11 @@ def _beyond_a_size(wrong: Wrong, terms: Sequence[Term]) -> Iterator[Place]:
             if not least > most:  # NaN too
                 continue
             name = f"{kind}{term.name}{kind}"
-            side, (a, b) = ("above", (most, least)) if sign > 0 else ("below", (-most, -least))
-            line = f"{side} {number(a)}, from {number(b)} on"
+            a, b = sign * most, sign * least
+            which, rest = f"{number(b)} or {'more' if sign > 0 else 'less'}", f"; it is right up to {number(a)}"
             if a * b <= 0:
-                line = "not 0" if kind else "positive" if sign > 0 else "negative"
+                signs = ("positive", "negative") if b else ("not negative", "not positive")
+                which, rest = "not 0" if kind else signs[sign < 0], ""
             region = there > most
-            yield Place(f"Exactly where {name} is {line} it is wrong{_share(wrong.mask, region)}.", region)
+            share = _share(wrong.mask, region)
+            yield Place(f"It is wrong exactly where {name} is {which}{share}{rest}.", region)

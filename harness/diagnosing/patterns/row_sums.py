@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from harness.diagnosing.patterns.words import ordinal
-from harness.diagnosing.patterns.wrong import Ends, Wrong, upto
-from harness.errors import UsageError
+from harness.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong, upto
 
 _MOST = 64  # rows or parts of rows that are evaluated by themselves
-_ENOUGH = 24.0  # bits of evidence
 
 
 def row_sums(wrong: Wrong) -> Iterator[str]:
     """Of a sum over rows, the first way found to get the kernel's values from the parts of it."""
-    if wrong.trace.stages[wrong.stage].of_all_rows:
+    if wrong.trace.stages[wrong.stage].of_all_rows and wrong.seen.count > 1:
         yield from itertools.islice(_explained(wrong), 1)
 
 
@@ -29,7 +27,7 @@ def _explained(wrong: Wrong) -> Iterator[str]:
     for words, chosen in _choices(spans, rows) if len(parts) == len(spans) else ():
         total = parts[chosen].sum(0)
         room = wrong.room + wrong.coarsest * parts[chosen].abs().sum(0) / 4
-        if wrong.fit(Ends(total - room, total + room)).holds(_ENOUGH):
+        if wrong.fit(Ends(total - room, total + room)).holds(ENOUGH):
             yield f"As if {words} of the {rows:,} rows: that gives all {wrong.count:,} wrong elements."
 
 
@@ -44,10 +42,9 @@ def _parts(wrong: Wrong, spans: Sequence[range]) -> Tensor:
     found = []
     for span in spans:
         part = wrong.seen.only(torch.tensor(span, device=wrong.problem.main.device)).problem
-        try:
-            found.append(upto(part, {}, wrong.stage).stages[wrong.stage].finished.value)
-        except UsageError:
+        if (trace := upto(part, {}, wrong.stage)) is None:
             return wrong.exact.new_empty(0)
+        found.append(trace.stages[wrong.stage].finished.value)
     return torch.stack(found)
 
 

@@ -176,9 +176,8 @@ class Guesses:
         for stage in [*hidden, wrong.stage] if wrong.format is not None else ():
             with suppress(UsageError):
                 for change, enclosure in question.variants(stage):
-                    if one_sided and not change.startswith("cut off"):
-                        continue
-                    yield Guess(f"{stage} were {change}", wrong.problem, {stage: enclosure}, free=2.0)
+                    if not one_sided or change.startswith("cut off"):
+                        yield Guess(f"{stage} were {change}", wrong.problem, {stage: enclosure}, free=2.0)
                 if (fmt := wrong.problem.format(stage)) != FP32:
                     made = _half_away(question.unrounded(stage), fmt)
                     yield Guess(f"ties of {stage} were rounded away from zero", wrong.problem, {stage: made}, free=2.0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +56,11 @@ class Statistics:
         assert op.latent is not None
         return op.latent.under(self.wrong.problem.contract)
 
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters, those that are missing with the op's default."""
+        return {**self.wrong.problem.op.params, **self.wrong.problem.params}
+
     def exact(self, name: str) -> Tensor:
         """The exact values of a statistic."""
         return self.wrong.trace.enclosure(name).exact
@@ -73,20 +80,19 @@ class Statistics:
         """Stage, parameter and power, so that the latent value is (stage + parameter) to that power."""
         latent = self.exact(self.latent)
         for name in reversed(self.names):
-            for param, eps in self.wrong.problem.params.items():
+            for param, eps in self.params.items():
                 for power in _POWERS if isinstance(eps, float) and name != self.latent else ():
-                    made = (self.exact(name) + float(eps)) ** power
+                    made = (self.exact(name) + eps) ** power
                     if torch.allclose(made, latent, rtol=1e-9, equal_nan=True):
                         return name, param, power
         return "", "", 1.0
 
     def concerns(self, guess: Guess) -> bool:
         """Whether it is a guess about statistics or their parameter."""
-        own = self.wrong.problem.params
-        return not guess.stages.keys().isdisjoint(self.names) or guess.problem.params != {
-            **guess.problem.params,
-            **{name: own[name] for name in self.root[1:2] if name in own},
-        }
+        param = self.root[1]
+        return not guess.stages.keys().isdisjoint(self.names) or (
+            param in self.params and guess.problem.params.get(param) != self.wrong.problem.params.get(param)
+        )
 
     def changed(self, words: str, stage: str, values: Tensor) -> Guess:
         """The guess that a statistic has these values."""
@@ -128,7 +134,7 @@ class Statistics:
         name, param, power = self.root
         if not name:
             return
-        own, eps, latent = self.exact(name), float(self.wrong.problem.params[param]), self.latent
+        own, eps, latent = self.exact(name), self.params[param], self.latent
         sign = 1 if power > 0 else -1
         forms = {
             f"{param} were added outside of the root": (own.sqrt() + eps) ** sign,
@@ -190,18 +196,20 @@ class Statistics:
 
     def _of_other_inputs(self, other: Problem, words: str) -> Iterator[Guess]:
         trace = upto(other, self.wrong.given, self.names[-1])
+        if trace is None:
+            return
         stages = {name: trace.enclosure(name) for name in self.names if name in trace.stages}
         which = " and ".join(self.names[:-1]) or self.names[-1]
         yield Guess(f"{which} were computed with {other.op.inputs[0]} {words}", self.wrong.problem, stages)
 
     def _solved(self) -> Iterator[Guess]:
         """A count, an eps or a column left out, as the latent values need it that explain the rows."""
-        if not self.spread or self.needed is None:
+        if not self.spread or self.needed is None or not len(self.needed[0]):
             return
         rows, other = self.needed
         name, param, power = self.root
-        eps, n = float(self.wrong.problem.params[param]), self.count
-        own = self.exact(name).flatten(0, -2)[rows]
+        eps, n = self.params[param], self.count
+        own = _rows(self.exact(name), 1)[rows]
         total = other ** (1 / power)
         count = n * float((own / (total - eps)).median())
         near = {round(count), round(count) - 1, round(count) + 1} if 0.5 < count < 2 * n else set()
@@ -211,7 +219,7 @@ class Statistics:
         yield from self._without_column(rows, own - (total - eps))
 
     def _of_eps(self, param: str, needed: Tensor) -> Iterator[Guess]:
-        own = float(self.wrong.problem.params[param])
+        own = self.params[param]
         about = float(needed.median())
         for digits in (".0e", ".1e", ".3e"):
             eps = float(f"{about:{digits}}")
@@ -226,7 +234,7 @@ class Statistics:
             if tensor.shape != self.wrong.problem.main.shape:
                 continue
             squares = tensor.unflatten(-1, (groups, -1)).square() / n
-            apart = (squares.flatten(0, -3)[rows] - missing[..., None]).abs().flatten(0, 1).sum(0)
+            apart = (_rows(squares, 2)[rows] - missing[..., None]).abs().flatten(0, 1).sum(0)
             column = int(apart.nan_to_num(torch.inf).argmin())
             made = self.exact(self.spread) - squares[..., column]
             of = f" of each group of {n}" if groups > 1 else ""
@@ -249,15 +257,22 @@ class Statistics:
     def ratio(self, guess: Guess) -> str:
         """How the latent values of a guess compare with the contract's, in the rows that are wrong."""
         trace = upto(guess.problem, {**self.wrong.given, **guess.stages}, self.latent)
+        if trace is None:
+            return ""
         own = self.exact(self.latent)
         made = guess.stages[self.latent] if self.latent in guess.stages else trace.enclosure(self.latent)
         rows = self.wrong.mask.flatten(own.ndim - 1).any(-1)
         ratios = (made.value / self.wrong.trace.enclosure(self.latent).value)[rows]
         low, high = float(ratios.min()), float(ratios.max())
-        if not low < high and low == 1:
+        if not (math.isfinite(low) and math.isfinite(high)) or low == high == 1:
             return ""
         which = times(low) if high - low <= 1e-4 * abs(low) else f"{times(low)} to {times(high)}"
         return f" ({self.latent} {which} times the contract's, in {int(rows.sum()):,} of {rows.numel():,} rows)"
+
+
+def _rows(values: Tensor, dims: int) -> Tensor:
+    """Values with one dimension in place of all but so many of the last, also where there is none."""
+    return values.reshape(-1, *values.shape[-dims:])
 
 
 def _over(name: str, m: int, n: int) -> str:

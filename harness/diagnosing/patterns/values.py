@@ -26,14 +26,14 @@ def values(wrong: Wrong) -> Iterator[str]:
         yield f"{subject} hold what memory was filled with before the kernel got it: they were never written."
     elif bool(torch.isnan(at).all()):
         yield f"{subject} {_be(wrong)} NaN{_overflow(wrong) or _where_from(wrong)}."
+    elif bool(torch.isnan(wrong.value[wrong.mask]).all()):
+        yield f"{subject} must be NaN and {_be(wrong)} not{_where_from(wrong)}."
     elif bool((at == 0).all()):
         yield f"{subject} {_be(wrong)} 0."
     elif wrong.count >= _SEVERAL and bool((at == at[0]).all()):
         yield f"{subject} are the same number, {number(float(at[0]))}{_limit(wrong, float(at[0]))}."
     elif bool(torch.isinf(at).all()):
         yield f"{subject} {_be(wrong)} infinite{_overflow(wrong)}."
-    elif bool(torch.isnan(wrong.value[wrong.mask]).all()):
-        yield f"{subject} must be NaN and {_be(wrong)} not{_where_from(wrong)}."
 
 
 def _was_held_before(wrong: Wrong) -> bool:
@@ -102,7 +102,7 @@ def neighbours(wrong: Wrong) -> Iterator[str]:
         return
     if not bool(torch.isfinite(wrong.value[wrong.mask]).all()):
         return
-    apart = (ordinals(wrong.actual, fmt) - ordinals(_as_stored(wrong, fmt), fmt))[wrong.mask]
+    apart = (ordinals(wrong.actual, fmt) - ordinals(round_to(wrong.value, fmt), fmt))[wrong.mask]
     farthest = int(apart.abs().max())
     if farthest > 2:
         return
@@ -110,17 +110,12 @@ def neighbours(wrong: Wrong) -> Iterator[str]:
     magnitude = wrong.actual[wrong.mask].abs() - wrong.value[wrong.mask].abs()
     up, down = (int((magnitude * sign > 0).sum()) for sign in (1, -1))
     subject = all_of(wrong.count, "wrong element")
-    verb = "is" if wrong.count == 1 else "are"
     if wrong.count >= 8 and max(up, down) >= NEARLY * wrong.count:
         side = "toward zero" if down > up else "away from zero"
-        yield f"{subject} {verb} off by {ulps} {side}{_cut_off(wrong, fmt) if down > up else ''}."
+        yield f"{subject} {_be(wrong)} off by {ulps} {side}{_cut_off(wrong, fmt) if down > up else ''}."
     else:
         sides = f", {up:,} away from zero and {down:,} toward it" if wrong.count > 1 else ""
-        yield f"{subject} {verb} off by {ulps}{sides}: little enough for a rounding more or less on the way."
-
-
-def _as_stored(wrong: Wrong, fmt: Format) -> Tensor:
-    return round_to(wrong.value, fmt)
+        yield f"{subject} {_be(wrong)} off by {ulps}{sides}: little enough for a rounding more or less on the way."
 
 
 def _cut_off(wrong: Wrong, fmt: Format) -> str:

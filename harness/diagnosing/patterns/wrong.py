@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
 from harness.judging.expected import Expected, Numbers
 from harness.judging.observation import Observation
 from harness.judging.problem import Given, Problem, Tensors
@@ -21,7 +20,10 @@ from harness.result import CaseResult
 NEARLY = 0.98
 """Share of the wrong elements that a guess must explain."""
 
-_LEAST_BITS = 0.3
+ENOUGH = 24.0
+"""Bits of evidence for one of some hundred guesses."""
+
+_LEAST_BITS = 0.3  # that one element says for a guess on average
 _SIDES = 16  # elements that are no chance all on one side
 _MOST_BITS = 20.0  # that one element says for a guess; a gross error is no better evidence than that
 
@@ -48,18 +50,18 @@ class Fit:
         spoiled: elements that are right and could not be under the guess, per wrong element.
         bits: how much the wrong elements say for it: each the binary logarithm of its error over the room that the
             guess leaves.
-        per_element: the same for one of them, on average.
+        count: how many are wrong.
     """
 
     share: float
     spoiled: float
     bits: float
-    per_element: float
+    count: int
 
     def holds(self, least: float) -> bool:
         """Whether it explains nearly all, with so many bits of evidence, and does not leave everything open."""
         nearly = self.share >= NEARLY and self.spoiled <= 1 - NEARLY
-        return nearly and self.bits >= least and self.per_element >= _LEAST_BITS
+        return nearly and self.bits >= max(least, _LEAST_BITS * self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,7 @@ class Wrong:
     def _of_stage(cls, seen: Observation, stage: str, earlier: Iterable[str]) -> Wrong:
         given = {name: seen.actual[name] for name in earlier}
         trace = upto(seen.problem, given, stage)
+        assert trace is not None  # as when the kernel was judged
         expected = seen.as_given(stage, trace.stages[stage], result=stage in trace.results)
         actual = seen.actual[stage]
         return cls(seen, stage, given, trace, expected, actual.to(torch.float64), expected.outside(actual))
@@ -194,7 +197,7 @@ class Wrong:
             spoiled = spoiled & within
         explained = allowed & self.mask
         bits = self._bits(guess, explained)
-        return Fit(int(explained.sum()) / self.count, int(spoiled.sum()) / self.count, bits, bits / self.count)
+        return Fit(int(explained.sum()) / self.count, int(spoiled.sum()) / self.count, bits, self.count)
 
     def _bits(self, guess: Ends, explained: Tensor) -> float:
         fmt = self.format
@@ -208,9 +211,8 @@ class Wrong:
 
         The other problem has the same rows.
         """
-        try:
-            trace = upto(problem, {**self.given, **(stages or {})}, self.stage)
-        except (UsageError, RuntimeError, IndexError):  # the reference, or torch, has no answer to what was changed
+        trace = upto(problem, {**self.given, **(stages or {})}, self.stage)
+        if trace is None:
             return None
         for name, enclosure in (stages or {}).items():
             trace.stages[name] = Numbers(enclosure, FP32)
@@ -239,10 +241,12 @@ class _Upto(Trace):
             raise _Reached
 
 
-def upto(problem: Problem, given: Given, stage: str) -> Trace:
-    """The reference up to a stage, going on from the stages given; errors as in `Problem.evaluate`."""
+def upto(problem: Problem, given: Given, stage: str) -> Trace | None:
+    """The reference up to a stage, going on from the stages given; None where it has no answer to what was changed."""
     trace = _Upto(last=stage)
     try:
         return problem.evaluate(given, trace)
     except _Reached:
         return trace
+    except Exception:  # anybody's reference may raise anything, such as ZeroDivisionError for a group size of 0
+        return None

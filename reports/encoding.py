@@ -1,0 +1,73 @@
+"""Results and runs in types that JSON has, and back; a float that JSON cannot spell is a string."""
+
+from __future__ import annotations
+
+import functools
+import math
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+
+def encoded(value: Any) -> Any:
+    """`value` in types that JSON has."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, tuple):
+        return [encoded(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): encoded(item) for key, item in value.items()}
+    kind: Any = type(value)
+    return {name: encoded(getattr(value, name)) for name in names_of(kind)}
+
+
+@functools.cache
+def names_of(kind: type) -> tuple[str, ...]:
+    """The names of the fields of a dataclass."""
+    return tuple(field.name for field in fields(kind))
+
+
+def decoded(hint: Any, value: Any) -> Any:
+    """The inverse of `encoded` for a value of type `hint`; raises ValueError or TypeError if it is none."""
+    return _decoder(hint)(value)
+
+
+@functools.cache
+def _decoder(hint: Any) -> Callable[[Any], Any]:
+    """`decoded` for one type, which is looked at once."""
+    arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+    if isinstance(hint, types.UnionType):
+        some = _decoder(arguments[0])
+        return lambda value: None if value is None else some(value)
+    if origin is tuple:
+        item = _decoder(arguments[0])
+        return lambda value: tuple(map(item, _of_type(list, value)))
+    if origin is not None:
+        item = _decoder(arguments[1])
+        return lambda value: {key: item(each) for key, each in _of_type(dict, value).items()}
+    if is_dataclass(hint):
+        return _decoder_of_fields(hint)
+    return hint if hint is float or issubclass(hint, Enum) else functools.partial(_of_type, hint)
+
+
+def _decoder_of_fields(kind: Any) -> Callable[[Any], Any]:
+    decoders = {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def decoder(value: Any) -> Any:
+        if unknown := _of_type(dict, value).keys() - decoders.keys():
+            raise ValueError(f"unknown field {', '.join(sorted(unknown))}")
+        return kind(**{name: decoders[name](item) for name, item in value.items()})
+
+    return decoder
+
+
+def _of_type(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, found {reprlib.repr(value)}")
+    return value
