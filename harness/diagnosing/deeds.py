@@ -51,12 +51,13 @@ def deed(actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str) 
         return f"{GIVES} {actual:.9g}"
     if rounds and rounded(actual, fmt) != actual and in_ulp(actual, exact, fmt) < 1:
         return (
-            _other_format(actual, legal, fmt) or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
+            _other_format(actual, legal, fmt, dtype)
+            or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
         )
     ways = _other_ways(actual, exact, fmt) if rounds and actual in neighbours(exact, fmt) else ()
     if said := " or ".join(ways):
         return f"{said} to {actual:.9g}"
-    return _other_format(actual, legal, fmt) or f"{GIVES} {actual:.9g}{_apart(actual, expected, fmt)}"
+    return _other_format(actual, legal, fmt, dtype) or f"{GIVES} {actual:.9g}{_apart(actual, expected, fmt)}"
 
 
 def _apart(actual: float, expected: float, fmt: Format) -> str:
@@ -65,9 +66,11 @@ def _apart(actual: float, expected: float, fmt: Format) -> str:
     return f", {ulp:,.4g} ulp away" if ulp <= NEAR else ""
 
 
-def _other_format(actual: float, legal: Legal, fmt: Format) -> str:
-    """That it rounds to another format narrower than fp32, the coarsest that gives the number, or cuts off to it."""
-    narrow = sorted((f for f in FORMATS.values() if f not in (fmt, FP32, FP64)), key=lambda f: f.precision)
+def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str) -> str:
+    """That it rounds to another format narrower than fp32, or cuts off to it: that in which it holds the number, or
+    else the coarsest that gives it."""
+    narrow = [f for f in FORMATS.values() if f not in (fmt, FP32, FP64)]
+    narrow.sort(key=lambda f: (f.name != dtype, f.precision))
     for to_zero in (False, True):
         for f in narrow if actual else ():
             if any(rounded(value, f, to_zero=to_zero) == actual for value in legal):

@@ -88,9 +88,9 @@ def _worked_out(found: Explanation, seen: Observation, result: CaseResult) -> Ex
 
 
 def _blameless(found: Explanation) -> Explanation:
-    """Without a line or a stage to blame, where no value is to be blamed."""
+    """Without a stage to blame, where no value is; a line may have touched what is not its own."""
     arithmetic = tuple(replace(worked, did="") for worked in found.arithmetic)
-    return replace(found, arithmetic=arithmetic, trace=replace(found.trace, culprits=(), wrong=""))
+    return replace(found, arithmetic=arithmetic, trace=replace(found.trace, wrong=""))
 
 
 def _found(subject: Subject, result: CaseResult) -> Explanation:
@@ -165,7 +165,7 @@ class Explainer:
         except WorkerEnded as ended:
             return _noting(found, f"smaller tensors were not found: {ended}")
         if case is None:
-            return found
+            return _noting(found, f"no smaller tensors that fail alike were found in {seconds:.0f} s")
         names = found.trace.op, found.trace.contract, case, found.kernel
         source = item.source.removeprefix(f"{Path.cwd()}/")  # a test is pasted elsewhere, and goes to others
         test = test_of(*names, source=source, device=item.device)

@@ -183,7 +183,7 @@ class Stages:
         after = taken[-1].number if taken else -1
 
         def rank(e: Expression) -> tuple[float, ...] | None:
-            how = (0.0, 0.0) if stage.name == self.last else agreement(stage, e)
+            how = (float(not self._gives_worst(e)), 0.0) if stage.name == self.last else agreement(stage, e)
             if how is None:
                 return None
             late, own = e.number < after, e.dtype == stage.expected.format.name
@@ -215,6 +215,11 @@ class Stages:
         """Whether an expression is what the kernel gave for the last stage, with the cell to explain."""
         values = self.grid.given_values[e.known]
         return bool(e.known[self.grid.worst]) and np.array_equal(e.values[e.known], values, equal_nan=True)
+
+    def _gives_worst(self, e: Expression) -> bool:
+        """Whether it has the value of the element to explain, which something else may have written over it."""
+        worst = self.grid.worst
+        return bool(e.known[worst]) and np.array_equal(e.values[worst], self.grid.given_values[worst], equal_nan=True)
 
     @cached_property
     def full(self) -> list[Expression]:

@@ -101,7 +101,7 @@ class Worker:
                 [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
                 env={**environment_for(self._device_type, self._config.site), **self._environ},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=log or 2,  # what kernels print is none of what the command prints
                 stderr=log,
                 pass_fds=[theirs.fileno()],
             )
