@@ -16,6 +16,8 @@ from harness.tracing.cells import Expression
 
 LIKE = 0.5
 """Relative L2 error up to which another value of a stage is tried first."""
+COARSEST = 2.0**-4
+"""Relative error of the coarsest rounding, to e4m3."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +106,22 @@ class Search:
         seen: dict[bytes, Expression] = {}
         for e in self.stages.full:
             if e.number not in known and stage.takes(e) and stage.outside(e).any():
-                if numbers & self.stages.ancestry.before(event.number for event in e.events):
+                before = self.stages.ancestry.before(event.number for event in e.events)
+                if numbers & before or self._goes_on(stage, e, before):
                     continue
                 key = e.values.tobytes()
                 if key not in seen or id(seen[key]) in taken:  # no other stage, or the last of these
                     seen[key] = e
         yield from sorted(seen.values(), key=lambda e: e.number)
+
+    def _goes_on(self, stage: Stage, e: Expression, before: set[int]) -> bool:
+        """Whether it follows from the right value of a stage, and is more than that rounded once more."""
+        right = self.right.get(stage.name)
+        if right is None or not before & {event.number for event in right.events}:
+            return False
+        both = right.known & e.known
+        apart = np.abs(e.values[both].astype(np.float64) - right.values[both])
+        return bool((apart > COARSEST * np.abs(right.values[both])).any())
 
     def _explains(self, stage: Stage, e: Expression) -> bool:
         """Whether what the kernel gave follows from these values of a stage, where they are known."""
