@@ -129,8 +129,8 @@ def _bits_of_word(word: str, place: int, dtype: torch.dtype) -> int:
     if len(word) - 2 > digits or (dtype is torch.bool and bits > 1):
         raise UsageError(f"{word} (value {place}) has more bits than {_name(dtype)} does")
     if len(word) - 2 < digits:
-        short = f"0x{bits:0{digits}x}"
-        raise UsageError(f"{word} (value {place}) is too short: the bits of {_name(dtype)} are {short}, {digits} digits")
+        asked = f"the bits of {_name(dtype)} are 0x{bits:0{digits}x}, {digits} digits"
+        raise UsageError(f"{word} (value {place}) is too short: {asked}")
     return bits
 
 
