@@ -23,6 +23,7 @@ from harness.run import Run
 from harness.verify.worker import WorkerEnded
 from reports import records
 from reports.encoding import encoded
+from reports.explained import explanation_fields
 
 SMALL = "rms_norm x=bf16[1,2] weight=bf16[2] eps=1e-06 seed=1"
 CONFIG = Config(folder="")
@@ -158,6 +159,27 @@ def test_what_goes_wrong_is_the_reason_and_the_others_are_explained(
     assert first.reason.startswith(reason)
     assert (first.verdict, first.trace.reason) == (Verdict.FAILED, first.reason)
     assert second.culprit is not None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        (Verdict.PASSED, "it passed when it was run again: what it gives is not the same each time"),
+        (Verdict.ERRORED, "it gave nothing to compare when it was run again: ValueError: boo"),
+    ],
+)
+def test_a_kernel_that_does_something_else_when_it_runs_again(
+    process: type[Explainer], verdict: Verdict, why: str
+) -> None:
+    def otherwise(result: CaseResult) -> Explanation:
+        reason = "" if verdict is Verdict.PASSED else "ValueError: boo"
+        return replace(found(result), verdict=verdict, smallest=SMALL, test="a test", reason=reason)
+
+    process.kernels = {"a": otherwise}
+    [one] = explained(CONFIG, [failed(kernel="a")], Clock())
+    assert (one.verdict, one.smallest, one.test, one.culprit) == (Verdict.FAILED, "", "", None)
+    assert one.diagnoses == () and one.explained_by == ()
+    assert explanation_fields(one, "")[0] == ("why", f"not explained: {why}")
 
 
 def test_a_kernel_that_is_gone_is_not_asked(process: type[Explainer]) -> None:

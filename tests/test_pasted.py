@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -89,3 +90,31 @@ def test_tensors_are_built_bit_for_bit_in_memory_as_the_case_has_them(tensor: st
         case["x"].offset,
     )
     assert torch.equal(bits_of(x.contiguous()), bits_of(expected.contiguous()))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3", "fp64", "int32", "uint8", "bool"])
+def test_reading_between_the_elements_shows(dtype: str) -> None:
+    values = "False,False" if dtype == "bool" else "0,0"
+    text = pasted("op", "", parse_case(f"op x={dtype}[2,1]@3,1+1:values({values}) seed=0"), "norm")
+    x = eval(text.partition("return ")[2].partition("\n\n")[0], {"torch": torch})["x"]
+    held = x.as_strided((5,), (1,), 0).double()
+    assert held[[1, 4]].tolist() == [0, 0]
+    assert all(math.isnan(v) or v == largest(x.dtype) for v in held[[0, 2, 3]].tolist())
+
+
+def largest(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point:
+        return math.nan
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def test_a_kernel_that_takes_its_rows_for_dense_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    @kernel("rms_norm", contract="native_multiply", name="norm[dense]")
+    def dense(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        return right(x.as_strided(x.shape, (x.shape[-1], 1)), weight, eps=eps)
+
+    case = parse_case("rms_norm x=bf16[2,1]@9,1:values(1,0) weight=bf16[1]:values(0) eps=1e-06 seed=0")
+    text = pasted("rms_norm", "native_multiply", case, "norm[dense]")
+    run(text.replace("from kernels import", "from norms import"), right, monkeypatch)
+    with pytest.raises(ContractViolation):
+        run(text.replace("from kernels import", "from norms import"), dense, monkeypatch)

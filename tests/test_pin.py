@@ -19,6 +19,7 @@ from harness.verify.inprocess import Workplace
 from harness.verify.plan import make_plan
 
 CASE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
+PASSES = "mine passes the case: not pinned"
 KERNEL = """\
 import torch
 from harness.kernel import kernel
@@ -80,6 +81,32 @@ def test_the_smallest_tensors_are_kept_in_place_of_the_case(
     assert read_cases(project / "cases" / "regressions" / "rms_norm.txt") == [parse_case(CASE)]
     assert pinned(larger.replace("seed=1", "seed=2"), "--smallest") == 3
     assert "not pinned" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        ("(wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight", 3, PASSES),
+        ("1 / 0", 0, "mine raises on the case: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_kernel_without_a_wrong_value_is_named_as_that(
+    project: Path, body: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, _, _ = KERNEL.rpartition("return ")
+    (project / "kernels" / "mine.py").write_text(f"{text}return {body}\n")
+    monkeypatch.setattr(pin, "Worker", InThisProcess)
+    assert pinned(CASE, "--smallest", "--seconds", "1") == code
+    assert said in capsys.readouterr().out
+    assert (project / "cases").exists() == (code == 0)
+
+
+def test_a_reason_commands_no_terminal(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pinned(CASE, "--reason", "red \x1b[31m\x07\r\n# new") == 0
+    kept = (project / "cases" / "regressions" / "rms_norm.txt").read_text()
+    assert kept.splitlines()[0].endswith(": red \\x1b[31m\\x07 # new") and len(kept.splitlines()) == 2
+    assert pinned(CASE, "--reason", " \n") == 2
+    assert "--reason is empty; say what was wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,19 @@ def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float
     try:
         if all(item.kernel != failure.kernel for item in process.planned):
             return unexplained(failure, "the kernel is not there any more")
-        return process.explain(failure.kernel, failure.case, seconds=max(0.0, min(left(), OF_A_KERNEL)))
+        found = process.explain(failure.kernel, failure.case, seconds=max(0.0, min(left(), OF_A_KERNEL)))
     except LastbitError as error:
         return unexplained(failure, str(error))
     except Exception as error:
         return unexplained(failure, _bug(error))
+    return found if found.verdict is failure.verdict else unexplained(failure, _otherwise(found))
+
+
+def _otherwise(found: Explanation) -> str:
+    """What became of a failure when the kernel was run again; what explains that would not explain the failure."""
+    if found.verdict is Verdict.PASSED:
+        return "it passed when it was run again: what it gives is not the same each time"
+    return f"it gave nothing to compare when it was run again: {found.reason or found.verdict}"
 
 
 def _bug(error: Exception) -> str:

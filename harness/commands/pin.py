@@ -13,17 +13,19 @@ from harness.case import Case, parse_case
 from harness.commands.options import add_device, add_folders, add_timeout, config_of
 from harness.commands.running import NOTHING_RUN
 from harness.config import Config
-from harness.diagnosing.smallest import smallest_of
+from harness.diagnosing.smallest import judged, smallest_of
 from harness.errors import UsageError, unknown
 from harness.files import BUILT_IN
 from harness.inputs.values import check_regime
 from harness.kernel import Kernel
 from harness.op import check_arguments
+from harness.result import Verdict
 from harness.verify.case_files import add_case
 from harness.verify.check import unsupported
 from harness.verify.inprocess import one_device, prepare
 from harness.verify.project import Project, open_project
 from harness.verify.worker import Worker
+from reports.characters import visible
 from reports.paper import line, make_console
 
 _FOLDERS = ("references", "cases", "kernels")
@@ -49,28 +51,43 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
 
 
 def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    console, folder = make_console(), _folder(options.project)
+    console, folder, reason = make_console(), _folder(options.project), _reason(options.reason)
     case, projects = parse_case(options.case), tuple(options.project or [str(folder)])
     config = config_of(options, kernels=(options.kernel,), projects=projects, lines=(str(case),))
     kernel, contract = _kernel(open_project(config), options.kernel, case)
-    kept = _smallest(config, kernel, case, options.seconds) if options.smallest else case
+    kept, how = _smallest(config, kernel, case, options.seconds) if options.smallest else (case, "")
     if kept is None:
-        line(console, f"{kernel.name} does not fail like this with the values of the case in its line: not pinned")
+        line(console, f"{kernel.name} {how}: not pinned")
         return NOTHING_RUN
     path = folder / "cases" / "regressions" / f"{case.op}.txt"
-    added = add_case(path, kept, f"{_origin(kernel, contract, one_device(config))}: {options.reason}")
+    added = add_case(path, kept, f"{_origin(kernel, contract, one_device(config))}: {reason}")
     line(console, f"{'pinned in' if added else 'it is there already:'} {path}")
     line(console, f"  {kept}")
+    if how:
+        line(console, f"{kernel.name} {how}")
     line(console, f"lastbit verify --project {folder} runs it first")
     return 0
 
 
-def _smallest(config: Config, kernel: Kernel, case: Case, seconds: float) -> Case | None:
-    """The smallest tensors on which the kernel fails as on the case, if any."""
+def _reason(given: str) -> str:
+    """The reason on one line, without characters that command a terminal."""
+    if not (reason := visible(" ".join(given.split()))):
+        raise UsageError("--reason is empty; say what was wrong, for whoever sees the case fail again")
+    return reason
+
+
+def _smallest(config: Config, kernel: Kernel, case: Case, seconds: float) -> tuple[Case | None, str]:
+    """The smallest tensors on which the kernel fails as on the case, and what it does if that is no wrong value."""
     if kernel.devices and one_device(config).partition(":")[0] not in kernel.devices:
         raise UsageError(f"kernel {kernel.name!r} is declared for {', '.join(kernel.devices)} only; see --device")
     with Worker(config) as worker:
-        return worker.do(smallest_of, kernel.name, str(case), seconds=seconds)
+        result = worker.do(judged, kernel.name, str(case))
+        if result.verdict is Verdict.PASSED:
+            return None, "passes the case"
+        found = worker.do(smallest_of, kernel.name, str(case), seconds=seconds)
+    if found is None:
+        return None, "does not fail like this with the values of the case in its line"
+    return found, f"raises on the case: {result.reason}" if result.verdict is Verdict.ERRORED else ""
 
 
 def _folder(given: Sequence[str]) -> Path:

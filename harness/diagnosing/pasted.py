@@ -81,8 +81,16 @@ def _expression(tensor: Tensor, spec: TensorSpec, device: str) -> str:
     if once != spec.shape:
         values = _values(tensor[tuple(slice(0, size) for size in once)], where)
     last = spec.offset + sum((size - 1) * stride for size, stride in zip(once, strides, strict=True))
-    placed = f"torch.zeros({last + 1}, dtype={tensor.dtype}{where}).as_strided({once}, {strides}, {spec.offset})"
+    around = f"torch.full(({last + 1},), {_around(tensor.dtype)}, dtype={tensor.dtype}{where})"
+    placed = f"{around}.as_strided({once}, {strides}, {spec.offset})"
     return f"{placed}.copy_({values}.reshape({once}))" + ("" if once == spec.shape else f".expand({spec.shape})")
+
+
+def _around(dtype: torch.dtype) -> str:
+    """What fills the memory between elements, so that a kernel that reads there gives something else."""
+    if dtype.is_floating_point:
+        return 'float("nan")'
+    return "True" if dtype is torch.bool else str(torch.iinfo(dtype).max)
 
 
 def _values(tensor: Tensor, where: str) -> str:

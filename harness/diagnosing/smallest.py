@@ -49,6 +49,12 @@ def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Ca
     return smallest(subject, parse_case(line), watch=place.watch, seconds=seconds, alike=alike)
 
 
+def judged(place: Workplace, name: str, line: str) -> CaseResult:
+    """The judgement of a kernel on a case line."""
+    with place.watch(line), redirect_stderr(io.StringIO()):
+        return verify_case(place.subjects[name], parse_case(line), settled=None)
+
+
 def smallest(
     subject: Subject, case: Case, *, watch: Watch = unwatched, seconds: float, alike: Iterable[Case] = ()
 ) -> Case | None:

@@ -112,9 +112,7 @@ def _bits(word: str, place: int, dtype: torch.dtype) -> int:
     """The bits of an element, as an integer that is not negative."""
     width = 8 * dtype.itemsize
     if _BITS.fullmatch(word):
-        if (bits := int(word, 16)) >> (1 if dtype is torch.bool else width):
-            raise UsageError(f"{word} (value {place}) has more bits than {_name(dtype)} does")
-        return bits
+        return _bits_of_word(word, place, dtype)
     if dtype is torch.bool:
         if word not in ("True", "False"):
             raise _unreadable(word, place, "True or False")
@@ -124,6 +122,16 @@ def _bits(word: str, place: int, dtype: torch.dtype) -> int:
     if not _DECIMAL.fullmatch(word):
         raise _unreadable(word, place, "a decimal, inf, -inf, nan, or the bits of the element as in 0x7fc1")
     return NAN_BITS[dtype] if word == "nan" else _bits_of_number(word, place, dtype)
+
+
+def _bits_of_word(word: str, place: int, dtype: torch.dtype) -> int:
+    bits, digits = int(word, 16), 1 if dtype is torch.bool else 2 * dtype.itemsize
+    if len(word) - 2 > digits or (dtype is torch.bool and bits > 1):
+        raise UsageError(f"{word} (value {place}) has more bits than {_name(dtype)} does")
+    if len(word) - 2 < digits:
+        asked = f"the bits of {_name(dtype)} are 0x{bits:0{digits}x}, {digits} digits"
+        raise UsageError(f"{word} (value {place}) is too short: {asked}")
+    return bits
 
 
 def _bits_of_integer(word: str, place: int, dtype: torch.dtype) -> int:
@@ -142,9 +150,16 @@ def _bits_of_number(word: str, place: int, dtype: torch.dtype) -> int:
     inexact = (stored if dtype is torch.float64 else stored.float()).double().ne(wanted)
     lost = (math.isinf(number) and "inf" not in word) or (not number and re.search("[1-9]", re.split("[eE]", word)[0]))
     if inexact or lost:
-        low, high = _neighbours(number, dtype)
-        raise UsageError(f"{_name(dtype)} has no {word} (value {place}); its neighbours are {low} and {high}")
+        raise UsageError(f"{_name(dtype)} has no {word} (value {place}); {_near(number, dtype)}")
     return int(bits_of(stored)) % (1 << 8 * dtype.itemsize)
+
+
+def _near(number: float, dtype: torch.dtype) -> str:
+    """What could be written in place of a number; a dtype without infinities ends at its largest."""
+    low, high = _neighbours(number, dtype)
+    if high == "nan":
+        return f"its largest number is {low}"
+    return f"its least number is {high}" if low == "-nan" else f"its neighbours are {low} and {high}"
 
 
 def _neighbours(number: float, dtype: torch.dtype) -> tuple[str, str]:
