@@ -57,7 +57,8 @@ def page(name: str, kernel: Any) -> Iterator[str]:
         first = told.leaves
         if told.verdict != "FAILED" or first is None:
             continue
-        there = f"{Path(first.file).name}:{first.line}, `{first.operation}`, is {first.first[0].decimal} in {first.dtype}"
+        value = f"{first.first[0].decimal} in {first.dtype}"
+        there = f"{Path(first.file).name}:{first.line}, `{first.operation}`, is {value}"
         yield f"\nUnder `{other}` it is FAILED at stage {told.wrong}: {there}."
 
 
