@@ -44,6 +44,11 @@ class Worst:
     hi: float
     ulp: float
 
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the contract allows the element."""
+        return self.lo <= self.actual <= self.hi or (math.isnan(self.actual) and math.isnan(self.lo))
+
 
 ULP_BINS = (0, 1, 2, 4, 16)
 """Upper ends of the bins of an ulp histogram; a last bin holds everything above."""

@@ -16,13 +16,16 @@ from reports.encoding import encoded
 from reports.identification import print_columns
 from reports.paper import line, paragraph, verdict_word
 from reports.summary import quoted, shown_path
-from reports.trace import about, is_allowed, number
+from reports.trace import about, number
 from reports.wording import allowed_by
 
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""
 MOST_OTHERS = 2
 """Candidates that are named beside the likeliest."""
+
+NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit repro` on the case shows it"
+"""What is said where tensors are shown without a test."""
 
 MOST_INPUTS = 8
 """Elements of inputs that are shown."""
@@ -46,6 +49,8 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     if explanation.test:
         line(console, "  test", "dim")
         line(console, "\n".join(f"    {text}".rstrip() for text in explanation.test.splitlines()))
+    elif explanation.smallest:
+        paragraph(console, Text(NO_TEST), label=f"  {'test':<{_WIDTH}}", label_style="dim")
     line(console)
 
 
@@ -115,7 +120,7 @@ def _inputs(sources: Sequence[Source]) -> Iterator[str]:
 
 def _fields(explanation: Explanation) -> Iterator[Field]:
     """Everything there is to say below the arithmetic."""
-    if explanation.worst is None or is_allowed(explanation.worst):
+    if explanation.worst is None or explanation.worst.is_allowed:
         yield from _labelled("finding", explanation.findings)
     yield from _decision(explanation)
     yield from _place(explanation, others=MOST_OTHERS)

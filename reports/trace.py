@@ -159,13 +159,8 @@ def about(stage: str, worst: Worst) -> str:
     """The element, and what it may be."""
     index = ", ".join(map(str, worst.index))
     may = allowed(worst.lo, worst.hi)
-    relation = f"as the contract allows ({may})" if is_allowed(worst) else f"but the contract allows {may}"
+    relation = f"as the contract allows ({may})" if worst.is_allowed else f"but the contract allows {may}"
     return f"{stage}[{index}] is {number(worst.actual)}, {relation}; exact {number(worst.exact)}"
-
-
-def is_allowed(worst: Worst) -> bool:
-    """Whether the contract allows the element."""
-    return worst.lo <= worst.actual <= worst.hi or (math.isnan(worst.actual) and math.isnan(worst.lo))
 
 
 def allowed(lo: float, hi: float) -> str:
@@ -185,7 +180,7 @@ def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
     elif step is not None and found.wrong:
         said = f"The value leaves the contract in line {step.line}, {_expression(step)}"
         yield f"{said}: with it, stage {found.wrong} does not follow from what the kernel had before.", "bold red"
-    elif found.steps and found.worst is not None and found.exit_code == 1 and not is_allowed(found.worst):
+    elif found.steps and found.worst is not None and found.exit_code == 1 and not found.worst.is_allowed:
         first = f" No step agrees with stage {found.unmatched[0]}." if found.unmatched else ""
         yield f"No step was found with which the value leaves what the contract allows.{first}", "bold red"
     yield from ((note, "") for note in found.notes)

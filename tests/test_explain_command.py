@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 import torch
 import triton
+from explanations import explained as explained_result
 from in_this_process import InThisProcess
+from test_reports import failed
 from test_trace_command import BF16, RIGHT, TORCH, TRITON, kernel_of
 
 from harness.case import parse_case
@@ -41,7 +43,7 @@ from harness.result import Verdict, Worst
 from harness.verify.check import Subject
 from harness.verify.worker import WorkerEnded
 from reports.encoding import encoded
-from reports.explanation import computed, decision, explanation_lines
+from reports.explanation import NO_TEST, computed, decision, explanation_lines
 from tests.faults import hunt
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
@@ -382,6 +384,34 @@ def test_the_smallest_tensors_and_their_test(tmp_path: Path, monkeypatch: pytest
         found = explainer.explain("mine", BF16)
     assert (found.smallest, found.reason) == (small, "")
     assert "def test_mine" in found.test and ("smallest", small) in explanation_lines(found)
+
+
+@pytest.mark.parametrize(("body", "has_test"), [("x.zero_(); return y", False), ("return 2 * y", True)])
+def test_there_is_no_test_of_what_no_assertion_sees(
+    body: str, has_test: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explaining, "SHRINKING", 60.0)
+    monkeypatch.setattr(explaining, "smallest_of", lambda *_, **__: parse_case(BF16))
+    y = "y = (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
+    kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"{y}; {body}")
+    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"smallest {BF16} test" in text
+    assert ("def test_mine" in text, NO_TEST in text) == (has_test, not has_test)
+
+
+def test_whether_an_assertion_on_the_result_sees_what_is_wrong() -> None:
+    found = explained_result(failed(), "norm.py", findings=("It wrote to x.", "2 of 4 are not possible."), test="t")
+    wrong, right = found.worst, replace(found.worst, actual=0.1484375) if found.worst else None
+    beside = replace(found.trace, notes=found.findings[:1])
+    assert found.testable and found.without_vain_test is found
+    assert not replace(found, trace=beside).testable
+    assert replace(found, trace=beside).without_vain_test.test == ""
+    assert replace(found, trace=beside, verdict=Verdict.ERRORED, worst=None).testable
+    assert replace(found, worst=right).testable, "a row, say, of which no single element is wrong"
+    elsewhere = replace(found, device="cuda:0")
+    assert not replace(elsewhere, worst=right).testable
+    assert replace(elsewhere, worst=wrong).testable
 
 
 def test_the_command_without_a_kernel(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     found = []
     with Explainer(config) as explainer:
         for item in explainer.planned:
-            found.append(explainer.explain(item.kernel, str(case)))
+            found.append(explainer.explain(item.kernel, str(case)).without_vain_test)
             if options.format == "text":
                 print_explanation(found[-1], console)
     if options.format == "json":

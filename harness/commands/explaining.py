@@ -108,7 +108,7 @@ def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float
         return unexplained(failure, str(error))
     except Exception as error:
         return unexplained(failure, _bug(error))
-    return found if found.verdict is failure.verdict else unexplained(failure, _otherwise(found))
+    return found.without_vain_test if found.verdict is failure.verdict else unexplained(failure, _otherwise(found))
 
 
 def _otherwise(found: Explanation) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.outcomes.trace import Element, KernelTrace, Source, Step
 from harness.result import Verdict, Worst
@@ -67,7 +67,7 @@ class Explanation:
         explained_by: the simplest contracts that allow every bit.
         diagnoses: sentences about the pattern of the errors, those that explain most first.
         smallest: the smallest case found that fails in the same way, with its values in the line; empty if none was.
-        test: a test to paste, which fails on that case.
+        test: a test to paste, which fails on that case; empty if no assertion on a result would.
         reason: why there is less than one could expect; empty if nothing is missing.
         findings: the sentences that the case fails for.
         stage, worst: the element that is explained, and what it is of; none if nothing could be compared.
@@ -109,6 +109,23 @@ class Explanation:
         """The stage that is to blame: the one that the trace found wrong, or else the first that is not allowed."""
         wrong = [worked for worked in self.arithmetic if worked.did]
         return next((worked for worked in wrong if worked.stage == self.trace.wrong), next(iter(wrong), None))
+
+    @property
+    def testable(self) -> bool:
+        """It raises, or what fails it first are values; otherwise it writes to an input, say, and the result is right.
+
+        The smallest tensors fail for the first finding. A trace on the same device knows all that are not of values.
+        """
+        if self.worst is None or self.verdict is not Verdict.FAILED:
+            return True
+        if self.findings and self.findings[0] in self.trace.notes:
+            return False
+        return not self.worst.is_allowed or (bool(self.trace.stage) and self.trace.device == self.device)
+
+    @property
+    def without_vain_test(self) -> Explanation:
+        """The same without a test that would pass."""
+        return self if self.testable else replace(self, test="")
 
     @property
     def exit_code(self) -> int:
