@@ -97,11 +97,10 @@ def _given(sources: Sources, file: str, end: int, name: str, known: tuple[object
     function = max(around, key=lambda d: d.lineno, default=None)
     if function is None or (file, function.name, name) in known:
         return
-    own = [
-        s for s in ast.walk(function) if isinstance(s, ast.Assign | ast.AugAssign | ast.AnnAssign) and _end(s) <= end
-    ]
+    branches = [n for n in ast.walk(function) if isinstance(n, ast.If) and n.orelse]
+    own = [s for s in ast.walk(function) if isinstance(s, _ASSIGNMENTS) and _end(s) <= end]
     for statement in sorted(own, key=lambda s: s.lineno, reverse=True):
-        if name in _assigned(statement):
+        if name in _assigned(statement) and not any(_is_other(b, statement, end) for b in branches):
             yield from ((file, line) for line in range(statement.lineno, _end(statement) + 1))
             if statement in function.body and not isinstance(statement, ast.AugAssign):
                 return
