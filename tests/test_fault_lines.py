@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.faults.lines import consumers, planted_lines
 from tests.faults.plant import Edit, Fault
+from tests.faults.unrounded import unrounded
 
 TEXT = """\
 def kernel(x_ptr, y_ptr, n, SCALE, ROUND):
@@ -66,3 +69,31 @@ def test_of_what_is_left_out_the_lines_beside_it_count_and_the_names_that_it_ass
     planted, taking = where(("        square = square.to(X)\n", "        pass\n"), ("    square = x * x\n", ""))
     assert {4, 5, 6} <= planted
     assert 7 in taking
+
+
+NORM = """\
+def norm(x, rstd, w):
+    xhat = x * rstd
+    xhat = xhat.to(w.dtype).to(tl.float32)
+    return scaled(xhat, w)
+
+
+def scaled(value, w):
+    return value.to(w.dtype) * w.to(tl.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lines"),
+    [
+        ("    xhat = xhat.to(w.dtype).to(tl.float32)\n", "", {2}),
+        ("xhat.to(w.dtype).to(tl.float32)", "xhat.to(tl.float32)", {2}),
+        ("value.to(w.dtype) *", "value *", {3}),  # what is passed for a parameter
+        ("scaled(xhat, w)", "scaled(x * rstd, w)", set()),
+        ("value.to(w.dtype) *", "value +", set()),  # more than a rounding is left out
+        ("w.to(tl.float32)", "w", set()),  # a conversion to fp32 rounds nothing
+    ],
+)
+def test_the_line_whose_value_is_no_longer_rounded_counts(old: str, new: str, lines: set[int]) -> None:
+    planted = planted_lines(Fault("f", "d", (Edit(old, new, "k.py"),), "", ""), {"k.py": NORM})
+    assert unrounded(planted, {"k.py": NORM}) == {("k.py", line) for line in lines}

@@ -32,10 +32,12 @@ Each of {count} faults of `tests/faults/` is planted in a kernel that is declare
 *Planted* is a line that the fault changed or added (where it only deletes, a line beside the gap), or the call of a
 function there. *Consumer* is a statement that takes what those lines give, through names, arguments and results, past
 statements that have no step of their own: addresses, sizes, flags. *First three*: one of these is among the first
-three culprits. Faults whose finding is not of values have no wrong element, and stand apart.
+three culprits. *Unrounded* is neither: where a fault only leaves out a rounding, the statement whose value is no
+longer rounded (`xhat = x * rstd`, of which the cast that followed is gone), or the argument that it is passed as; how
+many rest on it has its own column. Faults whose finding is not of values have no wrong element, and stand apart.
 
-| op | faults | traced | planted | consumer | first culprit | among the first three | no culprit |
-|---|---|---|---|---|---|---|---|
+| op | faults | traced | planted | consumer | unrounded | first culprit | among the first three | no culprit |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -47,7 +49,7 @@ class Row:
         fault: its name with its op.
         case: the first case that fails; empty if none did.
         kind: `OF_VALUES`, or the finding that is not of values, or why nothing was traced.
-        ranks: for each culprit, the likeliest first, `planted`, `consumer` or empty.
+        ranks: for each culprit, the likeliest first, `planted`, `consumer`, `unrounded` or empty.
         named: for each culprit, its line, text and stage.
         seconds: of the trace.
         planted: the planted lines.
@@ -91,6 +93,7 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
     from tests.faults import hunt
     from tests.faults.lines import planted_lines
     from tests.faults.plant import planted, read_sources
+    from tests.faults.unrounded import unrounded
 
     name = str(fault)
     with planted(fault) as whole, redirect_stderr(StringIO()):
@@ -106,7 +109,7 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
         spent = time.perf_counter() - begin
     named = trace.culprits or ((trace.leaves,) if trace.leaves else ())
     text = planted_lines(fault, read_sources())
-    ranks = _ranks(text, named, trace.steps)
+    ranks = _ranks(text, unrounded(text, read_sources()), named, trace.steps)
     shown = tuple(_shown(step) for step in named)
     lines = ", ".join(f"{file}:{line}" for file, line in sorted(text.lines))
     return Row(name, cases[name], trace.reason or kind, ranks, shown, spent, lines)
@@ -121,17 +124,20 @@ def _kind(result: Any) -> str:
     return OF_VALUES if of_values else first or str(result.verdict)
 
 
-def _ranks(text: Any, named: Iterable[Any], steps: Iterable[Any]) -> tuple[str, ...]:
-    """For each culprit, whether it is planted or a consumer."""
+def _ranks(text: Any, sources: Any, named: Iterable[Any], steps: Iterable[Any]) -> tuple[str, ...]:
+    """For each culprit, how it has to do with the fault; empty if not at all."""
     from tests.faults.lines import consumers
 
     visible = {line for step in (*steps, *named) for line in _lines(step)}
-    consuming = consumers(text, visible)
-    ranks = []
+    consuming, ranks = consumers(text, visible), []
     for step in named:
         called = {(Path(c.rsplit(":", 2)[0]).name, int(c.rsplit(":", 2)[1])) for c in step.called}
-        planted = (_lines(step) | (called if step.launch else set())) & text.lines
-        ranks.append("planted" if planted else "consumer" if _lines(step) & consuming else "")
+        lines = {
+            "planted": (_lines(step) | (called if step.launch else set())) & text.lines,
+            "consumer": _lines(step) & consuming,
+            "unrounded": _lines(step) & sources,
+        }
+        ranks.append(next((kind for kind, found in lines.items() if found), ""))
     return tuple(ranks)
 
 
@@ -155,9 +161,10 @@ def table(rows: list[Row]) -> str:
 def _counted(op: str, rows: list[Row]) -> str:
     traced = [r for r in rows if r.kind == OF_VALUES]
     first = Counter(r.ranks[0] if r.ranks else None for r in traced)
-    hits = first["planted"] + first["consumer"], sum(r.hit(FIRST) for r in traced)
+    hits = sum(r.hit(1) for r in traced), sum(r.hit(FIRST) for r in traced)
     shares = (f"{hit} ({100 * hit / max(1, len(traced)):.0f} %)" for hit in hits)
-    cells = (op, len(rows), len(traced), first["planted"], first["consumer"], *shares, first[None])
+    kinds = (first[kind] for kind in ("planted", "consumer", "unrounded"))
+    cells = (op, len(rows), len(traced), *kinds, *shares, first[None])
     return f"| {' | '.join(map(str, cells))} |\n"
 
 

@@ -125,7 +125,8 @@ def worst_outside(trace: Trace, held: Held) -> int | None:
     """The element of a buffer that is farthest off, of those that its stage cannot have; None if there is none."""
     exact, lo, hi = (part[held.part] for part in _parts(trace.stages[held.name].finished))
     value = held.buffer.tensor.reshape(-1).to(torch.float64)
-    outside = ~((value >= lo) & (value <= hi)) & ~(value.isnan() & lo.isnan())
+    free = lo.isneginf() & hi.isposinf() | lo.isnan()
+    outside = ~((value >= lo) & (value <= hi)) & ~(value.isnan() & free)
     if not outside.any():
         return None
     return int(torch.where(outside, (value - exact).abs().nan_to_num(torch.inf), -1.0).argmax())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,8 +13,9 @@ import torch
 from harness.diagnosing.buffers import Held
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.in_memory import Onward
+from harness.diagnosing.ranking import reduces, takes_constant
 from harness.diagnosing.reads import Needs, reads, suspicious
-from harness.diagnosing.traced_stages import Stages
+from harness.diagnosing.traced_stages import NEAR, Stages, distance
 from harness.judging.expected import Numbers
 from harness.numerics import round_to
 from harness.tracing import Event
@@ -72,10 +73,29 @@ class MemoryRanking:
             within = _is_part(self.fault.value)
             yield from [self.fault.value] if within else self._takers
             yield from self._takers if within else [self.fault.value]
+        yield from self._chosen()
         yield from self._misread()
         yield from (e for e in self._span if e.events[-1].program is None and not e.events[-1].name.endswith("clone"))
-        yield from (e for e in self._span if _narrows(e.events[-1]))
+        if self._is_near:
+            yield from (e for e in self._span if e is not self.fault.value and _narrows(e.events[-1]))
+        yield from self._added_up
         yield from reversed(self._span)
+
+    @property
+    def _is_near(self) -> bool:
+        """Whether the value is as near to what it must be as a rounding can leave it."""
+        _, value, _, _ = self.fault.stage.parts
+        return distance(self.fault.value.values, value, self.fault.value.known) <= NEAR
+
+    @property
+    def _added_up(self) -> Iterator[Expression]:
+        """Of a sum or dot of what was computed: what goes into it, then what that was computed from, in order."""
+        if any(map(reduces, self.fault.value.events)):
+            before = self.search.stages.ancestry.before(event.number for event in self.fault.value.events)
+            before -= {event.number for event in self.fault.value.events}
+            computed = [e for e in self._span if e.events[-1].name != "load" and e.events[-1].number in before]
+            yield from computed[-1:]
+            yield from computed
 
     @cached_property
     def _span(self) -> list[Expression]:
@@ -113,6 +133,20 @@ class MemoryRanking:
                     yield e
                     return
 
+    def _chosen(self) -> Iterator[Expression]:
+        """Where the value is a constant that was selected: the selections in integers that led there, then its own."""
+        value, cell = self.fault.value, self.search.stages.grid.worst
+        event = value.event_of(cell)
+        if takes_constant(event, value.lanes[event.number][[cell]]):
+            for visit in self._path:
+                if not visit.event.is_float and takes_constant(visit.event, visit.all, some=True):
+                    yield from self._of_events([visit.event])
+            yield value
+
+    def _of_events(self, events: Iterable[Event]) -> Iterator[Expression]:
+        by_event = {event.number: e for e in self.search.stages.found for event in e.events}
+        yield from (by_event[event.number] for event in events if event.number in by_event)
+
     def _misread(self) -> Iterator[Expression]:
         """Reads of other elements than those that the stage depends on."""
         grid = self.search.stages.grid
@@ -120,10 +154,16 @@ class MemoryRanking:
         found = list(reads(self.search.stages.ancestry.log, visits, self.memory.held))
         element = int(self.fault.stage.index[grid.worst])
         needs = Needs(self.memory.problem, self.fault.stage.name, element)
-        by_event = {event.number: e for e in self.search.stages.found for event in e.events}
-        for event in suspicious(needs, found):
-            if event.number in by_event:
-                yield by_event[event.number]
+        others = list(reads(self.search.stages.ancestry.log, self._rounds(visits), self.memory.held))
+        yield from self._of_events(suspicious(needs, found, others))
+
+    def _rounds(self, visits: Sequence[Visit]) -> Iterator[Visit]:
+        """The same operations in other rounds of a loop, with the elements that the value came from in one of them."""
+        by_place = {(visit.event.program, visit.event.places, visit.event.shape): visit for visit in visits}
+        for event in self.search.stages.ancestry.log.events:
+            visit = by_place.get((event.program, event.places, event.shape))
+            if visit is not None and event is not visit.event:
+                yield Visit(event, visit.direct, visit.all)
 
     @property
     def _path(self) -> list[Visit]:

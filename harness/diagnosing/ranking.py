@@ -11,6 +11,7 @@ import torch
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.footprint import Footprint
 from harness.diagnosing.traced_stages import hands_on
+from harness.interpret.formats import Array
 from harness.judging.expected import Numbers
 from harness.numerics import round_to
 from harness.tracing import Event, Operand
@@ -123,20 +124,16 @@ class Ranking:
         """Selections that take a constant in every wrong cell."""
         wrong = self.fault.stage.outside(self.fault.value)
         for e in self.fault.span:
-            event = e.events[-1]
-            lanes = e.lanes[event.number]
-            here = lanes[wrong & (lanes >= 0)]
-            if event.name == "select" and len(here):
-                sides = (operand for operand in event.operands[1:] if _constant(operand) is not None)
-                if any((operand.source(here) >= 0).all() for operand in sides):
-                    yield e
+            lanes = e.lanes[e.events[-1].number]
+            if takes_constant(e.events[-1], lanes[wrong & (lanes >= 0)]):
+                yield e
 
     def _by_place(self) -> Iterator[Expression]:
         """Before a sum and in it: in order. Otherwise operations with arguments or constants, the
         last first; from the beginning where stages before are not known."""
         span = [e for e in self.fault.span if not _reads(e.events[-1])]
         computing = [e for e in span if _computes(e.events[-1])]
-        if any(_reduces(event) for e in computing for event in e.events):
+        if any(reduces(event) for e in computing for event in e.events):
             yield from computing[:1]
             yield self.fault.value
             yield from computing
@@ -190,7 +187,16 @@ def _constant(operand: Operand) -> float | None:
     return float(flat[0]) if len(flat) and (flat == flat[0]).all() else None
 
 
-def _reduces(event: Event) -> bool:
+def takes_constant(event: Event, lanes: Array, *, some: bool = False) -> bool:
+    """Whether it is a selection that takes a constant for all of these elements, at least one; or for some of them."""
+    sides = (operand for operand in event.operands[1:] if _constant(operand) is not None)
+    selects = event.name in ("select", "aten.where")
+    which = np.any if some else np.all
+    return selects and len(lanes) > 0 and any(bool(which(operand.source(lanes) >= 0)) for operand in sides)
+
+
+def reduces(event: Event) -> bool:
+    """Whether elements of its result were computed from many each."""
     return bool(event.values.size) and any(
         not o.address and o.source(np.zeros(1, np.int64)).shape[1] > 1 for o in event.operands
     )

@@ -24,6 +24,7 @@ from harness.tracing.cells import INPUT
 from harness.tracing.follow import Visit, came_from
 from harness.tracing.memory import Write
 
+_FEW = 4  # rows of a tensor that are asked for one by one
 _SAME = 1e-9  # torch may round an element otherwise where its neighbours are NaN
 
 
@@ -86,53 +87,81 @@ class Needs:
 
     def any_of(self, name: str, elements: Collection[int] | Array, *, others: bool = False) -> bool:
         """Whether it depends on one of these elements of a tensor or stage, or on one of the `others`."""
-        stage = self.problem.given.get(name)
-        shape = self.problem.tensors[name].shape if stage is None else stage.shape
-        mask = torch.zeros(math.prod(shape), dtype=torch.bool)
+        mask = torch.zeros(math.prod(self._shape(name)), dtype=torch.bool)
         mask[torch.as_tensor(np.asarray(elements, np.int64))] = True
-        mask = (~mask if others else mask).reshape(shape)
-        if not mask.any():
-            return False
-        if stage is not None:
-            return self._changes(self.problem, {name: Enclosure(stage.full.masked_fill(mask, torch.nan))})
-        poisoned = _poisoned(self.problem.tensors[name], mask)
-        return self._changes(self.problem.on({**self.problem.tensors, name: poisoned}), {})
+        mask = (~mask if others else mask).reshape(self._shape(name))
+        return bool(mask.any()) and bool(self._changed(name, mask)[self.element])
 
-    def _changes(self, problem: Problem, given: Given) -> bool:
+    def is_beside(self, name: str) -> bool:
+        """Whether it depends on no element of a tensor or stage on which other elements of its stage depend."""
+        changed = self._changed(name, torch.ones(self._shape(name), dtype=torch.bool))
+        return bool(changed.any()) and not changed[self.element]
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is NaN, so that nothing changes it."""
+        return bool(np.isnan(self._before[self.element]))
+
+    def by_row(self, name: str, elements: Array) -> list[Array]:
+        """Elements of a tensor or stage, apart for each of its rows if these are few."""
+        rows = elements // (self._shape(name)[-1] if self._shape(name) else 1)
+        known = np.unique(rows)
+        return [elements[rows == row] for row in known] if len(known) <= _FEW else [elements]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        stage = self.problem.given.get(name)
+        return tuple(self.problem.tensors[name].shape if stage is None else stage.shape)
+
+    def _changed(self, name: str, mask: Tensor) -> Array:
+        """Which elements of the stage are others if these of a tensor or stage are."""
+        stage = self.problem.given.get(name)
+        if stage is not None:
+            return self._differs(self.problem, {name: Enclosure(stage.full.masked_fill(mask, torch.nan))})
+        poisoned = _poisoned(self.problem.tensors[name], mask)
+        return self._differs(self.problem.on({**self.problem.tensors, name: poisoned}), {})
+
+    def _differs(self, problem: Problem, given: Given) -> Array:
         try:
             trace = problem.evaluate(given)
         except LastbitError:
-            return False
-        return not np.isclose(self._value(trace.stages[self.stage].finished), self._before, _SAME, 0, equal_nan=True)
+            return np.zeros(len(self._before), np.bool_)
+        values = _exact(trace.stages[self.stage].finished)
+        return np.asarray(~np.isclose(values, self._before, _SAME, 0, equal_nan=True))
 
     def stage_matters(self, name: str) -> bool:
         """Whether it depends on a stage from which the reference does not go on."""
-        shape = self.problem.trace.stages[name].shape
-        poison = torch.full(tuple(shape), torch.nan, dtype=torch.float64)
-        return not isinstance(self.problem.trace.stages[name], Numbers) or self._changes(self.problem, {name: poison})
+        expected = self.problem.trace.stages[name]
+        poison = torch.full(tuple(expected.shape), torch.nan, dtype=torch.float64)
+        return not isinstance(expected, Numbers) or bool(self._differs(self.problem, {name: poison})[self.element])
 
     @cached_property
-    def _before(self) -> float:
-        return self._value(self.problem.trace.stages[self.stage].finished)
+    def _before(self) -> Array:
+        return _exact(self.problem.trace.stages[self.stage].finished)
 
-    def _value(self, expected: object) -> float:
-        assert isinstance(expected, Numbers)
-        return float(expected.enclosure.exact.expand(expected.shape).reshape(-1)[self.element])
+
+def _exact(expected: object) -> Array:
+    """The exact value of each element of a stage of numbers, flat."""
+    assert isinstance(expected, Numbers)
+    return np.asarray(expected.enclosure.exact.expand(expected.shape).reshape(-1).numpy())
 
 
 def _poisoned(tensor: Tensor, mask: Tensor) -> Tensor:
     poisoned = tensor.clone()
     if tensor.is_floating_point():
         poisoned[mask] = torch.nan
-    elif tensor.dtype is torch.bool:
-        poisoned[mask] = ~poisoned[mask]
     else:
-        poisoned[mask] = poisoned[mask] ^ 85
+        poisoned[mask] = ~poisoned[mask]  # of every code that a word holds
     return poisoned
 
 
-def suspicious(needs: Needs, found: Sequence[Read]) -> Iterator[Event]:
-    """Reads of what the element does not depend on, then those of a tensor of which it needs other elements too."""
+def suspicious(needs: Needs, found: Sequence[Read], rounds: Sequence[Read]) -> Iterator[Event]:
+    """Reads of a row on which the element does not depend, then those of a tensor of which it needs other elements too.
+
+    Not those of a tensor that the element is kept from, where other elements of the stage depend on it; and not where
+    other `rounds` of the same read have what it needs: these were dropped later.
+    """
+    if needs.is_unknown:
+        return
     by_name: dict[str, list[Read]] = defaultdict(list)
     for read in found:
         known = read.name in needs.problem.given or read.name in needs.problem.tensors
@@ -140,10 +169,12 @@ def suspicious(needs: Needs, found: Sequence[Read]) -> Iterator[Event]:
             by_name[read.name].append(read)
     for own in by_name.values():
         for event, elements in _by_place(own):
-            if not needs.any_of(own[0].name, elements):
+            parts = needs.by_row(own[0].name, elements)
+            if not all(needs.any_of(own[0].name, part) for part in parts) and not needs.is_beside(own[0].name):
                 yield event
     for name, own in by_name.items():
-        if needs.any_of(name, np.concatenate([read.elements for read in own]), others=True):
+        more = [read for read in rounds if read.name == name]
+        if needs.any_of(name, np.concatenate([read.elements for read in (*own, *more)]), others=True):
             yield from (event for event, _ in _by_place(own))
 
 

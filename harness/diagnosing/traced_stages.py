@@ -230,7 +230,9 @@ class Stages:
     @cached_property
     def written(self) -> Array:
         """The cells that the recorded events wrote."""
-        return np.asarray(np.any([e.known for e in self.found if e.number in self.ends], axis=0))
+        ends = set(self.ends)
+        own = [e.known for e in self.found if any(event.number in ends for event in e.events)]
+        return np.asarray(np.any(own, axis=0))
 
     def _is_input(self, e: Expression) -> bool:
         """Whether it only hands on an input."""
