@@ -131,7 +131,9 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
     if explanation.arithmetic and explanation.trace.reason:
         yield "way", f"not followed: {explanation.trace.reason}"
     notes = [note for note in explanation.trace.notes if note not in explanation.findings]
-    yield from _labelled("note", filter(None, [explanation.reason, *notes]))
+    taken = explanation.elsewhere[:MOST_INPUTS]
+    came = f"the kernel's value came from {' and '.join(taken)}" if taken else ""
+    yield from _labelled("note", filter(None, [came, explanation.reason, *notes]))
 
 
 def _labelled(label: str, texts: Iterable[str]) -> Iterator[Field]:

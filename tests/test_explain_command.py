@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import struct
@@ -18,6 +19,7 @@ import torch
 import triton
 from explanations import explained as explained_result
 from in_this_process import InThisProcess
+from rich.console import Console
 from test_reports import failed
 from test_trace_command import BF16, RIGHT, TORCH, TRITON, kernel_of
 
@@ -43,7 +45,7 @@ from harness.result import Verdict, Worst
 from harness.verify.check import Subject
 from harness.verify.worker import WorkerEnded
 from reports.encoding import encoded
-from reports.explanation import NO_TEST, computed, decision, explanation_lines
+from reports.explanation import NO_TEST, computed, decision, explanation_lines, print_explanation
 from tests.faults import hunt
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
@@ -217,6 +219,24 @@ def test_of_what_is_compiled_the_result_alone_is_worked_out(tmp_path: Path) -> N
     row, column = found.worst.index
     assert [source.name for source in found.inputs] == [f"x[{row}, {column}]", f"weight[{column}]", "eps"]
     assert "; the kernel gives 0" in decision(found.deciding)
+
+
+def test_a_value_of_another_element(tmp_path: Path) -> None:
+    y = "(x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
+    found = explained(kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"return torch.roll({y}, 1, -1)"))
+    assert found.worst is not None
+    row, column = found.worst.index
+    needed = [f"x[{row}, {column}]", f"weight[{column}]"]
+    taken = [f"x[{row}, {(column - 1) % 40}]", f"weight[{(column - 1) % 40}]"]
+    assert [source.name for source in found.inputs] == [*needed, "eps"]
+    tensors = build(parse_case(BF16), torch.device("cpu")).tensors
+    assert float(found.inputs[0].first[0].decimal) == float(tensors["x"][row, column])
+    stages = {worked.stage: worked.exact for worked in found.arithmetic}
+    assert stages["normalized"] == pytest.approx(float(tensors["x"][row, column]) * stages["inv_rms"], rel=1e-6)
+    assert found.elsewhere == tuple(taken)
+    out = io.StringIO()
+    print_explanation(found, Console(file=out, width=200))
+    assert f"note      the kernel's value came from {' and '.join(taken)}\n" in out.getvalue()
 
 
 def test_no_time_for_the_way(tmp_path: Path) -> None:

@@ -101,13 +101,22 @@ def belonging(shape: Index, index: Index, whole: Index) -> Index | None:
 def inputs_of(problem: Problem, index: Index, whole: Index, steps: Sequence[Step]) -> tuple[Source, ...]:
     """The elements of the inputs that lead to an element by themselves, and the numbers among the parameters.
 
-    Without `steps` from the inputs to the element, they are those at its index, as tensors broadcast.
+    Where `steps` lead to it from other elements only of a tensor that broadcasts, or there are none, it is the one at
+    its index: what the reference needs, and not what the kernel took.
     """
+    at_index = {name: _at_index(name, t, index) for name, t in problem.tensors.items() if _fits(t, whole)}
     led = [Source(step.text, 1, step.first[:1]) for step in steps if step.operation == "input" and step.direct]
+    names = {source.name for source in led}
+    needed = [own if (own := at_index.get(_tensor(s))) and own.name not in names else s for s in led]
     if not steps:
-        led = [_at_index(name, tensor, index) for name, tensor in problem.tensors.items() if _fits(tensor, whole)]
+        needed = list(at_index.values())
     numbers = {name: value for name, value in problem.params.items() if isinstance(value, int | float)}
-    return (*led, *(Source(name, 1, (Element(str(value)),)) for name, value in numbers.items()))
+    return (*dict.fromkeys(needed), *(Source(name, 1, (Element(str(value)),)) for name, value in numbers.items()))
+
+
+def _tensor(element: Source) -> str:
+    """The tensor that an element is of."""
+    return element.name.partition("[")[0]
 
 
 def _fits(tensor: Tensor, whole: Index) -> bool:

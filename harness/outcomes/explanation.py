@@ -71,7 +71,7 @@ class Explanation:
         reason: why there is less than one could expect; empty if nothing is missing.
         findings: the sentences that the case fails for.
         stage, worst: the element that is explained, and what it is of; none if nothing could be compared.
-        inputs: the elements of the inputs that belong to it, and the parameters.
+        inputs: the elements of the inputs that it must come from, and the parameters.
         arithmetic: the stages up to that of the element, in the order of the reference.
     """
 
@@ -109,6 +109,13 @@ class Explanation:
         """The stage that is to blame: the one that the trace found wrong, or else the first that is not allowed."""
         wrong = [worked for worked in self.arithmetic if worked.did]
         return next((worked for worked in wrong if worked.stage == self.trace.wrong), next(iter(wrong), None))
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The elements of inputs that the kernel's value came from by themselves, and that are not those it must."""
+        needed = {source.name for source in self.inputs}
+        led = (step.text for step in self.trace.steps if step.operation == "input" and step.direct)
+        return tuple(name for name in dict.fromkeys(led) if needed and name not in needed)
 
     @property
     def testable(self) -> bool:
