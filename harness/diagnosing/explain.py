@@ -78,10 +78,11 @@ def _worked_out(found: Explanation, seen: Observation, result: CaseResult) -> Ex
     """With the inputs of the element, its stages as far as they were seen, and what the errors have in common."""
     assert found.worst is not None
     trace, index, whole = found.trace, found.worst.index, tuple(seen.actual[found.stage].shape)
-    steps = {step.match.stage: step for step in trace.stages if step.match is not None}
+    found = replace(found, inputs=inputs_of(seen.problem, index, whole, trace.steps))
+    own = () if found.elsewhere else trace.stages  # else they are stages of another element
+    steps = {step.match.stage: step for step in own if step.match is not None}
     return replace(
         found,
-        inputs=inputs_of(seen.problem, index, whole, trace.steps),
         arithmetic=worked_arithmetic(seen, found.stage, index, steps),
         diagnoses=diagnose(seen, result) if result.verdict is Verdict.FAILED else (),
     )
