@@ -79,6 +79,7 @@ class MemoryRanking:
         if self._is_near:
             yield from (e for e in self._span if e is not self.fault.value and _narrows(e.events[-1]))
         yield from self._added_up
+        yield from (e for e in reversed(self._span) if e.events[-1].name != "select")
         yield from reversed(self._span)
 
     @property

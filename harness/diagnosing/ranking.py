@@ -189,10 +189,18 @@ def _constant(operand: Operand) -> float | None:
 
 def takes_constant(event: Event, lanes: Array, *, some: bool = False) -> bool:
     """Whether it is a selection that takes a constant for all of these elements, at least one; or for some of them."""
-    sides = (operand for operand in event.operands[1:] if _constant(operand) is not None)
+    sides = (o for o in event.operands[1:] if _constant(o) is not None or _is_one_element(o, event.values.size))
     selects = event.name in ("select", "aten.where")
     which = np.any if some else np.all
     return selects and len(lanes) > 0 and any(bool(which(operand.source(lanes) >= 0)) for operand in sides)
+
+
+def _is_one_element(operand: Operand, size: int) -> bool:
+    """Whether it is one number of PyTorch's for all of a result of this size."""
+    if operand.memory is None or operand.address or size < 2:
+        return False
+    lanes = operand.source(np.arange(size))
+    return bool((operand.memory.at(lanes[lanes >= 0]) == operand.memory.at(lanes[lanes >= 0][:1])).all())
 
 
 def reduces(event: Event) -> bool:

@@ -24,7 +24,6 @@ from harness.tracing.cells import INPUT
 from harness.tracing.follow import Visit, came_from
 from harness.tracing.memory import Write
 
-_FEW = 4  # rows of a tensor that are asked for one by one
 _SAME = 1e-9  # torch may round an element otherwise where its neighbours are NaN
 
 
@@ -102,12 +101,6 @@ class Needs:
         """Whether it is NaN, so that nothing changes it."""
         return bool(np.isnan(self._before[self.element]))
 
-    def by_row(self, name: str, elements: Array) -> list[Array]:
-        """Elements of a tensor or stage, apart for each of its rows if these are few."""
-        rows = elements // (self._shape(name)[-1] if self._shape(name) else 1)
-        known = np.unique(rows)
-        return [elements[rows == row] for row in known] if len(known) <= _FEW else [elements]
-
     def _shape(self, name: str) -> tuple[int, ...]:
         stage = self.problem.given.get(name)
         return tuple(self.problem.tensors[name].shape if stage is None else stage.shape)
@@ -155,7 +148,7 @@ def _poisoned(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def suspicious(needs: Needs, found: Sequence[Read], rounds: Sequence[Read]) -> Iterator[Event]:
-    """Reads of a row on which the element does not depend, then those of a tensor of which it needs other elements too.
+    """Reads of what the element does not depend on, then those of a tensor of which it needs other elements too.
 
     Not those of a tensor that the element is kept from, where other elements of the stage depend on it; and not where
     other `rounds` of the same read have what it needs: these were dropped later.
@@ -169,8 +162,7 @@ def suspicious(needs: Needs, found: Sequence[Read], rounds: Sequence[Read]) -> I
             by_name[read.name].append(read)
     for own in by_name.values():
         for event, elements in _by_place(own):
-            parts = needs.by_row(own[0].name, elements)
-            if not all(needs.any_of(own[0].name, part) for part in parts) and not needs.is_beside(own[0].name):
+            if not needs.any_of(own[0].name, elements) and not needs.is_beside(own[0].name):
                 yield event
     for name, own in by_name.items():
         more = [read for read in rounds if read.name == name]

@@ -132,7 +132,8 @@ def trace_result(
 def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
     """What is said of the first stage in memory that goes wrong."""
     inner = seen.of(wrong.held, wrong.index)
-    memory = Memory(wrong.problem, wrong.before, inner.write)
+    held = [replace(one, buffer=seen.kept[one.buffer.rank]) for one in wrong.before]  # as it lies in this call
+    memory = Memory(wrong.problem, held, inner.write)
     read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=memory)
     return {"culprits": read.culprits, "wrong": read.wrong} if read.culprits else {}
 
