@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,11 +43,13 @@ class Search:
         stages: what its stages must be, seen from the inputs.
         matched: stage → the expression that agrees with it best.
         known: stages that are not at fault.
+        beside: the same search among all that was recorded.
     """
 
     stages: Stages
     matched: Mapping[str, Expression]
     known: Collection[str] = ()
+    beside: Search | None = None
 
     @cached_property
     def right(self) -> dict[str, Expression]:
@@ -90,7 +92,8 @@ class Search:
         """Far off, where the kernel has no right value; and nothing that the last stage only hands on."""
         if self._is_like(stage, e) or e in self.stages.given:
             return False
-        return stage.name not in self.right or not isinstance(stage.expected, Numbers)
+        right = self.right if self.beside is None else self.right | self.beside.right
+        return stage.name not in right or not isinstance(stage.expected, Numbers)
 
     def _others(self, stage: Stage) -> Iterator[Expression]:
         """Expressions that could be a stage and that the contract excludes, each value once.
@@ -102,7 +105,7 @@ class Search:
         names = list(self.stages.all)
         later = [self.right[name] for name in names[names.index(stage.name) + 1 :] if name in self.right]
         numbers = {event.number for e in later for event in e.events}
-        taken = {id(e) for e in self.right.values()}
+        taken = {id(e) for e in self.stages.full if self.stages.is_input(e) or e in self.right.values()}
         seen: dict[bytes, Expression] = {}
         for e in self.stages.full:
             if e.number not in known and stage.takes(e) and stage.outside(e).any():
@@ -110,7 +113,7 @@ class Search:
                 if numbers & before or self._goes_on(stage, e, before):
                     continue
                 key = e.values.tobytes()
-                if key not in seen or id(seen[key]) in taken:  # no other stage, or the last of these
+                if key not in seen or id(seen[key]) in taken:  # no input and no other stage, or the last of these
                     seen[key] = e
         yield from sorted(seen.values(), key=lambda e: e.number)
 
@@ -142,13 +145,12 @@ class Search:
 
     def _span(self, stage: Stage, e: Expression) -> tuple[Expression, ...]:
         """What led to an expression after what is right, and not to other stages alone."""
-        names = list(self.stages.all)
-        known = self.led_to_right(names[: names.index(stage.name) + 1])
+        known = self.led_to_right(self.stages.upto(stage.name))
         before = self.stages.ancestry.before(event.number for event in e.events) - known
         between = [x for x in self.stages.found if any(event.number in before for event in x.events)]
         return tuple(x for x in between if x.events[0].places) or (e,)
 
-    def led_to_right(self, stages: Iterable[str]) -> set[int]:
+    def led_to_right(self, stages: Collection[str]) -> set[int]:
         """Numbers of the events that are one of these stages, rightly, or led to one."""
         same: list[Expression] = []
         for name in stages:
@@ -156,7 +158,8 @@ class Search:
                 stage, values = self.stages.all[name], self.right[name].values.tobytes()
                 others = [e for e in self.stages.found if e.values.tobytes() == values and stage.takes(e)]
                 same += [self.right[name], *(e for e in others if e not in self.stages.given)]
-        return self.stages.ancestry.before(event.number for e in same for event in e.events)
+        before = self.stages.ancestry.before(event.number for e in same for event in e.events)
+        return before if self.beside is None else before | self.beside.led_to_right(stages)
 
 
 def _error(stage: Stage, e: Expression) -> float:

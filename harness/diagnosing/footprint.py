@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.diagnosing.culprits import Fault
 from harness.diagnosing.traced_stages import Stages
 from harness.interpret.formats import Array
-from harness.tracing import Event
+from harness.tracing import Event, Operand
 from harness.tracing.cells import INPUT, Expression
 from harness.tracing.follow import Visit, follow
 
@@ -81,7 +81,18 @@ class Footprint:
         for operand in visit.event.operands:
             if operand.memory is None and not operand.address:
                 known |= (operand.source(visit.all) >= 0).any(axis=1)
+            elif operand.memory is not None:
+                known |= self._by_others(visit, operand)
         return not known.all()
+
+    def _by_others(self, visit: Visit, operand: Operand) -> Array:
+        """For each element of an event whether a program that was not recorded wrote what it read."""
+        lanes = operand.source(visit.all)
+        found, flat = np.zeros(lanes.shape, np.bool_), lanes.reshape(-1)
+        read = np.nonzero(flat >= 0)[0]
+        for write, at, _ in self.stages.ancestry.log.writes.last(operand.memory.at(flat[read]), visit.event.number):
+            found.reshape(-1)[read[at]] = write.event is None
+        return np.asarray(found.any(axis=1))
 
     @cached_property
     def _rows(self) -> dict[str, Array]:

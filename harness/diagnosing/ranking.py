@@ -33,8 +33,10 @@ class Ranking:
 
     def first(self) -> list[Expression]:
         """Up to `MOST`, each of another line."""
-        likely, takers = self._one_of_each_line(self._all()), list(self._takers(self.fault.value))
-        return self._one_of_each_line([*likely[:2], *takers[:1], *likely[2:]])[:MOST]
+        known, takers = self._one_of_each_line(self._known()), list(self._takers(self.fault.value))
+        likely = self._one_of_each_line([*known, *self._by_place()])
+        most = max(1, min(2, sum(not _reads(e.events[-1]) or e in known for e in likely)))
+        return self._one_of_each_line([*likely[:most], *takers[:1], *likely[most:]])[:MOST]
 
     def _one_of_each_line(self, found: Iterable[Expression]) -> list[Expression]:
         """The first expression of each line; the value that is wrong in its own."""
@@ -45,8 +47,8 @@ class Ranking:
             first[_line(self.fault.value)] = self.fault.value
         return list(first.values())
 
-    def _all(self) -> Iterator[Expression]:
-        """By what is known of them first, then by where they stand; some more than once."""
+    def _known(self) -> Iterator[Expression]:
+        """By what is known of them; some more than once."""
         footprint = Footprint(self.search.stages, self.fault)
         yield from footprint.misplaced()
         yield from footprint.foreign()
@@ -56,7 +58,6 @@ class Ranking:
         yield from footprint.left_out()
         yield from self._miscounted()
         yield from self._chosen()
-        yield from self._by_place()
 
     def _passed_by(self) -> Iterator[Expression]:
         """What goes on from an input in place of the stage, or from another value than the kernel has for it."""
@@ -73,8 +74,7 @@ class Ranking:
     def _takers(self, e: Expression) -> Iterator[Expression]:
         """Expressions that compute from another one, and that did not only lead to what is right."""
         numbers = {event.number for event in e.events}
-        names = list(self.search.stages.all)
-        right = self.search.led_to_right(names[: names.index(self.fault.stage.name) + 1])
+        right = self.search.led_to_right(self.search.stages.upto(self.fault.stage.name))
         for taker in self.search.stages.found:
             for event in taker.events:
                 edges = self.search.stages.ancestry.edges[event.number]

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from harness.diagnosing.beside import beside
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.grid import Grid, ends, grid_of
 from harness.diagnosing.memory_ranking import Memory, MemoryRanking
@@ -65,7 +66,9 @@ def reading(
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
-    search = Search(stages, matched, memory.unconcerned(stages) if memory and failing else ())
+    known = memory.unconcerned(stages) if memory and failing else ()
+    others = {number: own for number, (_, own) in written.items()}
+    search = Search(stages, matched, known, beside(problem, log, grid, others) if failing else None)
     fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))

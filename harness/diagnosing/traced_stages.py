@@ -152,6 +152,11 @@ class Stages:
             if name == self.last:
                 return
 
+    def upto(self, name: str) -> list[str]:
+        """The stages of the reference up to one, also those that have no element for each cell."""
+        names = list(self.trace.stages)
+        return names[: names.index(name) + 1]
+
     def onward(self, given: Given) -> Stages:
         """The same where the reference goes on from other stages than its own."""
         return replace(self, trace=self.grid.problem.evaluate(given))
@@ -196,7 +201,7 @@ class Stages:
         """Expressions that may be a stage: not what only hands on an input."""
         if stage.name == self.last:
             return self.given
-        return [e for e in self.full if not self._is_input(e) and stage.takes(e)]
+        return [e for e in self.full if not self.is_input(e) and stage.takes(e)]
 
     @cached_property
     def given(self) -> list[Expression]:
@@ -234,7 +239,7 @@ class Stages:
         own = [e.known for e in self.found if any(event.number in ends for event in e.events)]
         return np.asarray(np.any(own, axis=0))
 
-    def _is_input(self, e: Expression) -> bool:
+    def is_input(self, e: Expression) -> bool:
         """Whether it only hands on an input."""
         return hands_on(e.events[-1]) and e.values.tobytes() in self._inputs
 
