@@ -16,6 +16,7 @@ from harness.interpret.formats import Array
 from harness.tracing import Event, Operand
 from harness.tracing.cells import INPUT, Expression
 from harness.tracing.follow import Visit, follow
+from harness.tracing.memory import Addresses
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +83,15 @@ class Footprint:
             if operand.memory is None and not operand.address:
                 known |= (operand.source(visit.all) >= 0).any(axis=1)
             elif operand.memory is not None:
-                known |= self._by_others(visit, operand)
+                known |= self._by_others(visit, operand, operand.memory)
         return not known.all()
 
-    def _by_others(self, visit: Visit, operand: Operand) -> Array:
+    def _by_others(self, visit: Visit, operand: Operand, memory: Addresses) -> Array:
         """For each element of an event whether a program that was not recorded wrote what it read."""
         lanes = operand.source(visit.all)
         found, flat = np.zeros(lanes.shape, np.bool_), lanes.reshape(-1)
         read = np.nonzero(flat >= 0)[0]
-        for write, at, _ in self.stages.ancestry.log.writes.last(operand.memory.at(flat[read]), visit.event.number):
+        for write, at, _ in self.stages.ancestry.log.writes.last(memory.at(flat[read]), visit.event.number):
             found.reshape(-1)[read[at]] = write.event is None
         return np.asarray(found.any(axis=1))
 

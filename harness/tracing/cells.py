@@ -82,15 +82,13 @@ class Ancestry:
                         own[name] = merged(own.get(name), _through(elements, edge.lanes))
         return found
 
-    def cells(
-        self, ends: Mapping[int, Array], starts: Mapping[str, Array], *, astray: bool = True
-    ) -> dict[int, Array]:
+    def cells(self, ends: Mapping[int, Array], starts: Mapping[str, Array], *, astray: bool = True) -> dict[int, Array]:
         """Number of an event → its element for each cell, -1 for none, [C].
 
         `ends` has that for some events, to which the others led; `starts` the cell of each element of inputs. What
         led one to one to an end has the cell of that, else that of the input it came from, else that of what it led to.
-        Unless elements may have gone `astray`, the last holds for what came from none of these inputs only, and what came
-        from different elements of one has no cell: sums over rows.
+        Unless elements may have gone `astray`, the last holds for what came from none of these inputs only, and what
+        came from different elements of one has no cell: sums over rows.
         """
         size = len(next(iter(ends.values())))
         direct, others, found = dict(ends), dict[int, Array](), dict[int, Array]()
