@@ -1,4 +1,4 @@
-"""Stages of a kernel beside the way to its wrong result: those of other results, and those that it adds up over rows."""
+"""Stages of a kernel beside the way to its wrong result: of other results, and of rows that it adds up."""
 
 from __future__ import annotations
 
