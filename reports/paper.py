@@ -57,8 +57,8 @@ def paragraph(console: Console, text: Text, *, label: str = "", label_style: str
     width = max(console.width - len(label), 20)
     for number, part in enumerate(_safe(text, console).wrap(console, width)):
         part.rstrip()
-        prefix = Text(label, label_style) if number == 0 else Text(" " * len(label))
-        line(console, prefix.append_text(part))
+        prefix = (label, label_style) if number == 0 else " " * len(label)
+        line(console, Text.assemble(prefix, part))
 
 
 def _safe(text: Text, console: Console) -> Text:
