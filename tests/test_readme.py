@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from rich.console import Console
 
 from harness.case import parse_case
+from harness.diagnosing.explain import explain_case
 from harness.kernel import load_kernels
 from harness.run import Run
 from harness.verify.check import Subject, verify_case
@@ -32,7 +34,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     (kernel,) = load_kernels(folder)
     line = shlex.split(SAMPLE.splitlines()[-1].replace("…", ""))[2]
     console = Console(file=io.StringIO(), width=100)
-    print_run(Run((verify_case(Subject(kernel, rms_norm, torch.device("cpu")), parse_case(line)),)), console)
+    subject, case = Subject(kernel, rms_norm, torch.device("cpu")), parse_case(line)
+    explanation = replace(explain_case(subject, case), smallest=line)
+    print_run(Run((verify_case(subject, case),), explanations=(explanation,)), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -52,5 +56,5 @@ def test_the_table_has_the_columns_of_the_sample(printed: str) -> None:
 def test_the_fields_of_the_finding_are_those_of_the_sample(printed: str) -> None:
     sample, now = fields(SAMPLE), fields(printed)
     assert list(sample) == list(now)
-    for label in ("contract", "first wrong", "finding", "statistics"):
+    for label in ("contract", "first wrong", "finding", "statistics", "rounding"):
         assert sample[label] == now[label]
