@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.diagnosing.culprits import Fault
 from harness.diagnosing.traced_stages import Stages
+from harness.errors import LastbitError
 from harness.interpret.formats import Array
 from harness.tracing import Event, Operand
 from harness.tracing.cells import INPUT, Expression
@@ -140,13 +141,16 @@ class Footprint:
         return found
 
     def _matters(self, name: str, elements: Array) -> bool:
-        """Whether the stage would be another with other elements there."""
+        """Whether the stage would be another with other elements there; not where the reference takes no others."""
         grid = self.stages.grid
         cells = torch.from_numpy(grid.cells_of_inputs()[name][elements] if name in self._rows else elements)
         changed = grid.problem.tensors[name].clone(memory_format=torch.contiguous_format)
         flat = changed.view(-1)
         flat[cells] = flat[cells] + 1 if not changed.is_floating_point() else flat[cells] * 2 + 1
-        other = grid.problem.on({**grid.problem.tensors, name: changed}).evaluate().stages[self.fault.stage.name]
+        try:
+            other = grid.problem.on({**grid.problem.tensors, name: changed}).evaluate().stages[self.fault.stage.name]
+        except LastbitError:
+            return False
         return not self.fault.stage.expected.same(other)
 
 
