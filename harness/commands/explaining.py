@@ -12,6 +12,7 @@ from harness.commands.seen_stages import ordinary_of, traced
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.diagnosing.explain import Explainer
+from harness.diagnosing.handover import OF_STAGES
 from harness.errors import LastbitError
 from harness.kernel import REVISION_MARK
 from harness.outcomes.explanation import Explanation
@@ -27,8 +28,6 @@ OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 
 NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
-
-_OF_VALUES = frozenset({"outside", "special", "rows", "lanes"})  # kinds of findings that have an element to follow
 
 
 def with_explanations(config: Config, run: Run) -> Run:
@@ -74,7 +73,7 @@ def failures_of(run: Run) -> list[CaseResult]:
 
 def _is_of_values(result: CaseResult) -> bool:
     """Whether an element is wrong, of a kernel of this revision."""
-    wrong = result.verdict is Verdict.FAILED and any(finding.kind in _OF_VALUES for finding in result.faults)
+    wrong = result.verdict is Verdict.FAILED and any(finding.kind in OF_STAGES for finding in result.faults)
     return wrong and REVISION_MARK not in result.kernel
 
 

@@ -62,13 +62,13 @@ def reading(
         return Reading()
     written = ends(log, grid, where)
     ancestry = Ancestry.of(log, [event for event, _ in written.values()])
-    cells = ancestry.cells({number: own for number, (_, own) in written.items()}, grid.cells_of_inputs())
+    cells_of_ends = {number: own for number, (_, own) in written.items()}
+    cells = ancestry.cells(cells_of_ends, grid.cells_of_inputs())
     found = expressions(ancestry.events, cells)
     stages = Stages(grid, grid.problem.evaluate(), stage, found, tuple(written), ancestry)
     matched = stages.matched({})
     known = memory.unconcerned(stages) if memory and failing else ()
-    others = {number: own for number, (_, own) in written.items()}
-    search = Search(stages, matched, known, beside(problem, log, grid, others) if failing else None)
+    search = Search(stages, matched, known, beside(problem, log, grid, cells_of_ends) if failing else None)
     fault = search.fault() if failing else None
     if fault is not None:
         onward = stages.onward(stages.from_kernel(fault.stage, fault.value))
