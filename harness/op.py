@@ -40,8 +40,8 @@ class StageRecorder(Protocol):
 
     def __call__(self, name: str, value: Value, *, result: bool = False) -> Value: ...
 
-    def format(self, name: str) -> Format:
-        """The format that a stage of numbers is rounded to, or fp32."""
+    def format_of(self, name: str) -> Format:
+        """The format of an input of numbers."""
         ...
 
 

@@ -220,8 +220,8 @@ class _Recorder:
         stand_in = self.given.get(name, enclosure)
         return _values(stand_in, enclosure, wide) if isinstance(stand_in, Tensor) else stand_in
 
-    def format(self, name: str) -> Format:
-        return self.problem.format(name)
+    def format_of(self, name: str) -> Format:
+        return format_of(self.problem.tensors[name].dtype)
 
     def _premises_of_sum(self, stage: str) -> Premises:
         """A sum over rows is stored in fp32 at last, whatever range the terms have; atomic additions flush."""
