@@ -103,7 +103,7 @@ from problem import problem
 kernels = {{k.name: k for k in load_kernels(Path({folder!r}))}}
 forward, backward = kernels[{kernel!r}], kernels[{kernel!r} + "_backward"]
 p = problem("MXFP4_SFT_MOE")
-state = forward.call(**p.tensors, scaling=2.0)
+state = forward.call(**p.tensors, scaling=2.0, stages=forward.stages)
 state.pop("output")
 gradients = backward.call(**p.tensors, **state, grad_output=p.grad_output, scaling=2.0)
 assert gradients["grad_input"].any()
