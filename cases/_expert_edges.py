@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from cases._experts import QUANTIZED, Regimes, Sizes
+from cases._expert_variants import QUANTIZED
+from cases._experts import Regimes, Sizes
 from harness.case import Case, Param, TensorSpec
 from harness.inputs import LAYOUTS
 
@@ -17,7 +18,7 @@ class Edge:
     Attributes:
         size: of the layer.
         ids: regime of the expert ids.
-        params: parameters besides a scaling of 2.
+        params: parameters besides a scaling of 2, where there are adapters.
         kind: `exact` or `balanced`: which regimes the other tensors have.
         dtype: of the activations.
         ids_dtype: of the expert ids.
@@ -26,6 +27,7 @@ class Edge:
         layouts: name → layout of tensors that are not contiguous.
         strides: name → strides that no layout has.
         old: there are gradients to add to.
+        adapters: there are some; the rank is nothing without.
     """
 
     size: Sizes
@@ -39,6 +41,7 @@ class Edge:
     layouts: Mapping[str, str] = field(default_factory=dict)
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     old: bool = False
+    adapters: bool = True
 
     def pairs(self) -> Iterator[TensorSpec]:
         """Ids and weights of the experts of each token."""
@@ -46,13 +49,13 @@ class Edge:
         yield TensorSpec("routing_weights", "fp32", self.size.pairs, regime="quarters")
 
     def weights(self, regimes: Regimes) -> Iterator[TensorSpec]:
-        """Base weights, as numbers or as codes with their scales, and adapters."""
+        """Base weights, as numbers or as codes with their scales, and adapters if there are any."""
         for name, shape in self.size.matrices().items():
             if not self.scheme:
                 yield TensorSpec(name, self.dtype, shape, regime=regimes[name][0])
             else:
                 yield from self._codes(name, shape)
-        for name, shape in self.size.adapters().items():
+        for name, shape in self.size.adapters().items() if self.adapters else ():
             yield TensorSpec(name, self.dtype, shape, regime=regimes[name][0])
 
     def _codes(self, name: str, shape: tuple[int, int, int]) -> Iterator[TensorSpec]:
@@ -66,7 +69,8 @@ class Edge:
 
     def case(self, op: str, tensors: list[TensorSpec], seed: int) -> Case:
         """The case of these tensors, with what is not usual about them."""
-        return Case(op, tuple(map(self._changed, tensors)), {"scaling": 2.0, **self.params}, seed)
+        scaling: dict[str, Param] = {"scaling": 2.0} if self.adapters else {}
+        return Case(op, tuple(map(self._changed, tensors)), {**scaling, **self.params}, seed)
 
     def _changed(self, spec: TensorSpec) -> TensorSpec:
         spec = replace(spec, regime=self.regimes.get(spec.name, spec.regime))
@@ -136,6 +140,15 @@ EDGES = (
     Edge(
         Sizes(4, 2, 2, 64, 64, 4), "below_2", scheme="mxfp4", dtype="fp16",
         layouts=dict.fromkeys(_SCALES, "every_second"), regimes={"gate_scale": "around_3", "down_scale": "around_127"},
+    ),
+    # No adapters: numbers, with a limit that cuts, in shards; and codes.
+    Edge(
+        Sizes(19, 3, 3, 24, 40, 1), "below_4", {"swiglu_limit": 0.5, "shards": 2}, kind="balanced", adapters=False,
+        layouts={"up_proj": "columns_first", "down_proj": "padded"},
+    ),
+    Edge(
+        Sizes(6, 2, 3, 64, 32, 1), "below_4", {"first_expert": 1}, scheme="int4_asymmetric", dtype="fp16",
+        adapters=False, layouts={"gate_proj": "columns_first", "up_scale": "every_second"},
     ),
 )  # fmt: skip
 """For every device."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from cases._expert_variants import Variant
 from harness.case import Choices, Chosen, Option, Param, TensorSpec
 from harness.inputs import (
     DRAWN,
@@ -102,70 +103,6 @@ class Sizes:
         return shapes
 
 
-@dataclass(frozen=True)
-class Codes:
-    """How base weights are stored.
-
-    Attributes:
-        dtype, per_element: of the codes, and how many share an element.
-        scale, scales: dtype and regimes of the scales.
-        groups: inputs that may share a scale; a whole row shares one where there are none.
-        zero: codes have a zero point.
-    """
-
-    dtype: str
-    per_element: int
-    scale: str
-    scales: tuple[str, ...] = ("scale_random", "scale_pow2")
-    groups: tuple[int, ...] = ()
-    zero: bool = False
-
-
-QUANTIZED: Mapping[str, Codes] = {
-    "int8": Codes("int8", 1, "fp32"),
-    "int4_asymmetric": Codes("int32", 8, "fp16", groups=(8, 16, 32), zero=True),
-    "int4_symmetric": Codes("int32", 8, "bf16", groups=(8, 16, 32)),
-    "mxfp4": Codes("uint8", 2, "uint8", scales=("around_125", "around_252"), groups=(32,)),
-    "mxfp4_bf16": Codes("uint8", 2, "bf16", groups=(32,)),
-}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What a group of cases fixes: dtype of the activations, kind of values, ways to shard, scheme of base weights."""
-
-    dtype: str
-    kind: str
-    shards: tuple[int, ...] = (1,)
-    scheme: str = ""
-
-    @property
-    def codes(self) -> Codes | None:
-        return QUANTIZED[self.scheme] if self.scheme else None
-
-    @property
-    def multiple(self) -> int:
-        """What the hidden and intermediate dimensions must be multiples of."""
-        return min(self.codes.groups, default=1) if self.codes else 1
-
-    def __str__(self) -> str:
-        return "-".join(filter(None, (self.dtype, self.scheme or self.kind, "shards" if 1 not in self.shards else "")))
-
-
-def variants(accepts: frozenset[str]) -> Iterator[Variant]:
-    """The variants for a kernel with these parameters."""
-    for dtype in ("bf16", "fp16"):
-        yield Variant(dtype, "exact")
-        if "shards" in accepts:
-            yield Variant(dtype, "exact", shards=(2, 4))
-        for kind in ("balanced", "one_sign"):
-            yield Variant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
-    if "gate_scale" in accepts:
-        for scheme in QUANTIZED:
-            dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
-            yield Variant(dtype, "exact", shards=(1, 2) if "shards" in accepts else (1,), scheme=scheme)
-
-
 @st.composite
 def sizes(draw: st.DrawFn, variant: Variant, chosen: Chosen, *, small: bool) -> Sizes:
     """Sizes that the shards divide, and with them the groups of codes."""
@@ -219,14 +156,21 @@ def choices(variant: Variant, regimes: Regimes, scalings: tuple[float, ...], lim
         else:
             found |= tensor_choices(base, (codes.dtype,), ("bits",))
             found |= tensor_choices(f"{name}_scale", (codes.scale,), codes.scales)
-        for adapter in (f"{name}_lora_a", f"{name}_lora_b"):
+        for adapter in (f"{name}_lora_a", f"{name}_lora_b") if variant.adapters else ():
             found |= tensor_choices(adapter, (dtype,), regimes[adapter], _MATRICES)
     if variant.multiple == 1 and 1 in variant.shards:
         found |= {"x columns % 16": tuple(range(16))}
     parts = tuple(None if count == 1 else count for count in variant.shards)
     if limits and (variant.kind == "balanced" or 1 not in variant.shards):  # where gates are limited, less is seen
         found |= {"swiglu_limit": (None, *limits)}
-    return {**found, "scaling": scalings, "first_expert": (None, DRAWN), "shards": parts}
+    found |= {"scaling": scalings} if variant.adapters else {}
+    return {**found, "first_expert": (None, DRAWN), "shards": parts}
+
+
+@st.composite
+def any_of(draw: st.DrawFn, own: Choices) -> Chosen:
+    """An option of each choice."""
+    return {choice: draw(st.sampled_from(options)) for choice, options in own.items()}
 
 
 def chosen_params(chosen: Chosen) -> dict[str, Any]:
@@ -248,7 +192,7 @@ def routing(size: Sizes, chosen: Chosen) -> tuple[list[TensorSpec], dict[str, Pa
 
 @st.composite
 def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> list[TensorSpec]:
-    """Base weights, as numbers in any layout or as codes; adapters; scales and zero points.
+    """Base weights, as numbers in any layout or as codes; adapters, if any; scales and zero points.
 
     No shard cuts a group.
     """
@@ -265,7 +209,8 @@ def weights(draw: st.DrawFn, size: Sizes, variant: Variant, chosen: Chosen) -> l
         scales.append(chosen_tensor(name.replace("proj", "scale"), chosen, grouped))
         if codes.zero:
             scales.append(TensorSpec(name.replace("proj", "zero"), "int8", grouped, regime="below_16"))
-    adapters = [chosen_tensor(name, chosen, shape) for name, shape in size.adapters().items()]
+    shapes = size.adapters() if variant.adapters else {}
+    adapters = [chosen_tensor(name, chosen, shape) for name, shape in shapes.items()]
     return [*base, *adapters, *scales]
 
 
@@ -275,7 +220,7 @@ def real_routing(size: Sizes, kind: str) -> Iterator[TensorSpec]:
     yield TensorSpec("routing_weights", "fp32", size.pairs, regime="one_sign" if kind == "one_sign" else "uniform")
 
 
-def real_weights(size: Sizes, regimes: Regimes) -> Iterator[TensorSpec]:
+def real_weights(size: Sizes, regimes: Regimes, *, adapters: bool) -> Iterator[TensorSpec]:
     """Weights of a real layer, not quantized."""
-    for name, shape in (size.matrices() | size.adapters()).items():
+    for name, shape in (size.matrices() | (size.adapters() if adapters else {})).items():
         yield TensorSpec(name, "bf16", shape, regime=regimes[name][0])

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hypothesis import strategies as st
 
 from cases._expert_edges import edges
+from cases._expert_variants import Variant, has_adapters, plain_variants, variants
 from cases._experts import (
     BALANCED,
     EXACT,
     ONE_SIGN,
     REAL_KINDS,
-    Variant,
+    any_of,
     choices,
     chosen_params,
     real_routing,
@@ -21,10 +22,9 @@ from cases._experts import (
     real_weights,
     routing,
     sizes,
-    variants,
     weights,
 )
-from harness.case import Case, Chosen, Group, TensorSpec
+from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import chosen_tensor
 
 SCALINGS = {
@@ -42,12 +42,24 @@ _REGIMES = {"exact": EXACT, "balanced": BALANCED, "one_sign": ONE_SIGN}
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
-    yield Group("real-layers", examples=tuple(_real_layers(small=small)))
+    yield Group("real-layers", examples=tuple(_real_layers(small=small, adapters=has_adapters(accepts))))
     yield Group("edges", examples=tuple(_edges(accepts, small=small)))
     for variant in variants(accepts):
-        limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
-        own = choices(variant, _REGIMES[variant.kind], SCALINGS[variant.kind], limits)
-        yield Group(str(variant), partial(_cases, variant, small), choices=own)
+        yield Group(str(variant), partial(_cases, variant, small), choices=_choices(variant, accepts))
+    if plain := plain_variants(accepts):
+        yield Group("plain", _plain(plain, accepts, small))
+
+
+def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
+    limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
+    return choices(variant, _REGIMES[variant.kind], SCALINGS[variant.kind], limits)
+
+
+@st.composite
+def _plain(draw: st.DrawFn, plain: Sequence[Variant], accepts: frozenset[str], small: bool) -> Case:
+    """Of any of the variants, none of which has adapters."""
+    variant = draw(st.sampled_from(plain))
+    return draw(_cases(variant, small, draw(any_of(_choices(variant, accepts)))))
 
 
 @st.composite
@@ -59,14 +71,14 @@ def _cases(draw: st.DrawFn, variant: Variant, small: bool, chosen: Chosen) -> Ca
     return Case("moe_lora", tensors, params | chosen_params(chosen), draw(st.integers(0, 2**32 - 1)))
 
 
-def _real_layers(*, small: bool) -> Iterator[Case]:
+def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
     """The layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
         kind = REAL_KINDS[seed % 2]
         regimes = _REGIMES[kind]
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
-        tensors = (x, *real_routing(size, kind), *real_weights(size, regimes))
-        yield Case("moe_lora", tensors, {"scaling": SCALINGS[kind][0]}, seed)
+        tensors = (x, *real_routing(size, kind), *real_weights(size, regimes, adapters=adapters))
+        yield Case("moe_lora", tensors, {"scaling": SCALINGS[kind][0]} if adapters else {}, seed)
 
 
 def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:

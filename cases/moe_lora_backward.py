@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from hypothesis import strategies as st
 
 from cases._expert_edges import edges
+from cases._expert_variants import Variant, has_adapters, plain_variants, variants
 from cases._experts import (
     BALANCED,
     EXACT,
@@ -16,7 +17,7 @@ from cases._experts import (
     REAL_KINDS,
     Regimes,
     Sizes,
-    Variant,
+    any_of,
     choices,
     chosen_params,
     real_routing,
@@ -24,7 +25,6 @@ from cases._experts import (
     real_weights,
     routing,
     sizes,
-    variants,
     weights,
 )
 from cases.moe_lora import SCALINGS
@@ -65,24 +65,32 @@ _REGIMES: dict[str, Regimes] = {
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
-    yield Group("real-layers", examples=tuple(_real_layers(small=small)))
+    yield Group("real-layers", examples=tuple(_real_layers(small=small, adapters=has_adapters(accepts))))
     yield Group("edges", examples=tuple(_edges(accepts, small=small)))
     for variant in variants(accepts):
-        own = _choices(variant, accumulate=_FIRST_OLD in accepts, limited="swiglu_limit" in accepts)
-        yield Group(str(variant), partial(_cases, variant, small), choices=own)
+        yield Group(str(variant), partial(_cases, variant, small), choices=_choices(variant, accepts))
+    if plain := plain_variants(accepts):
+        yield Group("plain", _plain(plain, accepts, small))
 
 
-def _choices(variant: Variant, *, accumulate: bool, limited: bool) -> Choices:
+def _choices(variant: Variant, accepts: frozenset[str]) -> Choices:
     """What the cases of a group choose from; gradients that are there before have one regime, or there are none."""
     regimes, dtype = _REGIMES[variant.kind], variant.dtype
-    limits = _LIMITS[variant.kind] if limited else ()
+    limits = _LIMITS[variant.kind] if "swiglu_limit" in accepts else ()
     found = {**choices(variant, regimes, SCALINGS[variant.kind], limits)}
     found |= tensor_choices("grad_output", (dtype,), regimes["grad_output"], layouts_like(2, 64))
     for name in _SAVED:
         found |= tensor_choices(name, (dtype,), regimes[name], layouts_like(2, 2, 64))
-    if accumulate:
+    if _FIRST_OLD in accepts and variant.adapters:
         found |= {f"{_FIRST_OLD} dtype": (dtype,), f"{_FIRST_OLD} regime": (None, *regimes[_FIRST_OLD])}
     return found
+
+
+@st.composite
+def _plain(draw: st.DrawFn, plain: Sequence[Variant], accepts: frozenset[str], small: bool) -> Case:
+    """Of any of the variants, none of which has adapters."""
+    variant = draw(st.sampled_from(plain))
+    return draw(_cases(variant, small, draw(any_of(_choices(variant, accepts)))))
 
 
 @st.composite
@@ -110,7 +118,7 @@ def _old(size: Sizes, dtype: str, regimes: Regimes, before: str) -> Iterator[Ten
         yield TensorSpec(f"old_{name}", dtype, shape, regime=regimes[f"old_{name}"][kind])
 
 
-def _real_layers(*, small: bool) -> Iterator[Case]:
+def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
     """The layer of every model of the table once, exact and of one sign in turn."""
     for seed, size in enumerate(real_sizes(small=small)):
         kind = REAL_KINDS[seed % 2]
@@ -118,8 +126,9 @@ def _real_layers(*, small: bool) -> Iterator[Case]:
         x = TensorSpec("x", "bf16", (size.tokens, size.hidden), regime=regimes["x"][0])
         grad_output = TensorSpec("grad_output", "bf16", x.shape, regime=regimes["grad_output"][0])
         saved = [TensorSpec(name, "bf16", shape, regime=regimes[name][0]) for name, shape in _saved(size).items()]
-        tensors = (x, *real_routing(size, kind), grad_output, *saved, *real_weights(size, regimes))
-        yield Case("moe_lora_backward", tensors, {"scaling": SCALINGS[kind][0]}, seed)
+        own = real_weights(size, regimes, adapters=adapters)
+        tensors = (x, *real_routing(size, kind), grad_output, *saved, *own)
+        yield Case("moe_lora_backward", tensors, {"scaling": SCALINGS[kind][0]} if adapters else {}, seed)
 
 
 def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:

@@ -83,6 +83,11 @@ class TensorSpec:
             object.__setattr__(self, "strides", None)
 
     @property
+    def repeats(self) -> bool:
+        """Whether several of its elements share memory, along a stride of 0."""
+        return self.strides is not None and any(n > 1 and not s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         import torch
 

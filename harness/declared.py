@@ -60,6 +60,20 @@ def check_names(where: str, what: str, given: Any, known: Collection[str]) -> No
             raise OpError(no_such(f"name in {what} of {where}:", name, known))
 
 
+def check_contracts(
+    where: str,
+    axes: Mapping[str, Mapping[str, Mapping[str, str]]],
+    presets: Mapping[str, Collection[str]],
+    rounds: Mapping[str, str],
+    targets: Collection[str],
+) -> None:
+    """Raise `OpError` unless the contracts of an op can be told apart, and round to one of `targets` each."""
+    check_axes(where, axes, presets)
+    check_presets(where, axes, presets)
+    for each in (rounds, *(of_option for choices in axes.values() for of_option in choices.values())):
+        check_targets(where, each, targets)
+
+
 def check_targets(where: str, rounds: Mapping[str, str], known: Collection[str]) -> None:
     """Raise `OpError` unless every rounding point has the name of an input of numbers, or of a format."""
     for stage, target in rounds.items():

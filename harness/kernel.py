@@ -16,17 +16,19 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
+from harness.bundles import flat
 from harness.declared import is_names, is_order, place_of
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
+from harness.in_place import Out, checked_outs, returning
 
-__all__ = ["Kernel", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
+__all__ = ["Kernel", "Out", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,10 +48,11 @@ class Kernel:
         name: unique within a run.
         op: name of the op that it implements.
         contract: the contract that it claims, options joined by `+`; an axis that is not named takes its default.
-        call: the function.
+        call: the function, as it is called with tensors and parameters by name, and returns its results.
         stages: stages that it can store; with any, its last call in a case gets `stages=` those names and returns a
             mapping that also holds them.
-        mutates: inputs that it may overwrite, as an in-place kernel does; it still returns every result.
+        mutates: inputs that it may overwrite, as an in-place kernel does.
+        held: parameter → the result that it holds afterwards; an input that is overwritten, or one for a result alone.
         devices: device types that it runs on; empty for every device.
         depth: height of its summation tree for n terms, where it is known; tightens the bound of its sums.
         order: its dots take their terms from first to last, and after every so many terms one fp32 number holds the sum
@@ -67,13 +70,14 @@ class Kernel:
     contract: str
     call: Callable[..., Any]
     stages: tuple[str, ...] = ()
-    mutates: tuple[str, ...] = ()
+    mutates: Collection[str] = ()
     devices: tuple[str, ...] = ()
     depth: Callable[[int], int] | None = None
     order: int | None = None
     placement: str = "refuses"
     unordered: tuple[str, ...] = ()
     source: str = ""
+    held: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -126,7 +130,8 @@ def kernel(
     contract: str = "",
     name: str | None = None,
     stages: tuple[str, ...] = (),
-    mutates: tuple[str, ...] = (),
+    mutates: tuple[str, ...] | Mapping[str, str] = (),
+    out: Mapping[str, str | Out] = MappingProxyType({}),
     devices: tuple[str, ...] = (),
     depth: Callable[[int], int] | None = None,
     order: int | None = None,
@@ -135,10 +140,13 @@ def kernel(
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
-    The function itself is returned, so that the file can also be used as an ordinary module.
+    The function itself is returned, so that the file can also be used as an ordinary module. A parameter of it may be
+    a dataclass of tensors, which stands for its fields: see `harness.bundles`. `mutates` may map inputs to the results
+    that they hold after the call, and `out` maps parameters to the results that they receive: see `harness.in_place`.
 
     Raises:
-        UsageError: no op is named, as by `@kernel` without parentheses, or what is decorated cannot be called.
+        UsageError: no op is named, as by `@kernel` without parentheses, or what is decorated cannot be called, or its
+            parameters are not what is declared of them.
     """
     named: object = op
     if callable(named):
@@ -149,6 +157,7 @@ def kernel(
             raise _without_op(function)
         own, source = name or _name_of(function), place_of(function)
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
+        made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))
         if _declared is not None:
@@ -156,6 +165,14 @@ def kernel(
         return function
 
     return register
+
+
+def _called_by_name(made: Kernel, overwritten: Mapping[str, str], out: Mapping[str, str | Out]) -> Kernel:
+    """The kernel with a function that takes tensors by name and returns every result, whatever its own does."""
+    call = flat(made.call, made.where, error=UsageError)
+    outs = checked_outs(call, made.where, out, overwritten)
+    held = {name: result for name, result in overwritten.items() if result} | {n: o.result for n, o in outs.items()}
+    return replace(made, call=returning(call, overwritten, outs), mutates=tuple(made.mutates), held=held)
 
 
 def declarations_of(function: object) -> tuple[Kernel, ...]:

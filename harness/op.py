@@ -14,18 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from harness.declared import (
-    PASSED_BY_HARNESS,
-    check_axes,
-    check_names,
-    check_presets,
-    check_signature,
-    check_targets,
-    is_names,
-    place_of,
-)
+from harness.bundles import flat
+from harness.declared import PASSED_BY_HARNESS, check_contracts, check_names, check_signature, is_names, place_of
 from harness.errors import OpError, UsageError, unknown
-from harness.numerics.formats import FORMATS
+from harness.numerics import Enclosure
+from harness.numerics.formats import FORMATS, Format
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -46,6 +39,10 @@ class StageRecorder(Protocol):
     """
 
     def __call__(self, name: str, value: Value, *, result: bool = False) -> Value: ...
+
+    def format_of(self, name: str) -> Format:
+        """The format of an input of numbers."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,7 @@ class Op:
         rounds: rounding points that every contract of the op has.
         presets: name → one option per axis, where there are too many axes to name.
         latent: see `Latent`.
+        optional_results: results that a kernel may leave out; it is judged on the others.
     """
 
     name: str
@@ -133,6 +131,7 @@ class Op:
     rounds: Rounds = field(default_factory=dict)
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: Latent | None = None
+    optional_results: frozenset[str] = frozenset()
 
     @property
     def where(self) -> str:
@@ -224,11 +223,13 @@ def op(
     rounds: Rounds | None = None,
     presets: Mapping[str, tuple[str, ...]] | None = None,
     latent: Latent | None = None,
+    optional_results: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
     The function's positional parameters are its inputs (optional with a default of None), its keyword-only parameters
-    are the parameters of the op, apart from `contract` and `stage`, which the harness passes.
+    are the parameters of the op, apart from `contract` and `stage`, which the harness passes. A parameter that is a
+    dataclass of tensors stands for its fields: see `harness.bundles`.
 
     Raises:
         OpError: the declaration names an input, option or format that there is not, or the function takes something
@@ -238,7 +239,9 @@ def op(
         function = f" above {getattr(bare[0], '__name__', bare[0])!r}" if bare else ""
         raise OpError(f"@op needs the inputs whose rows are independent: write @op(rows=(…)){function}, or rows=()")
 
-    def build(reference: Callable[..., Any]) -> Op:
+    def build(written: Callable[..., Any]) -> Op:
+        where = f"op {written.__name__} ({place_of(written)})"
+        reference = flat(written, where, (Enclosure,), error=OpError)
         parameters = inspect.signature(reference).parameters.values()
         inputs = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in PASSED_BY_HARNESS]
@@ -255,29 +258,29 @@ def op(
             rounds=rounds or {},
             presets=presets or {},
             latent=latent,
+            optional_results=frozenset(optional_results),
         )
-        check_signature(made.where, parameters)
+        check_signature(where, parameters)
         for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():
-            check_names(made.where, what, given, made.inputs)
-        for what in ("through", "also") if latent is not None else ():
-            if not is_names(given := getattr(latent, what)):
-                raise OpError(f"{made.where}: {what}={given!r} of its Latent must be a tuple of names")
-        _check_contracts(made)
+            check_names(where, what, given, made.inputs)
+        if not is_names(optional_results):
+            raise OpError(f"{where}: optional_results={optional_results!r} must be a tuple of names")
+        if latent is not None:
+            _check_latent(made, latent)
+        targets = [*(name for name in made.inputs if name not in made.integers), *FORMATS]
+        check_contracts(where, made.axes, made.presets, made.rounds, targets)
         return made
 
     return build
 
 
-def _check_contracts(made: Op) -> None:
-    """Raise `OpError` unless the contracts of an op can be told apart, and round to what there is."""
-    check_axes(made.where, made.axes, made.presets)
-    check_presets(made.where, made.axes, made.presets)
-    if made.latent is not None:
-        options = [option for choices in made.axes.values() for option in choices]
-        check_names(made.where, "instead of its Latent", tuple(made.latent.instead), options)
-    known = [*(name for name in made.inputs if name not in made.integers), *FORMATS]
-    for rounds in (made.rounds, *(rounds for choices in made.axes.values() for rounds in choices.values())):
-        check_targets(made.where, rounds, known)
+def _check_latent(made: Op, latent: Latent) -> None:
+    """Raise `OpError` unless a Latent lists names, and options of the op."""
+    for what in ("through", "also"):
+        if not is_names(given := getattr(latent, what)):
+            raise OpError(f"{made.where}: {what}={given!r} of its Latent must be a tuple of names")
+    options = [option for choices in made.axes.values() for option in choices]
+    check_names(made.where, "instead of its Latent", tuple(latent.instead), options)
 
 
 def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 from grouped_linear import LARGEST_BLOCK_K, depth, grouped_linear, rounded
-from moe_lora_arguments import STAGES, WEIGHTS, check_forward
+from moe_lora_arguments import STAGES, check_forward, existing
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge, shard
-from quantized_weights import base_weights
+from moe_lora_weights import LayerWeights
 from swiglu_limit import argument, limited
 from torch import Tensor
 
@@ -115,20 +115,25 @@ def project(
     eager: bool,
     store_base: bool = False,
 ) -> dict[str, Tensor]:
-    """`value` [T, k, N] of a projection with LoRA, its `lora_mid` [T, k, r], and its fp32 `base` if that is stored.
+    """`value` [T, k, N] of a projection, `lora_mid` [T, k, r] of its adapter, and its fp32 `base` if that is stored.
 
     `name` is `gate`, `up` or `down`; rows are [T, K], or [T, k, K] in the order of pairs. The value is fp32, or with
     `eager` of the rows' dtype.
     """
-    weight, lora_a, lora_b = (parameters[f"{name}_{part}"] for part in ("proj", "lora_a", "lora_b"))
-    found = {"lora_mid": grouped_linear(((rows, lora_a),), routing, out_dtype=rows.dtype)}
+    parts = ("proj", "lora_a", "lora_b") if f"{name}_lora_a" in parameters else ("proj",)
+    weight, *adapter = (parameters[f"{name}_{part}"] for part in parts)
+    found, lora = {}, ()
+    if adapter:
+        lora_a, lora_b = adapter
+        found = {"lora_mid": grouped_linear(((rows, lora_a),), routing, out_dtype=rows.dtype)}
+        lora = ((found["lora_mid"], lora_b),)
     if store_base:
         shape = (routing.tokens, routing.slots, weight.shape[1])
         found["base"] = torch.empty(shape, dtype=torch.float32, device=rows.device)
     found["value"] = grouped_linear(
         ((rows, weight),),
         routing,
-        lora=((found["lora_mid"], lora_b),),
+        lora=lora,
         scaling=scaling,
         out_dtype=rows.dtype if eager else torch.float32,
         round_base=eager,
@@ -176,23 +181,9 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         x: Tensor,
         expert_ids: Tensor,
         routing_weights: Tensor,
-        gate_proj: Tensor,
-        up_proj: Tensor,
-        down_proj: Tensor,
-        gate_lora_a: Tensor,
-        gate_lora_b: Tensor,
-        up_lora_a: Tensor,
-        up_lora_b: Tensor,
-        down_lora_a: Tensor,
-        down_lora_b: Tensor,
-        gate_scale: Tensor | None = None,
-        up_scale: Tensor | None = None,
-        down_scale: Tensor | None = None,
-        gate_zero: Tensor | None = None,
-        up_zero: Tensor | None = None,
-        down_zero: Tensor | None = None,
+        weights: LayerWeights,
         *,
-        scaling: float,
+        scaling: float = 1.0,
         first_expert: int = 0,
         shards: int = 1,
         swiglu_limit: float = inf,
@@ -201,19 +192,16 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         """y[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])), each one W + scaling · B · A of the expert.
 
         Args:
-            x: [T, H], bf16 or fp16; any strides, as the parameters.
+            x: [T, H], bf16 or fp16; any strides, as the weights.
             expert_ids: [T, k], int64 or int32. Expert e has the id first_expert + e; a pair with another id counts for
                 nothing. An id that occurs twice counts twice.
             routing_weights: [T, k], fp32, used as they are.
-            gate_proj, up_proj: [E, I, H]; down_proj: [E, H, I]; of x's dtype, or codes.
-            gate_lora_a, up_lora_a: [E, r, H]; gate_lora_b, up_lora_b: [E, I, r]; down_lora_a: [E, r, I]; down_lora_b:
-                [E, H, r]; of x's dtype.
-            gate_scale, …, gate_zero, …: of weights in codes; quantized_weights.py has the schemes.
-            shards: parts of I that are computed one after the other from views of the parameters; their outputs are
+            weights: of x's dtype, or codes, with adapters or without.
+            shards: parts of I that are computed one after the other from views of the weights; their outputs are
                 added in fp32, then rounded.
             swiglu_limit: the most that is activated of the gate, and of up in magnitude; a number of x's dtype.
-            stages: which of `STAGES` to return too. With several shards `down_lora_mid` and `expert_output` are
-                [T, k, n, shards].
+            stages: which of `STAGES` to return too, as far as the layer has them. With several shards `down_lora_mid`
+                and `expert_output` are [T, k, n, shards].
 
         Returns:
             `output` [T, H], and for the backward pass `saved_gate`, `saved_up` (before the activation, LoRA included)
@@ -223,15 +211,12 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
             ValueError, TypeError: arguments that do not fit together, or on different devices.
             UnsupportedCase: more than 64 slots or shards.
         """
-        base = (gate_proj, up_proj, down_proj)
-        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
-        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
-        parameters = base_weights(x, dict(zip(WEIGHTS, (*base, *lora), strict=True)), codes)
+        parameters = weights.operands(x)
         numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards, "swiglu_limit": swiglu_limit}
         check_forward(x, expert_ids, routing_weights, parameters, **numbers, stages=stages)
-        routing = route(expert_ids, len(gate_proj), first_expert)
+        routing = route(expert_ids, len(weights.gate_proj), first_expert)
         options = {"scaling": scaling, "swiglu_limit": swiglu_limit, "eager": contract == "eager"}
-        options |= {"partial": shards > 1, "stages": stages}
+        options |= {"partial": shards > 1, "stages": existing(stages, parameters)}
         parts = [
             forward_shard(x, routing, routing_weights, shard(parameters, p, shards), **options) for p in range(shards)
         ]

@@ -12,10 +12,6 @@ from torch import Tensor
 from harness.kernel import UnsupportedCase
 
 STAGES = ("gate_base", "up_base", "gate_lora_mid", "up_lora_mid", "gate", "up", "down_lora_mid", "expert_output")
-WEIGHTS = (
-    *("gate_proj", "up_proj", "down_proj"),
-    *("gate_lora_a", "gate_lora_b", "up_lora_a", "up_lora_b", "down_lora_a", "down_lora_b"),
-)
 ACTIVATIONS = (torch.bfloat16, torch.float16)
 IDS = (torch.int64, torch.int32)
 MOST_TERMS = 64  # of the sums over slots and over shards, one after the other; `depth` holds for these up to here
@@ -37,7 +33,7 @@ def check_forward(
     stages: Collection[str],
     known_stages: Collection[str] = STAGES,
 ) -> None:
-    """Raise for arguments that do not fit together; `parameters` are the base weights and LoRA tensors by name.
+    """Raise for arguments that do not fit together; `parameters` are the base weights by name, and adapters if any.
 
     Raises:
         ValueError: a shape, a device, an option or a number.
@@ -57,6 +53,11 @@ def check_forward(
     if slots > MOST_TERMS or shards > MOST_TERMS:
         raise UnsupportedCase(f"{slots} slots and {shards} shards; up to {MOST_TERMS} of each are supported")
     shard(parameters, 0, shards)  # raises where codes cannot be cut
+
+
+def existing(stages: Collection[str], parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Those of the stages that a layer has: without adapters it has no middles."""
+    return tuple(stage for stage in stages if "gate_lora_a" in parameters or not stage.endswith("_mid"))
 
 
 def check_tensors(x: Tensor, expected: Expected) -> None:
@@ -79,7 +80,8 @@ def _matrix(name: str, tensor: Tensor, meaning: str, dims: int) -> tuple[int, ..
 
 def _expected_parameters(x: Tensor, parameters: Mapping[str, Tensor]) -> Expected:
     experts, width, _ = parameters["gate_proj"].shape
-    rank = _matrix("gate_lora_a", parameters["gate_lora_a"], "[E, r, H]", 3)[1]
+    first = parameters.get("gate_lora_a")
+    rank = 0 if first is None else _matrix("gate_lora_a", first, "[E, r, H]", 3)[1]
     hidden = x.shape[1]
     into, out = (experts, width, hidden), (experts, hidden, width)
     shapes = {

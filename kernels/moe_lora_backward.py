@@ -14,11 +14,12 @@ import torch
 from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
-from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
+from moe_lora_arguments import existing
+from moe_lora_backward_arguments import ADDED, STAGES, check_backward, shards_of
 from moe_lora_gradients import column_depth, grouped_outer, pair_depth, pair_dot, swiglu_backward, weigh
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge
-from quantized_weights import base_weights
+from moe_lora_weights import LayerWeights, OldGradients, named
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -53,6 +54,10 @@ class Backward:
         """rows · weight[e]ᵀ, rounded: the operand of another dot."""
         return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
 
+    def plain(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """rows · weight[e]ᵀ as a stage: rounded if the contract is eager."""
+        return self.adapted(((rows, weight),), ())
+
     def adapted(
         self, operands: tuple[Factors, ...], lora: tuple[Factors, ...], *, out_dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -67,6 +72,9 @@ class Backward:
 def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
     """The stages from the gradient of the output to that of the activated rows, and those of the down projection."""
     rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
+    if "down_lora_a" not in t:
+        back, ahead = step.plain(grad, turned(t["down_proj"])), step.plain(rows, t["down_proj"])
+        return {"grad_expert_output": grad, "grad_intermediate": back, "expert_output": ahead}
     grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
     return {
         "grad_expert_output": grad,
@@ -85,11 +93,13 @@ def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -
     grads = swiglu_backward(grad_intermediate, *saved, step.routing, limit=step.swiglu_limit)
     found, base, lora = {}, [], []
     for name, grad in zip(("gate", "up"), grads, strict=True):
-        grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
-        found |= {f"grad_{name}": grad, f"grad_{name}_mid": grad_mid}
-        found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
+        found[f"grad_{name}"] = grad
+        if f"{name}_lora_a" in t:
+            grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
+            found[f"grad_{name}_mid"] = grad_mid
+            lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
+            found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
         base.append((grad, turned(t[f"{name}_proj"])))
-        lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
     return found | {"grad_expert_input": step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)}
 
 
@@ -114,6 +124,7 @@ def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Te
             out_dtype=torch.float32 if partial and name in ADDED else step.dtype,
         )
         for name, (left, right) in factors.items()
+        if name in t
     }  # fmt: skip
 
 
@@ -145,29 +156,10 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         saved_gate: Tensor,
         saved_up: Tensor,
         intermediate: Tensor,
-        gate_proj: Tensor,
-        up_proj: Tensor,
-        down_proj: Tensor,
-        gate_lora_a: Tensor,
-        gate_lora_b: Tensor,
-        up_lora_a: Tensor,
-        up_lora_b: Tensor,
-        down_lora_a: Tensor,
-        down_lora_b: Tensor,
-        gate_scale: Tensor | None = None,
-        up_scale: Tensor | None = None,
-        down_scale: Tensor | None = None,
-        gate_zero: Tensor | None = None,
-        up_zero: Tensor | None = None,
-        down_zero: Tensor | None = None,
-        old_gate_lora_a: Tensor | None = None,
-        old_gate_lora_b: Tensor | None = None,
-        old_up_lora_a: Tensor | None = None,
-        old_up_lora_b: Tensor | None = None,
-        old_down_lora_a: Tensor | None = None,
-        old_down_lora_b: Tensor | None = None,
+        weights: LayerWeights,
+        old: OldGradients | None = None,
         *,
-        scaling: float,
+        scaling: float = 1.0,
         first_expert: int = 0,
         shards: int = 1,
         swiglu_limit: float = inf,
@@ -176,37 +168,34 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
         """Gradients of `moe_lora` for the gradient of its output; the base weights are frozen and have none.
 
         Args:
-            x, expert_ids, routing_weights, scaling, first_expert, swiglu_limit, and all weights and codes: as
-                `moe_lora` took them. What the limit has cut off has a gradient of 0.
+            x, expert_ids, routing_weights, weights, scaling, first_expert, swiglu_limit: as `moe_lora` took them. What
+                the limit has cut off has a gradient of 0.
             grad_output: [T, H], of x's dtype; any strides, as all tensors.
             saved_gate, saved_up, intermediate: [T, k, I], as `moe_lora` returned them.
-            old_gate_lora_a, …: all six gradients of earlier backwards, to which the new ones are added in fp32.
-            shards: parts of I that are computed one after the other from views of the parameters; what they all add
-                to is summed in fp32, then rounded.
-            stages: which of `STAGES` to return too. With several shards, those of which each shard has one of its own
-                are [T, k, n, shards].
+            old: to which the new gradients of the adapters are added in fp32.
+            shards: parts of I that are computed one after the other from views of the weights; what they all add to is
+                summed in fp32, then rounded.
+            stages: which of `STAGES` to return too, as far as the layer has them. With several shards, those of which
+                each shard has one of its own are [T, k, n, shards].
 
         Returns:
-            `grad_input` [T, H]; `grad_gate_lora_a` and the other five, of the parameter's shape and dtype, 0 or the old
-            gradient for an expert without pairs; `grad_routing_weights` [T, k], fp32, 0 for pairs that count for
-            nothing.
+            `grad_input` [T, H]; where there are adapters, `grad_gate_lora_a` and the other five, of the adapter's shape
+            and dtype, 0 or the old gradient for an expert without pairs; `grad_routing_weights` [T, k], fp32, 0 for
+            pairs that count for nothing.
 
         Raises:
             ValueError, TypeError: arguments that do not fit together, or on different devices.
             UnsupportedCase: more than 64 slots or shards.
         """
-        rows = (x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate)
-        weights = (gate_proj, up_proj, down_proj)
-        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
-        old = (old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b)
-        tensors = dict(zip(TENSORS, (*rows, *weights, *lora, *old), strict=True))
-        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
-        tensors = base_weights(x, tensors, codes)
+        rows = {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights, "grad_output": grad_output}
+        saved = {"saved_gate": saved_gate, "saved_up": saved_up, "intermediate": intermediate}
+        tensors = rows | saved | weights.operands(x) | named(old)
         numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
-        given = check_backward(tensors, stages, **numbers, shards=shards)
-        routing = route(expert_ids, len(gate_proj), first_expert)
+        check_backward(tensors, stages, **numbers, shards=shards)
+        routing = route(expert_ids, len(weights.gate_proj), first_expert)
         step = Backward(routing, scaling, x.dtype, contract == "eager", swiglu_limit)
-        parts = [backward_shard(step, t, partial=shards > 1, stages=stages) for t in shards_of(given, shards)]
+        asked = existing(stages, tensors)
+        parts = [backward_shard(step, t, partial=shards > 1, stages=asked) for t in shards_of(tensors, shards)]
         return merge(parts, dict.fromkeys(("grad_input", *(f"grad_{name}" for name in ADDED)), x.dtype))
 
     return moe_lora_backward

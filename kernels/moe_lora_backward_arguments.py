@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from moe_lora_arguments import WEIGHTS, check_forward, check_tensors
+from moe_lora_arguments import check_forward, check_tensors
 from moe_lora_shards import Part, part_of, shard
+from moe_lora_weights import ADAPTERS as LORA
+from moe_lora_weights import WEIGHTS
 from quantized_weights import QuantizedWeight
 from torch import Tensor
 
-LORA = tuple(name for name in WEIGHTS if "lora" in name)
 SAVED = ("saved_gate", "saved_up", "intermediate")
 OLD = tuple(f"old_{name}" for name in LORA)
-TENSORS = ("x", "expert_ids", "routing_weights", "grad_output", *SAVED, *WEIGHTS, *OLD)
 ADDED = tuple(name for name in LORA if part_of(f"grad_{name}") is Part.ADDED)
 """Adapters whose gradients are sums over the shards."""
 
@@ -23,27 +23,26 @@ STAGES = (
 )  # fmt: skip
 
 
-def check_backward(
-    tensors: Mapping[str, Tensor | QuantizedWeight | None], stages: Collection[str], **numbers: Any
-) -> dict[str, Tensor | QuantizedWeight]:
-    """The tensors that are given, by name.
+def check_backward(tensors: Mapping[str, Tensor | QuantizedWeight], stages: Collection[str], **numbers: Any) -> None:
+    """Raise for arguments that do not fit together; `tensors` are all that are given, by name.
 
     Raises:
-        ValueError, TypeError, UnsupportedCase: as `check_forward` does, or if some old gradients are missing.
+        ValueError, TypeError, UnsupportedCase: as `check_forward` does, or for old gradients of adapters that are not
+            there, or not all of them.
     """
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    x, ids, weights = (given[name] for name in ("x", "expert_ids", "routing_weights"))
-    parameters = {name: given[name] for name in WEIGHTS}
+    x, ids, weights = (tensors[name] for name in ("x", "expert_ids", "routing_weights"))
+    parameters = {name: tensor for name, tensor in tensors.items() if name in WEIGHTS}
     check_forward(x, ids, weights, parameters, **numbers, stages=stages, known_stages=STAGES)
     rows = (*ids.shape, parameters["gate_proj"].shape[1])
     shapes = {"grad_output": tuple(x.shape), **dict.fromkeys(SAVED, rows)}
-    old = [name for name in OLD if name in given]
+    old = [name for name in OLD if name in tensors]
     if old and len(old) != len(OLD):
-        missing = ", ".join(name for name in OLD if name not in given)
+        missing = ", ".join(name for name in OLD if name not in tensors)
         raise ValueError(f"{', '.join(old)} given, but not {missing}; give all old gradients or none")
+    if old and LORA[0] not in parameters:
+        raise ValueError(f"{', '.join(old)} given, but there are no adapters")
     shapes |= {name: tuple(parameters[name.removeprefix("old_")].shape) for name in old}
-    check_tensors(x, {name: (given[name], shape, (x.dtype,)) for name, shape in shapes.items()})
-    return given
+    check_tensors(x, {name: (tensors[name], shape, (x.dtype,)) for name, shape in shapes.items()})
 
 
 def shards_of(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 import torch
-from moe_lora_backward_arguments import LORA, SAVED, TENSORS, WEIGHTS, check_backward, shards_of
+from moe_lora_backward_arguments import LORA, SAVED, WEIGHTS, check_backward, shards_of
 from moe_lora_shards import merge
 from moe_lora_torch import fp32_reductions
-from quantized_weights import base_weights
+from moe_lora_weights import LayerWeights, OldGradients, named
 from swiglu_limit import limited_in_torch
 from torch import Tensor
 
@@ -35,15 +35,18 @@ def through_down(product: Product, t: Mapping[str, Tensor], scaling: float) -> d
     """What an expert's down projection gives: rows of its pairs, by the names of the stages."""
     dtype = t["x"].dtype
     grad = (t["routing_weights"] * t["grad_output"].float()).to(dtype)
-    grad_mid = product(grad, t["down_lora_b"]).to(dtype)
-    mid = product(t["intermediate"], t["down_lora_a"].t()).to(dtype)
-    return {
+    found = {
         "grad_expert_output": grad,
-        "grad_down_mid": grad_mid,
-        "grad_intermediate": product(grad, t["down_proj"]) + product(grad_mid, t["down_lora_a"]) * scaling,
-        "down_lora_mid": mid,
-        "expert_output": product(t["intermediate"], t["down_proj"].t()) + product(mid, t["down_lora_b"].t()) * scaling,
+        "grad_intermediate": product(grad, t["down_proj"]),
+        "expert_output": product(t["intermediate"], t["down_proj"].t()),
     }
+    if "down_lora_a" not in t:
+        return found
+    found["grad_down_mid"] = product(grad, t["down_lora_b"]).to(dtype)
+    found["down_lora_mid"] = product(t["intermediate"], t["down_lora_a"].t()).to(dtype)
+    found["grad_intermediate"] += product(found["grad_down_mid"], t["down_lora_a"]) * scaling
+    found["expert_output"] += product(found["down_lora_mid"], t["down_lora_b"].t()) * scaling
+    return found
 
 
 def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
@@ -59,11 +62,14 @@ def through_gate_or_up(
     product: Product, name: str, grad: Tensor, t: Mapping[str, Tensor], scaling: float
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The stages of the gate or up adapter, and what the projection adds to the gradient of the input, in fp32."""
+    base = product(grad, t[f"{name}_proj"]).float()
+    if f"{name}_lora_a" not in t:
+        return {f"grad_{name}": grad}, base
     a, b = t[f"{name}_lora_a"], t[f"{name}_lora_b"]
     grad_mid = product(grad, b).to(grad.dtype)
     mid = product(t["x"], a.t()).to(grad.dtype)
     stages = {f"grad_{name}": grad, f"grad_{name}_mid": grad_mid, f"{name}_lora_mid": mid}
-    return stages, product(grad, t[f"{name}_proj"]).float() + (product(grad_mid, a) * scaling).float()
+    return stages, base + (product(grad_mid, a) * scaling).float()
 
 
 def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float, limit: float) -> dict[str, Tensor]:
@@ -89,7 +95,11 @@ def expert_gradients(product: Product, t: Mapping[str, Tensor], scaling: float, 
     return {
         "grad_input": inputs[0] + inputs[1],
         "grad_routing_weights": (t["grad_output"].float() * stages["expert_output"].float()).sum(-1),
-        **{f"grad_{name}": scaling * product_fused(stages[a].t(), stages[b]) for name, (a, b) in factors.items()},
+        **{
+            f"grad_{name}": scaling * product_fused(stages[a].t(), stages[b])
+            for name, (a, b) in factors.items()
+            if name in t
+        },
     }
 
 
@@ -100,7 +110,7 @@ def shard_gradients(
     ids = t["expert_ids"]
     shapes = {"grad_input": (*ids.shape, t["x"].shape[1]), "grad_routing_weights": ids.shape}
     results = {name: torch.zeros(shape, device=ids.device) for name, shape in shapes.items()}
-    for name in LORA:
+    for name in (name for name in LORA if name in t):
         old = t.get(f"old_{name}", torch.zeros_like(t[name]))
         results[f"grad_{name}"] = torch.empty(old.shape, device=ids.device).copy_(old)
     for e in range(len(t["gate_proj"])):
@@ -109,7 +119,7 @@ def shard_gradients(
             continue
         own = {"x": t["x"][token], "grad_output": t["grad_output"][token]}
         own["routing_weights"] = t["routing_weights"][token, slot, None]
-        own |= {name: t[name][token, slot] for name in SAVED} | {name: t[name][e] for name in WEIGHTS}
+        own |= {name: t[name][token, slot] for name in SAVED} | {name: t[name][e] for name in WEIGHTS if name in t}
         for name, value in expert_gradients(product, own, scaling, swiglu_limit).items():
             if name in shapes:
                 results[name][token, slot] = value
@@ -123,23 +133,28 @@ def _declare(contract: str, product: Product) -> Callable[..., dict[str, Tensor]
 
     @kernel("moe_lora_backward", contract=contract, name=f"eager[moe_lora_backward+{contract}]")
     def moe_lora_backward(
-        x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, gate_proj, up_proj, down_proj,
-        gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
-        gate_scale=None, up_scale=None, down_scale=None, gate_zero=None, up_zero=None, down_zero=None,
-        old_gate_lora_a=None, old_gate_lora_b=None, old_up_lora_a=None, old_up_lora_b=None,
-        old_down_lora_a=None, old_down_lora_b=None,
-        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
-    ):  # fmt: skip
-        rows = (x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate)
-        weights = (gate_proj, up_proj, down_proj)
-        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
-        old = (old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b)
-        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
-        tensors = base_weights(x, dict(zip(TENSORS, (*rows, *weights, *lora, *old), strict=True)), codes)
+        x: Tensor,
+        expert_ids: Tensor,
+        routing_weights: Tensor,
+        grad_output: Tensor,
+        saved_gate: Tensor,
+        saved_up: Tensor,
+        intermediate: Tensor,
+        weights: LayerWeights,
+        old: OldGradients | None = None,
+        *,
+        scaling: float = 1.0,
+        first_expert: int = 0,
+        shards: int = 1,
+        swiglu_limit: float = inf,
+    ) -> dict[str, Tensor]:
+        rows = {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights, "grad_output": grad_output}
+        saved = {"saved_gate": saved_gate, "saved_up": saved_up, "intermediate": intermediate}
+        tensors = rows | saved | weights.operands(x) | named(old)
         numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
-        given = check_backward(tensors, (), **numbers, shards=shards)
+        check_backward(tensors, (), **numbers, shards=shards)
         with fp32_reductions():
-            whole = merge([shard_gradients(product, part, **numbers) for part in shards_of(given, shards)])
+            whole = merge([shard_gradients(product, part, **numbers) for part in shards_of(tensors, shards)])
         return {name: t if name == "grad_routing_weights" else t.to(x.dtype) for name, t in whole.items()}
 
     return moe_lora_backward

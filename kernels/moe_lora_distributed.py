@@ -22,18 +22,16 @@ from math import inf
 import torch
 import torch.distributed as dist
 from moe_lora import forward_shard
-from moe_lora_arguments import WEIGHTS, check_forward
+from moe_lora_arguments import check_forward
 from moe_lora_backward import Backward, backward_shard
 from moe_lora_backward_arguments import ADDED, check_backward
 from moe_lora_routing import route
 from moe_lora_shards import DIMS, Part, add, check_term, merge, part_of, shard
-from quantized_weights import QuantizedWeight, base_weights
+from moe_lora_weights import WEIGHTS, of_layer
 from torch import Tensor
 
 Group = dist.ProcessGroup | None
 """The ranks among which a layer is divided; None for all."""
-
-CODES = tuple(f"{side}_{part}" for part in ("scale", "zero") for side in ("gate", "up", "down"))
 
 
 def own(tensors: Mapping[str, Tensor], *, group: Group = None) -> dict[str, Tensor]:
@@ -53,7 +51,7 @@ def forward(
     expert_ids: Tensor,
     routing_weights: Tensor,
     *,
-    scaling: float,
+    scaling: float = 1.0,
     first_expert: int = 0,
     swiglu_limit: float = inf,
     group: Group = None,
@@ -64,7 +62,7 @@ def forward(
     Raises:
         ValueError, TypeError, UnsupportedCase: as `moe_lora` does for a layer of the rank's size.
     """
-    weights = _weights(x, parameters)
+    weights = of_layer(parameters).operands(x)
     numbers = {"scaling": scaling, "first_expert": first_expert, "shards": 1, "swiglu_limit": swiglu_limit}
     check_forward(x, expert_ids, routing_weights, weights, **numbers, stages=())
     routing = route(expert_ids, len(weights["gate_proj"]), first_expert)
@@ -77,7 +75,7 @@ def forward(
 def backward(
     x: Tensor,
     *,
-    scaling: float,
+    scaling: float = 1.0,
     first_expert: int = 0,
     swiglu_limit: float = inf,
     group: Group = None,
@@ -92,9 +90,10 @@ def backward(
     Raises:
         ValueError, TypeError, UnsupportedCase: as `moe_lora_backward` does for a layer of the rank's size.
     """
-    given = {"x": x, **{name: t for name, t in tensors.items() if name not in CODES}} | _weights(x, tensors)
+    rows = {name: tensor for name, tensor in tensors.items() if name not in WEIGHTS}
+    given = {"x": x} | rows | of_layer(tensors).operands(x)
     numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
-    given = check_backward(given, (), **numbers, shards=1)
+    check_backward(given, (), **numbers, shards=1)
     old = {f"grad_{name}": given.pop(f"old_{name}", None) for name in ADDED}
     routing = route(given["expert_ids"], len(given["gate_proj"]), first_expert)
     step = Backward(routing, scaling, x.dtype, eager=False, swiglu_limit=swiglu_limit)
@@ -126,8 +125,3 @@ def _added(name: str, term: Tensor, group: Group) -> Tensor:
     check_term(name, term)
     dist.all_reduce(term, group=group)
     return term
-
-
-def _weights(x: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor | QuantizedWeight]:
-    """Base weights, as the kernels read them, and adapters."""
-    return base_weights(x, {name: tensors[name] for name in WEIGHTS}, tuple(tensors.get(name) for name in CODES))

@@ -11,7 +11,7 @@ changed since its forward is refused, because its gradients would be those of no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -19,34 +19,25 @@ import torch
 from moe_lora import moe_lora
 from moe_lora_backward import moe_lora_backward
 from moe_lora_backward_arguments import LORA, SAVED
+from moe_lora_weights import LayerWeights, OldGradients, named
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 KEPT = ("x", "expert_ids", "routing_weights", *SAVED)
 
 
-@dataclass(frozen=True, eq=False)
-class Parameters:
-    """The weights of one layer, by the names and shapes of `moe_lora`: the trainer's own tensors, not copies."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Parameters(LayerWeights):
+    """The weights of one layer, the trainer's own tensors and not copies, and its numbers, as `moe_lora` takes them."""
 
-    gate_proj: Tensor
-    up_proj: Tensor
-    down_proj: Tensor
-    gate_lora_a: Tensor
-    gate_lora_b: Tensor
-    up_lora_a: Tensor
-    up_lora_b: Tensor
-    down_lora_a: Tensor
-    down_lora_b: Tensor
-    scaling: float
+    scaling: float = 1.0
     first_expert: int = 0
     swiglu_limit: float = inf
-    gate_scale: Tensor | None = None
-    up_scale: Tensor | None = None
-    down_scale: Tensor | None = None
-    gate_zero: Tensor | None = None
-    up_zero: Tensor | None = None
-    down_zero: Tensor | None = None
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What is no tensor, by name."""
+        return {"scaling": self.scaling, "first_expert": self.first_expert, "swiglu_limit": self.swiglu_limit}
 
 
 @dataclass(frozen=True)
@@ -89,17 +80,17 @@ class Gradients:
 
     x: Tensor
     routing_weights: Tensor
-    gate_lora_a: Tensor
-    gate_lora_b: Tensor
-    up_lora_a: Tensor
-    up_lora_b: Tensor
-    down_lora_a: Tensor
-    down_lora_b: Tensor
+    gate_lora_a: Tensor | None = None
+    gate_lora_b: Tensor | None = None
+    up_lora_a: Tensor | None = None
+    up_lora_b: Tensor | None = None
+    down_lora_a: Tensor | None = None
+    down_lora_b: Tensor | None = None
 
     @property
     def lora(self) -> dict[str, Tensor]:
-        """The six LoRA gradients by name, as `backward` takes them to accumulate into."""
-        return {name: getattr(self, name) for name in LORA}
+        """The LoRA gradients by name, as `backward` takes them to accumulate into; none without adapters."""
+        return {name: getattr(self, name) for name in LORA if getattr(self, name) is not None}
 
 
 @torch.no_grad()
@@ -112,7 +103,7 @@ def forward(
         ValueError, TypeError: arguments that do not fit together, or a tensor whose changes torch does not count.
     """
     given = {"x": x, "expert_ids": expert_ids, "routing_weights": routing_weights}
-    results = moe_lora(**given, **_arguments(parameters), shards=shards)
+    results = moe_lora(**given, weights=parameters, **parameters.numbers, shards=shards)
     output = results.pop("output")
     kept = given | results
     return output, State(**kept, parameters=parameters, shards=shards, marks=_marks(kept, parameters))
@@ -135,21 +126,20 @@ def backward(grad_output: Tensor, state: State, *, accumulate_into: Mapping[str,
     _check_unchanged(state)
     _check_grad_output(grad_output, state.x)
     saved = {name: getattr(state, name) for name in KEPT}
-    old = {f"old_{name}": gradient for name, gradient in _checked_names(accumulate_into).items()}
-    results = moe_lora_backward(
-        **saved, **_arguments(state.parameters), **old, grad_output=grad_output, shards=state.shards
-    )
-    lora = {name: results[f"grad_{name}"] for name in LORA}
+    weights, old = state.parameters, _old_gradients(accumulate_into)
+    given = saved | {"grad_output": grad_output, "weights": weights, "old": old}
+    results = moe_lora_backward(**given, **weights.numbers, shards=state.shards)
+    lora = {name: results[f"grad_{name}"] for name in LORA if f"grad_{name}" in results}
     if accumulate_into is not None:
         lora = {name: accumulate_into[name].copy_(gradient) for name, gradient in lora.items()}
-    return Gradients(x=results["grad_input"], routing_weights=results["grad_routing_weights"], **lora)
+    return Gradients(results["grad_input"], results["grad_routing_weights"], **lora)
 
 
 def moe_lora_autograd(
     x: Tensor, expert_ids: Tensor, routing_weights: Tensor, parameters: Parameters, *, shards: int = 1
 ) -> Tensor:
     """The output of `forward`, differentiable once by x, routing_weights and the six LoRA parameters."""
-    lora = [getattr(parameters, name) for name in LORA]
+    lora = [tensor for name, tensor in named(parameters).items() if name in LORA]
     return _MoeLora.apply(x, expert_ids, routing_weights, parameters, shards, *lora)
 
 
@@ -170,14 +160,8 @@ class _MoeLora(torch.autograd.Function):
         return gradients.x, None, gradients.routing_weights, None, None, *gradients.lora.values()
 
 
-def _arguments(parameters: Parameters) -> dict[str, Any]:
-    """The parameters as keywords of `moe_lora` and `moe_lora_backward`."""
-    return {field.name: getattr(parameters, field.name) for field in fields(parameters)}
-
-
 def _marks(kept: Mapping[str, Tensor], parameters: Parameters) -> dict[str, Mark]:
-    tensors = {name: t for name, t in (kept | _arguments(parameters)).items() if isinstance(t, Tensor)}
-    return {name: _mark(name, tensor) for name, tensor in tensors.items()}
+    return {name: _mark(name, tensor) for name, tensor in (kept | named(parameters)).items()}
 
 
 def _mark(name: str, tensor: Tensor) -> Mark:
@@ -214,9 +198,12 @@ def _check_grad_output(grad_output: Tensor, x: Tensor) -> None:
         raise ValueError(f"grad_output is on {grad_output.device}, but the output was on {x.device}; {belongs}")
 
 
-def _checked_names(accumulate_into: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    if accumulate_into is not None and set(accumulate_into) != set(LORA):
+def _old_gradients(accumulate_into: Mapping[str, Tensor] | None) -> OldGradients | None:
+    """The gradients to which others are added; ValueError unless these are all of them."""
+    if accumulate_into is None:
+        return None
+    if set(accumulate_into) != set(LORA):
         raise ValueError(
             f"accumulate_into holds {', '.join(sorted(accumulate_into)) or 'nothing'}; it needs {', '.join(LORA)}"
         )
-    return accumulate_into or {}
+    return OldGradients(**{f"old_{name}": gradient for name, gradient in accumulate_into.items()})

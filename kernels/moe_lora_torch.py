@@ -12,9 +12,9 @@ from math import inf
 
 import torch
 import torch.nn.functional as F
-from moe_lora_arguments import WEIGHTS, check_forward
+from moe_lora_arguments import check_forward
 from moe_lora_shards import merge, shard
-from quantized_weights import base_weights
+from moe_lora_weights import LayerWeights
 from swiglu_limit import limited_in_torch
 from torch import Tensor
 
@@ -23,17 +23,27 @@ from harness.kernel import kernel
 Step = Callable[..., tuple[Tensor, ...]]
 
 
-def adapted_fused(rows: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, *, scaling: float) -> Tensor:
+def adapted_fused(
+    rows: Tensor, weight: Tensor, lora_a: Tensor | None, lora_b: Tensor | None, *, scaling: float
+) -> Tensor:
     """rows · weightᵀ + scaling · (rows · lora_aᵀ) · lora_bᵀ in fp32; only the middle product is rounded.
 
-    Numbers of 16 bits are exact in tf32 too, so that it does not matter whether torch may use it.
+    Without an adapter it is the first product alone. Numbers of 16 bits are exact in tf32 too, so that it does not
+    matter whether torch may use it.
     """
+    base = rows.float() @ weight.float().t()
+    if lora_a is None or lora_b is None:
+        return base
     middle = (rows.float() @ lora_a.float().t()).to(rows.dtype)
-    return rows.float() @ weight.float().t() + scaling * (middle.float() @ lora_b.float().t())
+    return base + scaling * (middle.float() @ lora_b.float().t())
 
 
-def adapted_eager(rows: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, *, scaling: float) -> Tensor:
+def adapted_eager(
+    rows: Tensor, weight: Tensor, lora_a: Tensor | None, lora_b: Tensor | None, *, scaling: float
+) -> Tensor:
     """The same in the dtype of the rows, in the order of `peft.tuners.lora.Linear.forward`."""
+    if lora_a is None or lora_b is None:
+        return F.linear(rows, weight)
     return F.linear(rows, weight) + F.linear(F.linear(rows, lora_a), lora_b) * scaling
 
 
@@ -63,7 +73,7 @@ def expert_eager(
 
 
 def _adapted(linear: Callable[..., Tensor], rows: Tensor, name: str, expert: dict[str, Tensor], scaling: float):
-    return linear(rows, *(expert[f"{name}_{part}"] for part in ("proj", "lora_a", "lora_b")), scaling=scaling)
+    return linear(rows, *(expert.get(f"{name}_{part}") for part in ("proj", "lora_a", "lora_b")), scaling=scaling)
 
 
 @contextmanager
@@ -112,15 +122,17 @@ def _declare(contract: str, expert: Step) -> Callable[..., dict[str, Tensor]]:
 
     @kernel("moe_lora", contract=contract, name=f"eager[moe_lora+{contract}]")
     def moe_lora(
-        x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
-        gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
-        gate_scale=None, up_scale=None, down_scale=None, gate_zero=None, up_zero=None, down_zero=None,
-        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
-    ):  # fmt: skip
-        base = (gate_proj, up_proj, down_proj)
-        lora = (gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b)
-        codes = (gate_scale, up_scale, down_scale, gate_zero, up_zero, down_zero)
-        parameters = base_weights(x, dict(zip(WEIGHTS, (*base, *lora), strict=True)), codes)
+        x: Tensor,
+        expert_ids: Tensor,
+        routing_weights: Tensor,
+        weights: LayerWeights,
+        *,
+        scaling: float = 1.0,
+        first_expert: int = 0,
+        shards: int = 1,
+        swiglu_limit: float = inf,
+    ) -> dict[str, Tensor]:
+        parameters = weights.operands(x)
         numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards, "swiglu_limit": swiglu_limit}
         check_forward(x, expert_ids, routing_weights, parameters, **numbers, stages=())
         step = partial(expert, scaling=scaling, limit=swiglu_limit)

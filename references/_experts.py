@@ -1,25 +1,20 @@
-"""Experts of a mixture: who computes what, and linear maps with a low-rank adapter.
-
-LoRA: Hu et al. 2021, arXiv 2106.09685. A row of this file is a pair of a token and one of its slots, number t · k + j.
-"""
+"""Experts of a mixture: who computes what. A row is a pair of a token and one of its slots, number t · k + j."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
 from harness.numerics import (
     FORMATS,
     Enclosure,
     Factor,
+    Format,
     Groups,
     Tensor,
     clamp,
     concatenate,
-    dequantized,
-    format_of,
     grouped_dot,
     hull,
     multiply_add,
@@ -27,11 +22,9 @@ from harness.numerics import (
     stack,
 )
 from harness.op import Contract, Rounds, StageRecorder
-from references._shapes import check_shapes
+from references._layer_weights import Kind, LayerWeights, Projection
 
 ALL = slice(None)
-Kind = Literal["base", "a", "b"]
-"""The matrices of a linear map with an adapter."""
 
 
 def rounded(*stages: str) -> Rounds:
@@ -65,60 +58,12 @@ def through_limits(gradient: Enclosure, value: Enclosure, low: float, high: floa
     return hull(inside, inside.zero_where(~((saved > low) & (saved < high))))
 
 
-def check_limit(limit: float, like: Tensor) -> None:
-    """Raise ValueError unless `limit` is positive, and infinite or a number of the dtype of a tensor."""
+def check_limit(limit: float, fmt: Format, any_tensor: Tensor) -> None:
+    """Raise ValueError unless `limit` is positive, and infinite or a number of the format."""
     if isinstance(limit, bool | str):
         raise ValueError(f"swiglu_limit={limit!r} must be a number")
-    if not limit > 0 or float(like.new_tensor(limit, device="cpu")) != limit:
-        raise ValueError(f"swiglu_limit={limit} must be positive and a number of {like.dtype}; leave it out for none")
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A linear map from K to N numbers per expert: base + scaling · b · a.
-
-    Attributes:
-        base: [E, N, K], or codes of as many numbers with their `scale` and `zero`.
-        a, b: the adapter, [E, r, K] and [E, N, r].
-    """
-
-    base: Tensor
-    a: Tensor
-    b: Tensor
-    scale: Tensor | None = None
-    zero: Tensor | None = None
-
-    @property
-    def width(self) -> int:
-        """N."""
-        return self.b.shape[1]
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[1]
-
-    @remembered
-    def matrices(self, kind: Kind, experts: Tensor) -> Enclosure:
-        """One of the matrices of some experts [G, N, K]; the base is dequantized to the format of the adapter."""
-        if kind != "base":
-            return Enclosure.point((self.a if kind == "a" else self.b)[experts])
-        scale, zero = (None if t is None else t[experts] for t in (self.scale, self.zero))
-        return dequantized(self.base[experts], scale, zero, fmt=format_of(self.a.dtype), columns=self.a.shape[2])
-
-    def check(self, name: str, experts: int, inputs: int, outputs: int) -> None:
-        """Raise ValueError unless the map has `experts` matrices from `inputs` to `outputs` numbers."""
-        rank = self.a.shape[1] if self.a.ndim == 3 else 0
-        check_shapes({f"{name}_lora_a": (self.a, (experts, rank or -1, inputs))})
-        check_shapes({f"{name}_lora_b": (self.b, (experts, outputs, rank))})
-        for part, tensor in {"scale": self.scale, "zero": self.zero}.items():
-            if tensor is not None and tuple(tensor.shape[:1]) != (experts,):
-                raise ValueError(f"{name}_{part} has shape {tuple(tensor.shape)}; it must be [{experts}, …]")
-        if self.base.shape[:2] != (experts, outputs):
-            raise ValueError(f"{name}_proj has shape {tuple(self.base.shape)}; it must be [{experts}, {outputs}, …]")
-        if self.base.is_floating_point():
-            check_shapes({f"{name}_proj": (self.base, (experts, outputs, inputs))})
-            if self.base.dtype != self.a.dtype:
-                raise ValueError(f"{name}_proj is {self.base.dtype}, and {name}_lora_a {self.a.dtype}; they must agree")
+    if not limit > 0 or float(any_tensor.new_tensor(limit, dtype=fmt.dtype, device="cpu")) != limit:
+        raise ValueError(f"swiglu_limit={limit} must be positive and a number of {fmt.dtype}; leave it out for none")
 
 
 @dataclass(frozen=True)
@@ -181,7 +126,7 @@ class Layer:
     def of(
         cls,
         expert_ids: Tensor,
-        down: Projection,
+        weights: LayerWeights,
         *,
         first_expert: int,
         shards: int,
@@ -189,12 +134,12 @@ class Layer:
         contract: Contract,
         stage: StageRecorder,
     ) -> Layer:
-        """The layer with this down projection, whose experts have the ids from `first_expert` on.
+        """The layer with these weights, whose experts have the ids from `first_expert` on.
 
         Raises:
             ValueError: `shards` does not divide the intermediate dimension, or `scaling` is no finite number of fp32.
         """
-        experts, _, width = down.a.shape
+        experts, width = weights.sizes
         if shards < 1 or width % shards:
             raise ValueError(f"shards={shards} does not divide {width}, the intermediate dimension")
         if not abs(scaling) <= FORMATS["fp32"].max:
@@ -261,19 +206,20 @@ class Layer:
         return concatenate(*(s.reshape(-1, self.slots, width).transposed for s in shards))
 
     def gate_or_up(self, name: str, rows: Enclosure, projection: Projection) -> Enclosure:
-        """rows · baseᵀ + scaling · (rows · aᵀ) · bᵀ, not yet rounded."""
+        """rows · baseᵀ + scaling · (rows · aᵀ) · bᵀ, not yet rounded; the first product alone without an adapter."""
         base = self.stage(f"{name}_base", self.dot(rows, projection, "base", projection.width))
+        if not projection.rank:
+            return base
         middle = self.stage(f"{name}_lora_mid", self.dot(rows, projection, "a", projection.rank))
         product = self.dot(middle, projection, "b", projection.width)
         return self.adapted(name, [base], [product])[0]
 
     def down(self, rows: Enclosure, projection: Projection) -> tuple[list[Enclosure], list[Enclosure]]:
-        """What each shard adds to the outputs of the experts, and the middle of its adapter."""
-        bases, middles = [], []
-        for shard in self.shards:
-            part = rows[ALL, shard]
-            bases.append(self.dot(part, projection, "base", projection.width, columns=shard))
-            middles.append(self.dot(part, projection, "a", projection.rank, columns=shard))
+        """What each shard adds to the outputs of the experts, and the middle of its adapter if there is one."""
+        bases = [self.dot(rows[ALL, s], projection, "base", projection.width, columns=s) for s in self.shards]
+        if not projection.rank:
+            return self.stages("expert_output", self.stages("down_base", bases)), []
+        middles = [self.dot(rows[ALL, s], projection, "a", projection.rank, columns=s) for s in self.shards]
         bases, middles = self.stages("down_base", bases), self.stages("down_lora_mid", middles)
         products = [self.dot(middle, projection, "b", projection.width) for middle in middles]
         return self.stages("expert_output", self.adapted("down", bases, products)), middles

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 from math import inf
 
-from harness.numerics import Enclosure, Tensor, product_in_any_order, sigmoid, total, total_of_products
+from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
-from references._experts import Layer, Projection, adapter_axes, check_limit, limited, rounded
+from references._experts import Layer, adapter_axes, check_limit, limited, rounded
+from references._layer_weights import WEIGHTS, LayerWeights, Projection
 from references._shapes import check_shapes
-
-WEIGHTS = (
-    *("gate_proj", "up_proj", "down_proj"),
-    *("gate_lora_a", "gate_lora_b", "up_lora_a", "up_lora_b", "down_lora_a", "down_lora_b"),
-    *("gate_scale", "up_scale", "down_scale", "gate_zero", "up_zero", "down_zero"),
-)
 
 
 @op(
@@ -36,6 +31,7 @@ WEIGHTS = (
         "weighted": {"fp32_weighted": {}, "rounded_weighted": rounded("weighted")},
     },
     rounds=rounded("saved_gate", "saved_up", "intermediate", "output"),
+    optional_results=("saved_gate", "saved_up", "intermediate"),
     presets={
         "fused": (
             *("fp32_base", "rounded_middle", "fp32_lora", "fp32_gate"),
@@ -55,23 +51,9 @@ def moe_lora(
     x: Enclosure,
     expert_ids: Tensor,
     routing_weights: Enclosure,
-    gate_proj: Tensor,
-    up_proj: Tensor,
-    down_proj: Tensor,
-    gate_lora_a: Tensor,
-    gate_lora_b: Tensor,
-    up_lora_a: Tensor,
-    up_lora_b: Tensor,
-    down_lora_a: Tensor,
-    down_lora_b: Tensor,
-    gate_scale: Tensor | None = None,
-    up_scale: Tensor | None = None,
-    down_scale: Tensor | None = None,
-    gate_zero: Tensor | None = None,
-    up_zero: Tensor | None = None,
-    down_zero: Tensor | None = None,
+    weights: LayerWeights,
     *,
-    scaling: float,
+    scaling: float = 1.0,
     first_expert: int = 0,
     shards: int = 1,
     swiglu_limit: float = inf,
@@ -81,25 +63,25 @@ def moe_lora(
     """output[t] = Σ_j w[t, j] · down(silu(gate(x[t])) · up(x[t])), each map being W + scaling · B · A of an expert.
 
     x: [T, H]; expert_ids and routing_weights, w: [T, k]; gate_proj, up_proj: [E, I, H]; down_proj: [E, H, I]; A and B
-    of a map from K to N numbers: [E, r, K] and [E, N, r]. Base weights may be codes with scales and zero points (see
-    `harness.numerics.dequantized`). Token t uses the experts of which it has the ids; the first one here has the id
-    `first_expert`. A pair (t, j) whose id is of no expert here counts for nothing, and its rows of the stages
-    [T, k, …] are zero; an id that occurs twice in a row counts twice. `saved_gate`, `saved_up` and `intermediate` are
-    what the backward pass needs. With `shards` = P the intermediate dimension is computed in P parts: each rounds the
-    middle of the down adapter for itself, and what they give is added in fp32. With `swiglu_limit` = L the gate is
-    activated as min(gate, L) and up enters as min(max(up, -L), L); both are saved as they were.
+    of a map from K to N numbers: [E, r, K] and [E, N, r]; a map without adapter is W. Base weights may be codes with
+    scales and zero points (see `harness.numerics.dequantized`). Token t uses the experts of which it has the ids; the
+    first one here has the id `first_expert`. A pair (t, j) whose id is of no expert here counts for nothing, and its
+    rows of the stages [T, k, …] are zero; an id that occurs twice in a row counts twice. `saved_gate`, `saved_up` and
+    `intermediate` are what the backward pass needs; a kernel need not return them. With `shards` = P the intermediate
+    dimension is computed in P parts: each rounds the middle of the down adapter for itself, and what they give is added
+    in fp32. With `swiglu_limit` = L the gate is activated as min(gate, L) and up enters as min(max(up, -L), L); both
+    are saved as they were.
 
     Raises:
-        ValueError: shapes that do not fit, quantized weights that cannot be read, or a limit that x's dtype has not.
+        ValueError: shapes that do not fit, some adapters but not all, quantized weights that cannot be read, or a
+            limit that x's dtype has not.
     """
-    gate_map = Projection(gate_proj, gate_lora_a, gate_lora_b, gate_scale, gate_zero)
-    up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
-    down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
-    check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
-    check_limit(swiglu_limit, gate_lora_a)
+    fmt = stage.format_of("x")
+    gate_map, up_map, down_map = check_layer(x, expert_ids, routing_weights, weights, fmt)
+    check_limit(swiglu_limit, fmt, expert_ids)
     layer = Layer.of(
         expert_ids,
-        down_map,
+        weights,
         first_expert=first_expert,
         shards=shards,
         scaling=scaling,
@@ -120,31 +102,30 @@ def moe_lora(
     intermediate = layer.stage("intermediate", product, result=True)
     outputs, _ = layer.down(intermediate, down_map)
 
-    weights = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
+    factors = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
     if contract.has("rounded_weighted"):
-        weighted = layer.stages("weighted", [weights * y for y in outputs])
+        weighted = layer.stages("weighted", [factors * y for y in outputs])
         combined = total(layer.by_token(weighted))
     else:
-        combined = total_of_products(layer.by_token([weights] * shards), layer.by_token(outputs))
+        combined = total_of_products(layer.by_token([factors] * shards), layer.by_token(outputs))
     stage("output", combined[..., 0], result=True)
 
 
 def check_layer(
-    x: Enclosure,
-    expert_ids: Tensor,
-    routing_weights: Enclosure,
-    gate: Projection,
-    up: Projection,
-    down: Projection,
-) -> None:
-    """Raise ValueError unless the tensors of a layer fit together."""
-    if len(x.shape) != 2 or expert_ids.ndim != 2 or not expert_ids.shape[1] or down.a.ndim != 3:
-        shapes = f"x {tuple(x.shape)}, expert_ids {tuple(expert_ids.shape)}, down_lora_a {tuple(down.a.shape)}"
-        raise ValueError(f"{shapes}: they must be [T, H], [T, k] with k > 0, and [E, r, I]")
+    x: Enclosure, expert_ids: Tensor, routing_weights: Enclosure, weights: LayerWeights, fmt: Format
+) -> tuple[Projection, Projection, Projection]:
+    """Gate, up and down of a layer with activations in a format; ValueError unless its tensors fit together."""
+    rows = {"x": tuple(x.shape), "expert_ids": tuple(expert_ids.shape)}
+    matrices = {"gate_proj": weights.gate_proj, **weights.adapters}
+    three = {name: tuple(matrix.shape) for name, matrix in matrices.items()}
+    if {*map(len, rows.values())} != {2} or {*map(len, three.values())} != {3} or not expert_ids.shape[1]:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in (rows | three).items())
+        raise ValueError(f"{shapes}: they must be [T, H], [T, k] with k > 0, [E, I, …], and [E, …, …]")
     tokens, hidden = x.shape
-    experts, _, width = down.a.shape
+    experts, width = weights.sizes
     pairs = (tokens, expert_ids.shape[1])
     check_shapes({"expert_ids": (expert_ids, pairs), "routing_weights": (routing_weights, pairs)})
-    gate.check("gate", experts, hidden, width)
-    up.check("up", experts, hidden, width)
-    down.check("down", experts, width, hidden)
+    maps = weights.projections(hidden, fmt)
+    for name, projection, outputs in zip(("gate", "up", "down"), maps, (width, width, hidden), strict=True):
+        projection.check(name, experts, outputs)
+    return maps

@@ -6,6 +6,7 @@ The tests check them against automatic differentiation of the forward pass in fp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -26,22 +27,25 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.op import Contract, StageRecorder, op
-from references._experts import (
-    ALL,
-    Layer,
-    Projection,
-    adapter_axes,
-    check_limit,
-    limited,
-    rounded,
-    through_limits,
-)
+from references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
+from references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
 from references._shapes import check_shapes
 from references.layer_norm_gated_backward import times_slope
-from references.moe_lora import WEIGHTS, check_layer
+from references.moe_lora import check_layer
 
-_ADAPTERS = tuple(f"{p}_lora_{m}" for p in ("gate", "up", "down") for m in ("a", "b"))
 _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
+
+
+@dataclass(frozen=True)
+class OldGradients:
+    """The gradients of the adapters that were there before, to which the new ones are added."""
+
+    old_gate_lora_a: Enclosure | None = None
+    old_gate_lora_b: Enclosure | None = None
+    old_up_lora_a: Enclosure | None = None
+    old_up_lora_b: Enclosure | None = None
+    old_down_lora_a: Enclosure | None = None
+    old_down_lora_b: Enclosure | None = None
 
 
 @op(
@@ -62,7 +66,7 @@ _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
     },
     rounds={
         **rounded("grad_expert_output", "grad_gate", "grad_up", "grad_input"),
-        **{f"grad_{name}": name for name in _ADAPTERS},
+        **{f"grad_{name}": name for name in ADAPTERS},
     },
     presets={
         "fused": ("fp32_base", "rounded_middle", "fp32_lora", "fp32_gradient", "fp32_expert"),
@@ -78,29 +82,10 @@ def moe_lora_backward(
     saved_gate: Enclosure,
     saved_up: Enclosure,
     intermediate: Enclosure,
-    gate_proj: Tensor,
-    up_proj: Tensor,
-    down_proj: Tensor,
-    gate_lora_a: Tensor,
-    gate_lora_b: Tensor,
-    up_lora_a: Tensor,
-    up_lora_b: Tensor,
-    down_lora_a: Tensor,
-    down_lora_b: Tensor,
-    gate_scale: Tensor | None = None,
-    up_scale: Tensor | None = None,
-    down_scale: Tensor | None = None,
-    gate_zero: Tensor | None = None,
-    up_zero: Tensor | None = None,
-    down_zero: Tensor | None = None,
-    old_gate_lora_a: Enclosure | None = None,
-    old_gate_lora_b: Enclosure | None = None,
-    old_up_lora_a: Enclosure | None = None,
-    old_up_lora_b: Enclosure | None = None,
-    old_down_lora_a: Enclosure | None = None,
-    old_down_lora_b: Enclosure | None = None,
+    weights: LayerWeights,
+    old: OldGradients,
     *,
-    scaling: float,
+    scaling: float = 1.0,
     first_expert: int = 0,
     shards: int = 1,
     swiglu_limit: float = inf,
@@ -110,42 +95,39 @@ def moe_lora_backward(
     """The gradients of `moe_lora` for the gradient of its output; base weights are frozen and have none.
 
     x, grad_output: [T, H]; saved_gate, saved_up, intermediate: [T, k, I], as the forward pass gave them; everything
-    else as it took them. The gradient of a parameter has its shape and dtype; where `old_…` is given, it is added to
-    that: accumulated in fp32, rounded once. `grad_routing_weights` is [T, k], fp32. Experts without tokens have a
-    gradient of exactly zero, and so have skipped pairs. With `shards`, the partial sums of grad_input, of the gradients
-    of gate_lora_a, up_lora_a and down_lora_b, and of grad_routing_weights are added in fp32. What `swiglu_limit` has
-    cut off, as `saved_gate` and `saved_up` tell, has a gradient of zero, whatever that of the activated rows is.
+    else as it took them. The gradient of an adapter has its shape and dtype; where `old_…` is given, it is added to
+    that: accumulated in fp32, rounded once. Without adapters there are grad_input and grad_routing_weights alone.
+    `grad_routing_weights` is [T, k], fp32. Experts without tokens have a gradient of exactly zero, and so have skipped
+    pairs. With `shards`, the partial sums of grad_input, of the gradients of gate_lora_a, up_lora_a and down_lora_b,
+    and of grad_routing_weights are added in fp32. What `swiglu_limit` has cut off, as `saved_gate` and `saved_up` tell,
+    has a gradient of zero, whatever that of the activated rows is.
 
     Raises:
-        ValueError: shapes that do not fit, quantized weights that cannot be read, or a limit that x's dtype has not.
+        ValueError: shapes that do not fit, some adapters but not all, quantized weights that cannot be read, or a
+            limit that x's dtype has not.
     """
-    gate_map = Projection(gate_proj, gate_lora_a, gate_lora_b, gate_scale, gate_zero)
-    up_map = Projection(up_proj, up_lora_a, up_lora_b, up_scale, up_zero)
-    down_map = Projection(down_proj, down_lora_a, down_lora_b, down_scale, down_zero)
-    check_layer(x, expert_ids, routing_weights, gate_map, up_map, down_map)
-    check_limit(swiglu_limit, gate_lora_a)
+    fmt = stage.format_of("x")
+    gate_map, up_map, down_map = check_layer(x, expert_ids, routing_weights, weights, fmt)
+    check_limit(swiglu_limit, fmt, expert_ids)
     layer = Layer.of(
         expert_ids,
-        down_map,
+        weights,
         first_expert=first_expert,
         shards=shards,
         scaling=scaling,
         contract=contract,
         stage=stage,
     )
-    width = down_map.a.shape[2]
+    _, width = weights.sizes
     saved = {"saved_gate": saved_gate, "saved_up": saved_up, "intermediate": intermediate}
     check_shapes({name: (tensor, (*expert_ids.shape, width)) for name, tensor in saved.items()})
     check_shapes({"grad_output": (grad_output, tuple(x.shape))})
-    own = gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b
-    before = old_gate_lora_a, old_gate_lora_b, old_up_lora_a, old_up_lora_b, old_down_lora_a, old_down_lora_b
-    old = dict(zip(_ADAPTERS, before, strict=True))
-    check_shapes({f"old_{name}": (old[name], tuple(t.shape)) for name, t in zip(_ADAPTERS, own, strict=True)})
-    layer_gradients = partial(_adapter_gradient, layer, old)
+    before = _before(old, weights.adapters)
+    layer_gradients = partial(_adapter_gradient, layer, before)
 
-    weights = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
+    factors = routing_weights.reshape(-1, 1).zero_where(layer.skipped)
     grad_pairs = layer.pairs(grad_output)
-    grad_experts = layer.stage("grad_expert_output", weights * grad_pairs)
+    grad_experts = layer.stage("grad_expert_output", factors * grad_pairs)
     activated = layer.saved(intermediate)
     grad_activated = _through_down(layer, layer_gradients, grad_experts, activated, down_map)
 
@@ -161,9 +143,19 @@ def moe_lora_backward(
     _through_gate_and_up(layer, maps, middles)
 
     outputs, down_middles = layer.down(activated, down_map)
-    layer_gradients("down_lora_b", [grad_experts] * shards, down_middles)
+    if down_map.rank:
+        layer_gradients("down_lora_b", [grad_experts] * shards, down_middles)
     products = total_of_products(concatenate(*[grad_pairs] * shards), concatenate(*outputs))
     stage("grad_routing_weights", products.reshape(*expert_ids.shape), result=True)
+
+
+def _before(old: OldGradients, adapters: Mapping[str, Tensor]) -> dict[str, Enclosure | None]:
+    """The gradients that were there before, by adapter; ValueError for one that is not of its adapter's shape."""
+    before = {name: getattr(old, f"old_{name}") for name in ADAPTERS}
+    if given := [name for name, tensor in before.items() if tensor is not None and name not in adapters]:
+        raise ValueError(f"old_{given[0]} is given, but there are no adapters")
+    check_shapes({f"old_{name}": (before[name], tuple(tensor.shape)) for name, tensor in adapters.items()})
+    return before
 
 
 def _adapter_gradient(
@@ -198,6 +190,9 @@ def _through_down(
 ) -> Enclosure:
     """The gradient of the activated rows, from that of the outputs of the experts."""
     width = activated.shape[-1]
+    if not projection.rank:
+        base = layer.stage("grad_intermediate_base", layer.dot_back(grad_experts, [projection], "base", width))
+        return layer.stage("grad_intermediate", base)
     middle = layer.stage("grad_down_mid", layer.dot_back(grad_experts, [projection], "b", projection.rank))
     gradient("down_lora_a", [middle], [activated])
     base = layer.stage("grad_intermediate_base", layer.dot_back(grad_experts, [projection], "base", width))
@@ -208,7 +203,12 @@ def _through_down(
 def _through_adapter(
     layer: Layer, gradient: Callable[..., None], name: str, rows: Enclosure, grad: Enclosure, projection: Projection
 ) -> list[Enclosure]:
-    """Record the gradients of the gate or up adapter; the gradient of its middle, of every shard."""
+    """Record the gradients of the gate or up adapter; the gradient of its middle, of every shard.
+
+    Nothing without an adapter.
+    """
+    if not projection.rank:
+        return []
     middle = layer.stage(f"{name}_lora_mid", layer.dot(rows, projection, "a", projection.rank))
     gradient(f"{name}_lora_b", [grad], [middle])
     parts = [layer.dot_back(grad[ALL, s], [projection], "b", projection.rank, part=s) for s in layer.shards]
@@ -226,8 +226,9 @@ def _through_gate_and_up(
     """
     terms = _base_terms(layer, maps)
     for name, (_, projection) in maps.items():
-        hidden = projection.a.shape[2]
-        products = [layer.dot_back(middle, [projection], "a", hidden) for middle in middles[name]]
+        if not projection.rank:
+            continue
+        products = [layer.dot_back(middle, [projection], "a", projection.columns) for middle in middles[name]]
         if layer.contract.has("rounded_lora"):
             terms.append(layer.scaled(f"grad_input_{name}", products))
         else:
@@ -252,4 +253,4 @@ def _base_terms(layer: Layer, maps: Mapping[str, tuple[Enclosure, Projection]]) 
 def _base_dot(layer: Layer, shard: slice, *maps: tuple[Enclosure, Projection]) -> Enclosure:
     """The gradients of a shard times the base weights of their maps, as one dot over all of them."""
     rows = concatenate(*(grad[ALL, shard] for grad, _ in maps))
-    return layer.dot_back(rows, [map_ for _, map_ in maps], "base", maps[0][1].a.shape[2], part=shard)
+    return layer.dot_back(rows, [map_ for _, map_ in maps], "base", maps[0][1].columns, part=shard)

@@ -32,14 +32,14 @@ def forward(
     """All results, and `expert_output`, from tensors of which floating-point ones are fp64."""
     base = {name: weight(t, name) for name in MAPS}
     tokens, slots = t["expert_ids"].shape
-    width = t["down_lora_a"].shape[2]
+    width = t["gate_proj"].shape[1]
     rows: dict[str, list[Tensor]] = {name: [] for name in (*SAVED, "expert_output")}
     output = []
     for token in range(tokens):
         combined = torch.zeros_like(t["x"][token])
         for slot in range(slots):
             expert = int(t["expert_ids"][token, slot]) - first_expert
-            if 0 <= expert < len(t["gate_lora_a"]):
+            if 0 <= expert < len(t["gate_proj"]):
                 gate, up = (adapted(t, base, name, expert, t["x"][token], scaling) for name in ("gate", "up"))
                 active, factor = gate.clamp(max=swiglu_limit), up.clamp(-swiglu_limit, swiglu_limit)
                 intermediate = active / (1 + torch.exp(-active)) * factor
@@ -59,7 +59,7 @@ def gradients(
     t: dict[str, Tensor], *, scaling: float, first_expert: int = 0, swiglu_limit: float = inf
 ) -> dict[str, Tensor]:
     """What torch makes of the forward pass for `grad_output`, added to the old gradients where there are any."""
-    names = ("x", "routing_weights", *ADAPTERS)
+    names = ("x", "routing_weights", *(name for name in ADAPTERS if name in t))
     leaves = {name: t[name].clone().requires_grad_() for name in names}
     options = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
     output = forward(t | leaves, **options)["output"]
@@ -67,12 +67,14 @@ def gradients(
         output.backward(t["grad_output"])
     grads = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in leaves.items()}
     found = {"grad_input": grads["x"], "grad_routing_weights": grads["routing_weights"]}
-    return found | {f"grad_{name}": grads[name] + t.get(f"old_{name}", 0) for name in ADAPTERS}
+    return found | {f"grad_{name}": grads[name] + t.get(f"old_{name}", 0) for name in names[2:]}
 
 
 def adapted(
     t: dict[str, Tensor], base: dict[str, Tensor], name: str, expert: int, row: Tensor, scaling: float
 ) -> Tensor:
+    if f"{name}_lora_a" not in t:
+        return base[name][expert] @ row
     product = t[f"{name}_lora_b"][expert] @ (t[f"{name}_lora_a"][expert] @ row)
     return base[name][expert] @ row + scaling * product
 
@@ -152,6 +154,11 @@ def whole_numbers(
         t[name] = t[name] * 8
     t["gate_proj"][:, :, 0], t["gate_lora_a"][:, :, 0] = 64, 0
     return t | {"grad_output": integers(tokens, hidden, density=0.7)}
+
+
+def without_adapters(t: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same layer as a plain mixture of experts."""
+    return {name: tensor for name, tensor in t.items() if "lora" not in name}
 
 
 def with_gradient(

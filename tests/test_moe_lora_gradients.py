@@ -13,7 +13,17 @@ from harness.judging.problem import Problem
 from harness.judging.trace import Trace
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
-from tests.moe_lora_exact import ADAPTERS, SAVED, STORED, forward, gradients, problem, whole_numbers, with_gradient
+from tests.moe_lora_exact import (
+    ADAPTERS,
+    SAVED,
+    STORED,
+    forward,
+    gradients,
+    problem,
+    whole_numbers,
+    with_gradient,
+    without_adapters,
+)
 
 BF16, FP16 = torch.bfloat16, torch.float16
 NAN, INF = float("nan"), float("inf")
@@ -66,6 +76,25 @@ def test_gradients_are_those_of_automatic_differentiation(
 ) -> None:
     tensors = exact_problem(old, scaling)
     assert_exact(trace(tensors, contract, scaling=scaling, shards=shards), gradients(tensors, scaling=scaling))
+
+
+@pytest.mark.parametrize("storage", ["", "int4_asymmetric"])
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("contract", ["fused", "eager"])
+def test_gradients_without_adapters(contract: str, shards: int, storage: str) -> None:
+    plain = without_adapters(problem(storage=storage))
+    tensors = with_gradient(plain, forward(plain, scaling=0.5))
+    found, expected = trace(tensors, contract, shards=shards), gradients(tensors, scaling=0.5)
+    assert sorted(found.results) == sorted(expected) == ["grad_input", "grad_routing_weights"]
+    for name in found.results:
+        exact = found.enclosure(name).exact
+        assert (exact - expected[name]).norm() <= 1e-12 * expected[name].norm(), name
+
+
+def test_old_gradients_of_adapters_that_are_not_there() -> None:
+    tensors = without_adapters(exact_problem()) | {"old_up_lora_b": exact_problem(old=True)["old_up_lora_b"]}
+    with pytest.raises(UsageError, match="old_up_lora_b is given, but there are no adapters"):
+        trace(tensors)
 
 
 @pytest.mark.parametrize("first_expert", [5, -2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.judging.problem import Problem
 from harness.judging.trace import Trace
+from references._layer_weights import WEIGHTS, LayerWeights
 from references.moe_lora import moe_lora
-from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers
+from references.moe_lora_backward import moe_lora_backward
+from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers, without_adapters
 
 BF16, FP16 = torch.bfloat16, torch.float16
 NAN, INF = float("nan"), float("inf")
@@ -59,6 +62,39 @@ def test_ids_count_from_the_first_expert(first_expert: int, dtype: torch.dtype) 
 def test_exact_values_with_quantized_weights(storage: str, shards: int) -> None:
     tensors = problem(storage=storage)
     assert_exact(trace(tensors, shards=shards), forward(tensors, scaling=0.5))
+
+
+@pytest.mark.parametrize("storage", ["", *STORED])
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("contract", ["fused", "eager", "per_matrix"])
+def test_exact_values_without_adapters(contract: str, shards: int, storage: str) -> None:
+    tensors = without_adapters(problem(storage=storage))
+    found = trace(tensors, contract, shards=shards)
+    assert_exact(found, forward(tensors, scaling=0.5))
+    assert not [name for name in found.stages if "lora" in name or "scaled" in name]
+
+
+@pytest.mark.parametrize("storage", ["", "int8"])
+@pytest.mark.parametrize("contract", ["fused", "eager"])
+def test_adapters_of_zeros_change_nothing(contract: str, storage: str) -> None:
+    tensors = problem(dtype=BF16, storage=storage)
+    zeros = {name: torch.zeros_like(tensors[name]) for name in ADAPTERS}
+    plain, zero = (trace(t, contract) for t in (without_adapters(tensors), tensors | zeros))
+    for name in plain.results:
+        assert torch.equal(plain.enclosure(name).value, zero.enclosure(name).value), name
+
+
+def test_some_adapters_are_none() -> None:
+    some = {name: tensor for name, tensor in problem().items() if name != "up_lora_b"}
+    with pytest.raises(UsageError, match="given, but not up_lora_b; give all adapters or none"):
+        trace(some)
+
+
+def test_the_weights_are_inputs_by_their_own_names() -> None:
+    named = {field.name for field in fields(LayerWeights)}
+    assert named == set(WEIGHTS) == moe_lora.plain == moe_lora_backward.plain
+    assert moe_lora.optional == named - {"gate_proj", "up_proj", "down_proj"}
+    assert [name for name in moe_lora.inputs if name in named] == sorted(named, key=WEIGHTS.index)
 
 
 def test_an_id_that_occurs_twice_counts_twice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import hypothesis.strategies as st
@@ -28,8 +29,8 @@ pytestmark = needs_device
 
 KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op in ("moe_lora", "moe_lora_backward")}
 OPS = {op: KERNELS[f"triton[{op}+fused]"] for op in ("moe_lora", "moe_lora_backward")}
-BY_NAME = OPS["moe_lora"].call.__globals__
-base_weights, shard, merge = (BY_NAME[name] for name in ("base_weights", "shard", "merge"))
+BY_NAME = unwrap(OPS["moe_lora"].call).__globals__
+shard, merge, LayerWeights = (BY_NAME[name] for name in ("shard", "merge", "LayerWeights"))
 add, Part, PARTS, DIMS = (merge.__globals__[name] for name in ("add", "Part", "PARTS", "DIMS"))
 WHOLE = [name for name, part in PARTS.items() if part is not Part.ADDED]
 SUMS = [name for name, part in PARTS.items() if part is Part.ADDED]
@@ -120,9 +121,8 @@ def test_a_shard_of_codes_stands_for_the_slice_of_the_weights(storage):
 
 def weights_of(raw: Mapping[str, Tensor], hidden: int) -> dict[str, Any]:
     """The base weights of raw codes, as kernels read them."""
-    codes = tuple(raw.get(f"{side}_{part}") for part in ("scale", "zero") for side in ("gate", "up", "down"))
     x = torch.zeros(1, hidden, dtype=BF16)
-    return base_weights(x, {n: t for n, t in raw.items() if n.endswith("proj")}, codes)
+    return LayerWeights(**raw).operands(x)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ FAULTS = [
 
 
 def plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = [OPS[fault.op].call.__globals__]
+    places = [unwrap(OPS[fault.op].call).__globals__]
     if fault.op == BACKWARD:
         places.append(places[0]["shards_of"].__globals__)
     for place in places:

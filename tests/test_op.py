@@ -296,7 +296,7 @@ def test_moe_lora(op_: Op) -> None:
     assert op_.integers == {"expert_ids"}
     assert {"gate_proj", "down_lora_b", "up_scale", "down_zero"} <= op_.plain
     assert not op_.plain & {"x", "routing_weights", "grad_output", "old_up_lora_a"}
-    assert op_.params == {"scaling": REQUIRED, "first_expert": 0, "shards": 1, "swiglu_limit": math.inf}
+    assert op_.params == {"scaling": 1.0, "first_expert": 0, "shards": 1, "swiglu_limit": math.inf}
     assert not op_.rows, "rows of one expert are added up"
 
 

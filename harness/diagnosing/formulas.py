@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from harness.interpret.places import place_of
 from harness.judging.expected import Expected, Numbers
 from harness.judging.problem import Given, Problem
 from harness.judging.trace import Trace
+from harness.op import Op
 
 LONGEST = 120
 """Characters of a formula, beyond which nobody computes it by hand."""
@@ -40,7 +42,7 @@ class FormulaTrace(Trace):
     def evaluate(self) -> FormulaTrace:
         """Run the reference; itself, with all stages recorded."""
         assert self.problem is not None
-        folder = str(Path(self.problem.op.reference.__code__.co_filename).parent)
+        folder = str(Path(_code(self.problem.op).co_filename).parent)
         with _line_by_line(folder, self._executed):
             self.problem.evaluate(self.given, self)
         return self
@@ -58,10 +60,12 @@ class FormulaTrace(Trace):
         """Learn what the inputs are from the frame of the reference itself, before its first stage."""
         assert self.problem is not None
         op = self.problem.op
-        while frame is not None and frame.f_code is not op.reference.__code__:
+        while frame is not None and frame.f_code is not _code(op):
             frame = frame.f_back
         if frame is not None and not self.stages:
-            self._named += ((frame.f_locals.get(name), name) for name in op.inputs)
+            bundles = [value for value in frame.f_locals.values() if is_dataclass(value)]
+            inputs = {f.name: getattr(b, f.name) for b in bundles for f in fields(b)} | dict(frame.f_locals)
+            self._named += ((inputs.get(name), name) for name in op.inputs)
 
     def _formula(self, frame: FrameType) -> str:
         assert self.problem is not None
@@ -77,6 +81,12 @@ class FormulaTrace(Trace):
         names = _Rewritten(frame, known, self.problem.params, before)
         formula = ast.unparse(names.visit(call.args[1]))
         return formula if not names.unknown and len(formula) <= LONGEST else ""
+
+
+def _code(op: Op) -> CodeType:
+    """That of the reference as it was written."""
+    code: CodeType = inspect.unwrap(op.reference).__code__
+    return code
 
 
 @dataclass

@@ -77,6 +77,7 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
     """One for the inputs, then one per stage that the kernel gave; nothing is asked of it in rows that are split."""
     trace = before = seen.problem.trace
     given: dict[str, Tensor] = {}
+    results = [name for name in trace.results if name in seen.actual]
     made = []
     for stage in ["", *(name for name in trace.stages if name in seen.actual)]:
         isolated = Comparison()
@@ -84,10 +85,10 @@ def _handovers(seen: Observation, rows: ExplainedRows | None) -> tuple[Handover,
             isolated = seen.expected(before)[stage].compare(seen.actual[stage])
             given[stage] = seen.actual[stage]
             before = _onward(seen, given, rows)
-        there = {name: given.get(name, before.stages[name].value) for name in trace.results}
+        there = {name: given.get(name, before.stages[name].value) for name in results}
         forward = [trace.stages[name].compare(t) for name, t in there.items()]
         expected = seen.expected(before)
-        later = [name for name in trace.results if name not in given]
+        later = [name for name in results if name not in given]
         made.append(
             Handover(
                 stage=stage,

@@ -162,8 +162,9 @@ def _order(subject: Subject, candidate: Candidate, trial: Trial) -> tuple[bool, 
 def _coinciding(op: Op, separable: Separable, fitting: Candidates, seen: Sequence[Sample]) -> Iterator[Candidate]:
     """The candidates beside the first that no input with these dtypes tells from it, among the contracts of the op."""
     own = [(c, trial) for c, trial in fitting if not c.changed]
+    lacking = op.optional_results.difference(name for sample in seen for name in sample.seen.actual)
     for candidate, trial in own[1:] if own[:1] == fitting[:1] else []:
         first = own[0][1]
         apart = [o.case for o in seen if first.outcomes[o].computation != trial.outcomes[o].computation]
-        if not separable.on_any(op, first.contract, trial.contract, apart):
+        if not separable.on_any(op, first.contract, trial.contract, lacking, apart):
             yield candidate

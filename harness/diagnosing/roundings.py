@@ -71,6 +71,7 @@ def subsets(changes: Sequence[Rounding], size: int) -> Iterator[tuple[Rounding, 
 def as_stored(problem: Problem, actual: Tensors) -> Contract:
     """The contract that also rounds every result that it leaves in fp32 to the dtype in which that is stored."""
     contract, trace = problem.contract, problem.trace
-    formats = {name: format_of(actual[name].dtype) for name in trace.results if actual[name].is_floating_point()}
+    given = [name for name in trace.results if name in actual]
+    formats = {name: format_of(actual[name].dtype) for name in given if actual[name].is_floating_point()}
     rounds = {name: fmt.name for name, fmt in formats.items() if trace.stages[name].format == FP32 != fmt}
     return Contract(contract.options, {**contract.rounds, **rounds}, str(contract)) if rounds else contract

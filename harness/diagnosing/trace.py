@@ -49,14 +49,14 @@ def stages_of_kernel(place: Workplace, name: str, line: str) -> KernelTrace:
 def stages_of_case(subject: Subject, case: Case, *, limit: int = LIMIT, watch: Watch = unwatched) -> KernelTrace:
     """Which expressions of a kernel that passes a case are stages of the reference: a trace without steps.
 
-    The kernel is called once to see which program wrote the first element of its last result, and once more for each
-    launch that led there; nothing is judged.
+    The kernel is called once to see which program wrote the first element of the last result that it must return, and
+    once more for each launch that led there; nothing is judged.
     """
     found = _begun(subject, case, Verdict.PASSED)
     with watch(case):
         inputs = build(case.gathered(), subject.device)
         problem = subject.problem(inputs)
-        stage = problem.results[-1]
+        stage = problem.required[-1]
         try:
             seen = _Tracing(subject, inputs, problem, stage, None, limit).seen()
         except Exception as error:
@@ -237,8 +237,9 @@ class _Tracing:
     def call(self, wanted: Collection[Program] = ()) -> Seen:
         """A call in which all operations of these programs are kept."""
         kernel, problem = self.subject.kernel, self.problem
-        asked = {} if self.stage in problem.results else {"stages": kernel.stages}
-        caller = Caller(kernel, self.subject.device, tuple(dict.fromkeys([*problem.results, self.stage])))
+        asked = {"stages": kernel.stages} if self.stage in kernel.stages else {}
+        needed = tuple(dict.fromkeys([*problem.required, self.stage]))
+        caller = Caller(kernel, self.subject.device, needed, problem.op.optional_results - {self.stage})
         handed = self.inputs.hand_out()
         with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
             results = caller.results_of(handed, {**self.inputs.case.params, **asked})

@@ -108,7 +108,7 @@ def _outcome(seen: Observation, known: list[Outcome]) -> Outcome:
 def _tally(seen: Observation) -> Tally:
     """The figures of a contract on one case; rows are tried if every element is possible."""
     trace = seen.problem.trace
-    results = seen.of_stages(trace.results)
+    results = seen.of_stages(name for name in trace.results if name in seen.actual)
     elements = sum(tensor.numel() for tensor in results.actual.values())
     outside = int(results.count_outside(trace))
     if outside or not results.has_latent:

@@ -30,7 +30,7 @@ _OTHERS = 1 << 22  # elements in which the alternatives are tried
 
 
 def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
-    """Judge `actual`, a mapping from stages to tensors that holds at least every result of the op.
+    """Judge `actual`, a mapping from stages to tensors that holds at least every result that the op requires.
 
     Other contracts are tried only with `alternatives`, those that are `settled` only if the case fails; the verdict is
     the same without.
@@ -160,12 +160,15 @@ def _check_rows_agree(problem: Problem) -> None:
 
 
 def _check_actual(problem: Problem, trace: Trace, index: tuple[slice, ...], actual: Tensors) -> None:
-    """Raise `KernelError` unless `actual` holds all results, and nothing but stages of the right shape.
+    """Raise `KernelError` unless `actual` holds all results that it must, and nothing but stages of the right shape.
 
     `trace` is that of the rows at `index`.
     """
-    if missing := [name for name in trace.results if name not in actual]:
+    required = (name for name in trace.results if name not in problem.op.optional_results)
+    if missing := [name for name in required if name not in actual]:
         raise KernelError(f"the kernel returned {_listed(actual)}, but not the result {missing[0]!r}")
+    if not any(name in actual for name in trace.results):
+        raise KernelError(f"the kernel returned {_listed(actual)}, but none of the results {_listed(trace.results)}")
     for name, tensor in actual.items():
         if name not in trace.stages:
             raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.stages)}")

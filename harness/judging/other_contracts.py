@@ -116,4 +116,4 @@ def _is_same(seen: Observation, other: Contract) -> bool:
 
 
 def _results(seen: Observation) -> Observation:
-    return seen.of_stages(seen.problem.trace.results)
+    return seen.of_stages(name for name in seen.problem.trace.results if name in seen.actual)

@@ -106,6 +106,11 @@ class Problem:
         first = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in rows else t for n, t in self.tensors.items()}
         return self.on(first).trace.results
 
+    @property
+    def required(self) -> list[str]:
+        """Names of the results that a kernel must return."""
+        return [name for name in self.results if name not in self.op.optional_results]
+
     @cached_property
     def trace(self) -> Trace:
         """What every stage must be, seen from the inputs; errors as in `evaluate`."""
@@ -214,6 +219,9 @@ class _Recorder:
         self.trace.record(name, Numbers(held, fmt))
         stand_in = self.given.get(name, enclosure)
         return _values(stand_in, enclosure, wide) if isinstance(stand_in, Tensor) else stand_in
+
+    def format_of(self, name: str) -> Format:
+        return format_of(self.problem.tensors[name].dtype)
 
     def _premises_of_sum(self, stage: str) -> Premises:
         """A sum over rows is stored in fp32 at last, whatever range the terms have; atomic additions flush."""

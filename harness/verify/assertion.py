@@ -203,7 +203,7 @@ def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[s
         return actual
     if not isinstance(actual, Tensor):
         raise KernelError(f"the result is {type(actual).__name__}; give a tensor, or a mapping from stages to tensors")
-    if len(results := problem.results) != 1:
+    if len(results := problem.required) != 1:
         names = ", ".join(results)
         raise KernelError(f"{problem.op.name} has the results {names} here; give a mapping with all of them")
     return {results[0]: actual}

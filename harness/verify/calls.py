@@ -61,13 +61,15 @@ class Caller:
 
     Attributes:
         kernel, device: what is called, and where it runs.
-        results: names of the results.
+        results: names of the results that it must return.
+        may_return: names of those that it may leave out.
         held: results of an earlier call, whose memory is not the kernel's any more.
     """
 
     kernel: Kernel
     device: torch.device
     results: tuple[str, ...]
+    may_return: frozenset[str] = frozenset()
     held: Mapping[str, Tensor] = field(default_factory=dict)
 
     def guarded(self, inputs: Inputs) -> Call:
@@ -88,7 +90,15 @@ class Caller:
     def results_of(self, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> dict[str, Tensor]:
         """The results for tensors that may be on any device."""
         named = _named(self._returned(tensors, params).value, self.results)
-        return {name: named[name] for name in self.results}
+        return {name: named[name] for name in self._results(named)}
+
+    def after(self, first: Call) -> Caller:
+        """For later calls of the same case: they must return what the first one did, in other memory."""
+        return replace(self, results=first.results, may_return=frozenset(), held=first.own)
+
+    def _results(self, named: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """The results among what the kernel returned."""
+        return (*self.results, *(name for name in named if name in self.may_return))
 
     def _guarded(self, inputs: Inputs, poison: int, asked: Mapping[str, Any]) -> Call:
         handed = inputs.hand_out()
@@ -107,10 +117,11 @@ class Caller:
 
     def _seen(self, inputs: Inputs, returned: _Returned, allocations: Allocations | None = None) -> Call:
         named = _named(returned.value, self.results)
+        results = self._results(named)
         mutates = [name for name in self.kernel.mutates if name in returned.handed]
         checks = [*inputs.checks(mutates), *(() if allocations is None else allocations.checks(named))]
         seen: list[Violation | Rebound] = [*inputs.rebound(returned.handed), *violations(checks)]
-        poison = {} if allocations is None else {name: allocations.poison_of(named[name]) for name in self.results}
+        poison = {} if allocations is None else {name: allocations.poison_of(named[name]) for name in results}
         shared = _shared(named, inputs)
         borrowed = {a for a, b in shared if b.startswith(_INPUT)}
         named = {n: t.detach() for n, t in named.items()}  # other objects than the kernel's, which it may hold on to
@@ -118,11 +129,11 @@ class Caller:
         if seen or mutates:
             inputs.restore()
         findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + returned.findings
-        shared = [(a, b) for a, b in shared if a in self.results and (b in self.results or b.startswith(_INPUT))]
+        shared = [(a, b) for a, b in shared if a in results and (b in results or b.startswith(_INPUT))]
         findings += [_overlap(a, b) for a, b in shared if b not in {f"{_INPUT}{name}" for name in mutates}]
-        own = {name: named[name] for name in self.results if name not in borrowed}
+        own = {name: named[name] for name in results if name not in borrowed}
         findings += _reused(self.held, own)
-        return Call(self.results, actual, {} if self.held else own, tuple(findings), poison)
+        return Call(results, actual, {} if self.held else own, tuple(findings), poison)
 
 
 def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
@@ -168,7 +179,7 @@ def _reused(held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[F
 
 
 def _named(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
-    """The kernel's return value as a mapping from stages to tensors."""
+    """The kernel's return value as a mapping from stages to tensors; `results` are those that it must hold."""
     if isinstance(returned, Tensor) and len(results) == 1:
         returned = {results[0]: returned}
     if not isinstance(returned, Mapping):

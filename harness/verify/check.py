@@ -164,6 +164,8 @@ def unsupported(kernel: Kernel, case: Case) -> str:
         return f"the kernel takes no {', '.join(sorted(extra))}"
     if missing := kernel.requires - case.names:
         return f"the kernel needs {', '.join(sorted(missing))}"
+    if shared := [t.name for t in case.tensors if t.name in kernel.held and t.repeats]:
+        return f"the kernel leaves {kernel.held[shared[0]]} in {shared[0]}, of which some elements share memory here"
     return ""
 
 
@@ -189,7 +191,7 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
     """Everything that the kernel is called for but placement; what it was given is held no longer than that."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
-    caller = Caller(subject.kernel, subject.device, tuple(problem.results))
+    caller = Caller(subject.kernel, subject.device, tuple(problem.required), problem.op.optional_results)
     with races() if subject.races else nullcontext():
         return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
 

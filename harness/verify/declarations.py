@@ -26,6 +26,7 @@ def check_op(op: Op) -> None:
         latent = (op.latent.stage, *op.latent.instead.values(), *op.latent.also)
         named |= {f"the stage {stage!r} of its Latent": stage for stage in latent}
         named |= {f"the stage {stage!r} of its Latent's `through`": stage for stage in op.latent.through}
+    named |= {f"the stage {stage!r} of its optional results": stage for stage in op.optional_results}
     for what, stage in named.items():
         if known is not None and stage not in known:
             raise OpError(f"{op.where}: {what}, is recorded nowhere in the reference{_hint(stage, known)}")
@@ -59,8 +60,21 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
             raise unknown(f"input that {kernel.where} mutates:", name, op.inputs)
         if name not in kernel.accepts:
             raise UsageError(f"{kernel.where} mutates {name!r}, but its signature does not take it")
+    _check_held(kernel, op)
     _check_stages(kernel, op)
     _check_parameters(kernel, op, parameters.values())
+
+
+def _check_held(kernel: Kernel, op: Op) -> None:
+    """What parameters hold after a call must be recorded by the reference; one for a result alone is no input."""
+    known = stage_names(op.reference)
+    for name, result in kernel.held.items():
+        if known is not None and result not in known:
+            raise UsageError(
+                f"unknown stage of {op.name} {result!r}, which {name!r} of {kernel.where} holds{_hint(result, known)}"
+            )
+        if name not in kernel.mutates and name in (*op.inputs, *op.params):
+            raise UsageError(f"{kernel.where} declares out of {name!r}, which {op.name} gives it; declare mutates")
 
 
 def _is_device_type(name: str) -> bool:

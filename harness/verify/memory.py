@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 import traceback
 
@@ -52,7 +53,7 @@ def _is_out(error: BaseException) -> bool:
 
 def _raised_in(kernel: Kernel, error: BaseException) -> bool:
     """Whether the error passed through the kernel's function, or its file."""
-    code, file = getattr(kernel.call, "__code__", None), kernel.source.rpartition(":")[0]
+    code, file = getattr(inspect.unwrap(kernel.call), "__code__", None), kernel.source.rpartition(":")[0]
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_code is code or frame.f_code.co_filename == file for frame in frames)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,7 +40,8 @@ def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], sepa
     kernel, device, dtypes, alternative, contract = key
     op, ruled_out = project.op(group[0].op), sum(r.ruled_out[alternative] for r in group)
     cases = (parse_case(r.case) for r in group)
-    apart = ruled_out > 0 or separable.on_any(op, op.contract(contract), op.contract(alternative), cases)
+    lacking = op.optional_results.difference(stage.name for r in group for stage in r.stages)
+    apart = ruled_out > 0 or separable.on_any(op, op.contract(contract), op.contract(alternative), lacking, cases)
     return Power(kernel, device, dtypes, alternative, len(group), ruled_out, apart)
 
 
@@ -50,14 +51,17 @@ class Separable:
 
     _known: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
-    def on_any(self, op: Op, contract: Contract, other: Contract, cases: Iterable[Case]) -> bool:
-        """Whether one of the largest cases can, or some other input of its shapes and dtypes."""
-        return any(self._on(op, contract, other, case) for case in _probes(cases, op))
+    def on_any(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], cases: Iterable[Case]) -> bool:
+        """Whether one of the largest cases can, or some other input of its shapes and dtypes.
 
-    def _on(self, op: Op, contract: Contract, other: Contract, case: Case) -> bool:
-        question = (op.name, *sorted((str(contract), str(other))), str(case))
+        Results that are `lacking` tell nothing.
+        """
+        return any(self._on(op, contract, other, lacking, case) for case in _probes(cases, op))
+
+    def _on(self, op: Op, contract: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
+        question = (op.name, *sorted((str(contract), str(other))), str(case), *sorted(lacking))
         if question not in self._known:
-            self._known[question] = _separable(op, contract, other, case)
+            self._known[question] = _separable(op, contract, other, lacking, case)
         return self._known[question]
 
 
@@ -78,7 +82,7 @@ def _cut(case: Case, op: Op) -> Case:
     return replace(case, tensors=tuple(specs))
 
 
-def _separable(op: Op, own: Contract, other: Contract, case: Case) -> bool:
+def _separable(op: Op, own: Contract, other: Contract, lacking: Set[str], case: Case) -> bool:
     """Whether some element of a result can only be one or the other contract's, if every sum is correctly rounded.
 
     Errors of sums would hide the difference: over long rows they exceed what a rounding changes, and a run that could
@@ -87,7 +91,7 @@ def _separable(op: Op, own: Contract, other: Contract, case: Case) -> bool:
     tensors = build(case, torch.device("cpu")).tensors
     first = Problem(op, own, tensors, dict(case.params), Premises(exact_sums=True))
     a, b = (problem.trace.stages for problem in (first, first.under(other)))
-    return any(a[name].apart(b[name]) for name in first.trace.results)
+    return any(a[name].apart(b[name]) for name in first.trace.results if name not in lacking)
 
 
 def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:

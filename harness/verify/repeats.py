@@ -64,7 +64,7 @@ class Unguarded:
 def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat: bool) -> Calls:
     """Call the kernel on `inputs`: twice, or with `repeat` four times; one that writes outside keeps its guards."""
     first = caller.guarded(inputs).kept()
-    caller = replace(caller, held=first.own)
+    caller = caller.after(first)
     with _later():
         other = call_elsewhere(caller, inputs.case, problem_of) if repeat else None
         seen = [*first.findings, *(other.findings if other else ())]

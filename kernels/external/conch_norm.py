@@ -1,7 +1,6 @@
 """RMSNorm of conch-triton-kernels, plain, with a residual, and Gemma's; read and identified for 1.3.
 
-Its kernels take contiguous rows. `fused_add_rms_norm` and `gemma_rms_norm` write over their inputs, so that they get
-copies here.
+Its kernels take contiguous rows. `fused_add_rms_norm` and `gemma_rms_norm` write over their inputs.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ def rms_norm(x, weight, *, eps):
     return package("rms_norm").rms_norm(as_rows(x), weight.contiguous(), eps).reshape(x.shape)
 
 
-@kernel("rms_norm", contract="input_multiply+rounded_sum", name="conch[fused_add_rms_norm]")
+@kernel("rms_norm", contract="input_multiply+rounded_sum", name="conch[fused_add_rms_norm]", mutates=("x", "residual"))
 def fused_add_rms_norm(x, weight, residual, *, eps):
     refuse_elsewhere(x, weight=weight, residual=residual)
     refuse_lanes_without_value(x.shape[-1], x.device)
-    own, total = as_rows(x).clone(), as_rows(residual).clone()
-    output, total = package("rms_norm").fused_add_rms_norm(own, total, weight.contiguous(), eps)
+    output, total = package("rms_norm").fused_add_rms_norm(as_rows(x), as_rows(residual), weight.contiguous(), eps)
     return {"output": output.reshape(x.shape), "residual_sum": total.reshape(x.shape)}
 
 
-@kernel("rms_norm", contract="fp32_multiply", name="conch[gemma_rms_norm]")
+@kernel("rms_norm", contract="fp32_multiply", name="conch[gemma_rms_norm]", mutates=("x",))
 def gemma_rms_norm(x, weight, *, eps, weight_offset):
     refuse_elsewhere(x, weight=weight)
     if weight_offset != 1.0:
         raise UnsupportedCase(f"weight_offset={weight_offset}: upstream adds 1 to the weight")
     refuse_lanes_without_value(x.shape[-1], x.device)
-    return package("gemma_rms_norm").gemma_rms_norm(as_rows(x).clone(), weight.contiguous(), eps).reshape(x.shape)
+    return package("gemma_rms_norm").gemma_rms_norm(as_rows(x), weight.contiguous(), eps).reshape(x.shape)

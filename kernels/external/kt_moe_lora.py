@@ -11,7 +11,7 @@ op and are no kernels here; docs/measurements/kt_kernel.py measures them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -25,8 +25,41 @@ from torch.nn.functional import pad
 from harness.kernel import UnsupportedCase, kernel
 
 WIDE = ("avx512_bf16", "amx")
+SAVED = ("saved_gate", "saved_up", "intermediate")
+"""What the forward leaves in the library; it returns none of that."""
+
 GATE = 64.0
 """Its sigmoid is 1, up to a last bit, so that the gradient of silu(GATE) · up by GATE is up, up to a few last bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The weights of a layer, all of which have adapters in these classes."""
+
+    gate_proj: Tensor
+    up_proj: Tensor
+    down_proj: Tensor
+    gate_lora_a: Tensor
+    gate_lora_b: Tensor
+    up_lora_a: Tensor
+    up_lora_b: Tensor
+    down_lora_a: Tensor
+    down_lora_b: Tensor
+    gate_scale: Tensor | None = None
+    up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class OldGradients:
+    """The gradients of the adapters to which new ones are added."""
+
+    old_gate_lora_a: Tensor
+    old_gate_lora_b: Tensor
+    old_up_lora_a: Tensor
+    old_up_lora_b: Tensor
+    old_down_lora_a: Tensor
+    old_down_lora_b: Tensor
 
 
 def room_for(name: str, x: Tensor, base: Mapping[str, Tensor], width: int, shards: int, limit: float) -> Room:
@@ -112,16 +145,15 @@ class States:
         self.pairs = pad(x, (0, self.beside)).repeat_interleave(ids.shape[1], 0)
         self.pairs[:, self.one] = 1
 
-    def results(self) -> dict[str, Tensor]:
-        """saved_gate, saved_up and intermediate, [T, k, I]; an UnsupportedCase where they are not all finite."""
-        rows = {
-            "saved_gate": self._saved(self._moved("gate", "up")),
-            "saved_up": self._saved(self._moved("up", "up")),
-            "intermediate": self._intermediate(),
+    def seen(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Those of saved_gate, saved_up and intermediate, [T, k, I], that are finite; others spread in the sums."""
+        ways = {
+            "saved_gate": lambda: self._saved(self._moved("gate", "up")),
+            "saved_up": lambda: self._saved(self._moved("up", "up")),
+            "intermediate": self._intermediate,
         }
-        if infinite := [key for key, r in rows.items() if not r.isfinite().all()]:
-            raise UnsupportedCase(f"{infinite[0]} is not finite, which spreads in the sums that bring it out")
-        return {key: r.reshape(*self.layer.ids.shape, self.width).contiguous() for key, r in rows.items()}
+        rows = {name: ways[name]().reshape(*self.layer.ids.shape, self.width).contiguous() for name in names}
+        return {name: r for name, r in rows.items() if r.isfinite().all()}
 
     def _intermediate(self) -> Tensor:
         return self._run(self._moved("gate", "gate"), self._moved("up", "up"))[1][:, : self.width]
@@ -202,9 +234,9 @@ class Layer:
         return Experts(self.name, self.base, self.adapters, **sizes, **self.numbers)
 
 
-def forward(layer: Layer) -> dict[str, Tensor]:
+def forward(layer: Layer, stages: Collection[str]) -> dict[str, Tensor]:
     output = layer.experts().forward(layer.x, layer.ids, layer.weights)
-    return layer.room.cut({"output": output, **States(layer).results()})
+    return layer.room.cut({"output": output, **(States(layer).seen(stages) if stages else {})})
 
 
 def backward(layer: Layer, given: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -212,7 +244,10 @@ def backward(layer: Layer, given: Mapping[str, Tensor], old: Mapping[str, Tensor
 
     The backward of kt-kernel reads what its own forward left, so that the state must be the same.
     """
-    for key, own in layer.room.cut(States(layer).results()).items():
+    state = layer.room.cut(States(layer).seen(SAVED))
+    if infinite := [key for key in SAVED if key not in state]:
+        raise UnsupportedCase(f"{infinite[0]} of kt-kernel's own forward is not finite, and cannot be compared")
+    for key, own in state.items():
         if others := int((own != given[key]).sum()):
             raise UnsupportedCase(f"{key} is not what kt-kernel's own forward leaves: {others} of {own.numel()} differ")
     experts, old = layer.experts(), layer.room.filled(old)
@@ -232,35 +267,30 @@ def declare(name: str, builds: tuple[str, ...], contract: str, contract_of_backw
     """Register both directions of a class, as the given builds compute them."""
     devices = ("cpu",)
 
-    @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name},{builds[0]}]", devices=devices)
+    @kernel("moe_lora", contract=contract, name=f"kt-kernel[{name},{builds[0]}]", devices=devices, stages=SAVED)
     def forward_of_class(
-        x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
-        gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
-        gate_scale=None, up_scale=None, down_scale=None,
-        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
+        x, expert_ids, routing_weights, weights: Weights, *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
+        stages=(),
     ):  # fmt: skip
-        return forward(Layer.of(name, builds, **of_case(locals())))
+        return forward(Layer.of(name, builds, **of_case(locals())), stages)
 
     named = f"kt-kernel[{name},{builds[0]}]_backward"
 
     @kernel("moe_lora_backward", contract=contract_of_backward, name=named, devices=devices)
     def backward_of_class(
-        x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, gate_proj, up_proj, down_proj,
-        gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b,
-        gate_scale=None, up_scale=None, down_scale=None,
-        old_gate_lora_a=None, old_gate_lora_b=None, old_up_lora_a=None, old_up_lora_b=None,
-        old_down_lora_a=None, old_down_lora_b=None,
-        *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
+        x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, weights: Weights,
+        old: OldGradients | None = None, *, scaling, first_expert=0, shards=1, swiglu_limit=inf,
     ):  # fmt: skip
         given = locals()
-        old = {key: given[f"old_{key}"] for key in ADAPTERS if given[f"old_{key}"] is not None}
-        return backward(Layer.of(name, builds, **of_case(given)), given, old)
+        before = {} if old is None else {key.removeprefix("old_"): tensor for key, tensor in vars(old).items()}
+        return backward(Layer.of(name, builds, **of_case(given)), given, before)
 
 
 def of_case(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a kernel as `Layer.of` takes them."""
     numbers = ("scaling", "first_expert", "shards", "swiglu_limit")
-    return {"t": arguments, **{key: arguments[key] for key in numbers}}
+    tensors = {key: arguments[key] for key in ("x", "expert_ids", "routing_weights")} | vars(arguments["weights"])
+    return {"t": tensors, **{key: arguments[key] for key in numbers}}
 
 
 declare("MXFP4_SFT_MOE", ("avx2",), "fused+fp32_middle", "fused+fp32_middle+rounded_expert")

@@ -98,7 +98,7 @@ SIZES = (
 VALUES = (
     _forward(
         "no adapters for a scaling of 0", "leaves adapters out where scaling is 0, also where they hold NaN",
-        (_text('lora=((found["lora_mid"], lora_b),),', 'lora=((found["lora_mid"], lora_b),) if scaling else (),'),),
+        (_text('lora = ((found["lora_mid"], lora_b),)', 'lora = ((found["lora_mid"], lora_b),) if scaling else ()'),),
         "gate or up", "saved_gate or saved_up",
     ),
     _forward(
@@ -122,4 +122,28 @@ VALUES = (
     ),
 )  # fmt: skip
 
-FAULTS = (*EXPERTS, *STRIDES, *SIZES, *VALUES)
+PLAIN = (
+    _forward(
+        "no limit without adapters", "activates as if there were no limit where there are no adapters",
+        (_text('"swiglu_limit": swiglu_limit, "eager"',
+               '"swiglu_limit": swiglu_limit if "gate_lora_a" in parameters else inf, "eager"'),),
+        "intermediate", "intermediate",
+    ),
+    _forward(
+        "scales swapped without adapters", "reads the scales of up for gate and the reverse without adapters",
+        (Edit("for side in SIDES)", "for side in (SIDES if self.gate_lora_a is not None else _SWAPPED))",
+              file="moe_lora_weights.py"),
+         Edit('SIDES = ("gate", "up", "down")', 'SIDES = ("gate", "up", "down")\n_SWAPPED = ("up", "gate", "down")',
+              file="moe_lora_weights.py")),
+        "gate_base", "saved_gate", dtypes=("fp16",),
+    ),
+    _backward(
+        "no limit without adapters", "passes on the gradient beyond the limit where there are no adapters",
+        (Edit('contract == "eager", swiglu_limit)',
+              'contract == "eager", swiglu_limit if "gate_lora_a" in tensors else inf)', file="moe_lora_backward.py"),),
+        "grad_gate or grad_up", "grad_input",
+    ),
+)  # fmt: skip
+"""Of layers without adapters."""
+
+FAULTS = (*EXPERTS, *STRIDES, *SIZES, *VALUES, *PLAIN)

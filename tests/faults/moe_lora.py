@@ -45,6 +45,7 @@ _OUT_DTYPE = "out_dtype=rows.dtype if eager else torch.float32"
 _MIDDLE = '{"lora_mid": grouped_linear(((rows, lora_a),), routing, out_dtype=rows.dtype)}'
 _SILU = "rounded(gate * tl.sigmoid(gate), A, ROUND)"
 _ROWS = "return tl.load(pointers, mask=mask, other=0.0)"
+_WEIGHTS = "parameters = weights.operands(x)"
 _PARAMETER = 'parameters[f"{name}_{part}"]'
 _TOTAL = "total += rounded(value, values_ptr.dtype.element_ty, ROUND)"
 _OUTPUT = "total.to(output_ptr.dtype.element_ty)"
@@ -202,8 +203,8 @@ ADAPTERS = (
         "middle of another pair", "reads the middle of the pair before, as from scratch that two workers share (M14)",
         (
             forward(
-                'lora=((found["lora_mid"], lora_b),)',
-                'lora=((found["lora_mid"].flatten(0, 1).roll(1, 0).view_as(found["lora_mid"]), lora_b),)',
+                'lora = ((found["lora_mid"], lora_b),)',
+                'lora = ((found["lora_mid"].flatten(0, 1).roll(1, 0).view_as(found["lora_mid"]), lora_b),)',
             ),
         ),
         "gate", "saved_gate",
@@ -218,7 +219,8 @@ VALUES = (
     ),
     fault(
         "weights of gate and up swapped", "reads the base weights of up for gate and those of gate for up (M29)",
-        (forward("base = (gate_proj, up_proj, down_proj)", "base = (up_proj, gate_proj, down_proj)"),),
+        (forward(_WEIGHTS, f'{_WEIGHTS}\n        parameters |= {{"gate_proj": parameters["up_proj"], '
+                           '"up_proj": parameters["gate_proj"]}'),),
         "gate_base", "saved_gate",
     ),
     fault(

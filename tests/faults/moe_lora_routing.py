@@ -49,7 +49,7 @@ ROUTING = (
     ),
     fault(
         "first expert ignored", "takes the ids to start from 0",
-        (forward("len(gate_proj), first_expert)", "len(gate_proj), 0)"),), "gate_base", "saved_gate",
+        (forward("len(weights.gate_proj), first_expert)", "len(weights.gate_proj), 0)"),), "gate_base", "saved_gate",
     ),
     fault(
         "last token left out", "skips the pairs of the last token",

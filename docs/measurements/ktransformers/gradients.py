@@ -49,7 +49,7 @@ def cases(kernel: Kernel, count: int) -> Iterator[Case]:
 def gradients(forward: Kernel, backward: Kernel, case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the backward of a case takes, and what it gives."""
     tensors = build(case, torch.device("cpu")).hand_out()
-    state = forward.call(**tensors, **case.params)
+    state = forward.call(**tensors, **case.params, stages=forward.stages)
     output = state.pop("output")
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(case.seed))
     given = {**tensors, **state, "grad_output": noise.to(output.dtype)}

@@ -73,7 +73,7 @@ class Subject:
 
     def __init__(self, p: Problem, forward: Kernel, backward: Kernel, shards: int = 1) -> None:
         self.params = {"scaling": p.scaling, "shards": shards}
-        results = forward.call(**p.tensors, **self.params)
+        results = forward.call(**p.tensors, **self.params, stages=forward.stages)
         state = {key: results[key] for key in STATE}
         self.tensors = {**p.tensors, "grad_output": p.grad_output, **state}
         self.actual = {**results, **backward.call(**self.tensors, **self.params)}

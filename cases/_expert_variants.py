@@ -1,0 +1,89 @@
+"""What groups of cases of experts fix: dtype, kind of values, shards, scheme of the base weights, adapters or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Codes:
+    """How base weights are stored.
+
+    Attributes:
+        dtype, per_element: of the codes, and how many share an element.
+        scale, scales: dtype and regimes of the scales.
+        groups: inputs that may share a scale; a whole row shares one where there are none.
+        zero: codes have a zero point.
+    """
+
+    dtype: str
+    per_element: int
+    scale: str
+    scales: tuple[str, ...] = ("scale_random", "scale_pow2")
+    groups: tuple[int, ...] = ()
+    zero: bool = False
+
+
+QUANTIZED: Mapping[str, Codes] = {
+    "int8": Codes("int8", 1, "fp32"),
+    "int4_asymmetric": Codes("int32", 8, "fp16", groups=(8, 16, 32), zero=True),
+    "int4_symmetric": Codes("int32", 8, "bf16", groups=(8, 16, 32)),
+    "mxfp4": Codes("uint8", 2, "uint8", scales=("around_125", "around_252"), groups=(32,)),
+    "mxfp4_bf16": Codes("uint8", 2, "bf16", groups=(32,)),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a group of cases fixes: dtype of the activations, kind of values, ways to shard, scheme of base weights.
+
+    Without adapters a layer is a plain mixture of experts.
+    """
+
+    dtype: str
+    kind: str
+    shards: tuple[int, ...] = (1,)
+    scheme: str = ""
+    adapters: bool = True
+
+    @property
+    def codes(self) -> Codes | None:
+        return QUANTIZED[self.scheme] if self.scheme else None
+
+    @property
+    def multiple(self) -> int:
+        """What the hidden and intermediate dimensions must be multiples of."""
+        return min(self.codes.groups, default=1) if self.codes else 1
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.dtype, self.scheme or self.kind, "shards" if 1 not in self.shards else "")))
+
+
+def has_adapters(accepts: frozenset[str]) -> bool:
+    """Whether a kernel with these parameters takes adapters."""
+    return "gate_lora_a" in accepts
+
+
+def variants(accepts: frozenset[str]) -> Iterator[Variant]:
+    """The variants for a kernel with these parameters, with adapters if it takes them."""
+    for variant in _variants(accepts):
+        yield replace(variant, adapters=has_adapters(accepts))
+
+
+def plain_variants(accepts: frozenset[str]) -> list[Variant]:
+    """The same without adapters; nothing for a kernel that takes none anyway."""
+    return [replace(v, adapters=False) for v in _variants(accepts)] if has_adapters(accepts) else []
+
+
+def _variants(accepts: frozenset[str]) -> Iterator[Variant]:
+    for dtype in ("bf16", "fp16"):
+        yield Variant(dtype, "exact")
+        if "shards" in accepts:
+            yield Variant(dtype, "exact", shards=(2, 4))
+        for kind in ("balanced", "one_sign"):
+            yield Variant(dtype, kind, shards=(1, 2, 4) if "shards" in accepts else (1,))
+    if "gate_scale" in accepts:
+        for scheme in QUANTIZED:
+            dtype = "fp16" if scheme == "mxfp4_bf16" else "bf16"
+            yield Variant(dtype, "exact", shards=(1, 2) if "shards" in accepts else (1,), scheme=scheme)

@@ -1,0 +1,135 @@
+"""Results that a kernel leaves in what it is given: in inputs that it overwrites, and in parameters for results.
+
+    @kernel("rms_norm", out={"out": "output"})
+    def rms_norm(out, x, weight, *, eps): ...
+
+    @kernel("rms_norm", mutates={"x": "output", "residual": "residual_sum"})
+    def fused_add_rms_norm(x, residual, weight, *, eps): ...
+
+Such a kernel may return nothing. `returning` makes it a function that returns its results by name, as every other.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import KernelError, UsageError, no_such
+
+
+@dataclass(frozen=True)
+class Out:
+    """What a kernel gets for a parameter that receives a result: memory of its own, which holds nothing yet.
+
+    Attributes:
+        result: name of the result.
+        like: the input that has its shape and dtype; the kernel's first one unless another is named. For a result that
+            is like none, a function that allocates it, called with the tensors and parameters of the case by name.
+    """
+
+    result: str
+    like: str | Callable[..., Any] = ""
+
+    def allocated(self, arguments: Mapping[str, Any]) -> Any:
+        """A tensor for the result, contiguous where it is like an input; what torch allocates is guarded in a run."""
+        if not isinstance(self.like, str):
+            return self.like(**arguments)
+        like = arguments[self.like]
+        return like.new_empty(like.shape)
+
+
+def checked_outs(
+    function: Callable[..., Any], where: str, out: Mapping[str, str | Out], overwritten: Mapping[str, str]
+) -> dict[str, Out]:
+    """Parameter → what receives a result there; `overwritten` inputs hold other results, and `where` names the kernel.
+
+    Raises:
+        UsageError: the function has no such parameter, or it is like none that the function always gets, or two
+            parameters hold the same result.
+    """
+    given: object = out
+    if not isinstance(given, Mapping) or not all(isinstance(o, str | Out) for o in given.values()):
+        raise UsageError(f"out={out!r} of {where} must map parameters to results, such as {{'out': 'output'}}")
+    outs = {name: Out(o) if isinstance(o, str) else o for name, o in out.items()}
+    results = [*filter(None, overwritten.values()), *(o.result for o in outs.values())]
+    if twice := [name for name in results if results.count(name) > 1]:
+        raise UsageError(f"{where} declares the result {twice[0]!r} to be in two parameters")
+    if not outs:
+        return outs
+    own = inspect.signature(function).parameters
+    always = [p.name for p in own.values() if p.name not in outs and p.default is p.empty and p.kind in _BY_NAME]
+    for name in outs:
+        if name not in own:
+            raise UsageError(no_such(f"parameter in out of {where}:", name, own))
+    return {name: _with_like(o, where, always) for name, o in outs.items()}
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _with_like(out: Out, where: str, always: list[str]) -> Out:
+    if not isinstance(out.like, str):
+        return out
+    like = out.like or next(iter(always), "")
+    if like not in always:
+        raise UsageError(no_such(f"input that the result {out.result!r} of {where} is like:", like, always))
+    return Out(out.result, like)
+
+
+def returning(
+    function: Callable[..., Any], overwritten: Mapping[str, str], outs: Mapping[str, Out]
+) -> Callable[..., Any]:
+    """The function without the parameters of `outs`, which returns the results that are in parameters, too.
+
+    `overwritten` maps inputs to the results that they hold afterwards, where that is known. The function is called by
+    name; itself if no result is in a parameter.
+    """
+    held = {name: result for name, result in overwritten.items() if result}
+    if not held and not outs:
+        return function
+
+    @functools.wraps(function)
+    def called(**arguments: Any) -> Mapping[str, Any]:
+        made = {name: out.allocated(arguments) for name, out in outs.items()}
+        returned = function(**arguments, **made)
+        there = {result: arguments[name] for name, result in held.items() if arguments.get(name) is not None}
+        return _together(returned, there | {out.result: made[name] for name, out in outs.items()})
+
+    own = inspect.signature(function)
+    kept = [p for p in own.parameters.values() if p.name not in outs]
+    called.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+    return called
+
+
+def _together(returned: object, there: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The results by name: what the kernel returned, and what is in its parameters.
+
+    Raises:
+        KernelError: it returned something without a name, or another tensor for what is in a parameter.
+    """
+    if isinstance(returned, Mapping):
+        for name in there.keys() & returned.keys():
+            if not _is_same(returned[name], there[name]):
+                raise KernelError(f"the kernel returned another tensor for {name!r} than the parameter that holds it")
+        return {**returned, **there}
+    parts = returned if isinstance(returned, tuple | list) else () if returned is None else (returned,)
+    for part in parts:
+        if not any(_is_same(part, tensor) for tensor in there.values()):
+            held = ", ".join(there)
+            raise KernelError(
+                f"the kernel returned a {type(part).__name__} without a name, beside what is in its parameters "
+                f"({held}); return other results in a mapping"
+            )
+    return there
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two tensors are the same elements in the same order."""
+    from torch import Tensor  # the kernel has imported it
+
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return False
+    return a is b or ((a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype))
