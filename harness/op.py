@@ -119,6 +119,7 @@ class Op:
         rounds: rounding points that every contract of the op has.
         presets: name → one option per axis, where there are too many axes to name.
         latent: see `Latent`.
+        flops: what its products take on given tensors and parameters, where these are what takes time.
     """
 
     name: str
@@ -133,6 +134,7 @@ class Op:
     rounds: Rounds = field(default_factory=dict)
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: Latent | None = None
+    flops: Callable[..., int] | None = None
 
     @property
     def where(self) -> str:
@@ -224,6 +226,7 @@ def op(
     rounds: Rounds | None = None,
     presets: Mapping[str, tuple[str, ...]] | None = None,
     latent: Latent | None = None,
+    flops: Callable[..., int] | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
@@ -255,6 +258,7 @@ def op(
             rounds=rounds or {},
             presets=presets or {},
             latent=latent,
+            flops=flops,
         )
         check_signature(made.where, parameters)
         for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():

@@ -11,6 +11,7 @@ from math import inf
 from harness.numerics import Enclosure, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
 from references._experts import Layer, Projection, adapter_axes, check_limit, limited, rounded
+from references._flops import forward_flops
 from references._shapes import check_shapes
 
 WEIGHTS = (
@@ -22,6 +23,7 @@ WEIGHTS = (
 
 @op(
     rows=(),
+    flops=forward_flops,
     integers=("expert_ids",),
     plain=WEIGHTS,
     axes={

@@ -36,6 +36,7 @@ from references._experts import (
     rounded,
     through_limits,
 )
+from references._flops import backward_flops
 from references._shapes import check_shapes
 from references.layer_norm_gated_backward import times_slope
 from references.moe_lora import WEIGHTS, check_layer
@@ -46,6 +47,7 @@ _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
 
 @op(
     rows=(),
+    flops=backward_flops,
     integers=("expert_ids",),
     plain=WEIGHTS,
     axes={

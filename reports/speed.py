@@ -1,0 +1,110 @@
+"""What `lastbit bench kernels` measured, as Markdown with a table per case, and as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from harness.outcomes.bench import Sample
+from harness.outcomes.speed import CLOCK, EVENTS, GRAPH, Roof, Speed, Speeds
+from reports.bench import about_of, amount, heading, short
+from reports.markdown_text import bullets, code, plain, table
+
+_HEADERS = (
+    *("kernel", "contract", "verdict", "time", "× its contract", "× all"),
+    *("rate", "of the roof", "host", "× bare launch"),
+)
+_MEANING = (
+    "**Time** of a call without the host: {how}. Calls take turns with tensors that together exceed the L2 cache, "
+    "where 64 sets of them do. **× its contract** and **× all**: over that of the fastest kernel with the same "
+    "contract, and of all. **Of the roof**: the least time, given by the bytes of inputs and results, each once, at "
+    "the rate of a copy, or by FLOP at the rate of a large matrix product, whichever is more, over the time; both "
+    "rates are of this run. **Host**: until a call returns, without waiting for the device. **Verdict**: of the "
+    "contract on the same case, or where that is too large on a smaller one; then also how far the results are from "
+    "those of the first kernel."
+)
+_HOW = {
+    GRAPH: "calls captured in a CUDA graph",
+    EVENTS: "where it says *events*, single calls after a flush of the L2 cache, because they wait for the device",
+    CLOCK: "by the clock, on the CPU",
+}
+
+
+def as_jsonl(bench: Speeds) -> str:
+    """One object per kernel and case, which says by itself where and how it was taken."""
+    about = {**about_of(bench.environment), "command": bench.command}
+    roof = None if bench.roof is None else asdict(bench.roof)
+    rows = ({**asdict(s), "share": bench.roof and s.share(bench.roof), "roof": roof, **about} for s in bench.speeds)
+    return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
+
+
+def page(bench: Speeds) -> str:
+    """The kernels as Markdown: a table per case, the fastest first."""
+    used = [text for how, text in _HOW.items() if any(s.how == how for s in bench.speeds)]
+    blocks = ["# How fast kernels are", heading(bench.command, bench.environment)]
+    if bench.roof is not None:
+        blocks.append(_roof(bench.roof))
+    if used:
+        blocks.append(_MEANING.format(how="; ".join(used)))
+    for of, speeds in bench.by_case():
+        blocks += [f"## {code(short(of))}", _about_case(of, speeds, bench.roof), _table(speeds, bench.roof)]
+    for title, texts in {"Left out": bench.left_out, "Not measured": bench.failed}.items():
+        if texts:
+            blocks += [f"## {title}", bullets([plain(text) for text in texts])]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _roof(roof: Roof) -> str:
+    return (
+        f"In the same run: a copy {amount(roof.copy, 'B/s')}, read and written; a matrix product in bf16 "
+        f"{amount(roof.matmul, 'FLOP/s')}; the host launches a kernel with few arguments in {amount(roof.launch, 's')}."
+    )
+
+
+def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
+    """The whole case line, what its roof is made of, and the case that was judged in its place."""
+    traffic, flops = speeds[0].traffic, max(s.flops for s in speeds)
+    work = [_one(traffic, "B"), *([_one(flops, "FLOP")] if flops else ())]
+    sentences = [f"{code(of)}: {', '.join(work)}"]
+    if roof is not None:
+        nearer = "a matrix product" if roof.by_matmul(traffic, flops) else "a copy"
+        sentences.append(f"The roof is {_one(roof.seconds(traffic, flops), 's')}, by the rate of {nearer}")
+    sentences += [f"Judged on {code(judged)}" for judged in dict.fromkeys(s.judged for s in speeds) if judged]
+    return ". ".join(sentences) + "."
+
+
+def _table(speeds: Sequence[Speed], roof: Roof | None) -> str:
+    rows = [[plain(s.kernel), plain(s.contract), _verdict(s), *_figures(s, speeds, roof)] for s in speeds]
+    return table(_HEADERS, rows, left=3)
+
+
+def _verdict(s: Speed) -> str:
+    if not s.judged:
+        return s.verdict
+    apart = "" if s.apart is None else f", {s.apart:.1e} apart"
+    return f"{s.verdict} (smaller){apart}"
+
+
+def _figures(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> Iterator[str]:
+    own = min(other.device.median for other in speeds if other.contract == s.contract)
+    everyone = min(other.device.median for other in speeds)
+    yield amount(s.device, "s") + (f" ({EVENTS})" if s.how == EVENTS else "")
+    yield f"{s.device.median / own:.2f}"
+    yield f"{s.device.median / everyone:.2f}"
+    yield _one((s.flops or s.traffic) / s.device.median, "FLOP/s" if s.flops else "B/s")
+    yield "" if roof is None else f"{s.share(roof):.0%}"
+    yield amount(s.host, "s")
+    yield "" if roof is None else f"{s.host.median / roof.launch.median:.2f}"
+
+
+def _one(value: float, unit: str) -> str:
+    return amount(Sample.of([value]), unit)
+
+
+def sentence(s: Speed, roof: Roof | None) -> str:
+    """A kernel on one line."""
+    share = "" if roof is None else f", {s.share(roof):.0%} of the roof"
+    return (
+        f"{short(s.of)}: {s.kernel} {s.verdict}, {amount(s.device, 's')} by {s.how}{share}, host {amount(s.host, 's')}"
+    )
