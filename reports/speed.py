@@ -87,12 +87,12 @@ def _verdict(s: Speed) -> str:
 
 
 def _figures(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> Iterator[str]:
-    own = min(other.device.median for other in speeds if other.contract == s.contract)
-    everyone = min(other.device.median for other in speeds)
-    yield amount(s.device, "s") + (f" ({EVENTS})" if s.how == EVENTS else "")
-    yield f"{s.device.median / own:.2f}"
-    yield f"{s.device.median / everyone:.2f}"
-    yield _one((s.flops or s.traffic) / s.device.median, "FLOP/s" if s.flops else "B/s")
+    own = min(other.time.median for other in speeds if other.contract == s.contract)
+    everyone = min(other.time.median for other in speeds)
+    yield amount(s.time, "s") + (f" ({EVENTS})" if s.how == EVENTS else "")
+    yield f"{s.time.median / own:.2f}"
+    yield f"{s.time.median / everyone:.2f}"
+    yield _one((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s")
     yield "" if roof is None else f"{s.share(roof):.0%}"
     yield amount(s.host, "s")
     yield "" if roof is None else f"{s.host.median / roof.launch.median:.2f}"
@@ -105,6 +105,4 @@ def _one(value: float, unit: str) -> str:
 def sentence(s: Speed, roof: Roof | None) -> str:
     """A kernel on one line."""
     share = "" if roof is None else f", {s.share(roof):.0%} of the roof"
-    return (
-        f"{short(s.of)}: {s.kernel} {s.verdict}, {amount(s.device, 's')} by {s.how}{share}, host {amount(s.host, 's')}"
-    )
+    return f"{short(s.of)}: {s.kernel} {s.verdict}, {amount(s.time, 's')} by {s.how}{share}, host {amount(s.host, 's')}"

@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 _SHARE = 0.1  # of the effort's seconds, as in `on_device`
 _FEWEST, _MOST = 5, 200  # replays
-_BURSTS, _BURST = 5, 50  # times that the host is looked at, and calls then: fewer launches than a queue takes
+_BURSTS, _BURST = 5, 50  # times that the host is looked at, and most calls then: fewer launches than a queue takes
 
 
 def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) -> tuple[str, Sample]:
@@ -82,7 +82,7 @@ def host_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) ->
     start = settled()
     next(turns)()
     once = settled() - start
-    burst = max(1, min(_BURST, int(_SHARE * effort.seconds / once)))
+    burst = max(1, min(_BURST, int(_SHARE * effort.seconds / _BURSTS / once)))
     taken = []
     for _ in range(_BURSTS):
         start = settled()

@@ -47,7 +47,7 @@ class Speed:
             / the norm of these, of the result for which it is greatest; None for the first kernel itself.
         how: `GRAPH` for calls replayed without the host, `EVENTS` for single calls after a flush of the L2 cache,
             `CLOCK` for wall time on the CPU.
-        device, host: seconds of a call, and those that the host takes to ask for it.
+        time, host: seconds of a call, and those that the host takes to ask for it.
         traffic: bytes of inputs and results.
         flops: that the op declares; 0 if it declares none.
     """
@@ -57,7 +57,7 @@ class Speed:
     contract: str
     verdict: str
     how: str
-    device: Sample
+    time: Sample
     host: Sample
     traffic: int
     flops: int = 0
@@ -65,8 +65,8 @@ class Speed:
     apart: float | None = None
 
     def share(self, roof: Roof) -> float:
-        """The least time that the device takes / the time."""
-        return roof.seconds(self.traffic, self.flops) / self.device.median
+        """The least time that the device can take / the time."""
+        return roof.seconds(self.traffic, self.flops) / self.time.median
 
 
 @dataclass(frozen=True)
@@ -91,4 +91,4 @@ class Speeds:
     def by_case(self) -> Iterator[tuple[str, Sequence[Speed]]]:
         """Each case with its kernels, the fastest first."""
         for of in dict.fromkeys(speed.of for speed in self.speeds):
-            yield of, sorted((s for s in self.speeds if s.of == of), key=lambda s: s.device.median)
+            yield of, sorted((s for s in self.speeds if s.of == of), key=lambda s: s.time.median)
