@@ -65,13 +65,17 @@ def _roof(roof: Roof) -> str:
 def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
     """The whole case line, what its roof is made of, and the case that was judged in its place."""
     traffic, flops = speeds[0].traffic, max(s.flops for s in speeds)
-    work = [_one(traffic, "B"), *([_one(flops, "FLOP")] if flops else ())]
-    sentences = [f"{code(of)}: {', '.join(work)}"]
-    if roof is not None:
-        nearer = "a matrix product" if roof.by_matmul(traffic, flops) else "a copy"
-        sentences.append(f"The roof is {_one(roof.seconds(traffic, flops), 's')}, by the rate of {nearer}")
+    by_copy, by_matmul = (None, None) if roof is None else roof.bounds(traffic, flops)
+    work = [_work(traffic, "B", by_copy, "a copy")]
+    if flops:
+        work.append(_work(flops, "FLOP", by_matmul, "a matrix product"))
+    sentences = [f"{code(of)}: {'; '.join(work)}"]
     sentences += [f"Judged on {code(judged)}" for judged in dict.fromkeys(s.judged for s in speeds) if judged]
     return ". ".join(sentences) + "."
+
+
+def _work(value: float, unit: str, seconds: float | None, of: str) -> str:
+    return _one(value, unit) + ("" if seconds is None else f", {_one(seconds, 's')} at the rate of {of}")
 
 
 def _table(speeds: Sequence[Speed], roof: Roof | None) -> str:

@@ -187,8 +187,7 @@ def measured(kernel: str, seconds: float, **changes: Any) -> Speed:
 
 
 def test_the_roof_is_the_greater_of_bytes_and_flop() -> None:
-    assert ROOF.seconds(10**9, 0) == pytest.approx(1e-3) and not ROOF.by_matmul(10**9, 10**11)
-    assert ROOF.seconds(10**9, 10**12) == pytest.approx(2e-3) and ROOF.by_matmul(10**9, 10**12)
+    assert ROOF.bounds(10**9, 10**12) == pytest.approx((1e-3, 2e-3))
     assert measured("k", 4e-3).share(ROOF) == pytest.approx(0.25)
     assert measured("k", 4e-3, flops=10**12).share(ROOF) == pytest.approx(0.5)
 
@@ -202,7 +201,8 @@ def test_the_page_has_a_table_per_case_with_the_fastest_first() -> None:
     bench = Speeds(ROOF, speeds, ("gone: no package",), ("k, x: lost",), "lastbit bench kernels", {"devices": "cuda:0"})
     shown = page(bench)
     assert "a copy 1,000 GB/s" in shown and "500 TFLOP/s" in shown and "20 µs" in shown
-    assert "The roof is 2 ms, by the rate of a matrix product. Judged on `moe small`." in shown
+    bounds = "954 MiB, 1 ms at the rate of a copy; 1 TFLOP, 2 ms at the rate of a matrix product"
+    assert f"`{OF}`: {bounds}. Judged on `moe small`." in shown
     rows = [line.rpartition(" | 30 µs")[0] for line in shown.splitlines() if "FLOP/s |" in line]
     assert "| 400 TFLOP/s | 80% | 30 µs | 1.50 |" in shown
     assert rows == [

@@ -26,13 +26,9 @@ class Roof:
     matmul: Sample
     launch: Sample
 
-    def seconds(self, traffic: int, flops: int) -> float:
-        """The least that so many bytes and FLOP take: the greater of the two."""
-        return max(traffic / self.copy.median, flops / self.matmul.median)
-
-    def by_matmul(self, traffic: int, flops: int) -> bool:
-        """Whether the FLOP take longer than the bytes."""
-        return flops / self.matmul.median > traffic / self.copy.median
+    def bounds(self, traffic: int, flops: int) -> tuple[float, float]:
+        """Seconds of so many bytes at the rate of the copy, and of the FLOP at that of the product."""
+        return traffic / self.copy.median, flops / self.matmul.median
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Speed:
 
     def share(self, roof: Roof) -> float:
         """The least time that the device can take / the time."""
-        return roof.seconds(self.traffic, self.flops) / self.time.median
+        return max(roof.bounds(self.traffic, self.flops)) / self.time.median
 
 
 @dataclass(frozen=True)
