@@ -80,7 +80,7 @@ def test_outputs_of_another_dtype_are_refused() -> None:
         kernel.call(**arguments(kernel, weight=torch.float32))
 
 
-@pytest.mark.parametrize("name", [name for name in norms() if name.startswith("conch")])
+@pytest.mark.parametrize("name", [name for name in norms() if name.startswith("conch") or "backward" in name])
 def test_lanes_without_a_value_are_refused_on_the_cpu(name: str) -> None:
     kernel = norms()[name]
     with pytest.raises(UnsupportedCase, match="power of two"):
@@ -112,6 +112,13 @@ def test_groups_that_upstream_cannot_hold_are_refused() -> None:
     kernel = norms()["fla[layernorm_gated]"]
     with pytest.raises(UnsupportedCase, match="groups of 65536 elements exceed 64 KiB"):
         kernel.call(x=torch.zeros(1, 65536).bfloat16(), weight=torch.ones(65536).bfloat16(), eps=1e-6)
+
+
+def test_gates_that_come_before_a_mean_are_refused_on_the_cpu_where_lanes_have_none() -> None:
+    kernel = norms()["mamba[layernorm_gated]"]
+    given = arguments(kernel, width=17)
+    with pytest.raises(UnsupportedCase, match="power of two"):
+        kernel.call(**given, z=given["x"], norm_before_gate=False)
 
 
 def test_what_fused_norm_gate_has_not_is_refused() -> None:

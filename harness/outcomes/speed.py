@@ -17,7 +17,7 @@ class Roof:
     """What the device does at best, in the same run.
 
     Attributes:
-        copy: bytes that a copy of a large tensor reads and writes in a second.
+        copy: bytes that a copy of a large tensor reads and writes in a second, or its negation if that is faster.
         matmul: FLOP in a second of a large matrix product in bf16.
         launch: seconds that the host takes to launch a kernel with few arguments.
     """

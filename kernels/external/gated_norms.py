@@ -6,7 +6,7 @@ by group. `fused_norm_gate` of fla has no groups, and gates after the norm.
 
 from __future__ import annotations
 
-from norm_packages import as_rows, refuse_elsewhere, upstream
+from norm_packages import as_rows, refuse_elsewhere, refuse_lanes_without_value, upstream
 
 from harness.kernel import UnsupportedCase, kernel
 
@@ -68,6 +68,8 @@ def declare(prefix, package):
         x, weight, bias=None, z=None, *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False, stages=()
     ):
         size = check(x, weight, {"bias": bias, "z": z}, group_size)
+        if z is not None and not norm_before_gate and not is_rms_norm:
+            refuse_lanes_without_value(size, x.device)
         rows, gate = rows_of(x, z)
         options = {"group_size": size, "norm_before_gate": norm_before_gate, "is_rms_norm": is_rms_norm}
         weight, bias = vectors(weight, bias)
@@ -85,6 +87,7 @@ def declare(prefix, package):
         refuse_activation(activation)
         size = check(x, weight, {"dy": dy, "rstd": rstd, "mean": mean, "bias": bias, "z": z})
         size //= rstd.shape[-1]
+        refuse_lanes_without_value(size, x.device)
         rows, upper, gate = rows_of(x, dy, z)
         weight, bias = vectors(weight, bias)
         found = function("layer_norm_bwd")(
@@ -127,6 +130,7 @@ def fused_norm_gate_backward(
     check(x, weight, {"dy": dy, "rstd": rstd, "mean": mean, "bias": bias, "z": z})
     if rstd.shape[-1] != 1:
         raise UnsupportedCase(f"{rstd.shape[-1]} groups; upstream has one")
+    refuse_lanes_without_value(x.shape[-1], x.device)
     rows, upper, gate = rows_of(x, dy, z)
     weight, bias = vectors(weight, bias)
     statistics = {"mean": by_group(mean), "rstd": by_group(rstd), "is_rms_norm": mean is None}
