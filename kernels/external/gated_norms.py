@@ -1,4 +1,4 @@
-"""Gated norms of flash-linear-attention (fla-core) and mamba-ssm, and their gradients; read for 0.6.0 and 2.2.4.
+"""Gated norms of flash-linear-attention (fla-core) and mamba-ssm, and their gradients; read for 0.6.0 and 2.3.2.
 
 `layernorm_gated` of both has the same functions; those of mamba-ssm begin with an underscore. It keeps statistics group
 by group. `fused_norm_gate` of fla has no groups, and gates after the norm.
