@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from harness.outcomes.bench import Sample
@@ -47,11 +48,12 @@ def page(bench: Speeds) -> str:
         blocks.append(_roof(bench.roof))
     if used:
         blocks.append(_MEANING.format(how="; ".join(used)))
-    for of, speeds in bench.by_case():
-        blocks += [f"## {code(short(of))}", _about_case(of, speeds, bench.roof), _table(speeds, bench.roof)]
-    for title, texts in {"Left out": bench.left_out, "Not measured": bench.failed}.items():
+    tables = dict(bench.by_case())
+    for of, speeds in tables.items():
+        blocks += [f"## {code(title(of, tables))}", _about_case(of, speeds, bench.roof), _table(speeds, bench.roof)]
+    for what, texts in {"Left out": bench.left_out, "Not measured": bench.failed}.items():
         if texts:
-            blocks += [f"## {title}", bullets([plain(text) for text in texts])]
+            blocks += [f"## {what}", bullets([plain(text) for text in texts])]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -72,6 +74,24 @@ def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
     sentences = [f"{code(of)}: {'; '.join(work)}"]
     sentences += [f"Judged on {code(judged)}" for judged in dict.fromkeys(s.judged for s in speeds) if judged]
     return ". ".join(sentences) + "."
+
+
+def title(of: str, cases: Iterable[str]) -> str:
+    """A case line as far as its first tensor, and what tells it from the other `cases` with the same one.
+
+    Of tensors that all of these have, the first that differs stands for all.
+    """
+    beside = [_words(other) for other in cases if short(other) == short(of)]
+    everywhere = set.intersection(*(set(words) for words in beside))
+    own = {name: word for name, word in _words(of).items() if any(words.get(name) != word for words in beside)}
+    differing = [word for name, word in own.items() if name in everywhere][:1]
+    return " ".join([short(of), *differing, *(word for name, word in own.items() if name not in everywhere)])
+
+
+def _words(of: str) -> dict[str, str]:
+    """Name → word of the tensors after the first and of the parameters, without layouts, regimes and the seed."""
+    words = [re.split(r"(?<=\])[@+~:]", word)[0] for word in of.split()[2:]]
+    return {word.partition("=")[0]: word for word in words if not word.startswith("seed=")}
 
 
 def _work(value: float, unit: str, seconds: float | None, of: str) -> str:

@@ -26,7 +26,7 @@ from harness.verify.check import Subject, unsupported
 from harness.verify.inprocess import Workplace
 from harness.verify.plan import Item, Plan
 from harness.verify.project import Project, open_project
-from reports.speed import as_jsonl, page, sentence
+from reports.speed import as_jsonl, page, sentence, title
 
 CPU = torch.device("cpu")
 LINE = "completion_mask ids=int64[2,3]:sequences_1 eos_ids=int64[1]:counting seed=0"
@@ -213,6 +213,23 @@ def test_the_page_has_a_table_per_case_with_the_fastest_first() -> None:
     assert shown.index("CUDA graph") < shown.index("flush of the L2 cache") < shown.index("Left out")
     assert "gone: no package" in shown and "k, x: lost" in shown
     assert sentence(speeds[0], ROOF) == "moe x=bf16[2,3]: slow PASSED, 4 ms by graph, 50% of the roof, host 30 µs"
+
+
+def test_the_title_of_a_case_tells_it_from_the_others() -> None:
+    cases = [
+        "rms x=bf16[4,8] weight=bf16[8]:near_one eps=1e-06 seed=1",
+        "rms x=bf16[4,8] weight=bf16[8]:ones scale=fp32[1]@2:scale_odd eps=1e-06 quant=static seed=2",
+        "rms x=bf16[2,4] weight=bf16[4] eps=1e-06 seed=3",
+        "moe x=bf16[2,4] ids=int64[2,2]:below_4 gate=bf16[4,2,4] up=bf16[4,2,4] seed=1",
+        "moe x=bf16[2,4] ids=int64[2,2]:below_8 gate=bf16[8,2,4] up=bf16[8,2,4] seed=2",
+    ]
+    assert [title(case, cases) for case in cases] == [
+        "rms x=bf16[4,8]",
+        "rms x=bf16[4,8] scale=fp32[1] quant=static",
+        "rms x=bf16[2,4]",
+        "moe x=bf16[2,4] gate=bf16[4,2,4]",
+        "moe x=bf16[2,4] gate=bf16[8,2,4]",
+    ]
 
 
 def test_without_a_roof_times_are_shown_alone() -> None:
