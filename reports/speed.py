@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -36,8 +37,16 @@ def as_jsonl(bench: Speeds) -> str:
     """One object per kernel and case, which says by itself where and how it was taken."""
     about = {**about_of(bench.environment), "command": bench.command}
     roof = None if bench.roof is None else asdict(bench.roof)
-    rows = ({**asdict(s), "share": bench.roof and s.share(bench.roof), "roof": roof, **about} for s in bench.speeds)
+    rows = (
+        {**asdict(s), "apart": _numeral(s.apart), "share": bench.roof and s.share(bench.roof), "roof": roof, **about}
+        for s in bench.speeds
+    )
     return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
+
+
+def _numeral(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def page(bench: Speeds) -> str:

@@ -117,6 +117,23 @@ def test_on_a_large_case_results_are_held_against_the_first(place: Workplace, mo
     assert other.apart is not None and other.apart > 0.5
 
 
+@pytest.mark.parametrize(
+    ("own", "first", "expected"),
+    [
+        ([3.0, 4.0], [0.0, 0.0], 5.0),
+        ([3.0, 4.0], [3.0, 2.0], 2 / 13**0.5),
+        ([float("nan"), 4.0], [3.0, 4.0], float("inf")),
+    ],
+)
+def test_the_distance_of_results_is_a_number_or_infinite(own: list[float], first: list[float], expected: float) -> None:
+    assert speed._distance(torch.tensor(own), torch.tensor(first)) == pytest.approx(expected)
+
+
+def test_an_infinite_distance_can_be_written() -> None:
+    [line] = as_jsonl(Speeds(ROOF, (measured("k", 1.0, judged="x", apart=float("inf")),), (), (), "c", {})).splitlines()
+    assert json.loads(line)["apart"] == "inf"
+
+
 def test_sets_of_tensors_exceed_the_cache_and_hold_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_CACHE", 64)
     case = parse_case("rms_norm x=bf16[4,8]@16,1 eps=1e-06 seed=1")

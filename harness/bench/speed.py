@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,8 +171,14 @@ def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:
     if not ready.first:
         ready.first.update({name: tensor.clone() for name, tensor in results.items()})
         return None
-    pairs = [(results[name].float(), first.float()) for name, first in ready.first.items() if name in results]
-    return max(float((own - first).norm() / first.norm()) for own, first in pairs)
+    return max(_distance(results[name], first) for name, first in ready.first.items() if name in results)
+
+
+def _distance(own: Tensor, first: Tensor) -> float:
+    """‖own − first‖ / ‖first‖, infinite where it is not finite; without the quotient if first is zero."""
+    difference, size = float((own.float() - first.float()).norm()), float(first.float().norm())
+    found = difference / size if size else difference
+    return found if math.isfinite(found) else math.inf
 
 
 def _flops(op: Op, ready: _Ready) -> int:
