@@ -6,6 +6,7 @@ Calls come in a sequence, each with tensors of its own, so that what one has lef
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -38,7 +39,8 @@ def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) 
 def _waits(call: Call) -> bool:
     """Whether a call waits for the device: a capture that such a call breaks leaves the allocator in disorder."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # the mode is a prototype, it says
+        torch.cuda.set_sync_debug_mode("error")
     try:
         call()
     except RuntimeError:

@@ -54,12 +54,12 @@ def plain_source(x, weight, residual, eps):
     return {"output": output} if residual is None else {"output": output, "residual_sum": value.to(x.dtype)}
 
 
-def fp8_source(x, weight, scale, eps):
+def fp8_source(x, weight, scale, limit, eps):
     value = x.float()
     y = (value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype).float()
     if scale is not None:
         return {"quantized": (y * scale.reciprocal()).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)}
-    own = (y.abs().amax(-1, keepdim=True) / FP8_MAX).clamp(min=SMALLEST_SCALE)
+    own = (y.abs().amax(-1, keepdim=True) / limit).clamp(min=SMALLEST_SCALE)
     return {"quantized": (y / own).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), "scale": own}
 
 
@@ -89,11 +89,27 @@ declare("torch.compile[rms_norm,dynamic]", dynamic=True)
 
 @kernel("rms_norm", contract="fp32_multiply", name="torch.compile[rms_norm_fp8]")
 def compiled_fp8(x, weight, scale=None, *, eps, quant):
-    """By default the compiler drops the rounding of the output before it is divided by a scale."""
+    """By default the compiler drops the rounding of the output before it is divided by a scale, and divides roughly.
+
+    The largest code is a tensor, because division by a number may become multiplication by its reciprocal.
+    """
     if (quant == "static") != (scale is not None):
         raise UnsupportedCase(f"quant={quant!r} with{'out' if scale is None else ''} a scale")
-    found = run(fp8_source, as_rows(x), weight.contiguous(), scale, eps, emulate_precision_casts=True)
+    found = run(fp8_source, as_rows(x), weight.contiguous(), scale, largest_code(x.device), eps, **as_eager())
     return shaped(found, x)
+
+
+@functools.cache
+def largest_code(device):
+    return torch.tensor(FP8_MAX, device=device)
+
+
+@functools.cache
+def as_eager():
+    """Options under which the compiler rounds where PyTorch does, as they are called in the installed version."""
+    known = set(torch._inductor.list_options())
+    division = ("eager_numerics.division_rounding", "emulate_divison_rounding", "emulate_division_rounding")
+    return {name: True for name in ("emulate_precision_casts", *division) if name in known}
 
 
 @kernel("layer_norm_gated", contract="single_rounding", name="torch.compile[layer_norm_gated]")
