@@ -189,7 +189,7 @@ def test_the_host_is_timed_in_bursts_that_nobody_waits_for(monkeypatch: pytest.M
     monkeypatch.setattr(calls, "now", lambda device: lambda: waits.append(1) or float(next(clock)))
     monkeypatch.setattr(calls.time, "perf_counter", lambda: float(next(clock)))
     made: list[int] = []
-    sample = host_seconds([lambda: made.append(1)], CPU, Effort(seconds=150.0))
+    sample = host_seconds([lambda: made.append(1)], CPU, Effort(seconds=30.0))
     assert sample == Sample(1 / 3, 1 / 3, 1 / 3, 5), "a call seems to take a second, and a burst may take three"
     assert (len(made), len(waits)) == (1 + 5 * 3, 2 + 5 + 1)
 

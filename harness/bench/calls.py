@@ -84,7 +84,7 @@ def host_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) ->
     start = settled()
     next(turns)()
     once = settled() - start
-    burst = max(1, min(_BURST, int(_SHARE * effort.seconds / _BURSTS / once)))
+    burst = max(1, min(_BURST, int(_SHARE * effort.seconds / once)))
     taken = []
     for _ in range(_BURSTS):
         start = settled()
