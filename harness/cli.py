@@ -30,7 +30,7 @@ COMMANDS = {
     "pin": ("pin", "keep a case that failed, so that it runs first ever after"),
     "identify": ("identify", "find out which contracts a kernel keeps"),
     "list": ("listing", "list ops and their contracts, kernels, regimes and layouts"),
-    "bench": ("bench", "measure what verifying costs beside the kernels and beside plain tests"),
+    "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
     "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),
 }
 """Command → its module in `harness.commands`, whose function `add_COMMAND` adds its options, and what it does."""

@@ -117,6 +117,7 @@ class Op:
         presets: name → one option per axis, where there are too many axes to name.
         latent: see `Latent`.
         optional_results: results that a kernel may leave out; it is judged on the others.
+        flops: what its products take on given tensors and parameters, where these are what takes time.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Op:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: Latent | None = None
     optional_results: frozenset[str] = frozenset()
+    flops: Callable[..., int] | None = None
 
     @property
     def where(self) -> str:
@@ -224,6 +226,7 @@ def op(
     presets: Mapping[str, tuple[str, ...]] | None = None,
     latent: Latent | None = None,
     optional_results: tuple[str, ...] = (),
+    flops: Callable[..., int] | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
@@ -259,6 +262,7 @@ def op(
             presets=presets or {},
             latent=latent,
             optional_results=frozenset(optional_results),
+            flops=flops,
         )
         check_signature(where, parameters)
         for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():

@@ -11,12 +11,14 @@ from math import inf
 from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
 from references._experts import Layer, adapter_axes, check_limit, limited, rounded
+from references._flops import forward_flops
 from references._layer_weights import WEIGHTS, LayerWeights, Projection
 from references._shapes import check_shapes
 
 
 @op(
     rows=(),
+    flops=forward_flops,
     integers=("expert_ids",),
     plain=WEIGHTS,
     axes={

@@ -28,6 +28,7 @@ from harness.numerics import (
 )
 from harness.op import Contract, StageRecorder, op
 from references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
+from references._flops import backward_flops
 from references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
 from references._shapes import check_shapes
 from references.layer_norm_gated_backward import times_slope
@@ -50,6 +51,7 @@ class OldGradients:
 
 @op(
     rows=(),
+    flops=backward_flops,
     integers=("expert_ids",),
     plain=WEIGHTS,
     axes={

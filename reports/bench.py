@@ -40,18 +40,24 @@ MEANINGS: Mapping[str, str] = {
     "tensors, the kernel, an eager implementation, `assert_close`. A ratio of 0.1 is ten times the time.",
 }
 _ABOUT = ("device", "lastbit", "torch", "triton", "python")
-_SCALES = {"s": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)), "B": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))}
+_SCALES = {
+    "s": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)),
+    "B": (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)),
+    "B/s": (("GB/s", 1e9), ("MB/s", 1e6)),
+    "FLOP": (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)),
+    "FLOP/s": (("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6)),
+}
 
 
 def as_jsonl(bench: Bench) -> str:
     """One object per measurement, which says by itself where and how it was taken."""
-    about = {**_about(bench), "command": bench.command}
+    about = {**about_of(bench.environment), "command": bench.command}
     rows = ({**asdict(m), "ratio": m.ratio, **about} for m in bench.measurements)
     return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
 
 
-def _about(bench: Bench) -> dict[str, str]:
-    environment = bench.environment
+def about_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Date, device and versions of a run of the command."""
     device = environment.get("accelerators") or environment.get("devices", "")
     found = {**environment, "device": device, "date": time.strftime("%Y-%m-%d")}
     return {name: found[name] for name in ("date", *_ABOUT) if name in found}
@@ -59,8 +65,7 @@ def _about(bench: Bench) -> dict[str, str]:
 
 def page(bench: Bench) -> str:
     """The measurements as Markdown: a table per figure."""
-    about = ", ".join(f"{name} {value}" for name, value in _about(bench).items())
-    blocks = ["# What verifying costs", f"{code(bench.command)}: {plain(about)}. Medians, quartiles in brackets."]
+    blocks = ["# What verifying costs", heading(bench.command, bench.environment)]
     for figure in FIGURES:
         if found := [m for m in bench.measurements if m.figure == figure]:
             shown = _parts(found) if figure == PARTS else _table(found)
@@ -68,6 +73,12 @@ def page(bench: Bench) -> str:
     if bench.failed:
         blocks += ["## Not measured", bullets([plain(text) for text in bench.failed])]
     return "\n\n".join(blocks) + "\n"
+
+
+def heading(command: str, environment: Mapping[str, str]) -> str:
+    """The first sentences of a page: what was measured, and where."""
+    about = ", ".join(f"{name} {value}" for name, value in about_of(environment).items())
+    return f"{code(command)}: {plain(about)}. Medians, quartiles in brackets."
 
 
 def _table(found: Sequence[Measurement]) -> str:

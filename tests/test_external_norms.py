@@ -17,12 +17,27 @@ from harness.verify.project import open_project
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 FOLDER = Path(__file__).resolve().parent.parent / "kernels" / "external"
-PACKAGES = {"transformers": "transformers", "liger": "liger_kernel", "fla": "fla", "conch": "conch"}
-OPS = ("rms_norm", "layer_norm_gated")
+PACKAGES = {
+    "transformers": "transformers",
+    "liger": "liger_kernel",
+    "fla": "fla",
+    "conch": "conch",
+    "mamba": "mamba_ssm",
+}
+OPS = ("rms_norm", "layer_norm_gated", "layer_norm_gated_backward")
+REQUIRED = {
+    "eps": "eps=1e-06",
+    "residual": "residual=bf16[9,64]",
+    "weight_offset": "weight_offset=1.0",
+    "z": "z=bf16[9,64]:gates",
+    "dy": "dy=bf16[9,64]",
+    "rstd": "rstd=fp32[9,1]:scale_random",
+}
 
 
 def norms() -> dict[str, Kernel]:
-    return {k.name: k for k in load_kernels(FOLDER) if k.op in OPS}
+    """Those of packages; test_external_torch.py has those of torch."""
+    return {k.name: k for k in load_kernels(FOLDER) if k.op in OPS and k.name.startswith(tuple(PACKAGES))}
 
 
 def package_of(name: str) -> str:
@@ -37,6 +52,9 @@ def arguments(kernel: Kernel, width: int = 16, weight: torch.dtype = torch.bfloa
         "residual": x.clone(),
         "eps": 1e-6,
         "weight_offset": 1.0,
+        "z": x.clone(),
+        "dy": x.clone(),
+        "rstd": torch.ones(3, 1),
     }
     return {name: value for name, value in given.items() if name in kernel.requires | {"x", "weight"}}
 
@@ -62,7 +80,7 @@ def test_outputs_of_another_dtype_are_refused() -> None:
         kernel.call(**arguments(kernel, weight=torch.float32))
 
 
-@pytest.mark.parametrize("name", [name for name in norms() if name.startswith("conch")])
+@pytest.mark.parametrize("name", [name for name in norms() if name.startswith("conch") or "backward" in name])
 def test_lanes_without_a_value_are_refused_on_the_cpu(name: str) -> None:
     kernel = norms()[name]
     with pytest.raises(UnsupportedCase, match="power of two"):
@@ -90,6 +108,28 @@ def test_no_elements_are_refused() -> None:
         kernel.call(x=torch.empty(0, 16), weight=torch.ones(16), eps=1e-6)
 
 
+def test_groups_that_upstream_cannot_hold_are_refused() -> None:
+    kernel = norms()["fla[layernorm_gated]"]
+    with pytest.raises(UnsupportedCase, match="groups of 65536 elements exceed 64 KiB"):
+        kernel.call(x=torch.zeros(1, 65536).bfloat16(), weight=torch.ones(65536).bfloat16(), eps=1e-6)
+
+
+def test_gates_that_come_before_a_mean_are_refused_on_the_cpu_where_lanes_have_none() -> None:
+    kernel = norms()["mamba[layernorm_gated]"]
+    given = arguments(kernel, width=17)
+    with pytest.raises(UnsupportedCase, match="power of two"):
+        kernel.call(**given, z=given["x"], norm_before_gate=False)
+
+
+def test_what_fused_norm_gate_has_not_is_refused() -> None:
+    kernel = norms()["fla[fused_norm_gate_backward]"]
+    given = arguments(kernel)
+    with pytest.raises(UnsupportedCase, match="2 groups"):
+        kernel.call(**given | {"rstd": torch.ones(3, 2)})
+    with pytest.raises(UnsupportedCase, match="after the norm"):
+        kernel.call(**given, norm_before_gate=False)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter")
 @pytest.mark.parametrize("name", [name for name in norms() if name != "liger[none]"])
 def test_it_keeps_what_it_claims(name: str) -> None:
@@ -98,10 +138,7 @@ def test_it_keeps_what_it_claims(name: str) -> None:
         pytest.skip(f"{package_of(name)} is not installed")
     kernel = norms()[name]
     project = open_project(Config(folder=""))
-    named = kernel.requires - {"x", "weight", "eps"}
-    options = " ".join(
-        ["residual=bf16[9,64]"] * ("residual" in named) + ["weight_offset=1.0"] * ("weight_offset" in named)
-    )
-    case = parse_case(f"{kernel.op} x=bf16[9,64] weight=bf16[64] eps=1e-06 {options} seed=1")
+    given = " ".join(REQUIRED[name] for name in REQUIRED if name in kernel.requires)
+    case = parse_case(f"{kernel.op} x=bf16[9,64] weight=bf16[64] {given} seed=1")
     result = verify_case(Subject(kernel, project.op(kernel.op), torch.device("cpu")), case)
     assert result.verdict is Verdict.PASSED, result.findings or result.reason

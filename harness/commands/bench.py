@@ -5,93 +5,175 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from harness.commands.options import add_device, add_kernel_choice, config_of
 
 if TYPE_CHECKING:
     from harness.bench.samples import Effort
-    from harness.outcomes.bench import Bench, Measurement
+    from harness.outcomes.bench import Measurement
+    from harness.outcomes.speed import Roof, Speed
     from harness.verify.worker import Worker
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.description = "Measure lastbit itself, side by side with what it is compared with, in one run."
+    parser.description = "Measure lastbit, or kernels, side by side with what they are compared with, in one run."
     parser.set_defaults(command=_bench)
+    help = "what verifying costs (the default), or how fast kernels are"
+    parser.add_argument("what", nargs="?", choices=tuple(_BENCHES), default=next(iter(_BENCHES)), help=help)
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     parser.add_argument("--cases", type=Path, help="the case lines of this file instead of those in cases/bench")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write bench_DEVICE.jsonl and bench_DEVICE.md there")
+    help = "write bench_DEVICE.jsonl and .md there, or kernels_DEVICE.jsonl and .md"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=help)
     add_device(parser)
     add_kernel_choice(parser)
 
 
+class _Measures(Protocol):
+    """What the command measures: it keeps what it has found so far, also when it is interrupted."""
+
+    stem: str
+    failed: list[str]
+
+    def measure(self, worker: Worker, effort: Effort) -> None:
+        """Measure everything, say how it goes, and keep it."""
+
+    def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        """What was found as Markdown and as lines of JSON."""
+
+
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from harness.bench.samples import QUICK, Effort
-    from harness.outcomes.bench import Bench
     from harness.verify.run import environment_of
     from harness.verify.worker import Worker
-    from reports.bench import page
     from reports.paper import line, make_console
 
     config = config_of(options, kernels=tuple(options.kernel), ops=tuple(options.op))
-    found: list[Measurement] = []
-    failed: list[str] = []
+    bench = _BENCHES[options.what]()
     interrupted = False
     try:
         with Worker(config) as worker:
-            _measure(worker, QUICK if options.quick else Effort(), found, failed)
+            bench.measure(worker, QUICK if options.quick else Effort())
     except KeyboardInterrupt:  # what was measured took long enough to be shown
         interrupted = True
-        failed.append("the rest: interrupted")
-    command = shlex.join(["lastbit", *sys.argv[1:]])
-    bench = Bench(tuple(found), tuple(failed), command, environment_of(config))
-    line(make_console(), page(bench))
+        bench.failed.append("the rest: interrupted")
+    page, records = bench.written(shlex.join(["lastbit", *sys.argv[1:]]), environment_of(config))
+    line(make_console(), page)
     if options.out is not None:
-        _write(bench, options.out, config.devices[0])
+        _write(page, records, options.out, bench.stem, config.devices[0])
     if interrupted:
         raise KeyboardInterrupt
-    return 2 if failed else 0
+    return 2 if bench.failed else 0
 
 
-def _measure(worker: Worker, effort: Effort, found: list[Measurement], failed: list[str]) -> None:
-    """Measure everything, say how it goes, and add what was measured to `found`, what could not be to `failed`."""
-    from harness.bench.cost import cost
-    from harness.bench.judging import asserting, comparing
-    from harness.bench.rate import rate
-    from harness.bench.subjects import case_lines, ops_of
+@contextmanager
+def _told(what: str, failed: list[str]) -> Iterator[None]:
+    """Say that something could not be measured, and go on."""
     from harness.errors import LastbitError
-    from harness.outcomes.bench import PARTS
-    from reports.bench import sentence
     from reports.paper import line, make_console
 
-    work: list[tuple[Callable[..., list[Measurement]], str]] = [(comparing, "")]
-    work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
-    work += [(rate, op) for op in worker.do(ops_of)]
-    work += [(asserting, case) for case in worker.do(case_lines, "asserted.txt")]
-    progress = make_console(stderr=True)
-    for measure, of in work:
+    try:
+        yield
+    except LastbitError as error:
+        failed.append(f"{what}: {error}")
+        line(make_console(stderr=True), failed[-1], "bold red")
+
+
+@dataclass
+class _OfLastbit:
+    """What verifying costs."""
+
+    stem: str = "bench"
+    found: list[Measurement] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def measure(self, worker: Worker, effort: Effort) -> None:
+        from harness.bench.cost import cost
+        from harness.bench.judging import asserting, comparing
+        from harness.bench.rate import rate
+        from harness.bench.subjects import case_lines, ops_of
+        from harness.outcomes.bench import PARTS
+        from reports.bench import sentence
+        from reports.paper import line, make_console
+
+        work: list[tuple[Callable[..., list[Measurement]], str]] = [(comparing, "")]
+        work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
+        work += [(rate, op) for op in worker.do(ops_of)]
+        work += [(asserting, case) for case in worker.do(case_lines, "asserted.txt")]
+        progress = make_console(stderr=True)
+        for measure, of in work:
+            with _told(f"{measure.__name__}, {of}", self.failed):
+                self.found += (new := worker.do(measure, of, effort))
+                for measurement in (m for m in new if m.figure != PARTS):
+                    line(progress, sentence(measurement), "dim")
+
+    def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        from harness.outcomes.bench import Bench
+        from reports.bench import as_jsonl, page
+
+        bench = Bench(tuple(self.found), tuple(self.failed), command, environment)
+        return page(bench), as_jsonl(bench)
+
+
+@dataclass
+class _OfKernels:
+    """How fast kernels are."""
+
+    stem: str = "kernels"
+    roof: Roof | None = None
+    found: list[Speed] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def measure(self, worker: Worker, effort: Effort) -> None:
+        from harness.bench.speed import roof, takers
+        from harness.bench.subjects import case_lines
+
+        with _told("the roof", self.failed):
+            self.roof = worker.do(roof, effort)
+        for case in worker.do(case_lines, "kernels.txt"):
+            for kernel in worker.do(takers, case):
+                with _told(f"{kernel}, {case}", self.failed):
+                    self._add(worker, case, kernel, effort)
+
+    def _add(self, worker: Worker, case: str, kernel: str, effort: Effort) -> None:
+        from harness.bench.speed import speed
+        from harness.errors import UnsupportedCase
+        from reports.paper import line, make_console
+        from reports.speed import sentence
+
         try:
-            found += (new := worker.do(measure, of, effort))
-        except LastbitError as error:
-            failed.append(f"{measure.__name__}, {of}: {error}")
-            line(progress, failed[-1], "bold red")
+            self.found.append(worker.do(speed, case, kernel, effort))
+        except UnsupportedCase as reason:
+            self.left_out.append(f"{kernel}: {reason}")
         else:
-            for measurement in (m for m in new if m.figure != PARTS):
-                line(progress, sentence(measurement), "dim")
+            line(make_console(stderr=True), sentence(self.found[-1], self.roof), "dim")
+
+    def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
+        from harness.outcomes.speed import Speeds
+        from reports.speed import as_jsonl, page
+
+        left_out = tuple(dict.fromkeys(self.left_out))
+        bench = Speeds(self.roof, tuple(self.found), left_out, tuple(self.failed), command, environment)
+        return page(bench), as_jsonl(bench)
 
 
-def _write(bench: Bench, folder: Path, device: str) -> None:
+_BENCHES: Mapping[str, Callable[[], _Measures]] = {"verifying": _OfLastbit, "kernels": _OfKernels}
+
+
+def _write(page: str, records: str, folder: Path, stem: str, device: str) -> None:
     """Write both files, named by the kind of device."""
     import torch
 
     from harness.history.golden_provenance import kind_of
-    from reports.bench import as_jsonl, page
 
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"bench_{kind_of(torch.device(device)).replace('-', '_')}"
-    stem.with_suffix(".jsonl").write_text(as_jsonl(bench), encoding="utf-8")
-    stem.with_suffix(".md").write_text(page(bench), encoding="utf-8")
+    path = folder / f"{stem}_{kind_of(torch.device(device)).replace('-', '_')}"
+    path.with_suffix(".jsonl").write_text(records, encoding="utf-8")
+    path.with_suffix(".md").write_text(page, encoding="utf-8")

@@ -1,0 +1,95 @@
+"""What calls take without the host, and what they take on the host.
+
+Calls come in a sequence, each with tensors of its own, so that what one has left in a cache is no use to the next.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import cycle
+
+import torch
+
+from harness.bench.samples import Effort, now, on_device
+from harness.outcomes.bench import Sample
+from harness.outcomes.speed import CLOCK, EVENTS, GRAPH
+
+Call = Callable[[], object]
+
+_SHARE = 0.1  # of the effort's seconds, as in `on_device`
+_FEWEST, _MOST = 5, 200  # replays
+_BURSTS, _BURST = 5, 50  # times that the host is looked at, and most calls then: fewer launches than a queue takes
+
+
+def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) -> tuple[str, Sample]:
+    """How a call was timed, and its seconds; every call was made once before.
+
+    On CUDA all calls are captured in one graph, which is replayed. Those that cannot be captured, because they wait for
+    the device, are timed one by one by `on_device`.
+    """
+    turns = cycle(calls)
+    if device.type == "cuda" and not _waits(calls[0]) and (graph := _captured(calls)) is not None:
+        return GRAPH, _replayed(graph, len(calls), effort)
+    return CLOCK if device.type == "cpu" else EVENTS, on_device(lambda: next(turns)(), device, effort)
+
+
+def _waits(call: Call) -> bool:
+    """Whether a call waits for the device: a capture that such a call breaks leaves the allocator in disorder."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # the mode is a prototype, it says
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
+def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
+    """One graph of all calls, whose results have memory of their own; None where something cannot be captured."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with suppress(RuntimeError), torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+        del kept
+        return graph
+    return None
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, calls: int, effort: Effort) -> Sample:
+    first = _seconds_of(graph)
+    rounds = max(_FEWEST, min(_MOST, int(_SHARE * effort.seconds / max(first, 1e-6))))
+    for _ in range(2):
+        graph.replay()
+    return Sample.of([_seconds_of(graph) / calls for _ in range(rounds)])
+
+
+def _seconds_of(graph: torch.cuda.CUDAGraph) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def host_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) -> Sample:
+    """Seconds until a call returns, when nobody waits for the device between calls; each was made once before."""
+    turns, settled = cycle(calls), now(device)
+    start = settled()
+    next(turns)()
+    once = settled() - start
+    burst = max(1, min(_BURST, int(_SHARE * effort.seconds / once)))
+    taken = []
+    for _ in range(_BURSTS):
+        start = settled()
+        for _ in range(burst):
+            next(turns)()
+        taken.append((time.perf_counter() - start) / burst)
+    settled()
+    return Sample.of(taken)

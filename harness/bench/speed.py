@@ -1,0 +1,186 @@
+"""How fast kernels are on a case, and whether they are right: every kernel of the op on the same tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.bench.bare import bare_launch
+from harness.bench.calls import device_seconds, host_seconds
+from harness.bench.samples import Effort, on_device, size_of
+from harness.bench.subjects import bench_cases
+from harness.case import Case, parse_case
+from harness.devices import made_current
+from harness.errors import LastbitError, UnsupportedCase
+from harness.inputs import build
+from harness.inputs.guards import twin
+from harness.op import Op
+from harness.outcomes.bench import Sample
+from harness.outcomes.speed import Roof, Speed
+from harness.result import TURNED_DOWN, CaseResult, Verdict
+from harness.verify.check import Subject, unsupported, verify_case
+from harness.verify.inprocess import Workplace
+from harness.verify.memory import give_back
+
+Tensors = Mapping[str, Tensor]
+
+_JUDGED = "judged.txt"
+_LARGEST = 1 << 30  # elements of a case that is judged itself
+_COPY, _COPY_ON_CPU = 1 << 30, 1 << 26  # bytes that are read, and as many written
+_SIDE, _SIDE_ON_CPU = 8192, 256  # of the matrices of a product
+_CALLS = 4  # that a graph has, at least
+_MOST_SETS = 64
+_TIMES = 3  # how often all sets of tensors fill the cache
+_CACHE = 4 << 20  # bytes of a core's L2 cache, at most
+
+
+def roof(place: Workplace, effort: Effort) -> Roof:
+    """What a copy, a matrix product in bf16 and a bare launch take on the device of the configuration."""
+    device = torch.device(*place.config.devices)
+    cpu = device.type == "cpu"
+    size, side = (_COPY_ON_CPU, _SIDE_ON_CPU) if cpu else (_COPY, _SIDE)
+    with made_current(device):
+        launch = bare_launch(device)
+        launch()
+        return Roof(
+            _copied(size, device, effort), _multiplied(side, device, effort), host_seconds([launch], device, effort)
+        )
+
+
+def _copied(size: int, device: torch.device, effort: Effort) -> Sample:
+    """Bytes per second of `copy_`, which a driver may do by other means than a kernel, or `neg`: the faster one."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device).random_().view(torch.bfloat16)
+    target = torch.empty_like(source)
+    ways: tuple[Callable[[], object], ...] = (lambda: target.copy_(source), lambda: torch.neg(source, out=target))
+    return min((on_device(way, device, effort) for way in ways), key=lambda s: s.median).rate(2 * size)
+
+
+def _multiplied(side: int, device: torch.device, effort: Effort) -> Sample:
+    """FLOP per second."""
+    a, b = (torch.randn(side, side, dtype=torch.bfloat16, device=device) for _ in range(2))
+    return on_device(lambda: torch.matmul(a, b), device, effort).rate(2 * side**3)
+
+
+def takers(place: Workplace, line: str) -> list[str]:
+    """The kernels of the plan whose signature takes the case, in order."""
+    case = parse_case(line)
+    subjects = place.subjects.items()
+    return [name for name, s in subjects if s.op.name == case.op and not unsupported(s.kernel, case)]
+
+
+def speed(place: Workplace, line: str, name: str, effort: Effort) -> Speed:
+    """One kernel on one case: first judged, then timed.
+
+    Raises:
+        UnsupportedCase: the kernel declines the case.
+        LastbitError: it raises, or no case of the op is small enough to be judged.
+    """
+    case, subject = parse_case(line), place.subjects[name]
+    with place.watch(line), made_current(subject.device):
+        judged = _judged(place, subject, case)
+        verdict = _verdict(subject, judged)
+        ready = _ready(case, subject.device)
+        return _timed(subject, ready, effort, verdict, "" if judged == case else str(judged))
+
+
+def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
+    """The case itself, or if it is too large the first of the project's smaller ones with the same names."""
+    if sum(t.numel for t in case.tensors) <= _LARGEST:
+        return case
+    for smaller in bench_cases(place.project, subject.device, _JUDGED):
+        if smaller.op == case.op and smaller.names == case.names:
+            return smaller
+    raise LastbitError(f"{case.op}: too large to be judged, and no case of {_JUDGED} has the same tensors: {case}")
+
+
+def _verdict(subject: Subject, case: Case) -> Verdict:
+    """That of the kernel on a case; no other contract is tried."""
+    result: CaseResult = verify_case(subject, case, repeat=False, settled=None)
+    give_back(subject.device)
+    if result.verdict in TURNED_DOWN:
+        raise UnsupportedCase(result.reason)
+    if result.verdict is Verdict.ERRORED:
+        raise LastbitError(f"{result.reason}, in {case}")
+    return result.verdict
+
+
+@dataclass
+class _Ready:
+    """A case with sets of tensors of the same values in different memory, and the results of the first kernel."""
+
+    case: Case
+    sets: list[Tensors]
+    first: dict[str, Tensor] = field(default_factory=dict)
+
+
+_kept: list[_Ready] = []
+"""The case of the last call, whose tensors the next kernel gets, too."""
+
+
+def _ready(case: Case, device: torch.device) -> _Ready:
+    if not _kept or _kept[0].case != case:
+        _kept.clear()  # before more memory is asked for
+        give_back(device)
+        _kept.append(_Ready(case, _sets(case, device)))
+    return _kept[0]
+
+
+def _sets(case: Case, device: torch.device) -> list[Tensors]:
+    """As many sets as exceed the L2 cache several times, if `_MOST_SETS` do; two at least of what is not huge."""
+    guards = build(case, device).guards
+    first = {guarded.name: guarded.tensor for guarded in guards}
+    size = max(1, size_of(first))
+    more = 0 if size > _COPY else min(_MOST_SETS - 1, max(1, _TIMES * _cache(device) // size))
+    return [first, *({g.name: twin(g, g.words.clone()) for g in guards} for _ in range(more))]
+
+
+def _cache(device: torch.device) -> int:
+    """Bytes of the L2 cache."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else _CACHE
+
+
+def _timed(subject: Subject, ready: _Ready, effort: Effort, verdict: Verdict, judged: str) -> Speed:
+    kernel, case, device = subject.kernel, ready.case, subject.device
+    sets = [dict(tensors) for tensors in ready.sets]
+    for tensors in sets:  # the other kernels get these, too
+        tensors |= {name: tensors[name].clone() for name in kernel.mutates if name in tensors}
+    returned = kernel.call(**sets[0], **case.params)
+    results: dict[str, Tensor] = dict(returned) if isinstance(returned, Mapping) else {"": returned}
+    apart = _apart(results, ready) if judged else None
+    traffic = size_of(sets[0]) + size_of(results)
+    del returned, results
+    calls: list[Callable[[], Any]] = [partial(kernel.call, **tensors, **case.params) for tensors in sets]
+    for call in calls[1:]:
+        call()
+    how, seconds = device_seconds(calls * -(-_CALLS // len(calls)), device, effort)
+    host = host_seconds(calls, device, effort)
+    give_back(device)
+    flops = _flops(subject.op, ready)
+    contract = str(subject.contract)
+    return Speed(str(case), kernel.name, contract, str(verdict), how, seconds, host, traffic, flops, judged, apart)
+
+
+def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:
+    """How far results are from those of the first kernel of the case: see `Speed.apart`."""
+    if not ready.first:
+        ready.first.update({name: tensor.clone() for name, tensor in results.items()})
+        return None
+    return max(_distance(results[name], first) for name, first in ready.first.items() if name in results)
+
+
+def _distance(own: Tensor, first: Tensor) -> float:
+    """‖own − first‖ / ‖first‖, infinite where it is not finite; without the quotient if first is zero."""
+    difference, size = float((own.float() - first.float()).norm()), float(first.float().norm())
+    found = difference / size if size else difference
+    return found if math.isfinite(found) else math.inf
+
+
+def _flops(op: Op, ready: _Ready) -> int:
+    """What the op declares of the case."""
+    return 0 if op.flops is None else int(op.flops(ready.sets[0], ready.case.params))

@@ -1,0 +1,90 @@
+"""How fast kernels are, as data: what `lastbit bench kernels` measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.outcomes.bench import Sample
+
+GRAPH = "graph"
+EVENTS = "events"
+CLOCK = "clock"
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the device does at best, in the same run.
+
+    Attributes:
+        copy: bytes that a copy of a large tensor reads and writes in a second, or its negation if that is faster.
+        matmul: FLOP in a second of a large matrix product in bf16.
+        launch: seconds that the host takes to launch a kernel with few arguments.
+    """
+
+    copy: Sample
+    matmul: Sample
+    launch: Sample
+
+    def bounds(self, traffic: int, flops: int) -> tuple[float, float]:
+        """Seconds of so many bytes at the rate of the copy, and of the FLOP at that of the product."""
+        return traffic / self.copy.median, flops / self.matmul.median
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A kernel on a case.
+
+    Attributes:
+        of: the case line.
+        verdict: that on the case, or on `judged` where that is not empty.
+        judged: a smaller case of the op, in place of one that is too large to be judged.
+        apart: where `judged` is not empty, the norm of the difference from the results of the first kernel of the case
+            / the norm of these, of the result for which it is greatest; None for the first kernel itself.
+        how: `GRAPH` for calls replayed without the host, `EVENTS` for single calls after a flush of the L2 cache,
+            `CLOCK` for wall time on the CPU.
+        time, host: seconds of a call, and those that the host takes to ask for it.
+        traffic: bytes of inputs and results.
+        flops: that the op declares; 0 if it declares none.
+    """
+
+    of: str
+    kernel: str
+    contract: str
+    verdict: str
+    how: str
+    time: Sample
+    host: Sample
+    traffic: int
+    flops: int = 0
+    judged: str = ""
+    apart: float | None = None
+
+    def share(self, roof: Roof) -> float:
+        """The least time that the device can take / the time."""
+        return max(roof.bounds(self.traffic, self.flops)) / self.time.median
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """All kernels of a run of the command.
+
+    Attributes:
+        roof: None if it could not be measured.
+        left_out: kernels that take no case, with the reason.
+        failed: what could not be measured, with the reason.
+        command: the command line.
+        environment: versions and devices.
+    """
+
+    roof: Roof | None
+    speeds: tuple[Speed, ...]
+    left_out: tuple[str, ...]
+    failed: tuple[str, ...]
+    command: str
+    environment: Mapping[str, str]
+
+    def by_case(self) -> Iterator[tuple[str, Sequence[Speed]]]:
+        """Each case with its kernels, the fastest first."""
+        for of in dict.fromkeys(speed.of for speed in self.speeds):
+            yield of, sorted((s for s in self.speeds if s.of == of), key=lambda s: s.time.median)

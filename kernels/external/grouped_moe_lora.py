@@ -1,0 +1,136 @@
+"""The mixture of experts with LoRA on `torch._grouped_mm`, as eager PyTorch rounds: bf16 between every two operations.
+
+Pairs are sorted by expert once, and every product is one call for all experts. Nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.kernel import UnsupportedCase, kernel
+
+WIDTHS = 8
+"""What the sizes of matrices must be multiples of: rows begin at multiples of 16 bytes."""
+
+
+class Pairs:
+    """Pairs of tokens and slots in the order of their experts; those of no expert here come last."""
+
+    def __init__(self, expert_ids: Tensor, experts: int, first_expert: int):
+        ids = expert_ids.reshape(-1).long()
+        here = (ids >= first_expert) & (ids < first_expert + experts)
+        self.shape = expert_ids.shape
+        sorted_ids, self.order = torch.where(here, ids - first_expert, experts).sort(stable=True)
+        numbers = torch.arange(experts, device=ids.device)
+        self.ends = torch.searchsorted(sorted_ids, numbers, right=True, out_int32=True)
+        self.here = (sorted_ids < experts)[:, None]
+        self.token = self.order // self.shape[1]
+
+    def product(self, rows: Tensor, matrices: Tensor) -> Tensor:
+        """rows [P, K] · the [K, N] of their experts; what belongs to no expert is zero."""
+        return torch.where(self.here, torch._grouped_mm(rows, matrices, offs=self.ends), 0)
+
+    def outer(self, left: Tensor, right: Tensor) -> Tensor:
+        """Σ left ⊗ right over the pairs of each expert, [E, M, N]; zero where there are none."""
+        counts = torch.diff(self.ends, prepend=self.ends.new_zeros(1))
+        found = torch._grouped_mm(left.t(), right, offs=self.ends)
+        return torch.where((counts > 0)[:, None, None], found, 0)
+
+    def adapted(self, rows: Tensor, weights: dict[str, Tensor], name: str, scaling: float) -> tuple[Tensor, Tensor]:
+        """The linear map of an expert, and the middle of its adapter."""
+        base, a, b = (weights[f"{name}_{part}"].transpose(-2, -1) for part in ("proj", "lora_a", "lora_b"))
+        middle = self.product(rows, a)
+        return self.product(rows, base) + self.product(middle, b) * scaling, middle
+
+    def back(
+        self, grad: Tensor, weights: dict[str, Tensor], name: str, scaling: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradient through a map: what base and adapter add, and the gradient of the middle."""
+        middle = self.product(grad, weights[f"{name}_lora_b"])
+        adapter = self.product(middle, weights[f"{name}_lora_a"]) * scaling
+        return self.product(grad, weights[f"{name}_proj"]), adapter, middle
+
+    def scattered(self, rows: Tensor) -> Tensor:
+        """Rows [P, N] as [T, k, N]."""
+        return torch.empty_like(rows).index_copy_(0, self.order, rows).view(*self.shape, -1)
+
+
+def check(x: Tensor, weights: dict[str, Tensor], **tensors: Tensor) -> None:
+    """Raise for what `torch._grouped_mm` does not take."""
+    for name, tensor in {**weights, **tensors}.items():
+        if tensor.device != x.device:
+            raise ValueError(f"{name} is on {tensor.device}, but x is on {x.device}: move it there")
+    for name, tensor in {"x": x, **weights}.items():
+        if tensor.dtype is not torch.bfloat16:
+            raise UnsupportedCase(f"{name} is {tensor.dtype}; torch._grouped_mm takes bfloat16")
+        if not tensor.is_contiguous() or any(size % WIDTHS for size in tensor.shape[1:]):
+            raise UnsupportedCase(f"{name} has shape {tuple(tensor.shape)}: rows must begin at multiples of 16 bytes")
+    if not x.numel() or not tensors["expert_ids"].numel():
+        raise UnsupportedCase("there is no pair")
+
+
+@kernel("moe_lora", contract="eager", name="torch._grouped_mm[moe_lora]")
+def moe_lora(
+    x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
+    gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b, *, scaling, first_expert=0,
+):  # fmt: skip
+    names = ("proj", "lora_a", "lora_b")
+    gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
+    groups = {"gate": gate, "up": up, "down": (down_proj, down_lora_a, down_lora_b)}
+    weights = {f"{g}_{n}": t for g, tensors in groups.items() for n, t in zip(names, tensors, strict=True)}
+    check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights)
+    pairs = Pairs(expert_ids, len(gate_proj), first_expert)
+    rows = x[pairs.token]
+    gate, up = (pairs.adapted(rows, weights, name, scaling)[0] for name in ("gate", "up"))
+    intermediate = F.silu(gate) * up
+    expert, _ = pairs.adapted(intermediate, weights, "down", scaling)
+    factors = routing_weights.reshape(-1, 1)[pairs.order]
+    weighted = torch.where(pairs.here, (factors * expert).to(x.dtype), 0)
+    output = pairs.scattered(weighted).sum(1, dtype=torch.float32).to(x.dtype)
+    saved = {"saved_gate": gate, "saved_up": up, "intermediate": intermediate}
+    return {"output": output, **{name: pairs.scattered(t) for name, t in saved.items()}}
+
+
+def through_swiglu(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up for that of silu(gate) · up, in fp32 and rounded once."""
+    grad, g, u = grad.float(), gate.float(), up.float()
+    s = torch.sigmoid(g)
+    return (grad * u * (s * (1 + g * (1 - s)))).to(gate.dtype), (grad * (g * s)).to(gate.dtype)
+
+
+@kernel("moe_lora_backward", contract="eager", name="torch._grouped_mm[moe_lora_backward]")
+def moe_lora_backward(
+    x, expert_ids, routing_weights, grad_output, saved_gate, saved_up, intermediate, gate_proj, up_proj, down_proj,
+    gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b, *, scaling, first_expert=0,
+):  # fmt: skip
+    if math.frexp(abs(scaling))[0] != 0.5:
+        raise UnsupportedCase(f"scaling={scaling}: the product rounds gradients before they are scaled")
+    names = ("proj", "lora_a", "lora_b")
+    gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
+    groups = {"gate": gate, "up": up, "down": (down_proj, down_lora_a, down_lora_b)}
+    weights = {f"{g}_{n}": t for g, tensors in groups.items() for n, t in zip(names, tensors, strict=True)}
+    check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights, grad_output=grad_output)
+    pairs = Pairs(expert_ids, len(gate_proj), first_expert)
+    rows, upper = x[pairs.token], grad_output[pairs.token]
+    own = [t.reshape(-1, t.shape[-1])[pairs.order] for t in (saved_gate, saved_up, intermediate)]
+    grad = torch.where(pairs.here, (routing_weights.reshape(-1, 1)[pairs.order] * upper.float()).to(x.dtype), 0)
+
+    base, adapter, down_middle = pairs.back(grad, weights, "down", scaling)
+    expert, middle = pairs.adapted(own[2], weights, "down", scaling)
+    results = {"grad_down_lora_a": pairs.outer(down_middle, own[2]), "grad_down_lora_b": pairs.outer(grad, middle)}
+    inputs = []
+    for name, own_grad in zip(("gate", "up"), through_swiglu(base + adapter, *own[:2]), strict=True):
+        base, adapter, own_middle = pairs.back(own_grad, weights, name, scaling)
+        inputs.append(base.float() + adapter.float())
+        middle = pairs.product(rows, weights[f"{name}_lora_a"].transpose(-2, -1))
+        results[f"grad_{name}_lora_a"] = pairs.outer(own_middle, rows)
+        results[f"grad_{name}_lora_b"] = pairs.outer(own_grad, middle)
+    results = {name: gradient * scaling for name, gradient in results.items()}
+    products = torch.where(pairs.here, upper.float() * expert.float(), 0).sum(-1, keepdim=True)
+    results["grad_input"] = pairs.scattered(inputs[0] + inputs[1]).sum(1).to(x.dtype)
+    results["grad_routing_weights"] = pairs.scattered(products)[..., 0]
+    return results

@@ -1,0 +1,141 @@
+"""What `lastbit bench kernels` measured, as Markdown with a table per case, and as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from harness.outcomes.bench import Sample
+from harness.outcomes.speed import CLOCK, EVENTS, GRAPH, Roof, Speed, Speeds
+from reports.bench import about_of, amount, heading, short
+from reports.markdown_text import bullets, code, plain, table
+
+_HEADERS = (
+    *("kernel", "contract", "verdict", "time", "× its contract", "× all"),
+    *("rate", "of the roof", "host", "× bare launch"),
+)
+_MEANING = (
+    "**Time** of a call without the host: {how}. Calls take turns with tensors that together exceed the L2 cache, "
+    "where 64 sets of them do. **× its contract** and **× all**: over that of the fastest kernel with the same "
+    "contract, and of all. **Of the roof**: the least time, given by the bytes of inputs and results, each once, at "
+    "the rate of a copy, or by FLOP at the rate of a large matrix product, whichever is more, over the time; both "
+    "rates are of this run. **Host**: until a call returns, without waiting for the device. **Verdict**: of the "
+    "contract on the same case, or where that is too large on a smaller one; then also how far the results are from "
+    "those of the first kernel."
+)
+_HOW = {
+    GRAPH: "calls captured in a CUDA graph",
+    EVENTS: "where it says *events*, single calls after a flush of the L2 cache, because they wait for the device",
+    CLOCK: "by the clock, on the CPU",
+}
+
+
+def as_jsonl(bench: Speeds) -> str:
+    """One object per kernel and case, which says by itself where and how it was taken."""
+    about = {**about_of(bench.environment), "command": bench.command}
+    roof = None if bench.roof is None else asdict(bench.roof)
+    rows = (
+        {**asdict(s), "apart": _numeral(s.apart), "share": bench.roof and s.share(bench.roof), "roof": roof, **about}
+        for s in bench.speeds
+    )
+    return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows)
+
+
+def _numeral(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def page(bench: Speeds) -> str:
+    """The kernels as Markdown: a table per case, the fastest first."""
+    used = [text for how, text in _HOW.items() if any(s.how == how for s in bench.speeds)]
+    blocks = ["# How fast kernels are", heading(bench.command, bench.environment)]
+    if bench.roof is not None:
+        blocks.append(_roof(bench.roof))
+    if used:
+        blocks.append(_MEANING.format(how="; ".join(used)))
+    tables = dict(bench.by_case())
+    for of, speeds in tables.items():
+        blocks += [f"## {code(title(of, tables))}", _about_case(of, speeds, bench.roof), _table(speeds, bench.roof)]
+    for what, texts in {"Left out": bench.left_out, "Not measured": bench.failed}.items():
+        if texts:
+            blocks += [f"## {what}", bullets([plain(text) for text in texts])]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _roof(roof: Roof) -> str:
+    return (
+        f"In the same run: a copy {amount(roof.copy, 'B/s')}, read and written; a matrix product in bf16 "
+        f"{amount(roof.matmul, 'FLOP/s')}; the host launches a kernel with few arguments in {amount(roof.launch, 's')}."
+    )
+
+
+def _about_case(of: str, speeds: Sequence[Speed], roof: Roof | None) -> str:
+    """The whole case line, what its roof is made of, and the case that was judged in its place."""
+    traffic, flops = speeds[0].traffic, max(s.flops for s in speeds)
+    by_copy, by_matmul = (None, None) if roof is None else roof.bounds(traffic, flops)
+    work = [_work(traffic, "B", by_copy, "a copy")]
+    if flops:
+        work.append(_work(flops, "FLOP", by_matmul, "a matrix product"))
+    sentences = [f"{code(of)}: {'; '.join(work)}"]
+    sentences += [f"Judged on {code(judged)}" for judged in dict.fromkeys(s.judged for s in speeds) if judged]
+    return ". ".join(sentences) + "."
+
+
+def title(of: str, cases: Iterable[str]) -> str:
+    """A case line as far as its first tensor, and what tells it from the other `cases` with the same one.
+
+    Of tensors that all of these have, the first that differs stands for all.
+    """
+    beside = [_words(other) for other in cases if short(other) == short(of)]
+    everywhere = set.intersection(*(set(words) for words in beside))
+    own = {name: word for name, word in _words(of).items() if any(words.get(name) != word for words in beside)}
+    differing = [word for name, word in own.items() if name in everywhere][:1]
+    return " ".join([short(of), *differing, *(word for name, word in own.items() if name not in everywhere)])
+
+
+def _words(of: str) -> dict[str, str]:
+    """Name → word of the tensors after the first and of the parameters, without layouts, regimes and the seed."""
+    words = [re.split(r"(?<=\])[@+~:]", word)[0] for word in of.split()[2:]]
+    return {word.partition("=")[0]: word for word in words if not word.startswith("seed=")}
+
+
+def _work(value: float, unit: str, seconds: float | None, of: str) -> str:
+    return _one(value, unit) + ("" if seconds is None else f", {_one(seconds, 's')} at the rate of {of}")
+
+
+def _table(speeds: Sequence[Speed], roof: Roof | None) -> str:
+    rows = [[plain(s.kernel), plain(s.contract), _verdict(s), *_figures(s, speeds, roof)] for s in speeds]
+    return table(_HEADERS, rows, left=3)
+
+
+def _verdict(s: Speed) -> str:
+    if not s.judged:
+        return s.verdict
+    apart = "" if s.apart is None else f", {s.apart:.1e} apart"
+    return f"{s.verdict} (smaller){apart}"
+
+
+def _figures(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> Iterator[str]:
+    own = min(other.time.median for other in speeds if other.contract == s.contract)
+    everyone = min(other.time.median for other in speeds)
+    yield amount(s.time, "s") + (f" ({EVENTS})" if s.how == EVENTS else "")
+    yield f"{s.time.median / own:.2f}"
+    yield f"{s.time.median / everyone:.2f}"
+    yield _one((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s")
+    yield "" if roof is None else f"{s.share(roof):.0%}"
+    yield amount(s.host, "s")
+    yield "" if roof is None else f"{s.host.median / roof.launch.median:.2f}"
+
+
+def _one(value: float, unit: str) -> str:
+    return amount(Sample.of([value]), unit)
+
+
+def sentence(s: Speed, roof: Roof | None) -> str:
+    """A kernel on one line."""
+    share = "" if roof is None else f", {s.share(roof):.0%} of the roof"
+    return f"{short(s.of)}: {s.kernel} {s.verdict}, {amount(s.time, 's')} by {s.how}{share}, host {amount(s.host, 's')}"
