@@ -88,10 +88,14 @@ def _normalize(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
-def _quotient(output, row_scale, reciprocal):
-    """output / row_scale: its code is that of the correctly rounded quotient, see docs/numerics.md."""
+def _quotient(output, scale):
+    """output / scale, whose code is that of the correctly rounded quotient, see docs/numerics.md.
+
+    The factors -1 keep the sign of a zero; an infinite scale takes nothing away, so that finite outputs give 0.
+    """
+    reciprocal = tl.div_rn(1.0, scale)
     quotient = output * reciprocal
-    excess = tl.fma(quotient, row_scale, output * -1.0)
+    excess = tl.fma(quotient, tl.where(scale == float("inf"), 0.0, scale), output * -1.0)
     return tl.fma(excess, reciprocal * -1.0, quotient)
 
 
@@ -171,9 +175,7 @@ def _rms_norm_kernel(
             magnitude = tl.where(output == output, tl.abs(output), 0.0)
             amax = tl.maximum(amax, tl.max(magnitude, axis=1, keep_dims=True))
         row_scale = tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)
-        reciprocal = tl.div_rn(1.0, row_scale)
         tl.store(row_scale_ptr + row, row_scale, mask=live)
-        row_scale = tl.where(row_scale == float("inf"), 0.0, row_scale)
 
     for start in range(0, end, BLOCK):
         columns = start + lanes
@@ -186,7 +188,7 @@ def _rms_norm_kernel(
         if QUANT == "static":
             result = output * row_scale
         elif QUANT == "dynamic":
-            result = _quotient(output, row_scale, reciprocal)
+            result = _quotient(output, row_scale)
         if QUANT != "none":
             result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
         result_pointers = address(result_ptr, out_row, columns, ALIGNED)
