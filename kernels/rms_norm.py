@@ -100,9 +100,7 @@ def _quotient(output, scale):
 
 
 @triton.jit
-def _row_start(
-    row, size_1, size_2, stride_0: tl.int64, stride_1: tl.int64, stride_2: tl.int64, FLAT: tl.constexpr
-):
+def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
     if FLAT:
         start = row * stride_2
     else:

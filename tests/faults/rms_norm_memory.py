@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 
-_X_ROW = "x_row = i0 * x_stride_0 + i1 * x_stride_1 + i2 * x_stride_2"
+_X_ROW = "x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
 GAIN = "(weight.to(tl.float32) + offset)"
 _CLAMP = "result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -12,7 +12,7 @@ MEMORY = (
     Fault(
         "row stride ignored",
         "takes the rows of a matrix, and those along the last but one dimension, to follow each other without a gap",
-        (Edit(_X_ROW, _X_ROW.replace("i2 * x_stride_2", "i2 * n")),),
+        (Edit(_X_ROW, _X_ROW.replace("x_stride_2", "n")),),
         exposed="variance or out_of_bounds",
         hidden="output or out_of_bounds",
     ),
@@ -138,7 +138,7 @@ QUANTISATION = (
     Fault(
         "multiplies by a dynamic scale's reciprocal",
         "multiplies by the reciprocal of a row's scale, where the contract divides",
-        (Edit("result = tl.div_rn(output, row_scale)", "result = output * tl.div_rn(1.0, row_scale)"),),
+        (Edit("result = _quotient(output, row_scale)", "result = output * tl.div_rn(1.0, row_scale)"),),
         exposed="quantized",
         hidden="quantized",
         options="dynamic",
