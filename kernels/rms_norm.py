@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from described import Described, current, described
+from described import Described, Launch, current, described
 from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
 from row_layout import address, contiguous_like, layout_of, whole_vectors
 from torch import Tensor
@@ -122,11 +121,11 @@ def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.const
 )  # fmt: skip
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, scale_ptr, result_ptr, residual_sum_ptr, row_scale_ptr,
-    variance_ptr, inv_rms_ptr, normalized_ptr, product_ptr, output_ptr,
+    variance_ptr, inv_rms_ptr, normalized_ptr, product_ptr, output_ptr, eps,
     rows: tl.int64, n, variance_size, size_1: tl.int64, size_2: tl.int64,
     x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
     residual_stride_0: tl.int64, residual_stride_1: tl.int64, residual_stride_2: tl.int64,
-    eps, weight_offset,
+    weight_offset,
     NATIVE: tl.constexpr, RULE: tl.constexpr, QUANT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -148,11 +147,14 @@ def _rms_norm_kernel(
         columns = start + lanes
         mask = live & (columns < n)
         squared, value, rounded = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
-        squares += tl.where(columns < variance_size, squared * squared, 0.0)
+        if variance_size is not None:
+            squared = tl.where(columns < variance_size, squared, 0.0)
+        squares += squared * squared
         if residual_ptr is not None:
             tl.store(address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
     weight = _load_weight(weight_ptr, lanes, n, ALIGNED)  # does not wait for the sum
-    variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), variance_size.to(tl.float32))
+    count = n if variance_size is None else variance_size
+    variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), count.to(tl.float32))
     # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row.
     inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
     if variance_ptr is not None:
@@ -170,8 +172,7 @@ def _rms_norm_kernel(
                 _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
                 weight = _load_weight(weight_ptr, columns, n, ALIGNED)
             _, _, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
-            magnitude = tl.where(output == output, tl.abs(output), 0.0)
-            amax = tl.maximum(amax, tl.max(magnitude, axis=1, keep_dims=True))
+            amax = tl.maximum(amax, tl.max(tl.abs(output), axis=1, keep_dims=True))
         row_scale = tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)
         tl.store(row_scale_ptr + row, row_scale, mask=live)
 
@@ -184,11 +185,9 @@ def _rms_norm_kernel(
         normalized, product, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
         result = output
         if QUANT == "static":
-            result = output * row_scale
+            result = tl.clamp(output * row_scale, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
         elif QUANT == "dynamic":
             result = _quotient(output, row_scale)
-        if QUANT != "none":
-            result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
         result_pointers = address(result_ptr, out_row, columns, ALIGNED)
         tl.store(result_pointers, result.to(result_ptr.dtype.element_ty), mask=mask)
         if normalized_ptr is not None:
@@ -234,37 +233,39 @@ def rms_norm(
         ValueError, TypeError: arguments that do not fit each other.
         UnsupportedCase: rows of no elements, or of more than 2³⁰.
     """
-    tensors = described(x), described(weight), described(residual), described(scale)
-    plan = _plan(*tensors, variance_size, weight_offset, quant, weight_rule, residual_rule, stages)
+    plan = _plan(
+        described(x), described(weight), described(residual), described(scale),
+        variance_size, weight_offset, quant, weight_rule, residual_rule, stages,
+    )  # fmt: skip
     results = _allocate_results(x, residual is not None, quant)
-    stored = _allocate_stages(x) if stages else dict.fromkeys(STAGES)
-    if plan.programs:
+    stored = _allocate_stages(x) if stages else _NO_STAGES
+    if plan.launch is not None:
         if plan.copied:
             x, residual = x.contiguous(), residual if residual is None else residual.contiguous()
         weight = weight if weight is None else weight.contiguous()
         result, residual_sum = results.get("output", results.get("quantized")), results.get("residual_sum")
         with current(x.device):
-            _rms_norm_kernel[(plan.programs,)](
-                x, residual, weight, scale, result, residual_sum, results.get("scale"), *stored.values(),
-                eps=eps, **plan.parameters,
-            )  # fmt: skip
+            plan.launch(
+                x, residual, weight, scale, result, residual_sum, results.get("scale"), *stored.values(), float(eps)
+            )
     present = [name for name in stages if name != "product" or weight is not None]
     mapping = {name: stored[name] for name in present} | results
     return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))
 
 
+_NO_STAGES = dict.fromkeys(STAGES)
+
+
 class Plan(NamedTuple):
-    """How a call is launched.
+    """How a call is made.
 
     Attributes:
-        programs: how many, 0 for nothing to do.
+        launch: takes the tensors and eps; None where there is nothing to do.
         copied: whether x and the residual are to be copied to contiguous memory.
-        parameters: of the kernel, beside the tensors and eps.
     """
 
-    programs: int
+    launch: Launch | None
     copied: bool
-    parameters: Mapping[str, Any]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -282,7 +283,7 @@ def _plan(
     block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
     rows = max(1, ELEMENTS_PER_PROGRAM // block)
     parameters = {
-        "rows": layout.rows, "n": n, "variance_size": n if variance_size is None else variance_size,
+        "rows": layout.rows, "n": n, "variance_size": None if variance_size == n else variance_size,
         "size_1": layout.sizes[1], "size_2": layout.sizes[2],
         **{f"x_stride_{i}": stride for i, stride in enumerate(layout.strides[0])},
         **{f"residual_stride_{i}": stride for i, stride in enumerate(layout.strides[-1])},
@@ -290,9 +291,10 @@ def _plan(
         "NATIVE": weight_rule == "native_multiply", "RULE": "rounded_sum" if residual is None else residual_rule,
         "QUANT": quant or "none", "ROWS": rows, "BLOCK": block, "LOOP": n > block,
         "FLAT": layout.sizes[:-1] == (1, 1), "ALIGNED": whole_vectors(n, strided, layout, flat),
-        "num_warps": max(4, rows * block // (32 * ELEMENTS_PER_THREAD)),
     }  # fmt: skip
-    return Plan(triton.cdiv(layout.rows, rows), layout.copied, parameters)
+    num_warps = max(4, rows * block // (32 * ELEMENTS_PER_THREAD))
+    launch = Launch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
+    return Plan(launch if layout.rows else None, layout.copied)
 
 
 def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[str, Tensor]:
