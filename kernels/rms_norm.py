@@ -141,6 +141,7 @@ def _rms_norm_kernel(
     residual_row = _row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)
     out_row = row * n
 
+    count = n if variance_size is None else variance_size
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     value = squares
     for start in range(0, end, BLOCK):
@@ -153,7 +154,6 @@ def _rms_norm_kernel(
         if residual_ptr is not None:
             tl.store(address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
     weight = _load_weight(weight_ptr, lanes, n, ALIGNED)  # does not wait for the sum
-    count = n if variance_size is None else variance_size
     variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), count.to(tl.float32))
     # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row.
     inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))

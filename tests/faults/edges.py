@@ -19,7 +19,7 @@ _backward_text = partial(Edit, file="layer_norm_gated_backward.py")
 _launch = partial(Edit, file="layer_norm_gated_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 
-_SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)"
+_SQUARES = "squares += squared * squared"
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _SUM = "rounded = total.to(x.dtype).to(tl.float32)"
 _AGAIN = (
@@ -37,7 +37,7 @@ _END = "tl.load(eos_ids_ptr + k * eos_stride)"
 WIDE = (
     _norm(
         "blocks after the first not squared", "squares the first block of a row alone",
-        (Edit(_SQUARES, _SQUARES.replace("columns < variance_size", "columns < tl.minimum(variance_size, BLOCK)")),),
+        (Edit(_SQUARES, "squares += tl.where(start == 0, squared * squared, 0.0)"),),
         "variance", "output",
     ),
     _norm(
@@ -46,8 +46,8 @@ WIDE = (
     ),
     _norm(
         "scale of the last block", "takes the scale of a row from its last block",
-        (Edit("amax = tl.maximum(amax, tl.max(magnitude, axis=1, keep_dims=True))",
-              "amax = tl.max(magnitude, axis=1, keep_dims=True)"),),
+        (Edit("amax = tl.maximum(amax, tl.max(tl.abs(output), axis=1, keep_dims=True))",
+              "amax = tl.max(tl.abs(output), axis=1, keep_dims=True)"),),
         "scale", "scale", dtypes=("fp16",),
     ),
 )  # fmt: skip
@@ -87,7 +87,7 @@ STRIDES = (
 ROWS = (
     _norm(
         "first row read", "reads the first row, also where there is none",
-        (Edit("if plan.programs:", "if x.reshape(-1, x.shape[-1])[0].numel():"),), "errored", "errored",
+        (Edit("if plan.launch is not None:", "if x.reshape(-1, x.shape[-1])[0].numel():"),), "errored", "errored",
     ),
     _backward(
         "sums of no rows", "launches nothing where there are no rows, and leaves the sums over them unwritten",

@@ -20,8 +20,8 @@ GROUPS = {
 
 _INV_RMS = "inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))"
 _SUM = "tl.sum(squares, axis=1, keep_dims=True)"
-_COUNT = "variance_size.to(tl.float32))"
-_SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)"
+_COUNT = "count.to(tl.float32))"
+_SQUARES = "squares += squared * squared"
 _NORMALIZED = "        normalized = normalized.to(weight.dtype).to(tl.float32)\n"
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _OUTPUT = "product.to(X).to(tl.float32)"
@@ -161,7 +161,7 @@ REDUCTION = (
     Fault(
         "last element dropped",
         "leaves the last element out of the mean",
-        (Edit(_SQUARES, _SQUARES.replace("variance_size", "variance_size - 1")),),
+        (Edit(_SQUARES, "squares += tl.where(columns < count - 1, squared * squared, 0.0)"),),
         exposed="variance",
         hidden="output",
         dtypes=ALL,
@@ -169,7 +169,7 @@ REDUCTION = (
     Fault(
         "mean over the padded block",
         "divides the sum by the size of the block",
-        (Edit(_COUNT, "(variance_size * 0 + BLOCK).to(tl.float32))"),),
+        (Edit(_COUNT, "(count * 0 + BLOCK).to(tl.float32))"),),
         exposed="variance",
         hidden="output",
         dtypes=ALL,
@@ -177,7 +177,7 @@ REDUCTION = (
     Fault(
         "unbiased variance",
         "divides the sum by N - 1",
-        (Edit(_COUNT, "tl.maximum(variance_size - 1, 1).to(tl.float32))"),),
+        (Edit(_COUNT, "tl.maximum(count - 1, 1).to(tl.float32))"),),
         exposed="variance",
         hidden="output",
         dtypes=ALL,
@@ -192,20 +192,14 @@ REDUCTION = (
     Fault(
         "masked load without other",
         "squares what a masked load leaves in the lanes past the row",
-        (
-            Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED), mask=mask)"),
-            Edit(_SQUARES, _SQUARES.replace("variance_size", "tl.where(columns < n, variance_size, BLOCK * 2)")),
-        ),
+        (Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED), mask=mask)"),),
         exposed="variance",
         hidden="output",
     ),
     Fault(
         "lanes past the row not masked",
         "squares what lies behind the row in memory",
-        (
-            Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED))"),
-            Edit(_SQUARES, _SQUARES.replace("variance_size", "tl.where(columns < n, variance_size, BLOCK * 2)")),
-        ),
+        (Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED))"),),
         exposed="variance or out_of_bounds",
         hidden="output or out_of_bounds",
     ),
