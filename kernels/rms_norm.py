@@ -29,7 +29,7 @@ SMALLEST_SCALE = tl.constexpr(1 / (448.0 * 512.0))
 
 # Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
 BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-ELEMENTS_PER_PROGRAM = 1024
+ELEMENTS_PER_PROGRAM = 2048
 ELEMENTS_PER_THREAD = 32
 LEADING_DIMS = 3
 
@@ -122,10 +122,9 @@ def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.const
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, scale_ptr, result_ptr, residual_sum_ptr, row_scale_ptr,
     variance_ptr, inv_rms_ptr, normalized_ptr, product_ptr, output_ptr, eps,
-    rows: tl.int64, n, variance_size, size_1: tl.int64, size_2: tl.int64,
-    x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
-    residual_stride_0: tl.int64, residual_stride_1: tl.int64, residual_stride_2: tl.int64,
-    weight_offset,
+    n, rows: tl.int64, x_stride_2: tl.int64, residual_stride_2: tl.int64, weight_offset, variance_size,
+    size_1: tl.int64, size_2: tl.int64,
+    x_stride_0: tl.int64, x_stride_1: tl.int64, residual_stride_0: tl.int64, residual_stride_1: tl.int64,
     NATIVE: tl.constexpr, RULE: tl.constexpr, QUANT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -280,21 +279,27 @@ def _plan(
     strided = [t for t in (x, residual) if t is not None]
     layout = layout_of(strided, dims=LEADING_DIMS)
     flat = [weight] if weight is not None and weight.strides == (1,) else []
-    block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
-    rows = max(1, ELEMENTS_PER_PROGRAM // block)
+    rows, block, num_warps = _tile(n)
     parameters = {
-        "rows": layout.rows, "n": n, "variance_size": None if variance_size == n else variance_size,
-        "size_1": layout.sizes[1], "size_2": layout.sizes[2],
-        **{f"x_stride_{i}": stride for i, stride in enumerate(layout.strides[0])},
-        **{f"residual_stride_{i}": stride for i, stride in enumerate(layout.strides[-1])},
+        "n": n, "rows": layout.rows, "x_stride_2": layout.strides[0][2], "residual_stride_2": layout.strides[-1][2],
         "weight_offset": float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
+        "variance_size": None if variance_size == n else variance_size,
+        "size_1": layout.sizes[1], "size_2": layout.sizes[2],
+        "x_stride_0": layout.strides[0][0], "x_stride_1": layout.strides[0][1],
+        "residual_stride_0": layout.strides[-1][0], "residual_stride_1": layout.strides[-1][1],
         "NATIVE": weight_rule == "native_multiply", "RULE": "rounded_sum" if residual is None else residual_rule,
         "QUANT": quant or "none", "ROWS": rows, "BLOCK": block, "LOOP": n > block,
         "FLAT": layout.sizes[:-1] == (1, 1), "ALIGNED": whole_vectors(n, strided, layout, flat),
     }  # fmt: skip
-    num_warps = max(4, rows * block // (32 * ELEMENTS_PER_THREAD))
     launch = Launch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
     return Plan(launch if layout.rows else None, layout.copied)
+
+
+def _tile(n: int) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps: by n alone, so that bits do not depend on the number of rows."""
+    block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
+    rows = max(1, ELEMENTS_PER_PROGRAM // block)
+    return rows, block, rows * block // (32 * ELEMENTS_PER_THREAD)
 
 
 def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[str, Tensor]:
