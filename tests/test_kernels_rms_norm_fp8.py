@@ -61,7 +61,7 @@ def test_every_output_of_16_bits_beside_the_middle_between_two_codes(power):
 
 
 def test_outputs_of_fp32_beside_the_middle_between_two_codes():
-    """Scales near an eighth of a whole number, which bring a quotient nearest to where its rounding changes, and any."""
+    """Scales near eighths, which bring a quotient nearest to where its rounding changes, and any."""
     drawn = np.random.default_rng(0).uniform(1, 2, 2000).astype(np.float32)
     scale = np.concatenate([around(np.arange(8, 17, dtype=np.float32) / 8, 30).ravel(), drawn])[:, None]
     output = around((scale.astype(np.float64) * MIDDLES).astype(np.float32), 3)

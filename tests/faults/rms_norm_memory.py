@@ -145,6 +145,14 @@ QUANTISATION = (
         options="dynamic",
     ),
     Fault(
+        "infinite scale",
+        "gives NaN for finite values beside an infinity, where the division gives zero",
+        (Edit('tl.where(scale == float("inf"), 0.0, scale)', "scale"),),
+        exposed="quantized",
+        hidden="quantized",
+        options="dynamic",
+    ),
+    Fault(
         "scale without a floor",
         "gives a row of zeros the scale 0",
         (Edit("tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)", "tl.div_rn(amax, FP8_MAX)"),),
