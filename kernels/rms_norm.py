@@ -10,13 +10,16 @@ Arithmetic is fp32; what is rounded to a narrower format, and where, is the cont
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from described import Described, Launch, current, described
 from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
-from row_layout import address, contiguous_like, row_layout, vectors_allowed
+from row_layout import address, contiguous_like, layout_of, whole_vectors
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -25,9 +28,9 @@ FP8_MAX = tl.constexpr(448.0)
 SMALLEST_SCALE = tl.constexpr(1 / (448.0 * 512.0))
 
 # Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
-BLOCKS = (128, 512, 2048, 8192, 16384)
-ELEMENTS_PER_PROGRAM = 1024
-ELEMENTS_PER_THREAD = 16
+BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+ELEMENTS_PER_PROGRAM = 2048
+ELEMENTS_PER_THREAD = 32
 LEADING_DIMS = 3
 
 
@@ -59,31 +62,56 @@ def _load(x_ptr, residual_ptr, x_offset, residual_offset, columns, mask, RULE: t
 
 
 @triton.jit
-def _normalize(
-    value, inv_rms, weight_ptr, columns, n, offset,
-    X: tl.constexpr, NATIVE: tl.constexpr, ALIGNED: tl.constexpr,
-):  # fmt: skip
+def _load_weight(ptr, columns, n, ALIGNED: tl.constexpr):
+    if ptr is None:
+        weight = None
+    else:
+        weight = tl.load(address(ptr, 0, columns, ALIGNED), mask=columns < n, other=0.0)
+    return weight
+
+
+@triton.jit
+def _normalize(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.constexpr):
     """In fp32: the stages `normalized`, `product` and `output`, rounded as the contract says."""
     normalized = value * inv_rms
-    if weight_ptr is None:
+    if weight is None:
         if NATIVE:
             normalized = normalized.to(X).to(tl.float32)
         product = normalized
+    elif NATIVE:
+        normalized = normalized.to(weight.dtype).to(tl.float32)
+        product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
     else:
-        weight = tl.load(address(weight_ptr, 0, columns, ALIGNED), mask=columns < n, other=0.0)
-        if NATIVE:
-            normalized = normalized.to(weight.dtype).to(tl.float32)
-            product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
-        else:
-            product = normalized * (weight.to(tl.float32) + offset)
+        product = normalized * (weight.to(tl.float32) + offset)
     return normalized, product, product.to(X).to(tl.float32)
 
 
+@triton.jit
+def _quotient(output, scale):
+    """output / scale, whose code is that of the correctly rounded quotient, see docs/numerics.md.
+
+    The factors -1 keep the sign of a zero; an infinite scale takes nothing away, so that finite outputs give 0.
+    """
+    reciprocal = tl.div_rn(1.0, scale)
+    quotient = output * reciprocal
+    excess = tl.fma(quotient, tl.where(scale == float("inf"), 0.0, scale), output * -1.0)
+    return tl.fma(excess, reciprocal * -1.0, quotient)
+
+
+@triton.jit
+def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
+    if FLAT:
+        start = row * stride_2
+    else:
+        start = row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2
+    return start
+
+
 # Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. The
-# addresses of stages carry no such promise: they would make a call that stores stages another variant.
+# addresses of stages carry no such promise.
 @triton.jit(
     do_not_specialize=[
-        "store_stages", "rows", "n", "variance_size", "size_1", "size_2", "x_stride_0", "x_stride_1", "x_stride_2",
+        "rows", "n", "variance_size", "size_1", "size_2", "x_stride_0", "x_stride_1", "x_stride_2",
         "residual_stride_0", "residual_stride_1", "residual_stride_2", "eps", "weight_offset",
     ],
     do_not_specialize_on_alignment=[
@@ -93,13 +121,12 @@ def _normalize(
 )  # fmt: skip
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, scale_ptr, result_ptr, residual_sum_ptr, row_scale_ptr,
-    variance_ptr, inv_rms_ptr, normalized_ptr, product_ptr, output_ptr, store_stages,
-    rows: tl.int64, n, variance_size, size_1: tl.int64, size_2: tl.int64,
-    x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
-    residual_stride_0: tl.int64, residual_stride_1: tl.int64, residual_stride_2: tl.int64,
-    eps, weight_offset,
+    variance_ptr, inv_rms_ptr, normalized_ptr, product_ptr, output_ptr, eps,
+    n, rows: tl.int64, x_stride_2: tl.int64, residual_stride_2: tl.int64, weight_offset, variance_size,
+    size_1: tl.int64, size_2: tl.int64,
+    x_stride_0: tl.int64, x_stride_1: tl.int64, residual_stride_0: tl.int64, residual_stride_1: tl.int64,
     NATIVE: tl.constexpr, RULE: tl.constexpr, QUANT: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOOP: tl.constexpr, FLAT: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows per program. Without LOOP a block covers a row, every loop runs once and x is read once."""
     X: tl.constexpr = x_ptr.dtype.element_ty
@@ -108,24 +135,28 @@ def _rms_norm_kernel(
     lanes = tl.arange(0, BLOCK)[None, :]
     if ALIGNED:
         n = n // 16 * 16  # changes nothing, but shows the compiler that masks are uniform over a vector
-    i2, i1, i0 = row % size_2, row // size_2 % size_1, row // size_2 // size_1
-    x_row = i0 * x_stride_0 + i1 * x_stride_1 + i2 * x_stride_2
-    residual_row = i0 * residual_stride_0 + i1 * residual_stride_1 + i2 * residual_stride_2
+    end = n if LOOP else BLOCK
+    x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
+    residual_row = _row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)
     out_row = row * n
 
+    count = n if variance_size is None else variance_size
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     value = squares
-    for start in range(0, n, BLOCK):
+    for start in range(0, end, BLOCK):
         columns = start + lanes
         mask = live & (columns < n)
         squared, value, rounded = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
-        squares += tl.where(columns < variance_size, squared * squared, 0.0)
+        if variance_size is not None:
+            squared = tl.where(columns < variance_size, squared, 0.0)
+        squares += squared * squared
         if residual_ptr is not None:
             tl.store(address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
-    variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), variance_size.to(tl.float32))
+    weight = _load_weight(weight_ptr, lanes, n, ALIGNED)  # does not wait for the sum
+    variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), count.to(tl.float32))
     # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row.
     inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
-    if store_stages:
+    if variance_ptr is not None:
         tl.store(variance_ptr + row, variance, mask=live)
         tl.store(inv_rms_ptr + row, inv_rms, mask=live)
 
@@ -133,35 +164,32 @@ def _rms_norm_kernel(
         row_scale = tl.div_rn(1.0, tl.load(scale_ptr))
     elif QUANT == "dynamic":
         amax = tl.zeros([ROWS, 1], tl.float32)
-        for start in range(0, n, BLOCK):
+        for start in range(0, end, BLOCK):
             columns = start + lanes
             mask = live & (columns < n)
             if LOOP:
                 _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
-            _, _, output = _normalize(value, inv_rms, weight_ptr, columns, n, weight_offset, X, NATIVE, ALIGNED)
-            magnitude = tl.where(output == output, tl.abs(output), 0.0)
-            amax = tl.maximum(amax, tl.max(magnitude, axis=1, keep_dims=True))
+                weight = _load_weight(weight_ptr, columns, n, ALIGNED)
+            _, _, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
+            amax = tl.maximum(amax, tl.max(tl.abs(output), axis=1, keep_dims=True))
         row_scale = tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)
         tl.store(row_scale_ptr + row, row_scale, mask=live)
 
-    for start in range(0, n, BLOCK):
+    for start in range(0, end, BLOCK):
         columns = start + lanes
         mask = live & (columns < n)
         if LOOP:
             _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
-        normalized, product, output = _normalize(
-            value, inv_rms, weight_ptr, columns, n, weight_offset, X, NATIVE, ALIGNED
-        )
+            weight = _load_weight(weight_ptr, columns, n, ALIGNED)
+        normalized, product, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
         result = output
         if QUANT == "static":
-            result = output * row_scale
+            result = tl.clamp(output * row_scale, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
         elif QUANT == "dynamic":
-            result = tl.div_rn(output, row_scale)
-        if QUANT != "none":
-            result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+            result = _quotient(output, row_scale)
         result_pointers = address(result_ptr, out_row, columns, ALIGNED)
         tl.store(result_pointers, result.to(result_ptr.dtype.element_ty), mask=mask)
-        if store_stages:
+        if normalized_ptr is not None:
             tl.store(normalized_ptr + out_row + columns, normalized, mask=mask)
             tl.store(product_ptr + out_row + columns, product, mask=mask)
             tl.store(output_ptr + out_row + columns, output, mask=mask)
@@ -204,22 +232,74 @@ def rms_norm(
         ValueError, TypeError: arguments that do not fit each other.
         UnsupportedCase: rows of no elements, or of more than 2³⁰.
     """
-    check_options(scale, weight_offset, quant, weight_rule, residual_rule, stages)
-    check_tensors(x, weight, residual, scale, variance_size)
+    plan = _plan(
+        described(x), described(weight), described(residual), described(scale),
+        variance_size, weight_offset, quant, weight_rule, residual_rule, stages,
+    )  # fmt: skip
     results = _allocate_results(x, residual is not None, quant)
-    stored = _allocate_stages(x, stages=bool(stages))
-    if x.numel():
-        with torch.accelerator.device_index(x.device.index):
-            _launch(
-                (x, weight, residual, scale), results, stored,
-                eps=float(eps), variance_size=x.shape[-1] if variance_size is None else variance_size,
-                weight_offset=float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
-                store_stages=int(bool(stages)), NATIVE=weight_rule == "native_multiply",
-                RULE="rounded_sum" if residual is None else residual_rule, QUANT=quant or "none",
-            )  # fmt: skip
+    stored = _allocate_stages(x) if stages else _NO_STAGES
+    if plan.launch is not None:
+        if plan.copied:
+            x, residual = x.contiguous(), residual if residual is None else residual.contiguous()
+        weight = weight if weight is None else weight.contiguous()
+        result, residual_sum = results.get("output", results.get("quantized")), results.get("residual_sum")
+        with current(x.device):
+            plan.launch(
+                x, residual, weight, scale, result, residual_sum, results.get("scale"), *stored.values(), float(eps)
+            )
     present = [name for name in stages if name != "product" or weight is not None]
     mapping = {name: stored[name] for name in present} | results
     return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))
+
+
+_NO_STAGES = dict.fromkeys(STAGES)
+
+
+class Plan(NamedTuple):
+    """How a call is made.
+
+    Attributes:
+        launch: takes the tensors and eps; None where there is nothing to do.
+        copied: whether x and the residual are to be copied to contiguous memory.
+    """
+
+    launch: Launch | None
+    copied: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    x: Described, weight: Described | None, residual: Described | None, scale: Described | None,
+    variance_size: int | None, weight_offset: float, quant: str | None,
+    weight_rule: str, residual_rule: str, stages: tuple[str, ...],
+) -> Plan:  # fmt: skip
+    check_options(scale, weight_offset, quant, weight_rule, residual_rule, stages)
+    check_tensors(x, weight, residual, scale, variance_size)
+    n = x.shape[-1]
+    strided = [t for t in (x, residual) if t is not None]
+    layout = layout_of(strided, dims=LEADING_DIMS)
+    flat = [weight] if weight is not None and weight.strides == (1,) else []
+    rows, block, num_warps = _tile(n)
+    parameters = {
+        "n": n, "rows": layout.rows, "x_stride_2": layout.strides[0][2], "residual_stride_2": layout.strides[-1][2],
+        "weight_offset": float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
+        "variance_size": None if variance_size == n else variance_size,
+        "size_1": layout.sizes[1], "size_2": layout.sizes[2],
+        "x_stride_0": layout.strides[0][0], "x_stride_1": layout.strides[0][1],
+        "residual_stride_0": layout.strides[-1][0], "residual_stride_1": layout.strides[-1][1],
+        "NATIVE": weight_rule == "native_multiply", "RULE": "rounded_sum" if residual is None else residual_rule,
+        "QUANT": quant or "none", "ROWS": rows, "BLOCK": block, "LOOP": n > block,
+        "FLAT": layout.sizes[:-1] == (1, 1), "ALIGNED": whole_vectors(n, strided, layout, flat),
+    }  # fmt: skip
+    launch = Launch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
+    return Plan(launch if layout.rows else None, layout.copied)
+
+
+def _tile(n: int) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps: by n alone, so that bits do not depend on the number of rows."""
+    block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
+    rows = max(1, ELEMENTS_PER_PROGRAM // block)
+    return rows, block, rows * block // (32 * ELEMENTS_PER_THREAD)
 
 
 def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[str, Tensor]:
@@ -231,39 +311,14 @@ def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[
     return results
 
 
-def _allocate_stages(x: Tensor, *, stages: bool) -> dict[str, Tensor]:
-    """fp32 buffers for all stages, or where none is asked for, one empty buffer that stands for all of them.
+def _allocate_stages(x: Tensor) -> dict[str, Tensor]:
+    """fp32 buffers for all stages.
 
     They show what was computed: a narrower value is held exactly, and one that should be narrower and is not shows. One
     dtype for all of them keeps the number of compiled variants small.
     """
-    if not stages:
-        return dict.fromkeys(STAGES, torch.empty(0, dtype=torch.float32, device=x.device))
     columns = {"variance": 1, "inv_rms": 1}  # one value per row
     return {name: contiguous_like(x, columns=columns.get(name), dtype=torch.float32) for name in STAGES}
-
-
-def _launch(
-    inputs: tuple[Tensor | None, ...], results: dict[str, Tensor], stored: dict[str, Tensor], **options: object
-) -> None:
-    x, weight, residual, scale = inputs
-    strided, layout = row_layout([t for t in (x, residual) if t is not None], dims=LEADING_DIMS)
-    weight = weight if weight is None else weight.contiguous()
-    n = x.shape[-1]
-    block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
-    rows = max(1, ELEMENTS_PER_PROGRAM // block)
-    result, residual_sum = results.get("output", results.get("quantized")), results.get("residual_sum")
-    flat = [t for t in (weight, result, residual_sum) if t is not None]
-    _rms_norm_kernel[(triton.cdiv(layout.rows, rows),)](
-        strided[0], strided[1] if residual is not None else None, weight, scale,
-        result, residual_sum, results.get("scale"), *stored.values(),
-        rows=layout.rows, n=n, size_1=layout.sizes[1], size_2=layout.sizes[2],
-        **{f"x_stride_{i}": stride for i, stride in enumerate(layout.strides[0])},
-        **{f"residual_stride_{i}": stride for i, stride in enumerate(layout.strides[-1])},
-        **options, ROWS=rows, BLOCK=block, LOOP=n > block,
-        ALIGNED=vectors_allowed(n, strided, layout, flat),
-        num_warps=max(4, rows * block // (32 * ELEMENTS_PER_THREAD)),
-    )  # fmt: skip
 
 
 def _declare(weight_rule: str, residual_rule: str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from described import Described
 
 from harness.kernel import UnsupportedCase
 
@@ -15,7 +15,7 @@ LARGEST_ROW = 2**30  # column numbers are 32-bit
 
 
 def check_options(
-    scale: Tensor | None,
+    scale: Described | None,
     weight_offset: float,
     quant: str | None,
     weight_rule: str,
@@ -40,10 +40,14 @@ def check_options(
 
 
 def check_tensors(
-    x: Tensor, weight: Tensor | None, residual: Tensor | None, scale: Tensor | None, variance_size: int | None
+    x: Described,
+    weight: Described | None,
+    residual: Described | None,
+    scale: Described | None,
+    variance_size: int | None,
 ) -> None:
     """Raise ValueError, TypeError or UnsupportedCase for tensors that do not fit x."""
-    if x.dim() == 0:
+    if not x.shape:
         raise ValueError("x has no dimension to normalize over")
     n = x.shape[-1]
     if not 0 < n <= LARGEST_ROW:

@@ -19,10 +19,15 @@ _backward_text = partial(Edit, file="layer_norm_gated_backward.py")
 _launch = partial(Edit, file="layer_norm_gated_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 
-_SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)"
+_SQUARES = "squares += squared * squared"
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _SUM = "rounded = total.to(x.dtype).to(tl.float32)"
-_NOT_CONTIGUOUS = "t.stride(-1) != 1 and columns > 1"
+_AGAIN = (
+    "            _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)\n"
+    "            weight = _load_weight(weight_ptr, columns, n, ALIGNED)\n"
+    "        normalized, "
+)
+_NOT_CONTIGUOUS = "t.strides[-1] != 1 and columns > 1"
 _BIAS = '"bias_ptr": None if bias is None else bias.contiguous()'
 _FINITE = "tl.clamp(total, -3.3895313892515355e38, 3.3895313892515355e38, propagate_nan=tl.PropagateNan.ALL)"
 _STATISTIC = "statistic.reshape(rows, statistic.shape[-1]).t().contiguous()"
@@ -32,17 +37,17 @@ _END = "tl.load(eos_ids_ptr + k * eos_stride)"
 WIDE = (
     _norm(
         "blocks after the first not squared", "squares the first block of a row alone",
-        (Edit(_SQUARES, _SQUARES.replace("columns < variance_size", "columns < tl.minimum(variance_size, BLOCK)")),),
+        (Edit(_SQUARES, "squares += tl.where(start == 0, squared * squared, 0.0)"),),
         "variance", "output",
     ),
     _norm(
         "last block for all", "normalizes the last block of a row that it has in registers in place of every block",
-        (Edit("LOOP=n > block", "LOOP=False"),), "normalized", "output",
+        (Edit(_AGAIN, _AGAIN[_AGAIN.index("\n") + 1 :]),), "normalized", "output",
     ),
     _norm(
         "scale of the last block", "takes the scale of a row from its last block",
-        (Edit("amax = tl.maximum(amax, tl.max(magnitude, axis=1, keep_dims=True))",
-              "amax = tl.max(magnitude, axis=1, keep_dims=True)"),),
+        (Edit("amax = tl.maximum(amax, tl.max(tl.abs(output), axis=1, keep_dims=True))",
+              "amax = tl.max(tl.abs(output), axis=1, keep_dims=True)"),),
         "scale", "scale", dtypes=("fp16",),
     ),
 )  # fmt: skip
@@ -55,7 +60,7 @@ STRIDES = (
     ),
     _norm(
         "a dense square", "takes a matrix with strides of 1 and N for one whose rows follow each other",
-        (_rows(_NOT_CONTIGUOUS, f"sorted(t.stride()) != [1, columns] and {_NOT_CONTIGUOUS}"),),
+        (_rows(_NOT_CONTIGUOUS, f"sorted(t.strides) != [1, columns] and {_NOT_CONTIGUOUS}"),),
         "variance", "output",
     ),
     _norm(
@@ -65,7 +70,7 @@ STRIDES = (
     ),
     _norm(
         "leading dimensions beyond the third", "leaves tensors of more leading dimensions than strides as they are",
-        (_rows("if len(outer) > dims or any", "if any"),), "variance", "output",
+        (_rows("len(outer) > dims or any", "any"),), "variance", "output",
     ),
     _gated(
         "stride of the bias ignored", "reads the bias as if it had no stride",
@@ -82,7 +87,7 @@ STRIDES = (
 ROWS = (
     _norm(
         "first row read", "reads the first row, also where there is none",
-        (Edit("if x.numel():", "if x.reshape(-1, x.shape[-1])[0].numel():"),), "errored", "errored",
+        (Edit("if plan.launch is not None:", "if x.reshape(-1, x.shape[-1])[0].numel():"),), "errored", "errored",
     ),
     _backward(
         "sums of no rows", "launches nothing where there are no rows, and leaves the sums over them unwritten",

@@ -20,8 +20,10 @@ _mask_text = partial(Edit, file="completion_mask.py")
 _linear = partial(Edit, file="grouped_linear.py")
 
 _OFFSET = "row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2"
-_RESIDUAL = "residual_row = i0 * residual_stride_0 + i1 * residual_stride_1 + i2 * residual_stride_2"
-_X = "x_row = i0 * x_stride_0 + i1 * x_stride_1 + i2 * x_stride_2"
+_RESIDUAL = (
+    "residual_row = _row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)"
+)
+_X = "x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
 
 
 def _cut(old: str, *, after: str = "") -> tuple[str, str]:

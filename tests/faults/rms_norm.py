@@ -20,9 +20,9 @@ GROUPS = {
 
 _INV_RMS = "inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))"
 _SUM = "tl.sum(squares, axis=1, keep_dims=True)"
-_COUNT = "variance_size.to(tl.float32))"
-_SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)"
-_NORMALIZED = "            normalized = normalized.to(weight.dtype).to(tl.float32)\n"
+_COUNT = "count.to(tl.float32))"
+_SQUARES = "squares += squared * squared"
+_NORMALIZED = "        normalized = normalized.to(weight.dtype).to(tl.float32)\n"
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _OUTPUT = "product.to(X).to(tl.float32)"
 _FIRST_FUNCTION = "@triton.jit\ndef _load("
@@ -59,7 +59,7 @@ ROUNDING = (
     Fault(
         "weight multiplied natively",
         "rounds before the product with the weight, where the contract multiplies in fp32",
-        (Edit('NATIVE=weight_rule == "native_multiply"', "NATIVE=True"),),
+        (Edit('"NATIVE": weight_rule == "native_multiply"', '"NATIVE": True'),),
         exposed="normalized",
         hidden="output",
         variant=FP32_MULTIPLY,
@@ -117,7 +117,7 @@ ROUNDING = (
     Fault(
         "normalizes the rounded sum",
         "squares and normalizes x + residual after its rounding, where the contract takes the fp32 sum",
-        (Edit('RULE="rounded_sum" if residual is None else residual_rule', 'RULE="rounded_sum"'),),
+        (Edit('"rounded_sum" if residual is None else residual_rule', '"rounded_sum"'),),
         exposed="variance or normalized",
         hidden="output",
         variant="native_multiply+unrounded_sum",
@@ -126,7 +126,7 @@ ROUNDING = (
     Fault(
         "squares the rounded sum",
         "squares x + residual after its rounding, where the contract squares the fp32 sum",
-        (Edit('RULE="rounded_sum" if residual is None else residual_rule', 'RULE="rounded_sum"'),),
+        (Edit('"rounded_sum" if residual is None else residual_rule', '"rounded_sum"'),),
         exposed="variance",
         hidden="output",
         variant="native_multiply+rounded_value",
@@ -161,7 +161,7 @@ REDUCTION = (
     Fault(
         "last element dropped",
         "leaves the last element out of the mean",
-        (Edit(_SQUARES, _SQUARES.replace("variance_size", "variance_size - 1")),),
+        (Edit(_SQUARES, "squares += tl.where(columns < count - 1, squared * squared, 0.0)"),),
         exposed="variance",
         hidden="output",
         dtypes=ALL,
@@ -169,7 +169,7 @@ REDUCTION = (
     Fault(
         "mean over the padded block",
         "divides the sum by the size of the block",
-        (Edit(_COUNT, "(variance_size * 0 + BLOCK).to(tl.float32))"),),
+        (Edit(_COUNT, "(count * 0 + BLOCK).to(tl.float32))"),),
         exposed="variance",
         hidden="output",
         dtypes=ALL,
@@ -177,7 +177,7 @@ REDUCTION = (
     Fault(
         "unbiased variance",
         "divides the sum by N - 1",
-        (Edit(_COUNT, "tl.maximum(variance_size - 1, 1).to(tl.float32))"),),
+        (Edit(_COUNT, "tl.maximum(count - 1, 1).to(tl.float32))"),),
         exposed="variance",
         hidden="output",
         dtypes=ALL,
@@ -185,27 +185,21 @@ REDUCTION = (
     Fault(
         "variance_size ignored",
         "takes the mean over the whole row",
-        (Edit("variance_size=x.shape[-1] if variance_size is None else variance_size", "variance_size=x.shape[-1]"),),
+        (Edit("n if variance_size is None else variance_size", "n"),),
         exposed="variance",
         hidden="output",
     ),
     Fault(
         "masked load without other",
         "squares what a masked load leaves in the lanes past the row",
-        (
-            Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED), mask=mask)"),
-            Edit(_SQUARES, _SQUARES.replace("variance_size", "tl.where(columns < n, variance_size, BLOCK * 2)")),
-        ),
+        (Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED), mask=mask)"),),
         exposed="variance",
         hidden="output",
     ),
     Fault(
         "lanes past the row not masked",
         "squares what lies behind the row in memory",
-        (
-            Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED))"),
-            Edit(_SQUARES, _SQUARES.replace("variance_size", "tl.where(columns < n, variance_size, BLOCK * 2)")),
-        ),
+        (Edit("x_offset, columns, ALIGNED), mask=mask, other=0.0)", "x_offset, columns, ALIGNED))"),),
         exposed="variance or out_of_bounds",
         hidden="output or out_of_bounds",
     ),

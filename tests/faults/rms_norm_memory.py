@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 
-_X_ROW = "x_row = i0 * x_stride_0 + i1 * x_stride_1 + i2 * x_stride_2"
+_X_ROW = "x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
 GAIN = "(weight.to(tl.float32) + offset)"
-_CLAMP = "result = tl.clamp(result, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)"
+_SCALED = "output * row_scale"
+_CLAMP = "result = tl.clamp(output * row_scale, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)"
 
 MEMORY = (
     Fault(
         "row stride ignored",
         "takes the rows of a matrix, and those along the last but one dimension, to follow each other without a gap",
-        (Edit(_X_ROW, _X_ROW.replace("i2 * x_stride_2", "i2 * n")),),
+        (Edit(_X_ROW, _X_ROW.replace("x_stride_2", "n")),),
         exposed="variance or out_of_bounds",
         hidden="output or out_of_bounds",
     ),
@@ -96,7 +97,7 @@ QUANTISATION = (
     Fault(
         "no clamp before the cast",
         "leaves it to the cast to e4m3 what becomes of values beyond ±448",
-        (Edit(_CLAMP, "pass"),),
+        (Edit(_CLAMP, f"result = {_SCALED}"),),
         exposed="quantized",
         hidden="quantized",
         options="static",
@@ -105,7 +106,7 @@ QUANTISATION = (
     Fault(
         "overflow becomes NaN",
         "turns values beyond the range of e4m3 into NaN, as a cast does that does not saturate",
-        (Edit(_CLAMP, 'result = tl.where(tl.abs(result) > 464.0, float("nan"), result)'),),
+        (Edit(_CLAMP, f'result = tl.where(tl.abs({_SCALED}) > 464.0, float("nan"), {_SCALED})'),),
         exposed="quantized",
         hidden="quantized",
         options="static",
@@ -121,7 +122,7 @@ QUANTISATION = (
     Fault(
         "one rounding before the code",
         "quantises the product, where the contract quantises the rounded output",
-        (Edit("result = output * row_scale", "result = product * row_scale"),),
+        (Edit(_SCALED, "product * row_scale"),),
         exposed="quantized",
         hidden="quantized",
         variant=FP32_MULTIPLY,
@@ -130,7 +131,7 @@ QUANTISATION = (
     Fault(
         "divides by a static scale",
         "divides by the scale, where the contract multiplies by its reciprocal",
-        (Edit("result = output * row_scale", "result = tl.div_rn(output, tl.load(scale_ptr))"),),
+        (Edit(_SCALED, "tl.div_rn(output, tl.load(scale_ptr))"),),
         exposed="quantized",
         hidden="quantized",
         options="static",
@@ -138,7 +139,15 @@ QUANTISATION = (
     Fault(
         "multiplies by a dynamic scale's reciprocal",
         "multiplies by the reciprocal of a row's scale, where the contract divides",
-        (Edit("result = tl.div_rn(output, row_scale)", "result = output * tl.div_rn(1.0, row_scale)"),),
+        (Edit("result = _quotient(output, row_scale)", "result = output * tl.div_rn(1.0, row_scale)"),),
+        exposed="quantized",
+        hidden="quantized",
+        options="dynamic",
+    ),
+    Fault(
+        "infinite scale",
+        "gives NaN for finite values beside an infinity, where the division gives zero",
+        (Edit('tl.where(scale == float("inf"), 0.0, scale)', "scale"),),
         exposed="quantized",
         hidden="quantized",
         options="dynamic",

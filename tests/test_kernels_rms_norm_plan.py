@@ -1,0 +1,73 @@
+"""What the launcher of the Triton RMSNorm works out once: tiles, strides, variants."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+from cases.rms_norm import _GROUPS, groups
+from harness.case import Case, TensorSpec, contiguous_strides
+from harness.dtypes import DTYPES
+from harness.kernel import _siblings
+from tests.rms_norm_contract import BF16, DEVICE, EPS, FOLDER, KERNELS, integers, needs_device, triton_kernel
+
+pytestmark = needs_device
+
+with _siblings(FOLDER):
+    module: Any = importlib.import_module("rms_norm")
+
+
+def describe(spec: TensorSpec) -> Any:
+    dtype = DTYPES[spec.dtype]
+    strides = contiguous_strides(spec.shape) if spec.strides is None else spec.strides
+    aligned = spec.offset * dtype.itemsize % 16 == 0
+    return module.Described(torch.Size(spec.shape), strides, dtype, torch.device("cpu"), aligned)
+
+
+def switches(case: Case) -> tuple[bool, ...]:
+    """Whether rows are longer than a block, follow each other evenly, and are read in vectors."""
+    x, weight, residual, scale = (
+        describe(case[name]) if name in case.names else None for name in ("x", "weight", "residual", "scale")
+    )
+    quant, size = case.params.get("quant"), case.params.get("variance_size")
+    plan = module._plan(x, weight, residual, scale, size, 0.0, quant, "native_multiply", "rounded_sum", ())
+    return tuple(plan.launch.parameters[name] for name in ("LOOP", "FLAT", "ALIGNED"))
+
+
+def cases() -> list[Case]:
+    accepts = KERNELS["triton[native_multiply+rounded_sum]"].accepts
+    return [case for group in groups(accepts, small=True) for case in group.examples if 0 not in case["x"].shape]
+
+
+def test_cases_for_a_cpu_reach_every_tile():
+    reached = {module._tile(case["x"].shape[-1]) for case in cases()}
+    reached |= {module._tile(o.wide) for o in _GROUPS if module._tile(o.narrow) == module._tile(o.wide)}
+    assert reached == {module._tile(n) for n in range(1, 1 << 15)}
+
+
+def test_cases_for_a_cpu_reach_both_sides_of_every_switch():
+    assert [set(values) for values in zip(*map(switches, cases()), strict=True)] == [{False, True}] * 3
+
+
+def test_a_thread_holds_two_elements_of_a_row_or_more():
+    """With one, its product would be fused into the first addition between threads, and their sums would differ."""
+    for n in range(1, 1 << 15):
+        _, block, warps = module._tile(n)
+        assert block >= 2 * 32 * warps
+
+
+def test_a_plan_is_made_once_and_errors_are_raised_every_time():
+    x = integers(3, 40, dtype=BF16)
+    module._plan.cache_clear()
+    for _ in range(2):
+        module.rms_norm(x, eps=EPS)
+        module.rms_norm(x + 1, eps=EPS / 2)
+    assert module._plan.cache_info().misses == 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="scale is missing"):
+            triton_kernel()(x, eps=EPS, quant="static")
+    module.rms_norm(torch.zeros(4, 40, dtype=BF16, device=DEVICE), eps=EPS)
+    assert module._plan.cache_info().misses == 2
