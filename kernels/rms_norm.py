@@ -38,12 +38,12 @@ def summation_depth(n: int) -> int:
     """Greatest number of additions between a square and the sum of n of them, compiled or interpreted.
 
     Blocks of at most 16384 columns are first added lane by lane, ⌈n / 16384⌉ additions at most, then the lanes of one
-    block are reduced. Compiled, a thread holds 16 elements at most (15 additions), and threads are combined in a binary
-    tree of height log2(16384) = 14 at most: 29. Interpreted, the lanes are combined in a binary tree (14), or by numpy
-    in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs (7): 25. The length of
-    the row chooses the block, and n may be a part of it (`variance_size`), so the bound is that of the largest block.
+    block are reduced. Compiled, a thread holds 32 elements at most (31 additions), and 512 threads at most are combined
+    in a binary tree (9): 40. Interpreted, the lanes are combined in a binary tree (14), or by numpy in runs of 128 with
+    8 accumulators (15 additions, 3 to combine them) and a tree over the runs (7): 25. The length of the row chooses the
+    block, and n may be a part of it (`variance_size`), so the bound is that of the largest block.
     """
-    return min(n, math.ceil(n / BLOCKS[-1]) + 29)
+    return min(n, math.ceil(n / BLOCKS[-1]) + 40)
 
 
 @triton.jit
@@ -87,8 +87,17 @@ def _normalize(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
+def _row_scale(amax):
+    """amax / 448, correctly rounded, and at least the smallest scale."""
+    quotient = amax * (1 / FP8_MAX)
+    excess = tl.fma(quotient, FP8_MAX, -amax)
+    rounded = tl.fma(-excess, 1 / FP8_MAX, quotient)
+    return tl.maximum(tl.where(amax == float("inf"), amax, rounded), SMALLEST_SCALE)
+
+
+@triton.jit
 def _quotient(output, scale):
-    """output / scale, whose code is that of the correctly rounded quotient, see docs/numerics.md.
+    """output / scale, whose code is that of the correctly rounded quotient, see docs/contracts/rms_norm.md.
 
     The factors -1 keep the sign of a zero; an infinite scale takes nothing away, so that finite outputs give 0.
     """
@@ -172,7 +181,7 @@ def _rms_norm_kernel(
                 weight = _load_weight(weight_ptr, columns, n, ALIGNED)
             _, _, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
             amax = tl.maximum(amax, tl.max(tl.abs(output), axis=1, keep_dims=True))
-        row_scale = tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)
+        row_scale = _row_scale(amax)
         tl.store(row_scale_ptr + row, row_scale, mask=live)
 
     for start in range(0, end, BLOCK):
