@@ -9,28 +9,22 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from layer_norm_gated_arguments import STAGES, STATISTICS, check_forward, check_stepwise
-from layer_norm_gated_launch import (
-    group_depth,
-    load,
-    returned_stages,
-    row_offset,
-    stage_buffers,
-    strided_arguments,
-    tile,
-)
-from row_layout import address, contiguous_like
+from described import VECTOR_BYTES, described
+from layer_norm_gated_arguments import STAGES
+from layer_norm_gated_forward_launch import Options, depth, memory_of, plan_of, row_start
+from layer_norm_gated_launch import load, returned_stages
+from row_layout import address
 from torch import Tensor
 
 from harness.kernel import kernel
 from harness.placement import moved
 
 
-# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. The
-# addresses of stages carry no such promise: they would make a call that stores stages another variant.
+# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. A stage
+# that is not stored has no pointer, so that calls with stages and without are two variants, and neither has branches.
 @triton.jit(
     do_not_specialize=[
-        "store_stages", "rows", "groups", "group_size", "eps",
+        "rows", "groups", "group_size", "eps",
         "x_size_1", "x_size_2", "x_stride_0", "x_stride_1", "x_stride_2",
         "z_size_1", "z_size_2", "z_stride_0", "z_stride_1", "z_stride_2",
     ],
@@ -41,11 +35,11 @@ from harness.placement import moved
 )  # fmt: skip
 def _layer_norm_gated_kernel(
     x_ptr, weight_ptr, bias_ptr, z_ptr, output_ptr,
-    gate_ptr, gated_input_ptr, mean_ptr, variance_ptr, rstd_ptr, normalized_ptr, affine_ptr, store_stages,
-    rows: tl.int64, groups, group_size, eps,
+    gate_ptr, gated_input_ptr, mean_ptr, variance_ptr, rstd_ptr, normalized_ptr, affine_ptr,
+    rows: tl.int64, groups, group_size,
     x_size_1: tl.int64, x_size_2: tl.int64, x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
-    z_size_1: tl.int64, z_size_2: tl.int64, z_stride_0: tl.int64, z_stride_1: tl.int64, z_stride_2: tl.int64,
-    NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
+    z_size_1: tl.int64, z_size_2: tl.int64, z_stride_0: tl.int64, z_stride_1: tl.int64, z_stride_2: tl.int64, eps,
+    RMS: tl.constexpr, NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """One group of ROWS rows per program; a block covers the group. Statistics go to number group · rows + row."""
@@ -64,10 +58,13 @@ def _layer_norm_gated_kernel(
     out_row = start + row * groups * group_size
     statistic = group * rows + row
 
-    x_row = start + row_offset(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)
+    weight = load(weight_ptr, start, lanes, inside, ALIGNED)
+    if bias_ptr is not None:
+        bias = load(bias_ptr, start, lanes, inside, ALIGNED)
+    x_row = start + row_start(row, rows, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)
     value = load(x_ptr, x_row, lanes, mask, ALIGNED)
     if z_ptr is not None:
-        z_row = start + row_offset(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)
+        z_row = start + row_start(row, rows, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)
         z = load(z_ptr, z_row, lanes, mask, ALIGNED)
         sigmoid = tl.sigmoid(z)
         gate = z * sigmoid if SILU else sigmoid
@@ -76,31 +73,31 @@ def _layer_norm_gated_kernel(
 
     # Divisions and root are correctly rounded: they are one value per group. tl.rsqrt gives infinity for a subnormal.
     centered = value
-    if mean_ptr is not None:
+    if not RMS:
         mean = tl.div_rn(tl.sum(value, axis=1, keep_dims=True), size)
         centered = tl.where(inside, value - mean, 0.0)
-        tl.store(mean_ptr + statistic, mean, mask=live)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + statistic, mean, mask=live)
     variance = tl.div_rn(tl.sum(centered * centered, axis=1, keep_dims=True), size)
     rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
-    tl.store(variance_ptr + statistic, variance, mask=live)
-    tl.store(rstd_ptr + statistic, rstd, mask=live)
+    if rstd_ptr is not None:
+        tl.store(variance_ptr + statistic, variance, mask=live)
+        tl.store(rstd_ptr + statistic, rstd, mask=live)
 
     normalized = centered * rstd
-    weight = load(weight_ptr, start, lanes, inside, ALIGNED)
     if STEPWISE:
         normalized = normalized.to(X).to(tl.float32)
         affine = (normalized * weight).to(W).to(tl.float32)
     else:
         affine = normalized * weight
         if bias_ptr is not None:
-            affine += load(bias_ptr, start, lanes, inside, ALIGNED)
+            affine += bias
     output = affine
     if z_ptr is not None:
         if NORM_FIRST:
             output = affine * gate
     tl.store(address(output_ptr, out_row, lanes, ALIGNED), output.to(X), mask=mask)
-    # Last: Triton 3.6 may move a conversion that the output needs too into this branch, and then fails (triton #8257).
-    if store_stages:
+    if normalized_ptr is not None:
         tl.store(normalized_ptr + out_row + lanes, normalized, mask=mask)
         tl.store(affine_ptr + out_row + lanes, affine, mask=mask)
         if z_ptr is not None:
@@ -114,7 +111,7 @@ def _layer_norm_gated_kernel(
     contract="single_rounding",
     name="triton[single_rounding]",
     stages=STAGES,
-    depth=group_depth,
+    depth=depth,
     placement="moves",
 )
 def layer_norm_gated(
@@ -155,10 +152,9 @@ def layer_norm_gated(
         ValueError, TypeError: arguments that do not fit together.
         UnsupportedCase: a group of more than 64 KiB, or rows of more than 2³⁰ elements.
     """
-    size = check_forward(x, weight, bias, z, group_size, activation, stages)
     tensors = moved({"weight": weight, "bias": bias, "z": z}, x.device)
-    options = {"norm_before_gate": norm_before_gate, "is_rms_norm": is_rms_norm, "activation": activation}
-    return _run(x, **tensors, eps=eps, group_size=size, **options, stepwise=False, stages=stages)
+    options = Options(group_size, norm_before_gate, is_rms_norm, activation, stepwise=False)
+    return _run(x, **tensors, eps=eps, options=options, stages=stages)
 
 
 @kernel(
@@ -166,7 +162,7 @@ def layer_norm_gated(
     contract="stepwise",
     name="triton[stepwise]",
     stages=STAGES,
-    depth=group_depth,
+    depth=depth,
     placement="moves",
 )
 def layer_norm_gated_stepwise(
@@ -188,11 +184,9 @@ def layer_norm_gated_stepwise(
     Raises:
         UnsupportedCase: a case that no such module has; otherwise as `layer_norm_gated`.
     """
-    size = check_forward(x, weight, None, z, group_size, "silu", stages)
-    check_stepwise(x, weight, is_rms_norm=is_rms_norm)
     tensors = moved({"weight": weight, "z": z}, x.device)
-    options = {"norm_before_gate": norm_before_gate, "is_rms_norm": True, "activation": "silu"}
-    return _run(x, **tensors, bias=None, eps=eps, group_size=size, **options, stepwise=True, stages=stages)
+    options = Options(group_size, norm_before_gate, is_rms_norm, "silu", stepwise=True)
+    return _run(x, **tensors, bias=None, eps=eps, options=options, stages=stages)
 
 
 def _run(
@@ -202,31 +196,20 @@ def _run(
     bias: Tensor | None,
     z: Tensor | None,
     eps: float,
-    group_size: int,
-    norm_before_gate: bool,
-    is_rms_norm: bool,
-    activation: str,
-    stepwise: bool,
+    options: Options,
     stages: tuple[str, ...],
 ) -> Tensor | dict[str, Tensor]:
-    groups = x.shape[-1] // group_size
-    absent = {"mean"} if is_rms_norm else set()
-    absent |= {"gate", "gated_input"} if z is None else {"gated_input"} if norm_before_gate else set()
-    present = [name for name in STAGES if name not in absent]
-    in_full = bool(set(stages) - set(STATISTICS))
-    buffers = stage_buffers(x, present, present if in_full else STATISTICS, groups)
-    output = contiguous_like(x)
-    vectors = {"weight_ptr": weight.contiguous(), "bias_ptr": None if bias is None else bias.contiguous()}
-    rows, block, warps = tile(group_size)
-    count = x.shape[:-1].numel()
-    with torch.accelerator.device_index(x.device.index):
-        if count:
-            _layer_norm_gated_kernel[(triton.cdiv(count, rows) * groups,)](
-                **strided_arguments(group_size, {"x": x, "z": z}, (*vectors.values(), output)),
-                **vectors, output_ptr=output, **{f"{name}_ptr": buffers.get(name) for name in STAGES},
-                store_stages=int(in_full), rows=count, groups=groups, group_size=group_size, eps=float(eps),
-                NORM_FIRST=norm_before_gate or z is None, SILU=activation == "silu", STEPWISE=stepwise,
-                ROWS=rows, BLOCK=block, num_warps=warps, enable_fp_fusion=False,
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    plan = plan_of(described(x), described(weight), described(bias), described(z), options, stages)
+    if plan is None:
+        x, z = x.contiguous(), None if z is None else z.contiguous()
+        return _run(x, weight=weight, bias=bias, z=z, eps=eps, options=options, stages=stages)
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
+    buffers = memory_of(plan.stored, x, plan.groups)
+    if plan.programs:
+        with torch.accelerator.device_index(x.device.index):
+            _layer_norm_gated_kernel[(plan.programs,)](
+                x, weight, bias, z, output, *map(buffers.get, STAGES), *plan.numbers, float(eps),
+                ALIGNED=plan.aligned and output.data_ptr() % VECTOR_BYTES == 0, **plan.constants,
             )  # fmt: skip
-    mapping = returned_stages(x, buffers, stages)
-    return mapping | {"output": output} if stages else output
+    return returned_stages(x, buffers, stages) | {"output": output} if stages else output

@@ -23,7 +23,7 @@ _SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _SUM = "rounded = total.to(x.dtype).to(tl.float32)"
 _NOT_CONTIGUOUS = "t.stride(-1) != 1 and columns > 1"
-_BIAS = '"bias_ptr": None if bias is None else bias.contiguous()'
+_BIAS = "None if bias is None else bias.contiguous()"
 _FINITE = "tl.clamp(total, -3.3895313892515355e38, 3.3895313892515355e38, propagate_nan=tl.PropagateNan.ALL)"
 _STATISTIC = "statistic.reshape(rows, statistic.shape[-1]).t().contiguous()"
 _EQUAL = "(ids == tl.load(eos_ids_ptr + k * eos_stride))"
@@ -69,7 +69,7 @@ STRIDES = (
     ),
     _gated(
         "stride of the bias ignored", "reads the bias as if it had no stride",
-        (_forward_text(_BIAS, '"bias_ptr": bias'),),
+        (_forward_text(_BIAS, "bias"),),
         "affine or out_of_bounds", "output or out_of_bounds", dtypes=("fp16",),
     ),
     _backward(
@@ -133,9 +133,7 @@ VALUES = (
     ),
     _gated(
         "NaN of a bias dropped", "adds no bias where it is NaN",
-        (_forward_text("affine += load(bias_ptr, start, lanes, inside, ALIGNED)",
-                       "bias = load(bias_ptr, start, lanes, inside, ALIGNED)\n"
-                       "            affine += tl.where(bias == bias, bias, 0.0)"),),
+        (_forward_text("affine += bias", "affine += tl.where(bias == bias, bias, 0.0)"),),
         "affine", "output",
     ),
     _backward(

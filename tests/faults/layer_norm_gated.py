@@ -24,7 +24,7 @@ GROUPS = {
 """Options of a fault → dtype of x → the group of cases that it is hunted with."""
 
 _edit = partial(Edit, file="layer_norm_gated.py")
-_launch = partial(Edit, file="layer_norm_gated_launch.py")
+_launch = partial(Edit, file="layer_norm_gated_forward_launch.py")
 _fault = partial(Fault, op="layer_norm_gated", variant="single_rounding", options="after", dtypes=("bf16", "fp16"))
 _layer = partial(_fault, options="layer", dtypes=("bf16", "fp32"))
 
@@ -101,7 +101,7 @@ GATE = (
         "reads z with the strides of x",
         (
             _edit(
-                "z_row = start + row_offset(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)",
+                "z_row = start + row_start(row, rows, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)",
                 "z_row = x_row",
             ),
         ),
@@ -162,8 +162,8 @@ STATISTICS = (
         "normalizes over whole rows, where they have groups",
         (
             _edit(
-                "eps=eps, group_size=size, **options, stepwise=False",
-                "eps=eps, group_size=x.shape[-1], **options, stepwise=False",
+                "Options(group_size, norm_before_gate, is_rms_norm, activation,",
+                "Options(None, norm_before_gate, is_rms_norm, activation,",
             ),
         ),
         exposed="errored",
@@ -200,14 +200,14 @@ ROUNDING = (
     _fault(
         "rounded in steps",
         "rounds the normalized value and its product with the weight, as modules written in PyTorch do",
-        (_edit("**options, stepwise=False", "**options, stepwise=True"),),
+        (_edit("activation, stepwise=False", "activation, stepwise=True"),),
         exposed="normalized",
         hidden="output",
     ),
     _fault(
         "rounded once",
         "rounds once, where the contract rounds after every step",
-        (_edit("**options, stepwise=True", "**options, stepwise=False"),),
+        (_edit('"silu", stepwise=True', '"silu", stepwise=False'),),
         exposed="normalized",
         hidden="output",
         variant="stepwise",
@@ -218,7 +218,7 @@ MEMORY = (
     _fault(
         "limit of a group",
         "covers at most 16384 columns of a group",
-        (_launch("16384, 32768)", "16384)"),),
+        (_launch("rows = max(1, ELEMENTS", "block = min(16384, block)\n    rows = max(1, ELEMENTS"),),
         exposed="unwritten",
         hidden="unwritten",
         options="real shapes",
@@ -229,7 +229,7 @@ MEMORY = (
         "reads row m of x at m · N",
         (
             _edit(
-                "x_row = start + row_offset(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)",
+                "x_row = start + row_start(row, rows, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)",
                 "x_row = out_row",
             ),
         ),
