@@ -36,7 +36,7 @@ def depth(n: int) -> int:
 
     A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t elements of a program
     and at most as many of a row, which take t - 1 additions, and threads are combined in a binary tree of height
-    log2(block / t); a thread with fewer elements of a row makes no greater sum. Interpreted, the lanes are combined in a
+    log2(block / t); fewer elements of a row make no more of them. Interpreted, the lanes are combined in a
     binary tree of height log2(block), or by numpy in runs of 128 with 8 accumulators (15 additions, 3 to combine them)
     and a tree over the runs of height log2(block / 128): no more than compiled.
     """
