@@ -6,12 +6,14 @@ under `functools.lru_cache`; what raises there is not kept, so that bad argument
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 VECTOR_BYTES = 16
+_UNCHANGED: AbstractContextManager[None] = nullcontext()
 
 
 class Described(NamedTuple):
@@ -36,3 +38,35 @@ def described(tensor: Tensor | None) -> Described | None:
         return None
     aligned = tensor.data_ptr() % VECTOR_BYTES == 0
     return Described(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, aligned)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which `device` is the current one, as a launch needs it; entering it costs nothing where it is."""
+    if device.index is None or device.index == torch.accelerator.current_device_index():
+        return _UNCHANGED
+    return torch.accelerator.device_index(device.index)
+
+
+class Launch:
+    """A kernel with its grid and its last parameters, which a plan holds and calls with the first ones.
+
+    What was compiled for the first call runs in all of them, so that Triton need not ask again what the arguments are.
+    That is right where the plan depends on their descriptions, and numbers are no part of the key of a variant.
+
+    Args:
+        kernel: a function of `triton.jit`.
+        programs: their number.
+        parameters: the last parameters of the kernel, in their order.
+        options: of the compiler, as `num_warps`.
+    """
+
+    def __init__(self, kernel: Any, programs: int, parameters: dict[str, Any], **options: Any) -> None:
+        self.kernel, self.grid, self.parameters, self.options = kernel, (programs, 1, 1), parameters, options
+        self.compiled: Any = None
+        self.values = tuple(parameters.values())
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.compiled is None:  # always where Triton interprets
+            self.compiled = self.kernel[self.grid](*arguments, **self.parameters, **self.options)
+        else:
+            self.compiled[self.grid](*arguments, *self.values)

@@ -14,6 +14,7 @@ from layer_norm_gated_arguments import STAGES
 from layer_norm_gated_forward_launch import Options, depth, memory_of, plan_of, row_start
 from layer_norm_gated_launch import load, returned_stages
 from row_layout import address
+from rounded import inverse_root, quotient, sigmoid_of
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -40,7 +41,7 @@ def _layer_norm_gated_kernel(
     x_size_1: tl.int64, x_size_2: tl.int64, x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
     z_size_1: tl.int64, z_size_2: tl.int64, z_stride_0: tl.int64, z_stride_1: tl.int64, z_stride_2: tl.int64, eps,
     RMS: tl.constexpr, NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """One group of ROWS rows per program; a block covers the group. Statistics go to number group · rows + row."""
     X: tl.constexpr = x_ptr.dtype.element_ty
@@ -61,12 +62,12 @@ def _layer_norm_gated_kernel(
     weight = load(weight_ptr, start, lanes, inside, ALIGNED)
     if bias_ptr is not None:
         bias = load(bias_ptr, start, lanes, inside, ALIGNED)
-    x_row = start + row_start(row, rows, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)
+    x_row = start + row_start(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
     value = load(x_ptr, x_row, lanes, mask, ALIGNED)
     if z_ptr is not None:
-        z_row = start + row_start(row, rows, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)
+        z_row = start + row_start(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2, FLAT)
         z = load(z_ptr, z_row, lanes, mask, ALIGNED)
-        sigmoid = tl.sigmoid(z)
+        sigmoid = sigmoid_of(z)
         gate = z * sigmoid if SILU else sigmoid
         if not NORM_FIRST:
             value = value * gate
@@ -74,12 +75,12 @@ def _layer_norm_gated_kernel(
     # Divisions and root are correctly rounded: they are one value per group. tl.rsqrt gives infinity for a subnormal.
     centered = value
     if not RMS:
-        mean = tl.div_rn(tl.sum(value, axis=1, keep_dims=True), size)
+        mean = quotient(tl.sum(value, axis=1, keep_dims=True), size)
         centered = tl.where(inside, value - mean, 0.0)
         if mean_ptr is not None:
             tl.store(mean_ptr + statistic, mean, mask=live)
-    variance = tl.div_rn(tl.sum(centered * centered, axis=1, keep_dims=True), size)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
+    variance = quotient(tl.sum(centered * centered, axis=1, keep_dims=True), size)
+    rstd = inverse_root(variance + eps)
     if rstd_ptr is not None:
         tl.store(variance_ptr + statistic, variance, mask=live)
         tl.store(rstd_ptr + statistic, rstd, mask=live)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from described import VECTOR_BYTES, Described
 from layer_norm_gated_arguments import PER_GROUP, STAGES, STATISTICS, check_forward, check_stepwise
 from layer_norm_gated_launch import row_offset
@@ -100,15 +101,17 @@ def plan_of(
     count, groups = x.shape[:-1].numel(), x.shape[-1] // group_size
     norm_first = options.norm_before_gate or z is None
     given = [t for t in (x, weight, bias, z) if t is not None]
+    aligned = group_size % VECTOR_LANES == 0 and all(map(_in_vectors, given))
+    flat = aligned and x_rows[:2] == (1, count) and z_rows[:2] in ((1, count), NO_ROWS[:2])
     return Plan(
         programs=triton.cdiv(count, rows) * groups,
         groups=groups,
         stored=_stored(stages, gated=z is not None, norm_first=norm_first, is_rms_norm=options.is_rms_norm),
-        aligned=group_size % VECTOR_LANES == 0 and all(map(_in_vectors, given)),
+        aligned=aligned,
         numbers=(count, groups, group_size, *x_rows, *z_rows),
         constants={
             "RMS": options.is_rms_norm, "NORM_FIRST": norm_first, "SILU": options.activation == "silu",
-            "STEPWISE": options.stepwise, "ROWS": rows, "BLOCK": block,
+            "STEPWISE": options.stepwise, "ROWS": rows, "BLOCK": block, "FLAT": flat,
             "num_warps": warps, "enable_fp_fusion": False,
         },
     )  # fmt: skip
@@ -156,9 +159,10 @@ def memory_of(stages: Collection[str], x: Tensor, groups: int) -> dict[str, Tens
 
 
 @triton.jit
-def row_start(row, rows, size_1, size_2, stride_0, stride_1, stride_2):
-    """`row_offset`, which divides nothing where the innermost of the leading dimensions holds all rows."""
-    offset = row * stride_2
-    if size_2 < rows:
-        offset = row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
-    return offset
+def row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
+    """`row_offset`; FLAT promises that there is one leading dimension, so that nothing is divided."""
+    if FLAT:
+        start = row * stride_2
+    else:
+        start = row_offset(row, size_1, size_2, stride_0, stride_1, stride_2)
+    return start

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+from described import VECTOR_BYTES, Described, described
 from torch import Tensor
 
-VECTOR_BYTES = 16
 VECTOR_LANES = 16
 
 
@@ -22,11 +23,13 @@ class RowLayout:
         rows: number of rows, the product of `sizes`.
         sizes: one size per dimension, outermost first, padded with 1 in front.
         strides: for each tensor, one stride per dimension, in elements.
+        copied: whether these are the strides of contiguous copies, which are to be made.
     """
 
     rows: int
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
+    copied: bool = False
 
 
 def merged_dims(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -46,36 +49,52 @@ def merged_dims(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> list[tuple
 
 
 def row_layout(tensors: list[Tensor], *, dims: int) -> tuple[list[Tensor], RowLayout]:
-    """The tensors, all of one shape, and where their rows lie, in exactly `dims` leading dimensions.
+    """The tensors, all of one shape, and where their rows lie; contiguous copies of all where `layout_of` asks."""
+    layout = layout_of([described(t) for t in tensors], dims=dims)
+    return [t.contiguous() for t in tensors] if layout.copied else tensors, layout
 
-    The tensors are returned as they are where their strides allow. All are copied to contiguous memory if the last
-    dimension of one is not contiguous, or if more than `dims` leading dimensions remain after merging.
+
+def layout_of(tensors: Sequence[Described], *, dims: int) -> RowLayout:
+    """Where the rows of tensors of one shape lie, in exactly `dims` leading dimensions.
+
+    All must be copied to contiguous memory if the last dimension of one is not contiguous, or if more than `dims`
+    leading dimensions remain after merging.
     """
     *sizes, columns = tensors[0].shape
-    outer = merged_dims(tuple(sizes), *(t.stride()[:-1] for t in tensors))
-    if len(outer) > dims or any(t.stride(-1) != 1 and columns > 1 for t in tensors):
-        tensors = [t.contiguous() for t in tensors]
-        outer = merged_dims(tuple(sizes), *(t.stride()[:-1] for t in tensors))
+    outer = merged_dims(tuple(sizes), *(t.strides[:-1] for t in tensors))
+    copied = len(outer) > dims or any(t.strides[-1] != 1 and columns > 1 for t in tensors)
+    if copied:
+        outer = merged_dims((math.prod(sizes),), *((columns,) for _ in tensors))
     padded = [(1,) + (0,) * len(tensors)] * (dims - len(outer)) + outer
     size, *strides = zip(*padded, strict=True)
-    return tensors, RowLayout(math.prod(sizes), size, tuple(strides))
+    return RowLayout(math.prod(sizes), size, tuple(strides), copied)
 
 
 def vectors_allowed(columns: int, strided: list[Tensor], layout: RowLayout, flat: list[Tensor]) -> bool:
+    """`whole_vectors` of tensors."""
+    return whole_vectors(columns, [described(t) for t in strided], layout, [described(t) for t in flat])
+
+
+def whole_vectors(
+    columns: int, strided: Sequence[Described], layout: RowLayout, flat: Sequence[Described] = ()
+) -> bool:
     """Whether every row of `columns` elements of every tensor can be read or written in whole 16-byte vectors.
 
-    `strided` are the tensors of `layout`; the rows of `flat` follow each other without a gap.
+    `strided` are the tensors of `layout`, or what its copies were made of; the rows of `flat` follow each other without
+    a gap.
     """
-    if columns % VECTOR_LANES or any(t.data_ptr() % VECTOR_BYTES for t in (*strided, *flat)):
+    at_start = all(t.aligned for t in flat) and (layout.copied or all(t.aligned for t in strided))
+    if columns % VECTOR_LANES or not at_start:
         return False
     steps = zip(strided, layout.strides, strict=True)
-    return all(stride * t.element_size() % VECTOR_BYTES == 0 for t, strides in steps for stride in strides)
+    return all(stride * t.dtype.itemsize % VECTOR_BYTES == 0 for t, strides in steps for stride in strides)
 
 
 def contiguous_like(x: Tensor, *, columns: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """An uninitialised contiguous tensor of the shape of `x`, with `columns` in place of its last dimension."""
-    shape = x.shape if columns is None else (*x.shape[:-1], columns)
-    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=torch.contiguous_format)
+    if columns is None:
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return x.new_empty((*x.shape[:-1], columns), dtype=dtype)
 
 
 @triton.jit

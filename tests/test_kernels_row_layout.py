@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.kernel import _siblings
 from tests.rms_norm_contract import BF16, FOLDER, LAYOUTS, needs_device, strided
 
 pytestmark = needs_device
@@ -19,7 +20,8 @@ def row_layout_module() -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    with _siblings(FOLDER):
+        spec.loader.exec_module(module)
     return module
 
 
