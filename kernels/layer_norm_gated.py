@@ -6,15 +6,26 @@ and its product with the weight to the weight's. Nothing is fused, so that a sta
 
 from __future__ import annotations
 
-import torch
+from functools import lru_cache
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
-from described import VECTOR_BYTES, described
-from layer_norm_gated_arguments import STAGES
-from layer_norm_gated_forward_launch import Options, depth, memory_of, plan_of, row_start
+from described import Described, Launch, current, described
+from layer_norm_gated_arguments import STAGES, check_forward, check_stepwise
+from layer_norm_gated_forward_launch import (
+    Options,
+    depth,
+    numbers_of,
+    row_start,
+    rows_of,
+    stages_in_memory,
+    stages_to_store,
+    tile,
+)
 from layer_norm_gated_launch import load, returned_stages
-from row_layout import address
-from rounded import inverse_root, quotient, sigmoid_of
+from arithmetic import inverse_root, quotient, sigmoid_of
+from row_layout import address, contiguous_like, whole_vectors
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -36,10 +47,10 @@ from harness.placement import moved
 )  # fmt: skip
 def _layer_norm_gated_kernel(
     x_ptr, weight_ptr, bias_ptr, z_ptr, output_ptr,
-    gate_ptr, gated_input_ptr, mean_ptr, variance_ptr, rstd_ptr, normalized_ptr, affine_ptr,
+    gate_ptr, gated_input_ptr, mean_ptr, variance_ptr, rstd_ptr, normalized_ptr, affine_ptr, eps,
     rows: tl.int64, groups, group_size,
     x_size_1: tl.int64, x_size_2: tl.int64, x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
-    z_size_1: tl.int64, z_size_2: tl.int64, z_stride_0: tl.int64, z_stride_1: tl.int64, z_stride_2: tl.int64, eps,
+    z_size_1: tl.int64, z_size_2: tl.int64, z_stride_0: tl.int64, z_stride_1: tl.int64, z_stride_2: tl.int64,
     RMS: tl.constexpr, NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
@@ -201,16 +212,58 @@ def _run(
     stages: tuple[str, ...],
 ) -> Tensor | dict[str, Tensor]:
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-    plan = plan_of(described(x), described(weight), described(bias), described(z), options, stages)
-    if plan is None:
-        x, z = x.contiguous(), None if z is None else z.contiguous()
-        return _run(x, weight=weight, bias=bias, z=z, eps=eps, options=options, stages=stages)
-    output = torch.empty_like(x, memory_format=torch.contiguous_format)
-    buffers = memory_of(plan.stored, x, plan.groups)
-    if plan.programs:
-        with torch.accelerator.device_index(x.device.index):
-            _layer_norm_gated_kernel[(plan.programs,)](
-                x, weight, bias, z, output, *map(buffers.get, STAGES), *plan.numbers, float(eps),
-                ALIGNED=plan.aligned and output.data_ptr() % VECTOR_BYTES == 0, **plan.constants,
-            )  # fmt: skip
-    return returned_stages(x, buffers, stages) | {"output": output} if stages else output
+    plan = _plan(described(x), described(weight), described(bias), described(z), options, stages)
+    x, z = x.contiguous() if "x" in plan.copied else x, z.contiguous() if "z" in plan.copied else z
+    output = contiguous_like(x)
+    stored = stages_in_memory(plan.stored, x, plan.groups)
+    if plan.launch is not None:
+        with current(x.device):
+            plan.launch(x, weight, bias, z, output, *map(stored.get, STAGES), float(eps))
+    return returned_stages(x, stored, stages) | {"output": output} if stages else output
+
+
+class Plan(NamedTuple):
+    """How a call is made.
+
+    Attributes:
+        launch: takes the tensors and eps; None where there is nothing to do.
+        copied: which of x and z are to be copied to contiguous memory.
+        stored: the stages to store.
+        groups: of columns, in a row.
+    """
+
+    launch: Launch | None
+    copied: tuple[str, ...]
+    stored: tuple[str, ...]
+    groups: int
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    x: Described,
+    weight: Described,
+    bias: Described | None,
+    z: Described | None,
+    options: Options,
+    stages: tuple[str, ...],
+) -> Plan:
+    size = check_forward(x, weight, bias, z, options.group_size, options.activation, stages)
+    if options.stepwise:
+        check_stepwise(x, weight, is_rms_norm=options.is_rms_norm)
+    groups, norm_first = x.shape[-1] // size, options.norm_before_gate or z is None
+    rows, block, warps = tile(size)
+    x_rows, z_rows = rows_of(x), rows_of(z)
+    flat = [weight] if bias is None else [weight, bias]
+    aligned = whole_vectors(size, [x], x_rows, flat) and (z is None or whole_vectors(size, [z], z_rows))
+    parameters = {
+        "rows": x_rows.rows, "groups": groups, "group_size": size,
+        **numbers_of("x", x_rows), **numbers_of("z", z_rows),
+        "RMS": options.is_rms_norm, "NORM_FIRST": norm_first, "SILU": options.activation == "silu",
+        "STEPWISE": options.stepwise, "ROWS": rows, "BLOCK": block, "ALIGNED": aligned,
+        "FLAT": aligned and x_rows.sizes[:-1] == z_rows.sizes[:-1] == (1, 1),
+    }  # fmt: skip
+    programs = triton.cdiv(x_rows.rows, rows) * groups
+    launch = Launch(_layer_norm_gated_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=False)
+    copied = tuple(name for name, layout in (("x", x_rows), ("z", z_rows)) if layout.copied)
+    stored = stages_to_store(stages, gated=z is not None, norm_first=norm_first, is_rms_norm=options.is_rms_norm)
+    return Plan(launch if programs else None, copied, stored, groups)

@@ -122,7 +122,7 @@ VALUES = (
     ),
     _gated(
         "eps of 0 replaced", "adds 1e-30 where eps is less",
-        (_forward_text("tl.sqrt_rn(variance + eps)", "tl.sqrt_rn(variance + tl.maximum(eps, 1e-30))"),),
+        (_forward_text("inverse_root(variance + eps)", "inverse_root(variance + tl.maximum(eps, 1e-30))"),),
         "rstd", "output", dtypes=("fp16",),
     ),
     _gated(

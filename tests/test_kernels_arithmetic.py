@@ -14,7 +14,7 @@ from tests.rms_norm_contract import DEVICE, FOLDER, assert_bits, needs_device
 
 pytestmark = needs_device
 
-MODULE = load_file(FOLDER / "rounded.py")
+MODULE = load_file(FOLDER / "arithmetic.py")
 inverse_root, quotient = MODULE.inverse_root, MODULE.quotient
 BLOCK = 4096
 INFINITY = 0x7F800000  # as bits; the numbers below it are those from zero on
