@@ -22,7 +22,7 @@ _mask_text = partial(Edit, file="completion_mask.py")
 _SQUARES = "squares += tl.where(columns < variance_size, squared * squared, 0.0)"
 _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)"
 _SUM = "rounded = total.to(x.dtype).to(tl.float32)"
-_NOT_CONTIGUOUS = "t.stride(-1) != 1 and columns > 1"
+_NOT_CONTIGUOUS = "t.strides[-1] != 1 and columns > 1"
 _BIAS = "None if bias is None else bias.contiguous()"
 _FINITE = "tl.clamp(total, -3.3895313892515355e38, 3.3895313892515355e38, propagate_nan=tl.PropagateNan.ALL)"
 _STATISTIC = "statistic.reshape(rows, statistic.shape[-1]).t().contiguous()"
@@ -55,7 +55,7 @@ STRIDES = (
     ),
     _norm(
         "a dense square", "takes a matrix with strides of 1 and N for one whose rows follow each other",
-        (_rows(_NOT_CONTIGUOUS, f"sorted(t.stride()) != [1, columns] and {_NOT_CONTIGUOUS}"),),
+        (_rows(_NOT_CONTIGUOUS, f"sorted(t.strides) != [1, columns] and {_NOT_CONTIGUOUS}"),),
         "variance", "output",
     ),
     _norm(
@@ -65,7 +65,7 @@ STRIDES = (
     ),
     _norm(
         "leading dimensions beyond the third", "leaves tensors of more leading dimensions than strides as they are",
-        (_rows("if len(outer) > dims or any", "if any"),), "variance", "output",
+        (_rows("len(outer) > dims or any", "any"),), "variance", "output",
     ),
     _gated(
         "stride of the bias ignored", "reads the bias as if it had no stride",
