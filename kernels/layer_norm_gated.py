@@ -32,8 +32,8 @@ from harness.kernel import kernel
 from harness.placement import moved
 
 
-# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. A stage
-# that is not stored has no pointer, so that calls with stages and without are two variants, and neither has branches.
+# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed, and FLAT
+# whether row numbers need be divided. A stage that is not stored has no pointer, so that no variant branches.
 @triton.jit(
     do_not_specialize=[
         "rows", "groups", "group_size", "eps",
@@ -83,7 +83,6 @@ def _layer_norm_gated_kernel(
         if not NORM_FIRST:
             value = value * gate
 
-    # Divisions and root are correctly rounded: they are one value per group. tl.rsqrt gives infinity for a subnormal.
     centered = value
     if not RMS:
         mean = quotient(tl.sum(value, axis=1, keep_dims=True), size)
@@ -153,7 +152,7 @@ def layer_norm_gated(
         activation: `silu` (z · sigmoid(z)) or `sigmoid`.
         stages: which of `STAGES` to return too, in fp32: `gate` with z, `gated_input` where the gate comes first,
             `mean` without `is_rms_norm`. Statistics are [..., G] for G groups, and hold group g of row m at g · M + m
-            of their memory for M rows; they are computed in any case, while other stages cost memory.
+            of their memory for M rows; asked for alone they cost next to nothing, while other stages cost memory.
 
     Returns:
         The output, of x's dtype and shape, contiguous; with stages, a mapping from names to tensors.

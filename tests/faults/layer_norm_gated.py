@@ -154,9 +154,7 @@ STATISTICS = (
         "rstd",
         "output",
     ),
-    _layer(
-        "eps left out", "adds no eps", (_edit(_RSTD, "rstd = inverse_root(variance)"),), "rstd", "output"
-    ),
+    _layer("eps left out", "adds no eps", (_edit(_RSTD, "rstd = inverse_root(variance)"),), "rstd", "output"),
     _fault(
         "groups ignored",
         "normalizes over whole rows, where they have groups",
