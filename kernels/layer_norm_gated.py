@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from arithmetic import inverse_root, quotient, sigmoid_of
 from described import Described, Launch, current, described
 from layer_norm_gated_arguments import STAGES, check_forward, check_stepwise
 from layer_norm_gated_forward_launch import (
@@ -24,7 +25,6 @@ from layer_norm_gated_forward_launch import (
     tile,
 )
 from layer_norm_gated_launch import load, returned_stages
-from arithmetic import inverse_root, quotient, sigmoid_of
 from row_layout import address, contiguous_like, whole_vectors
 from torch import Tensor
 

@@ -17,7 +17,7 @@ from layer_norm_gated_launch import row_offset
 from row_layout import RowLayout, contiguous_like, layout_of
 from torch import Tensor
 
-# A block covers a group: size of the block → rows and warps of a program. A thread has 16 elements, or 32 of 8192, where
+# A block covers a group: its size → rows and warps of a program. A thread has 16 elements, or 32 of 8192, where
 # 16 take a tenth longer on an H200, and of 32768, as there are at most 1024 threads.
 TILES = {
     64: (8, 1),
