@@ -6,31 +6,37 @@ and its product with the weight to the weight's. Nothing is fused, so that a sta
 
 from __future__ import annotations
 
-import torch
+from functools import lru_cache
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
-from layer_norm_gated_arguments import STAGES, STATISTICS, check_forward, check_stepwise
-from layer_norm_gated_launch import (
-    group_depth,
-    load,
-    returned_stages,
-    row_offset,
-    stage_buffers,
-    strided_arguments,
+from arithmetic import inverse_root, quotient, sigmoid_of
+from described import Described, Launch, current, described
+from layer_norm_gated_arguments import STAGES, check_forward, check_stepwise
+from layer_norm_gated_forward_launch import (
+    Options,
+    depth,
+    numbers_of,
+    row_start,
+    rows_of,
+    stages_in_memory,
+    stages_to_store,
     tile,
 )
-from row_layout import address, contiguous_like
+from layer_norm_gated_launch import load, returned_stages
+from row_layout import address, contiguous_like, whole_vectors
 from torch import Tensor
 
 from harness.kernel import kernel
 from harness.placement import moved
 
 
-# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. The
-# addresses of stages carry no such promise: they would make a call that stores stages another variant.
+# Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed, and FLAT
+# whether row numbers need be divided. A stage that is not stored has no pointer, so that no variant branches.
 @triton.jit(
     do_not_specialize=[
-        "store_stages", "rows", "groups", "group_size", "eps",
+        "rows", "groups", "group_size", "eps",
         "x_size_1", "x_size_2", "x_stride_0", "x_stride_1", "x_stride_2",
         "z_size_1", "z_size_2", "z_stride_0", "z_stride_1", "z_stride_2",
     ],
@@ -41,12 +47,12 @@ from harness.placement import moved
 )  # fmt: skip
 def _layer_norm_gated_kernel(
     x_ptr, weight_ptr, bias_ptr, z_ptr, output_ptr,
-    gate_ptr, gated_input_ptr, mean_ptr, variance_ptr, rstd_ptr, normalized_ptr, affine_ptr, store_stages,
-    rows: tl.int64, groups, group_size, eps,
+    gate_ptr, gated_input_ptr, mean_ptr, variance_ptr, rstd_ptr, normalized_ptr, affine_ptr, eps,
+    rows: tl.int64, groups, group_size,
     x_size_1: tl.int64, x_size_2: tl.int64, x_stride_0: tl.int64, x_stride_1: tl.int64, x_stride_2: tl.int64,
     z_size_1: tl.int64, z_size_2: tl.int64, z_stride_0: tl.int64, z_stride_1: tl.int64, z_stride_2: tl.int64,
-    NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    RMS: tl.constexpr, NORM_FIRST: tl.constexpr, SILU: tl.constexpr, STEPWISE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """One group of ROWS rows per program; a block covers the group. Statistics go to number group · rows + row."""
     X: tl.constexpr = x_ptr.dtype.element_ty
@@ -64,43 +70,45 @@ def _layer_norm_gated_kernel(
     out_row = start + row * groups * group_size
     statistic = group * rows + row
 
-    x_row = start + row_offset(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)
+    weight = load(weight_ptr, start, lanes, inside, ALIGNED)
+    if bias_ptr is not None:
+        bias = load(bias_ptr, start, lanes, inside, ALIGNED)
+    x_row = start + row_start(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
     value = load(x_ptr, x_row, lanes, mask, ALIGNED)
     if z_ptr is not None:
-        z_row = start + row_offset(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)
+        z_row = start + row_start(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2, FLAT)
         z = load(z_ptr, z_row, lanes, mask, ALIGNED)
-        sigmoid = tl.sigmoid(z)
+        sigmoid = sigmoid_of(z)
         gate = z * sigmoid if SILU else sigmoid
         if not NORM_FIRST:
             value = value * gate
 
-    # Divisions and root are correctly rounded: they are one value per group. tl.rsqrt gives infinity for a subnormal.
     centered = value
-    if mean_ptr is not None:
-        mean = tl.div_rn(tl.sum(value, axis=1, keep_dims=True), size)
+    if not RMS:
+        mean = quotient(tl.sum(value, axis=1, keep_dims=True), size)
         centered = tl.where(inside, value - mean, 0.0)
-        tl.store(mean_ptr + statistic, mean, mask=live)
-    variance = tl.div_rn(tl.sum(centered * centered, axis=1, keep_dims=True), size)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
-    tl.store(variance_ptr + statistic, variance, mask=live)
-    tl.store(rstd_ptr + statistic, rstd, mask=live)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + statistic, mean, mask=live)
+    variance = quotient(tl.sum(centered * centered, axis=1, keep_dims=True), size)
+    rstd = inverse_root(variance + eps)
+    if rstd_ptr is not None:
+        tl.store(variance_ptr + statistic, variance, mask=live)
+        tl.store(rstd_ptr + statistic, rstd, mask=live)
 
     normalized = centered * rstd
-    weight = load(weight_ptr, start, lanes, inside, ALIGNED)
     if STEPWISE:
         normalized = normalized.to(X).to(tl.float32)
         affine = (normalized * weight).to(W).to(tl.float32)
     else:
         affine = normalized * weight
         if bias_ptr is not None:
-            affine += load(bias_ptr, start, lanes, inside, ALIGNED)
+            affine += bias
     output = affine
     if z_ptr is not None:
         if NORM_FIRST:
             output = affine * gate
     tl.store(address(output_ptr, out_row, lanes, ALIGNED), output.to(X), mask=mask)
-    # Last: Triton 3.6 may move a conversion that the output needs too into this branch, and then fails (triton #8257).
-    if store_stages:
+    if normalized_ptr is not None:
         tl.store(normalized_ptr + out_row + lanes, normalized, mask=mask)
         tl.store(affine_ptr + out_row + lanes, affine, mask=mask)
         if z_ptr is not None:
@@ -114,7 +122,7 @@ def _layer_norm_gated_kernel(
     contract="single_rounding",
     name="triton[single_rounding]",
     stages=STAGES,
-    depth=group_depth,
+    depth=depth,
     placement="moves",
 )
 def layer_norm_gated(
@@ -144,7 +152,7 @@ def layer_norm_gated(
         activation: `silu` (z · sigmoid(z)) or `sigmoid`.
         stages: which of `STAGES` to return too, in fp32: `gate` with z, `gated_input` where the gate comes first,
             `mean` without `is_rms_norm`. Statistics are [..., G] for G groups, and hold group g of row m at g · M + m
-            of their memory for M rows; they are computed in any case, while other stages cost memory.
+            of their memory for M rows; asked for alone they cost next to nothing, while other stages cost memory.
 
     Returns:
         The output, of x's dtype and shape, contiguous; with stages, a mapping from names to tensors.
@@ -155,10 +163,9 @@ def layer_norm_gated(
         ValueError, TypeError: arguments that do not fit together.
         UnsupportedCase: a group of more than 64 KiB, or rows of more than 2³⁰ elements.
     """
-    size = check_forward(x, weight, bias, z, group_size, activation, stages)
     tensors = moved({"weight": weight, "bias": bias, "z": z}, x.device)
-    options = {"norm_before_gate": norm_before_gate, "is_rms_norm": is_rms_norm, "activation": activation}
-    return _run(x, **tensors, eps=eps, group_size=size, **options, stepwise=False, stages=stages)
+    options = Options(group_size, norm_before_gate, is_rms_norm, activation, stepwise=False)
+    return _run(x, **tensors, eps=eps, options=options, stages=stages)
 
 
 @kernel(
@@ -166,7 +173,7 @@ def layer_norm_gated(
     contract="stepwise",
     name="triton[stepwise]",
     stages=STAGES,
-    depth=group_depth,
+    depth=depth,
     placement="moves",
 )
 def layer_norm_gated_stepwise(
@@ -188,11 +195,9 @@ def layer_norm_gated_stepwise(
     Raises:
         UnsupportedCase: a case that no such module has; otherwise as `layer_norm_gated`.
     """
-    size = check_forward(x, weight, None, z, group_size, "silu", stages)
-    check_stepwise(x, weight, is_rms_norm=is_rms_norm)
     tensors = moved({"weight": weight, "z": z}, x.device)
-    options = {"norm_before_gate": norm_before_gate, "is_rms_norm": True, "activation": "silu"}
-    return _run(x, **tensors, bias=None, eps=eps, group_size=size, **options, stepwise=True, stages=stages)
+    options = Options(group_size, norm_before_gate, is_rms_norm, "silu", stepwise=True)
+    return _run(x, **tensors, bias=None, eps=eps, options=options, stages=stages)
 
 
 def _run(
@@ -202,31 +207,62 @@ def _run(
     bias: Tensor | None,
     z: Tensor | None,
     eps: float,
-    group_size: int,
-    norm_before_gate: bool,
-    is_rms_norm: bool,
-    activation: str,
-    stepwise: bool,
+    options: Options,
     stages: tuple[str, ...],
 ) -> Tensor | dict[str, Tensor]:
-    groups = x.shape[-1] // group_size
-    absent = {"mean"} if is_rms_norm else set()
-    absent |= {"gate", "gated_input"} if z is None else {"gated_input"} if norm_before_gate else set()
-    present = [name for name in STAGES if name not in absent]
-    in_full = bool(set(stages) - set(STATISTICS))
-    buffers = stage_buffers(x, present, present if in_full else STATISTICS, groups)
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    plan = _plan(described(x), described(weight), described(bias), described(z), options, stages)
+    x, z = x.contiguous() if "x" in plan.copied else x, z.contiguous() if "z" in plan.copied else z
     output = contiguous_like(x)
-    vectors = {"weight_ptr": weight.contiguous(), "bias_ptr": None if bias is None else bias.contiguous()}
-    rows, block, warps = tile(group_size)
-    count = x.shape[:-1].numel()
-    with torch.accelerator.device_index(x.device.index):
-        if count:
-            _layer_norm_gated_kernel[(triton.cdiv(count, rows) * groups,)](
-                **strided_arguments(group_size, {"x": x, "z": z}, (*vectors.values(), output)),
-                **vectors, output_ptr=output, **{f"{name}_ptr": buffers.get(name) for name in STAGES},
-                store_stages=int(in_full), rows=count, groups=groups, group_size=group_size, eps=float(eps),
-                NORM_FIRST=norm_before_gate or z is None, SILU=activation == "silu", STEPWISE=stepwise,
-                ROWS=rows, BLOCK=block, num_warps=warps, enable_fp_fusion=False,
-            )  # fmt: skip
-    mapping = returned_stages(x, buffers, stages)
-    return mapping | {"output": output} if stages else output
+    stored = stages_in_memory(plan.stored, x, plan.groups)
+    if plan.launch is not None:
+        with current(x.device):
+            plan.launch(x, weight, bias, z, output, *map(stored.get, STAGES), float(eps))
+    return returned_stages(x, stored, stages) | {"output": output} if stages else output
+
+
+class Plan(NamedTuple):
+    """How a call is made.
+
+    Attributes:
+        launch: takes the tensors and eps; None where there is nothing to do.
+        copied: which of x and z are to be copied to contiguous memory.
+        stored: the stages to store.
+        groups: of columns, in a row.
+    """
+
+    launch: Launch | None
+    copied: tuple[str, ...]
+    stored: tuple[str, ...]
+    groups: int
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    x: Described,
+    weight: Described,
+    bias: Described | None,
+    z: Described | None,
+    options: Options,
+    stages: tuple[str, ...],
+) -> Plan:
+    size = check_forward(x, weight, bias, z, options.group_size, options.activation, stages)
+    if options.stepwise:
+        check_stepwise(x, weight, is_rms_norm=options.is_rms_norm)
+    groups, norm_first = x.shape[-1] // size, options.norm_before_gate or z is None
+    rows, block, warps = tile(size)
+    x_rows, z_rows = rows_of(x), rows_of(z)
+    flat = [weight] if bias is None else [weight, bias]
+    aligned = whole_vectors(size, [x], x_rows, flat) and (z is None or whole_vectors(size, [z], z_rows))
+    parameters = {
+        "rows": x_rows.rows, "groups": groups, "group_size": size,
+        **numbers_of("x", x_rows), **numbers_of("z", z_rows),
+        "RMS": options.is_rms_norm, "NORM_FIRST": norm_first, "SILU": options.activation == "silu",
+        "STEPWISE": options.stepwise, "ROWS": rows, "BLOCK": block, "ALIGNED": aligned,
+        "FLAT": aligned and x_rows.sizes[:-1] == z_rows.sizes[:-1] == (1, 1),
+    }  # fmt: skip
+    programs = triton.cdiv(x_rows.rows, rows) * groups
+    launch = Launch(_layer_norm_gated_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=False)
+    copied = tuple(name for name, layout in (("x", x_rows), ("z", z_rows)) if layout.copied)
+    stored = stages_to_store(stages, gated=z is not None, norm_first=norm_first, is_rms_norm=options.is_rms_norm)
+    return Plan(launch if programs else None, copied, stored, groups)

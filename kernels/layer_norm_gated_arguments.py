@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from described import Described
 from torch import Tensor
 
 from harness.kernel import UnsupportedCase
@@ -21,10 +24,10 @@ LARGEST_GROUP = 1 << 16  # bytes
 
 
 def check_forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    z: Tensor | None,
+    x: Described | Tensor,
+    weight: Described | Tensor,
+    bias: Described | Tensor | None,
+    z: Described | Tensor | None,
     group_size: int | None,
     activation: str,
     stages: tuple[str, ...],
@@ -67,7 +70,7 @@ def _check_options(activation: str, stages: tuple[str, ...], known_stages: tuple
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(repr, allowed))}")
 
 
-def _checked_group_size(x: Tensor, group_size: int | None) -> int:
+def _checked_group_size(x: Described | Tensor, group_size: int | None) -> int:
     """How many columns a group has.
 
     Raises:
@@ -85,20 +88,24 @@ def _checked_group_size(x: Tensor, group_size: int | None) -> int:
             f"group_size={group_size} does not divide the {columns} columns of x; "
             "pass a divisor, or None to normalize over whole rows"
         )
-    if size * x.element_size() > LARGEST_GROUP:
+    if size * x.dtype.itemsize > LARGEST_GROUP:
         raise UnsupportedCase(
-            f"group_size={size} of {x.dtype} takes {size * x.element_size()} bytes, but a program holds a whole group: "
-            f"at most {LARGEST_GROUP} bytes, which is group_size={LARGEST_GROUP // x.element_size()} in this dtype"
+            f"group_size={size} of {x.dtype} takes {size * x.dtype.itemsize} bytes, but a program holds a whole group: "
+            f"at most {LARGEST_GROUP} bytes, which is group_size={LARGEST_GROUP // x.dtype.itemsize} in this dtype"
         )
     return size
 
 
-def _check_tensors(x: Tensor, others: dict[str, Tensor | None], vectors: dict[str, Tensor | None]) -> None:
+def _check_tensors(
+    x: Described | Tensor,
+    others: Mapping[str, Described | Tensor | None],
+    vectors: Mapping[str, Described | Tensor | None],
+) -> None:
     """Raise ValueError or TypeError unless `others` have the rows and dtype of x, and `vectors` one value per column.
 
     The rows may have other leading dimensions than those of x, in the same order.
     """
-    if x.dim() == 0:
+    if not x.shape:
         raise ValueError("x has no dimension to normalize over")
     _check_dtype("x", x, DTYPES, "")
     for name, tensor in others.items():
@@ -119,7 +126,7 @@ def _check_tensors(x: Tensor, others: dict[str, Tensor | None], vectors: dict[st
         _check_dtype(name, tensor, DTYPES, "")
 
 
-def check_stepwise(x: Tensor, weight: Tensor, *, is_rms_norm: bool) -> None:
+def check_stepwise(x: Described | Tensor, weight: Described | Tensor, *, is_rms_norm: bool) -> None:
     """Raise UnsupportedCase where no module rounds after every step."""
     if not is_rms_norm:
         raise UnsupportedCase("is_rms_norm=False; the stepwise contract is one of RMS norms, pass is_rms_norm=True")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases.layer_norm_gated import GROUPS, groups
 from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
 from harness.numerics.formats import cast
@@ -335,5 +336,16 @@ def test_tensors_on_another_device_are_moved_with_a_warning(name):
 
 def test_depth_is_that_of_the_block_which_covers_the_group():
     depth = KERNELS[TRITON].depth
-    assert [depth(n) for n in (1, 5, 128, 129, 8192, 16384, 16385)] == [1, 5, 18, 20, 24, 25, 41]
+    assert [depth(n) for n in (1, 5, 128, 129, 8192, 16384, 16385)] == [1, 5, 18, 19, 39, 25, 41]
     assert KERNELS[STEPWISE].depth is depth
+
+
+@pytest.mark.parametrize("name", [TRITON, STEPWISE])
+def test_the_cases_reach_every_tile(name):
+    """Those of the smallest runs: what the groups draw from, and their examples."""
+    one = KERNELS[name]
+    tile = one.depth.__globals__["tile"]
+    sizes = {size for options in GROUPS if options.without(one.accepts) for size in options.sizes}
+    for group in groups(one.accepts, small=True):
+        sizes |= {case.params.get("group_size") or case.tensors[0].shape[-1] for case in group.examples}
+    assert {tile(size) for size in sizes} == {tile(2**k) for k in range(16)}

@@ -114,7 +114,8 @@ def flush_subnormals(x: Array) -> Array:
     """fp32 subnormals as zeros of their sign (the .ftz of PTX); other formats as they are."""
     if x.dtype != np.float32:
         return x
-    return np.where(np.abs(x) < np.float32(2.0**-126), np.copysign(np.float32(0), x), x)
+    small = np.abs(x) < np.float32(2.0**-126)
+    return np.where(small, np.copysign(np.float32(0), x), x) if small.any() else x
 
 
 def convert(x: Array, target: DType, toward_zero: bool = False) -> Array:

@@ -28,7 +28,7 @@ _AGAIN = (
     "        normalized, "
 )
 _NOT_CONTIGUOUS = "t.strides[-1] != 1 and columns > 1"
-_BIAS = '"bias_ptr": None if bias is None else bias.contiguous()'
+_BIAS = "None if bias is None else bias.contiguous()"
 _FINITE = "tl.clamp(total, -3.3895313892515355e38, 3.3895313892515355e38, propagate_nan=tl.PropagateNan.ALL)"
 _STATISTIC = "statistic.reshape(rows, statistic.shape[-1]).t().contiguous()"
 _EQUAL = "(ids == tl.load(eos_ids_ptr + k * eos_stride))"
@@ -74,7 +74,7 @@ STRIDES = (
     ),
     _gated(
         "stride of the bias ignored", "reads the bias as if it had no stride",
-        (_forward_text(_BIAS, '"bias_ptr": bias'),),
+        (_forward_text(_BIAS, "bias"),),
         "affine or out_of_bounds", "output or out_of_bounds", dtypes=("fp16",),
     ),
     _backward(
@@ -127,7 +127,7 @@ VALUES = (
     ),
     _gated(
         "eps of 0 replaced", "adds 1e-30 where eps is less",
-        (_forward_text("tl.sqrt_rn(variance + eps)", "tl.sqrt_rn(variance + tl.maximum(eps, 1e-30))"),),
+        (_forward_text("inverse_root(variance + eps)", "inverse_root(variance + tl.maximum(eps, 1e-30))"),),
         "rstd", "output", dtypes=("fp16",),
     ),
     _gated(
@@ -138,9 +138,7 @@ VALUES = (
     ),
     _gated(
         "NaN of a bias dropped", "adds no bias where it is NaN",
-        (_forward_text("affine += load(bias_ptr, start, lanes, inside, ALIGNED)",
-                       "bias = load(bias_ptr, start, lanes, inside, ALIGNED)\n"
-                       "            affine += tl.where(bias == bias, bias, 0.0)"),),
+        (_forward_text("affine += bias", "affine += tl.where(bias == bias, bias, 0.0)"),),
         "affine", "output",
     ),
     _backward(

@@ -16,6 +16,7 @@ _mask = partial(Fault, op="completion_mask", variant="completion_mask", options=
 _experts = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edges", dtypes=("bf16",))
 _gated_text = partial(Edit, file="layer_norm_gated.py")
 _launch = partial(Edit, file="layer_norm_gated_launch.py")
+_start = partial(Edit, file="layer_norm_gated_forward_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 _linear = partial(Edit, file="grouped_linear.py")
 
@@ -59,7 +60,7 @@ OFFSETS = (
     _norm("offsets of the residual in 31 bits", "cuts offsets of rows of the residual to 31 bits",
           (Edit(*_cut(_RESIDUAL, after="residual_row = ")),), "variance or residual_sum", "output or residual_sum"),
     _gated("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
-           (_launch(*_cut(_OFFSET)),), "mean or variance or normalized", "output"),
+           (_start(*_cut("row * stride_2")), _launch(*_cut(_OFFSET))), "mean or variance or normalized", "output"),
     _backward("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
               (_launch(*_cut(_OFFSET)),), "normalized", "dx or dw"),
     _mask("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",

@@ -24,15 +24,15 @@ GROUPS = {
 """Options of a fault → dtype of x → the group of cases that it is hunted with."""
 
 _edit = partial(Edit, file="layer_norm_gated.py")
-_launch = partial(Edit, file="layer_norm_gated_launch.py")
+_launch = partial(Edit, file="layer_norm_gated_forward_launch.py")
 _fault = partial(Fault, op="layer_norm_gated", variant="single_rounding", options="after", dtypes=("bf16", "fp16"))
 _layer = partial(_fault, options="layer", dtypes=("bf16", "fp32"))
 
 _GATE = "gate = z * sigmoid if SILU else sigmoid"
 _CENTERED = "centered = tl.where(inside, value - mean, 0.0)"
-_MEAN = "mean = tl.div_rn(tl.sum(value, axis=1, keep_dims=True), size)"
-_VARIANCE = "variance = tl.div_rn(tl.sum(centered * centered, axis=1, keep_dims=True), size)"
-_RSTD = "rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))"
+_MEAN = "mean = quotient(tl.sum(value, axis=1, keep_dims=True), size)"
+_VARIANCE = "variance = quotient(tl.sum(centered * centered, axis=1, keep_dims=True), size)"
+_RSTD = "rstd = inverse_root(variance + eps)"
 _NARROW = ".to(X).to(tl.float32)"
 
 GATE = (
@@ -62,7 +62,7 @@ GATE = (
     _fault(
         "gelu for silu",
         "gates by z · sigmoid(1.702 z)",
-        (_edit("sigmoid = tl.sigmoid(z)", "sigmoid = tl.sigmoid(1.702 * z)"),),
+        (_edit("sigmoid = sigmoid_of(z)", "sigmoid = sigmoid_of(1.702 * z)"),),
         exposed="gate",
         hidden="output",
     ),
@@ -76,7 +76,7 @@ GATE = (
     _fault(
         "sigmoid rounded",
         "rounds sigmoid(z) to x's dtype before it multiplies by z",
-        (_edit("sigmoid = tl.sigmoid(z)", f"sigmoid = tl.sigmoid(z){_NARROW}"),),
+        (_edit("sigmoid = sigmoid_of(z)", f"sigmoid = sigmoid_of(z){_NARROW}"),),
         exposed="gate",
         hidden="output",
     ),
@@ -101,7 +101,7 @@ GATE = (
         "reads z with the strides of x",
         (
             _edit(
-                "z_row = start + row_offset(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2)",
+                "z_row = start + row_start(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2, FLAT)",
                 "z_row = x_row",
             ),
         ),
@@ -154,16 +154,14 @@ STATISTICS = (
         "rstd",
         "output",
     ),
-    _layer(
-        "eps left out", "adds no eps", (_edit(_RSTD, "rstd = tl.div_rn(1.0, tl.sqrt_rn(variance))"),), "rstd", "output"
-    ),
+    _layer("eps left out", "adds no eps", (_edit(_RSTD, "rstd = inverse_root(variance)"),), "rstd", "output"),
     _fault(
         "groups ignored",
         "normalizes over whole rows, where they have groups",
         (
             _edit(
-                "eps=eps, group_size=size, **options, stepwise=False",
-                "eps=eps, group_size=x.shape[-1], **options, stepwise=False",
+                "Options(group_size, norm_before_gate, is_rms_norm, activation,",
+                "Options(None, norm_before_gate, is_rms_norm, activation,",
             ),
         ),
         exposed="errored",
@@ -200,14 +198,14 @@ ROUNDING = (
     _fault(
         "rounded in steps",
         "rounds the normalized value and its product with the weight, as modules written in PyTorch do",
-        (_edit("**options, stepwise=False", "**options, stepwise=True"),),
+        (_edit("activation, stepwise=False", "activation, stepwise=True"),),
         exposed="normalized",
         hidden="output",
     ),
     _fault(
         "rounded once",
         "rounds once, where the contract rounds after every step",
-        (_edit("**options, stepwise=True", "**options, stepwise=False"),),
+        (_edit('"silu", stepwise=True', '"silu", stepwise=False'),),
         exposed="normalized",
         hidden="output",
         variant="stepwise",
@@ -218,7 +216,7 @@ MEMORY = (
     _fault(
         "limit of a group",
         "covers at most 16384 columns of a group",
-        (_launch("16384, 32768)", "16384)"),),
+        (_launch("rows, warps = TILES[block]", "block = min(16384, block)\n    rows, warps = TILES[block]"),),
         exposed="unwritten",
         hidden="unwritten",
         options="real shapes",
@@ -229,7 +227,7 @@ MEMORY = (
         "reads row m of x at m · N",
         (
             _edit(
-                "x_row = start + row_offset(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2)",
+                "x_row = start + row_start(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)",
                 "x_row = out_row",
             ),
         ),
