@@ -69,8 +69,8 @@ class Edge:
 
     def case(self, op: str, tensors: list[TensorSpec], seed: int) -> Case:
         """The case of these tensors, with what is not usual about them."""
-        scaling = {"scaling": 2.0} if self.adapters else {}
-        return Case(op, tuple(map(self._changed, tensors)), scaling | self.params, seed)
+        scaling: dict[str, Param] = {"scaling": 2.0} if self.adapters else {}
+        return Case(op, tuple(map(self._changed, tensors)), {**scaling, **self.params}, seed)
 
     def _changed(self, spec: TensorSpec) -> TensorSpec:
         spec = replace(spec, regime=self.regimes.get(spec.name, spec.regime))

@@ -115,10 +115,11 @@ def check_layer(
     x: Enclosure, expert_ids: Tensor, routing_weights: Enclosure, weights: LayerWeights, fmt: Format
 ) -> tuple[Projection, Projection, Projection]:
     """Gate, up and down of a layer with activations in a format; ValueError unless its tensors fit together."""
-    given = {"x": (x, 2), "expert_ids": (expert_ids, 2), "gate_proj": (weights.gate_proj, 3)}
-    given |= {name: (adapter, 3) for name, adapter in weights.adapters.items()}
-    if any(len(tensor.shape) != dims for tensor, dims in given.values()) or not expert_ids.shape[1]:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, (tensor, _) in given.items())
+    rows = {"x": tuple(x.shape), "expert_ids": tuple(expert_ids.shape)}
+    matrices = {"gate_proj": weights.gate_proj, **weights.adapters}
+    three = {name: tuple(matrix.shape) for name, matrix in matrices.items()}
+    if {*map(len, rows.values())} != {2} or {*map(len, three.values())} != {3} or not expert_ids.shape[1]:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in (rows | three).items())
         raise ValueError(f"{shapes}: they must be [T, H], [T, k] with k > 0, [E, I, …], and [E, …, …]")
     tokens, hidden = x.shape
     experts, width = weights.sizes
