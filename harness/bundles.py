@@ -82,7 +82,8 @@ def flat(
 
     @functools.wraps(function)
     def flattened(*args: Any, **arguments: Any) -> Any:
-        arguments |= signature.bind_partial(*args).arguments
+        if args:
+            arguments |= signature.bind_partial(*args).arguments
         for name, bundle in bundles.items():
             bundle.put_together(name, arguments)
         return function(**arguments)
