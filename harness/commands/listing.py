@@ -91,7 +91,7 @@ def _facts_of_kernel(kernel: Kernel, op: Op) -> Mapping[str, tuple[str, ...]]:
         "contract": (str(op.contract(kernel.contract)),),
         "devices": kernel.devices or ("any",),
         "stages": kernel.stages,
-        "mutates": kernel.mutates,
+        "mutates": tuple(kernel.mutates),
         "holds": tuple(f"{result} in {name}" for name, result in kernel.held.items()),
         "source": (kernel.source,),
     }
