@@ -115,20 +115,25 @@ def project(
     eager: bool,
     store_base: bool = False,
 ) -> dict[str, Tensor]:
-    """`value` [T, k, N] of a projection with LoRA, its `lora_mid` [T, k, r], and its fp32 `base` if that is stored.
+    """`value` [T, k, N] of a projection, `lora_mid` [T, k, r] of its adapter, and its fp32 `base` if that is stored.
 
     `name` is `gate`, `up` or `down`; rows are [T, K], or [T, k, K] in the order of pairs. The value is fp32, or with
     `eager` of the rows' dtype.
     """
-    weight, lora_a, lora_b = (parameters[f"{name}_{part}"] for part in ("proj", "lora_a", "lora_b"))
-    found = {"lora_mid": grouped_linear(((rows, lora_a),), routing, out_dtype=rows.dtype)}
+    parts = ("proj", "lora_a", "lora_b") if f"{name}_lora_a" in parameters else ("proj",)
+    weight, *adapter = (parameters[f"{name}_{part}"] for part in parts)
+    found, lora = {}, ()
+    if adapter:
+        lora_a, lora_b = adapter
+        found = {"lora_mid": grouped_linear(((rows, lora_a),), routing, out_dtype=rows.dtype)}
+        lora = ((found["lora_mid"], lora_b),)
     if store_base:
         shape = (routing.tokens, routing.slots, weight.shape[1])
         found["base"] = torch.empty(shape, dtype=torch.float32, device=rows.device)
     found["value"] = grouped_linear(
         ((rows, weight),),
         routing,
-        lora=((found["lora_mid"], lora_b),),
+        lora=lora,
         scaling=scaling,
         out_dtype=rows.dtype if eager else torch.float32,
         round_base=eager,

@@ -54,6 +54,10 @@ class Backward:
         """rows · weight[e]ᵀ, rounded: the operand of another dot."""
         return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
 
+    def plain(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """rows · weight[e]ᵀ as a stage: rounded if the contract is eager."""
+        return self.adapted(((rows, weight),), ())
+
     def adapted(
         self, operands: tuple[Factors, ...], lora: tuple[Factors, ...], *, out_dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -68,6 +72,9 @@ class Backward:
 def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
     """The stages from the gradient of the output to that of the activated rows, and those of the down projection."""
     rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
+    if "down_lora_a" not in t:
+        back, ahead = step.plain(grad, turned(t["down_proj"])), step.plain(rows, t["down_proj"])
+        return {"grad_expert_output": grad, "grad_intermediate": back, "expert_output": ahead}
     grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
     return {
         "grad_expert_output": grad,
@@ -86,11 +93,13 @@ def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -
     grads = swiglu_backward(grad_intermediate, *saved, step.routing, limit=step.swiglu_limit)
     found, base, lora = {}, [], []
     for name, grad in zip(("gate", "up"), grads, strict=True):
-        grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
-        found |= {f"grad_{name}": grad, f"grad_{name}_mid": grad_mid}
-        found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
+        found[f"grad_{name}"] = grad
+        if f"{name}_lora_a" in t:
+            grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
+            found[f"grad_{name}_mid"] = grad_mid
+            lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
+            found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
         base.append((grad, turned(t[f"{name}_proj"])))
-        lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
     return found | {"grad_expert_input": step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)}
 
 
@@ -115,6 +124,7 @@ def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Te
             out_dtype=torch.float32 if partial and name in ADDED else step.dtype,
         )
         for name, (left, right) in factors.items()
+        if name in t
     }  # fmt: skip
 
 

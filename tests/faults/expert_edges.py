@@ -98,7 +98,7 @@ SIZES = (
 VALUES = (
     _forward(
         "no adapters for a scaling of 0", "leaves adapters out where scaling is 0, also where they hold NaN",
-        (_text('lora=((found["lora_mid"], lora_b),),', 'lora=((found["lora_mid"], lora_b),) if scaling else (),'),),
+        (_text('lora = ((found["lora_mid"], lora_b),)', 'lora = ((found["lora_mid"], lora_b),) if scaling else ()'),),
         "gate or up", "saved_gate or saved_up",
     ),
     _forward(

@@ -203,8 +203,8 @@ ADAPTERS = (
         "middle of another pair", "reads the middle of the pair before, as from scratch that two workers share (M14)",
         (
             forward(
-                'lora=((found["lora_mid"], lora_b),)',
-                'lora=((found["lora_mid"].flatten(0, 1).roll(1, 0).view_as(found["lora_mid"]), lora_b),)',
+                'lora = ((found["lora_mid"], lora_b),)',
+                'lora = ((found["lora_mid"].flatten(0, 1).roll(1, 0).view_as(found["lora_mid"]), lora_b),)',
             ),
         ),
         "gate", "saved_gate",
