@@ -38,6 +38,10 @@ class _Bundle:
     fields: tuple[inspect.Parameter, ...]
     whole: bool
 
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(p.name for p in self.fields)
+
     @property
     def parameters(self) -> list[inspect.Parameter]:
         """What stands in its place; where it may be left out, every tensor may."""
@@ -49,13 +53,14 @@ class _Bundle:
         Raises:
             ValueError: it may be left out, and some tensors that it needs are given, but not all.
         """
-        found = {p.name: arguments.pop(p.name) for p in self.fields if p.name in arguments}
-        given = [key for key, value in found.items() if value is not None]
-        if self.whole and not given:
-            return
-        missing = [p.name for p in self.fields if p.default is p.empty and p.name not in given]
-        if self.whole and missing:
-            raise ValueError(f"{', '.join(given)} given, but not {', '.join(missing)}; give all of them or none")
+        found = {field: arguments.pop(field) for field in self.names if field in arguments}
+        if self.whole:
+            given = [field for field, value in found.items() if value is not None]
+            missing = [p.name for p in self.fields if p.default is p.empty and p.name not in given]
+            if not given:
+                return
+            if missing:
+                raise ValueError(f"{', '.join(given)} given, but not {', '.join(missing)}; give all of them or none")
         arguments[name] = self.kind(**found)
 
 
@@ -82,7 +87,8 @@ def flat(
 
     @functools.wraps(function)
     def flattened(*args: Any, **arguments: Any) -> Any:
-        arguments |= signature.bind_partial(*args).arguments
+        if args:
+            arguments |= signature.bind_partial(*args).arguments
         for name, bundle in bundles.items():
             bundle.put_together(name, arguments)
         return function(**arguments)

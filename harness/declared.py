@@ -60,6 +60,17 @@ def check_names(where: str, what: str, given: Any, known: Collection[str]) -> No
             raise OpError(no_such(f"name in {what} of {where}:", name, known))
 
 
+def check_latent(
+    where: str, stages: Mapping[str, object], instead: Collection[str], axes: Mapping[str, Collection[str]]
+) -> None:
+    """Raise `OpError` unless a Latent lists `stages` as names, and has `instead` for options of the op."""
+    for what, given in stages.items():
+        if not is_names(given):
+            raise OpError(f"{where}: {what}={given!r} of its Latent must be a tuple of names")
+    options = [option for choices in axes.values() for option in choices]
+    check_names(where, "instead of its Latent", tuple(instead), options)
+
+
 def check_contracts(
     where: str,
     axes: Mapping[str, Mapping[str, Mapping[str, str]]],

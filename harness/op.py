@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from harness.bundles import flat
-from harness.declared import PASSED_BY_HARNESS, check_contracts, check_names, check_signature, is_names, place_of
+from harness.declared import (
+    PASSED_BY_HARNESS,
+    check_contracts,
+    check_latent,
+    check_names,
+    check_signature,
+    is_names,
+    place_of,
+)
 from harness.errors import OpError, UsageError, unknown
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, Format
@@ -270,21 +278,12 @@ def op(
         if not is_names(optional_results):
             raise OpError(f"{where}: optional_results={optional_results!r} must be a tuple of names")
         if latent is not None:
-            _check_latent(made, latent)
+            check_latent(where, {"through": latent.through, "also": latent.also}, latent.instead, made.axes)
         targets = [*(name for name in made.inputs if name not in made.integers), *FORMATS]
         check_contracts(where, made.axes, made.presets, made.rounds, targets)
         return made
 
     return build
-
-
-def _check_latent(made: Op, latent: Latent) -> None:
-    """Raise `OpError` unless a Latent lists names, and options of the op."""
-    for what in ("through", "also"):
-        if not is_names(given := getattr(latent, what)):
-            raise OpError(f"{made.where}: {what}={given!r} of its Latent must be a tuple of names")
-    options = [option for choices in made.axes.values() for option in choices]
-    check_names(made.where, "instead of its Latent", tuple(latent.instead), options)
 
 
 def check_arguments(op: Op, tensors: Collection[str], params: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from inspect import unwrap
 from typing import Any
@@ -93,6 +94,26 @@ def test_old_gradients_need_adapters(name: str) -> None:
     del old["old_up_lora_a"]
     with pytest.raises(ValueError, match="given, but not old_up_lora_a; give all of them or none"):
         KERNELS[name].call(**arguments, **old)
+
+
+def test_states_of_layers_without_adapters() -> None:
+    """Gradients are those of the kernel, and torch's graph gets them."""
+    api = next(module for name, module in reversed(sys.modules.items()) if name.endswith(".moe_lora_state"))
+    arguments = plain(case("triton[moe_lora_backward+fused]"))
+    inputs = [arguments[name] for name in ("x", "expert_ids", "routing_weights")]
+    layer = api.Parameters(**{n: t for n, t in arguments.items() if n.endswith("_proj")}, first_expert=1)
+    grad = arguments["grad_output"]
+    output, state = api.forward(*inputs, layer)
+    found = api.backward(grad, state)
+    saved = {name: getattr(state, name) for name in SAVED}
+    expected = KERNELS["triton[moe_lora_backward+fused]"].call(**arguments | saved)
+    assert not found.lora and expected.keys() == {"grad_input", "grad_routing_weights"}
+    assert_bits(found.x, expected["grad_input"], "x")
+    leaf = inputs[0].clone().requires_grad_()
+    again = api.moe_lora_autograd(leaf, *inputs[1:], layer)
+    assert_bits(again.detach(), output, "output")
+    again.backward(grad)
+    assert_bits(leaf.grad, found.x, "x")
 
 
 def test_kernels_and_references_describe_the_same_tensors() -> None:

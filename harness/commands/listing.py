@@ -65,7 +65,8 @@ def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
     params = (name if default is REQUIRED else f"{name}={default}" for name, default in op.params.items())
     axes = {f"axis {axis}": tuple(_options(choices)) for axis, choices in op.axes.items()}
     presets = {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
-    return {"inputs": tuple(inputs), "parameters": tuple(params), **axes, **presets}
+    optional = {"optional results": tuple(sorted(op.optional_results))} if op.optional_results else {}
+    return {"inputs": tuple(inputs), "parameters": tuple(params), **optional, **axes, **presets}
 
 
 def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:
@@ -90,6 +91,8 @@ def _facts_of_kernel(kernel: Kernel, op: Op) -> Mapping[str, tuple[str, ...]]:
         "contract": (str(op.contract(kernel.contract)),),
         "devices": kernel.devices or ("any",),
         "stages": kernel.stages,
+        "mutates": tuple(kernel.mutates),
+        "holds": tuple(f"{result} in {name}" for name, result in kernel.held.items()),
         "source": (kernel.source,),
     }
     return {label: values for label, values in facts.items() if values}
