@@ -22,7 +22,8 @@ _MEANING = (
     "where 64 sets of them do. **× its contract** and **× all**: over that of the fastest kernel with the same "
     "contract, and of all. **Of the roof**: the least time, given by the bytes of inputs and results, each once, at "
     "the rate of a copy, or by FLOP at the rate of a large matrix product, whichever is more, over the time; both "
-    "rates are of this run. **Host**: until a call returns, without waiting for the device. **Verdict**: of the "
+    "rates are of this run. **Host**: until a call returns, without waiting for the device; **× bare launch**: over "
+    "that of a kernel with three arguments, launched right after. **Verdict**: of the "
     "contract on the same case, or where that is too large on a smaller one; then also how far the results are from "
     "those of the first kernel."
 )
@@ -60,7 +61,8 @@ def page(bench: Speeds) -> str:
     tables = dict(bench.by_case())
     for of, speeds in tables.items():
         blocks += [f"## {code(title(of, tables))}", _about_case(of, speeds, bench.roof), _table(speeds, bench.roof)]
-    for what, texts in {"Left out": bench.left_out, "Not measured": bench.failed}.items():
+    wrong = [f"{s.kernel}, {title(s.of, tables)}: {s.why}" for s in bench.speeds if s.why]
+    for what, texts in {"Wrong": wrong, "Left out": bench.left_out, "Not measured": bench.failed}.items():
         if texts:
             blocks += [f"## {what}", bullets([plain(text) for text in texts])]
     return "\n\n".join(blocks) + "\n"
@@ -69,7 +71,7 @@ def page(bench: Speeds) -> str:
 def _roof(roof: Roof) -> str:
     return (
         f"In the same run: a copy {amount(roof.copy, 'B/s')}, read and written; a matrix product in bf16 "
-        f"{amount(roof.matmul, 'FLOP/s')}; the host launches a kernel with few arguments in {amount(roof.launch, 's')}."
+        f"{amount(roof.matmul, 'FLOP/s')}."
     )
 
 
@@ -128,7 +130,7 @@ def _figures(s: Speed, speeds: Sequence[Speed], roof: Roof | None) -> Iterator[s
     yield _one((s.flops or s.traffic) / s.time.median, "FLOP/s" if s.flops else "B/s")
     yield "" if roof is None else f"{s.share(roof):.0%}"
     yield amount(s.host, "s")
-    yield "" if roof is None else f"{s.host.median / roof.launch.median:.2f}"
+    yield f"{s.host.median / s.launch.median:.2f}"
 
 
 def _one(value: float, unit: str) -> str:

@@ -1,1 +1,1 @@
-"""Measurements of lastbit itself: what verifying costs beside the kernel, a copy, and a plain test."""
+"""Measurements: what verifying costs beside the kernel, a copy, and a plain test; how fast kernels are."""

@@ -41,16 +41,12 @@ _CACHE = 4 << 20  # bytes of a core's L2 cache, at most
 
 
 def roof(place: Workplace, effort: Effort) -> Roof:
-    """What a copy, a matrix product in bf16 and a bare launch take on the device of the configuration."""
+    """What a copy and a matrix product in bf16 take on the device of the configuration."""
     device = torch.device(*place.config.devices)
     cpu = device.type == "cpu"
     size, side = (_COPY_ON_CPU, _SIDE_ON_CPU) if cpu else (_COPY, _SIDE)
     with made_current(device):
-        launch = bare_launch(device)
-        launch()
-        return Roof(
-            _copied(size, device, effort), _multiplied(side, device, effort), host_seconds([launch], device, effort)
-        )
+        return Roof(_copied(size, device, effort), _multiplied(side, device, effort))
 
 
 def _copied(size: int, device: torch.device, effort: Effort) -> Sample:
@@ -84,9 +80,9 @@ def speed(place: Workplace, line: str, name: str, effort: Effort) -> Speed:
     case, subject = parse_case(line), place.subjects[name]
     with place.watch(line), made_current(subject.device):
         judged = _judged(place, subject, case)
-        verdict = _verdict(subject, judged)
+        result = _result(subject, judged)
         ready = _ready(case, subject.device)
-        return _timed(subject, ready, effort, verdict, "" if judged == case else str(judged))
+        return _timed(subject, ready, effort, result, "" if judged == case else str(judged))
 
 
 def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
@@ -99,15 +95,15 @@ def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
     raise LastbitError(f"{case.op}: too large to be judged, and no case of {_JUDGED} has the same tensors: {case}")
 
 
-def _verdict(subject: Subject, case: Case) -> Verdict:
-    """That of the kernel on a case; no other contract is tried."""
+def _result(subject: Subject, case: Case) -> CaseResult:
+    """The verdict of the kernel on a case, and what is wrong; no other contract is tried."""
     result: CaseResult = verify_case(subject, case, repeat=False, settled=None)
     give_back(subject.device)
     if result.verdict in TURNED_DOWN:
         raise UnsupportedCase(result.reason)
     if result.verdict is Verdict.ERRORED:
         raise LastbitError(f"{result.reason}, in {case}")
-    return result.verdict
+    return result
 
 
 @dataclass
@@ -145,7 +141,7 @@ def _cache(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else _CACHE
 
 
-def _timed(subject: Subject, ready: _Ready, effort: Effort, verdict: Verdict, judged: str) -> Speed:
+def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, judged: str) -> Speed:
     kernel, case, device = subject.kernel, ready.case, subject.device
     sets = [dict(tensors) for tensors in ready.sets]
     for tensors in sets:  # the other kernels get these, too
@@ -160,10 +156,24 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, verdict: Verdict, ju
         call()
     how, seconds = device_seconds(calls * -(-_CALLS // len(calls)), device, effort)
     host = host_seconds(calls, device, effort)
+    launch = bare_launch(device)
+    launch()
     give_back(device)
-    flops = _flops(subject.op, ready)
-    contract = str(subject.contract)
-    return Speed(str(case), kernel.name, contract, str(verdict), how, seconds, host, traffic, flops, judged, apart)
+    return Speed(
+        of=str(case),
+        kernel=kernel.name,
+        contract=str(subject.contract),
+        verdict=str(result.verdict),
+        how=how,
+        time=seconds,
+        host=host,
+        launch=host_seconds([launch], device, effort),
+        traffic=traffic,
+        flops=_flops(subject.op, ready),
+        why=next((finding.sentence for finding in result.findings if not finding.notice), ""),
+        judged=judged,
+        apart=apart,
+    )
 
 
 def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:

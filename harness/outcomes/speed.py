@@ -19,12 +19,10 @@ class Roof:
     Attributes:
         copy: bytes that a copy of a large tensor reads and writes in a second, or its negation if that is faster.
         matmul: FLOP in a second of a large matrix product in bf16.
-        launch: seconds that the host takes to launch a kernel with few arguments.
     """
 
     copy: Sample
     matmul: Sample
-    launch: Sample
 
     def bounds(self, traffic: int, flops: int) -> tuple[float, float]:
         """Seconds of so many bytes at the rate of the copy, and of the FLOP at that of the product."""
@@ -37,13 +35,14 @@ class Speed:
 
     Attributes:
         of: the case line.
-        verdict: that on the case, or on `judged` where that is not empty.
+        verdict, why: that on the case, or on `judged` where that is not empty; what is wrong first, if anything is.
         judged: a smaller case of the op, in place of one that is too large to be judged.
         apart: where `judged` is not empty, the norm of the difference from the results of the first kernel of the case
             / the norm of these, of the result for which it is greatest; None for the first kernel itself.
         how: `GRAPH` for calls replayed without the host, `EVENTS` for single calls after a flush of the L2 cache,
             `CLOCK` for wall time on the CPU.
         time, host: seconds of a call, and those that the host takes to ask for it.
+        launch: seconds that the host takes to launch a kernel with few arguments, measured right after.
         traffic: bytes of inputs and results.
         flops: that the op declares; 0 if it declares none.
     """
@@ -55,8 +54,10 @@ class Speed:
     how: str
     time: Sample
     host: Sample
+    launch: Sample
     traffic: int
     flops: int = 0
+    why: str = ""
     judged: str = ""
     apart: float | None = None
 

@@ -59,6 +59,13 @@ class Pairs:
         return torch.empty_like(rows).index_copy_(0, self.order, rows).view(*self.shape, -1)
 
 
+def by_name(*maps: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The matrices of gate, up and down by the names that they have in the op."""
+    named = zip(("gate", "up", "down"), maps, strict=True)
+    parts = ("proj", "lora_a", "lora_b")
+    return {f"{name}_{part}": t for name, own in named for part, t in zip(parts, own, strict=True)}
+
+
 def check(x: Tensor, weights: dict[str, Tensor], **tensors: Tensor) -> None:
     """Raise for what `torch._grouped_mm` does not take."""
     for name, tensor in {**weights, **tensors}.items():
@@ -78,10 +85,8 @@ def moe_lora(
     x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
     gate_lora_a, gate_lora_b, up_lora_a, up_lora_b, down_lora_a, down_lora_b, *, scaling, first_expert=0,
 ):  # fmt: skip
-    names = ("proj", "lora_a", "lora_b")
     gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
-    groups = {"gate": gate, "up": up, "down": (down_proj, down_lora_a, down_lora_b)}
-    weights = {f"{g}_{n}": t for g, tensors in groups.items() for n, t in zip(names, tensors, strict=True)}
+    weights = by_name(gate, up, (down_proj, down_lora_a, down_lora_b))
     check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights)
     pairs = Pairs(expert_ids, len(gate_proj), first_expert)
     rows = x[pairs.token]
@@ -109,10 +114,8 @@ def moe_lora_backward(
 ):  # fmt: skip
     if math.frexp(abs(scaling))[0] != 0.5:
         raise UnsupportedCase(f"scaling={scaling}: the product rounds gradients before they are scaled")
-    names = ("proj", "lora_a", "lora_b")
     gate, up = (gate_proj, gate_lora_a, gate_lora_b), (up_proj, up_lora_a, up_lora_b)
-    groups = {"gate": gate, "up": up, "down": (down_proj, down_lora_a, down_lora_b)}
-    weights = {f"{g}_{n}": t for g, tensors in groups.items() for n, t in zip(names, tensors, strict=True)}
+    weights = by_name(gate, up, (down_proj, down_lora_a, down_lora_b))
     check(x, weights, expert_ids=expert_ids, routing_weights=routing_weights, grad_output=grad_output)
     pairs = Pairs(expert_ids, len(gate_proj), first_expert)
     rows, upper = x[pairs.token], grad_output[pairs.token]
