@@ -106,10 +106,14 @@ def largest_code(device):
 
 @functools.cache
 def as_eager():
-    """Options under which the compiler rounds where PyTorch does, as they are called in the installed version."""
+    """Options under which the compiler rounds where PyTorch does, as they are called in the installed version.
+
+    Its patterns take a rounding that is converted back for pointless: torch 2.11 applies them under all other options.
+    """
     known = set(torch._inductor.list_options())
     division = ("eager_numerics.division_rounding", "emulate_divison_rounding", "emulate_division_rounding")
-    return {name: True for name in ("emulate_precision_casts", *division) if name in known}
+    rounding = {name: True for name in ("emulate_precision_casts", *division) if name in known}
+    return {**rounding, "pattern_matcher": False}
 
 
 @kernel("layer_norm_gated", contract="single_rounding", name="torch.compile[layer_norm_gated]")
