@@ -63,6 +63,7 @@ def _load(x_ptr, residual_ptr, x_offset, residual_offset, columns, mask, RULE: t
 
 @triton.jit
 def _load_weight(ptr, columns, n, ALIGNED: tl.constexpr):
+    """The weights of columns, in their own dtype; None where there are none."""
     if ptr is None:
         weight = None
     else:
@@ -87,15 +88,6 @@ def _normalize(value, inv_rms, weight, offset, X: tl.constexpr, NATIVE: tl.const
 
 
 @triton.jit
-def _row_scale(amax):
-    """amax / 448, correctly rounded, and at least the smallest scale."""
-    quotient = amax * (1 / FP8_MAX)
-    excess = tl.fma(quotient, FP8_MAX, -amax)
-    rounded = tl.fma(-excess, 1 / FP8_MAX, quotient)
-    return tl.maximum(tl.where(amax == float("inf"), amax, rounded), SMALLEST_SCALE)
-
-
-@triton.jit
 def _quotient(output, scale):
     """output / scale, whose code is that of the correctly rounded quotient, see docs/contracts/rms_norm.md.
 
@@ -109,6 +101,7 @@ def _quotient(output, scale):
 
 @triton.jit
 def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
+    """Offsets of rows in a tensor of three leading dimensions; FLAT says that the first two are 1."""
     if FLAT:
         start = row * stride_2
     else:
@@ -117,7 +110,7 @@ def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.const
 
 
 # Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. The
-# addresses of stages carry no such promise.
+# addresses of stages carry no such promise. What small kernels read stands in front, in the first 64 bytes.
 @triton.jit(
     do_not_specialize=[
         "rows", "n", "variance_size", "size_1", "size_2", "x_stride_0", "x_stride_1", "x_stride_2",
@@ -178,10 +171,10 @@ def _rms_norm_kernel(
             mask = live & (columns < n)
             if LOOP:
                 _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
-                weight = _load_weight(weight_ptr, columns, n, ALIGNED)
-            _, _, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
+            gain = _load_weight(weight_ptr, columns, n, ALIGNED) if LOOP else weight
+            _, _, output = _normalize(value, inv_rms, gain, weight_offset, X, NATIVE)
             amax = tl.maximum(amax, tl.max(tl.abs(output), axis=1, keep_dims=True))
-        row_scale = _row_scale(amax)
+        row_scale = tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)
         tl.store(row_scale_ptr + row, row_scale, mask=live)
 
     for start in range(0, end, BLOCK):
@@ -189,8 +182,8 @@ def _rms_norm_kernel(
         mask = live & (columns < n)
         if LOOP:
             _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)
-            weight = _load_weight(weight_ptr, columns, n, ALIGNED)
-        normalized, product, output = _normalize(value, inv_rms, weight, weight_offset, X, NATIVE)
+        gain = _load_weight(weight_ptr, columns, n, ALIGNED) if LOOP else weight
+        normalized, product, output = _normalize(value, inv_rms, gain, weight_offset, X, NATIVE)
         result = output
         if QUANT == "static":
             result = tl.clamp(output * row_scale, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)

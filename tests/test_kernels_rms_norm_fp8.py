@@ -1,4 +1,4 @@
-"""The scale of a row and the quotients that the Triton RMSNorm makes codes of, against division."""
+"""The quotient that the Triton RMSNorm makes codes of, against division."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tests.rms_norm_contract import DEVICE, FOLDER, needs_device
 pytestmark = needs_device
 
 with _siblings(FOLDER):
-    _module = importlib.import_module("rms_norm")
-    _quotient, _row_scale = _module._quotient, _module._row_scale
+    _quotient = importlib.import_module("rms_norm")._quotient
 
 MIDDLES = np.arange(16, 32, dtype=np.float32)
 """Significands of 5 bits: those of all numbers in the middle between two codes."""
@@ -30,12 +29,6 @@ def _quotients(output_ptr, scale_ptr, quotient_ptr, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     output = tl.load(output_ptr + i, mask=i < n, other=1.0)
     tl.store(quotient_ptr + i, _quotient(output, tl.load(scale_ptr + i, mask=i < n, other=1.0)), mask=i < n)
-
-
-@triton.jit
-def _row_scales(amax_ptr, scale_ptr, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(scale_ptr + i, _row_scale(tl.load(amax_ptr + i, mask=i < n, other=0.0)), mask=i < n)
 
 
 def quotients(output: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -92,15 +85,3 @@ def test_zeros_infinities_nan_and_what_vanishes():
         found, wanted = quotients(row, np.array(s))
         assert np.array_equal(np.isnan(found), np.isnan(wanted))
         assert torch.equal(codes(np.nan_to_num(found)), codes(np.nan_to_num(wanted)))
-
-
-def test_the_scale_of_a_row_is_divided_correctly():
-    """Random numbers, those nearest to where the quotient's rounding changes (multiples of 7), and the ends."""
-    drawn = np.exp2(np.random.default_rng(2).uniform(-30, 128, 1 << 14)).astype(np.float32)
-    sevenths = around((np.arange(1 << 10, 1 << 11) * 8192 * 7 / 8).astype(np.float32), 3).ravel()
-    ends = np.array([0.0, 2.0**-149, 2.0**-126, 3.4028235e38, float("inf")], dtype=np.float32)
-    amax = np.concatenate([drawn, sevenths, ends])
-    found = torch.empty(amax.size, device=DEVICE)
-    _row_scales[(triton.cdiv(amax.size, BLOCK),)](torch.from_numpy(amax).to(DEVICE), found, amax.size, BLOCK=BLOCK)
-    wanted = np.maximum(amax / np.float32(448), np.float32(1 / (448 * 512)))
-    assert np.array_equal(found.cpu().numpy(), wanted)

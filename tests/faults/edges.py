@@ -24,7 +24,7 @@ _PRODUCT = "(normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)
 _SUM = "rounded = total.to(x.dtype).to(tl.float32)"
 _AGAIN = (
     "            _, value, _ = _load(x_ptr, residual_ptr, x_row, residual_row, columns, mask, RULE, ALIGNED)\n"
-    "            weight = _load_weight(weight_ptr, columns, n, ALIGNED)\n"
+    "        gain = _load_weight(weight_ptr, columns, n, ALIGNED) if LOOP else weight\n"
     "        normalized, "
 )
 _NOT_CONTIGUOUS = "t.strides[-1] != 1 and columns > 1"
@@ -42,7 +42,7 @@ WIDE = (
     ),
     _norm(
         "last block for all", "normalizes the last block of a row that it has in registers in place of every block",
-        (Edit(_AGAIN, _AGAIN[_AGAIN.index("\n") + 1 :]),), "normalized", "output",
+        (Edit(_AGAIN, "            pass\n" + _AGAIN[_AGAIN.index("\n") + 1 :]),), "normalized", "output",
     ),
     _norm(
         "scale of the last block", "takes the scale of a row from its last block",

@@ -6,7 +6,6 @@ from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 
 _X_ROW = "x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
 GAIN = "(weight.to(tl.float32) + offset)"
-_SCALE = 'tl.where(amax == float("inf"), amax, rounded)'
 _SCALED = "output * row_scale"
 _CLAMP = "result = tl.clamp(output * row_scale, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -156,7 +155,7 @@ QUANTISATION = (
     Fault(
         "scale without a floor",
         "gives a row of zeros the scale 0",
-        (Edit(f"tl.maximum({_SCALE}, SMALLEST_SCALE)", _SCALE),),
+        (Edit("tl.maximum(tl.div_rn(amax, FP8_MAX), SMALLEST_SCALE)", "tl.div_rn(amax, FP8_MAX)"),),
         exposed="scale",
         hidden="scale",
         options="dynamic",
