@@ -6,12 +6,14 @@ under `functools.lru_cache`; what raises there is not kept, so that bad argument
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 VECTOR_BYTES = 16
+_UNCHANGED: AbstractContextManager[None] = nullcontext()
 
 
 class Described(NamedTuple):
@@ -36,3 +38,10 @@ def described(tensor: Tensor | None) -> Described | None:
         return None
     aligned = tensor.data_ptr() % VECTOR_BYTES == 0
     return Described(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, aligned)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which `device` is the current one, as a launch needs it; entering it costs nothing where it is."""
+    if device.index is None or device.index == torch.accelerator.current_device_index():
+        return _UNCHANGED
+    return torch.accelerator.device_index(device.index)
