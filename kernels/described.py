@@ -7,7 +7,7 @@ under `functools.lru_cache`; what raises there is not kept, so that bad argument
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,3 +45,28 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     if device.index is None or device.index == torch.accelerator.current_device_index():
         return _UNCHANGED
     return torch.accelerator.device_index(device.index)
+
+
+class Launch:
+    """A kernel with its grid and its last parameters, which a plan holds and calls with the first ones.
+
+    What was compiled for the first call runs in all of them, so that Triton need not ask again what the arguments are.
+    That is right where the plan depends on their descriptions, and numbers are no part of the key of a variant.
+
+    Args:
+        kernel: a function of `triton.jit`.
+        programs: their number.
+        parameters: the last parameters of the kernel, in their order.
+        options: of the compiler, as `num_warps`.
+    """
+
+    def __init__(self, kernel: Any, programs: int, parameters: dict[str, Any], **options: Any) -> None:
+        self.kernel, self.grid, self.parameters, self.options = kernel, (programs, 1, 1), parameters, options
+        self.compiled: Any = None
+        self.values = tuple(parameters.values())
+
+    def __call__(self, *arguments: Any) -> None:
+        if self.compiled is None:  # always where Triton interprets
+            self.compiled = self.kernel[self.grid](*arguments, **self.parameters, **self.options)
+        else:
+            self.compiled[self.grid](*arguments, *self.values)

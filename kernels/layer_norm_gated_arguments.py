@@ -85,10 +85,10 @@ def _checked_group_size(x: Tensor, group_size: int | None) -> int:
             f"group_size={group_size} does not divide the {columns} columns of x; "
             "pass a divisor, or None to normalize over whole rows"
         )
-    if size * x.element_size() > LARGEST_GROUP:
+    if size * x.dtype.itemsize > LARGEST_GROUP:
         raise UnsupportedCase(
-            f"group_size={size} of {x.dtype} takes {size * x.element_size()} bytes, but a program holds a whole group: "
-            f"at most {LARGEST_GROUP} bytes, which is group_size={LARGEST_GROUP // x.element_size()} in this dtype"
+            f"group_size={size} of {x.dtype} takes {size * x.dtype.itemsize} bytes, but a program holds a whole group: "
+            f"at most {LARGEST_GROUP} bytes, which is group_size={LARGEST_GROUP // x.dtype.itemsize} in this dtype"
         )
     return size
 
@@ -98,7 +98,7 @@ def _check_tensors(x: Tensor, others: dict[str, Tensor | None], vectors: dict[st
 
     The rows may have other leading dimensions than those of x, in the same order.
     """
-    if x.dim() == 0:
+    if not x.shape:
         raise ValueError("x has no dimension to normalize over")
     _check_dtype("x", x, DTYPES, "")
     for name, tensor in others.items():
@@ -130,7 +130,7 @@ def check_stepwise(x: Tensor, weight: Tensor, *, is_rms_norm: bool) -> None:
 def _check_statistics(x: Tensor, rstd: Tensor, mean: Tensor | None) -> None:
     """Raise ValueError or TypeError unless rstd and mean are fp32, one value for each group of each row of x."""
     rows = x.shape[:-1].numel()
-    if rstd.dim() == 0 or rstd.shape[-1] == 0 or rstd.shape[:-1].numel() != rows:
+    if not rstd.shape or rstd.shape[-1] == 0 or rstd.shape[:-1].numel() != rows:
         raise ValueError(
             f"rstd has shape {tuple(rstd.shape)}; with x {tuple(x.shape)} it must be [..., groups], {rows} rows"
         )

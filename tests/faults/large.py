@@ -16,6 +16,7 @@ _mask = partial(Fault, op="completion_mask", variant="completion_mask", options=
 _experts = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edges", dtypes=("bf16",))
 _gated_text = partial(Edit, file="layer_norm_gated.py")
 _launch = partial(Edit, file="layer_norm_gated_launch.py")
+_backward_launch = partial(Edit, file="layer_norm_gated_backward_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 _linear = partial(Edit, file="grouped_linear.py")
 
@@ -59,7 +60,7 @@ OFFSETS = (
     _gated("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
            (_launch(*_cut(_OFFSET)),), "mean or variance or normalized", "output"),
     _backward("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
-              (_launch(*_cut(_OFFSET)),), "normalized", "dx or dw"),
+              (_backward_launch(*_cut(_OFFSET)),), "normalized", "dx or dw"),
     _mask("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
           (_mask_text(*_cut("row * row_stride")),), "is_eos", "mask"),
     _mask("offsets of columns in 31 bits", "cuts offsets of columns to 31 bits",
