@@ -16,17 +16,17 @@ from described import VECTOR_BYTES, Described, Launch
 from layer_norm_gated_arguments import BACKWARD_STAGES
 from row_layout import VECTOR_LANES, address, merged_dims
 
-# Lanes of a block, which covers a group → rows of a tile, warps.
+# Lanes of a block, which covers a group → rows of a tile, warps. A thread has 8 elements as far as registers suffice.
 TILES = {
-    64: (16, 4),
-    128: (8, 4),
-    256: (4, 4),
+    64: (8, 2),
+    128: (4, 2),
+    256: (2, 2),
     512: (2, 4),
-    1024: (1, 4),
+    1024: (2, 8),
     2048: (1, 8),
     4096: (1, 16),
     8192: (1, 16),
-    16384: (1, 32),
+    16384: (1, 16),
     32768: (1, 32),
 }
 MOST_IN_FLIGHT = 4
@@ -58,10 +58,10 @@ def group_depth(n: int) -> int:
     """Greatest number of additions between a term and the sum of n of them over a group, compiled or interpreted.
 
     A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t = 16 elements of a
-    row at most (32 of a block of 32768, as there are at most 1024 threads), which take t - 1 additions, and threads are
-    combined in a binary tree of height log2(block / t). Interpreted, the lanes are combined in a binary tree of height
-    log2(block), or by numpy in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the
-    runs of height log2(block / 128): no more than compiled with t = 16.
+    row at most (32 of blocks of 16384 and more), which take t - 1 additions, and threads are combined in a binary tree
+    of height log2(block / t). Interpreted, the lanes are combined in a binary tree of height log2(block), or by numpy
+    in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs of height
+    log2(block / 128): no more than compiled with t = 16.
     """
     _, block, warps = tile(n)
     per_thread = max(16, block // (32 * warps))
