@@ -16,17 +16,18 @@ from described import VECTOR_BYTES, Described, Launch
 from layer_norm_gated_arguments import BACKWARD_STAGES
 from row_layout import VECTOR_LANES, address, merged_dims
 
-# Lanes of a block, which covers a group → rows of a tile, warps. A thread has 8 elements as far as registers suffice.
+# Lanes of a block, which covers a group → rows of a tile, warps. A thread has 8 or 16 elements, what was faster on an
+# H200; beyond 8192 columns, registers do not suffice.
 TILES = {
     64: (8, 2),
     128: (4, 2),
     256: (2, 2),
     512: (2, 4),
-    1024: (2, 8),
-    2048: (1, 8),
+    1024: (2, 4),
+    2048: (1, 4),
     4096: (1, 16),
     8192: (1, 16),
-    16384: (1, 16),
+    16384: (1, 32),
     32768: (1, 32),
 }
 MOST_IN_FLIGHT = 4
@@ -58,9 +59,9 @@ def group_depth(n: int) -> int:
     """Greatest number of additions between a term and the sum of n of them over a group, compiled or interpreted.
 
     A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t = 16 elements of a
-    row at most (32 of blocks of 16384 and more), which take t - 1 additions, and threads are combined in a binary tree
-    of height log2(block / t). Interpreted, the lanes are combined in a binary tree of height log2(block), or by numpy
-    in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs of height
+    row at most (32 of a block of 32768), which take t - 1 additions, and threads are combined in a binary tree of
+    height log2(block / t). Interpreted, the lanes are combined in a binary tree of height log2(block), or by numpy in
+    runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs of height
     log2(block / 128): no more than compiled with t = 16.
     """
     _, block, warps = tile(n)
