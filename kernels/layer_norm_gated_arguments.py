@@ -137,7 +137,7 @@ def check_stepwise(x: Described | Tensor, weight: Described | Tensor, *, is_rms_
 def _check_statistics(x: Tensor, rstd: Tensor, mean: Tensor | None) -> None:
     """Raise ValueError or TypeError unless rstd and mean are fp32, one value for each group of each row of x."""
     rows = x.shape[:-1].numel()
-    if rstd.dim() == 0 or rstd.shape[-1] == 0 or rstd.shape[:-1].numel() != rows:
+    if not rstd.shape or rstd.shape[-1] == 0 or rstd.shape[:-1].numel() != rows:
         raise ValueError(
             f"rstd has shape {tuple(rstd.shape)}; with x {tuple(x.shape)} it must be [..., groups], {rows} rows"
         )

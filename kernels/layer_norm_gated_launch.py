@@ -1,4 +1,4 @@
-"""Gated LayerNorm and its gradient: how a launch is cut into programs, and what both kernels read and write.
+"""Gated LayerNorm: how a launch is cut into programs, and what the kernel and that of the gradient read and write.
 
 A program takes the same group of columns of one or several rows.
 """
@@ -20,8 +20,6 @@ BLOCKS = (128, 512, 2048, 8192, 16384, 32768)
 ELEMENTS_PER_PROGRAM = 1024
 ELEMENTS_PER_THREAD = 16
 MOST_WARPS = 32
-MOST_PARTS = 256
-TILES_PER_PART = 4
 LEADING_DIMS = 3
 ABSENT = RowLayout(rows=0, sizes=(1, 1, 1), strides=((0, 0, 0),))
 
@@ -48,34 +46,6 @@ def group_depth(n: int) -> int:
     _, block, warps = tile(n)
     per_thread = max(ELEMENTS_PER_THREAD, block // (32 * warps))
     return min(n, per_thread - 1 + (block // per_thread).bit_length() - 1)
-
-
-def parts_of(rows: int, rows_per_tile: int) -> tuple[int, int]:
-    """(parts, tiles per part) of the sums over rows: a power of two of parts, the same on every device."""
-    tiles = triton.cdiv(rows, rows_per_tile)
-    parts = min(MOST_PARTS, triton.next_power_of_2(max(1, triton.cdiv(tiles, TILES_PER_PART))))
-    return parts, triton.cdiv(tiles, parts)
-
-
-def row_depth(n: int, *, atomic: bool) -> int:
-    """Greatest number of additions between a term and the sum of n of them over rows.
-
-    A part adds its tiles one by one, which takes one addition less than it has tiles, then the rows of a tile in any
-    order, one addition less than it has rows. The parts are added in a binary tree, or atomically, one after the other.
-    How many rows a tile has depends on the size of a group, so this is the most over all of them.
-    """
-    cuts = [(rows, *parts_of(n, rows)) for rows in sorted({tile(size)[0] for size in BLOCKS})]
-    return max(rows + tiles - 2 + (parts if atomic else parts.bit_length() - 1) for rows, parts, tiles in cuts)
-
-
-def sum_of_parts(parts: Tensor) -> Tensor:
-    """The sum over the last dimension but one, a power of two, in a binary tree that adds the second half to the first.
-
-    Every addition is one of whole tensors, so that the order is the same on every device.
-    """
-    while (half := parts.shape[-2] // 2) > 0:
-        parts = parts[..., :half, :] + parts[..., half:, :]
-    return parts[..., 0, :]
 
 
 def strided_arguments(

@@ -32,8 +32,8 @@ CASES = {
     "triton[native_multiply+rounded_sum]": "rms_norm x=bf16[9,40] weight=bf16[40] residual=bf16[9,40] eps=1e-06 seed=1",
     "triton[single_rounding]": "layer_norm_gated x=fp16[3,2,33] weight=fp16[33] z=fp16[3,2,33] eps=1e-05 seed=1",
     "triton[gated_backward+atomic]": (
-        "layer_norm_gated_backward x=fp32[16,1024] dy=fp32[16,1024] weight=fp32[1024] "
-        "rstd=fp32[16,1]:scale_random seed=1"
+        "layer_norm_gated_backward x=fp32[32,1024] dy=fp32[32,1024] weight=fp32[1024] "
+        "rstd=fp32[32,1]:scale_random seed=1"
     ),
     "triton[completion_mask]": (
         "completion_mask ids=int64[6,65]:sequences_2 eos_ids=int64[2]:counting mask_truncated=True seed=3"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from cases.layer_norm_gated_backward import groups
 from harness.errors import UnsupportedCase
 from harness.numerics.formats import cast
 from tests.layer_norm_gated_formula import (
@@ -40,6 +42,8 @@ from tests.rms_norm_contract import (
 pytestmark = needs_device
 
 TREE, ATOMIC, EAGER = "triton[gated_backward]", "triton[gated_backward+atomic]", "eager[gated_backward]"
+MODULE = call(TREE).__globals__
+LAUNCH = MODULE["depth"].__globals__
 INPUTS = ("x", "dy", "weight", "rstd", "mean", "bias", "z")
 with_kernels = pytest.mark.parametrize("name", [TREE, ATOMIC, EAGER])
 with_options = pytest.mark.parametrize("options", OPTIONS, ids=option_id)
@@ -155,21 +159,41 @@ def test_rows_are_summed_once_each(n, rows):
 
 @pytest.mark.parametrize("rows_per_tile", [1, 2, 8])
 def test_parts_cover_all_rows_and_are_a_power_of_two(rows_per_tile):
-    parts_of = call(TREE).__globals__["parts_of"]
     for rows in (0, 1, 5, 31, 33, 1000, 8191, 8193, 10**6):
-        parts, tiles = parts_of(rows, rows_per_tile)
+        parts, tiles = LAUNCH["parts_of"](rows, rows_per_tile)
         assert parts & (parts - 1) == 0 and 1 <= parts <= 256
         assert rows <= parts * tiles * rows_per_tile < rows + 4 * parts * rows_per_tile + rows_per_tile
-    assert parts_of(33 * rows_per_tile, rows_per_tile) == (16, 3)
+    assert LAUNCH["parts_of"](33 * rows_per_tile, rows_per_tile) == (16, 3)
 
 
-def test_parts_are_added_in_a_tree():
-    """Half an ulp at a time, one by one, would be lost."""
-    sum_of_parts = call(TREE).__globals__["sum_of_parts"]
-    parts = torch.full((8, 1), 2.0**-24, device=DEVICE)
-    parts[0] = 1.0
+@pytest.mark.parametrize("levels", [3, 4, 8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_are_added_in_a_tree_and_rounded_once(dtype, levels):
+    """Half an ulp at a time, one by one, would be lost; parts that are not there are not read."""
+    parts, dw, db = torch.full((2, 8, 3), 2.0**-24, device=DEVICE), *torch.empty(2, 3, dtype=dtype, device=DEVICE)
+    parts[0, 0], parts[1] = 1.0, 0.1
+    LAUNCH["totals_kernel"][(1,)](*parts, dw, db, 8, 3, levels, LAUNCH["COLUMNS"])
     # 1 + u is a tie that goes to 1; u + u and 2u + 2u are exact: ((1 + u) + 2u) + 4u
-    assert sum_of_parts(parts).item() == 1.0 + 6 * 2.0**-24
+    assert_bits(dw, torch.full((3,), 1.0 + 6 * 2.0**-24, device=DEVICE).to(dtype), "dw")
+    assert_bits(db, (8 * parts[1, 0]).to(dtype), "db")
+
+
+def test_every_block_is_that_of_a_case():
+    sizes = []
+    for group in groups(KERNELS[TREE].accepts, small=True):
+        sizes += [int(re.search(r"to(\d+)$", group.name)[1])] if group.strategy else []
+        shapes = [{spec.name: spec.shape for spec in case.tensors} for case in group.examples]
+        sizes += [shape["x"][-1] // shape["rstd"][-1] for shape in shapes]
+    assert {LAUNCH["tile"](size)[1] for size in sizes} == set(LAUNCH["TILES"])
+
+
+def test_a_plan_has_the_parameters_of_the_kernels_in_their_order():
+    x, statistic, weight = normals(3, 40), torch.ones(3, 1, device=DEVICE), normals(40)
+    tensors = tuple(map(MODULE["described"], (x, x, weight, statistic, None, None, x)))
+    plan = MODULE["_plan"](tensors, MODULE["Options"](True, "silu", False, False), ())
+    pointers = [f"{name}_ptr" for name in MODULE["POINTERS"]]
+    assert plan.gradients.kernel.arg_names == pointers + list(plan.gradients.parameters)
+    assert plan.totals.kernel.arg_names[4:] == list(plan.totals.parameters)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -330,5 +354,5 @@ def test_tensors_on_another_device_are_moved_with_a_warning(name):
 
 def test_depth_is_that_of_the_longer_sum():
     tree, atomic = KERNELS[TREE].depth, KERNELS[ATOMIC].depth
-    assert [tree(n) for n in (1, 8, 128, 1000, 16384, 16385)] == [1, 8, 18, 22, 71, 72]
+    assert [tree(n) for n in (1, 8, 128, 1000, 16384, 16385)] == [1, 8, 18, 21, 71, 72]
     assert [atomic(n) for n in (1, 128, 1000, 16384)] == [1, 35, 259, 319]

@@ -16,7 +16,7 @@ _mask = partial(Fault, op="completion_mask", variant="completion_mask", options=
 _rows = partial(Edit, file="row_layout.py")
 _forward_text = partial(Edit, file="layer_norm_gated.py")
 _backward_text = partial(Edit, file="layer_norm_gated_backward.py")
-_launch = partial(Edit, file="layer_norm_gated_launch.py")
+_launch = partial(Edit, file="layer_norm_gated_backward_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 
 _SQUARES = "squares += squared * squared"
@@ -30,7 +30,8 @@ _AGAIN = (
 _NOT_CONTIGUOUS = "t.strides[-1] != 1 and columns > 1"
 _BIAS = "None if bias is None else bias.contiguous()"
 _FINITE = "tl.clamp(total, -3.3895313892515355e38, 3.3895313892515355e38, propagate_nan=tl.PropagateNan.ALL)"
-_STATISTIC = "statistic.reshape(rows, statistic.shape[-1]).t().contiguous()"
+_STATISTIC = "(leading_dims(name, given[name])[0][1], given[name].strides[-1])"
+_RSTD = "tl.load(rstd_ptr + row * rstd_row_stride + group * rstd_group_stride, mask=live, other=0.0)"
 _EQUAL = "(ids == tl.load(eos_ids_ptr + k * eos_stride))"
 _END = "tl.load(eos_ids_ptr + k * eos_stride)"
 
@@ -79,7 +80,7 @@ STRIDES = (
     ),
     _backward(
         "statistics as they lie", "reads the statistics where the forward pass would have stored them",
-        (_backward_text(_STATISTIC, "statistic.as_strided((statistic.shape[-1], rows), (rows, 1))"),),
+        (_launch(_STATISTIC, "(1, math.prod(given[name].shape[:-1]))"),),
         "normalized or out_of_bounds", "output or dz or out_of_bounds",
     ),
 )  # fmt: skip
@@ -91,8 +92,8 @@ ROWS = (
     ),
     _backward(
         "sums of no rows", "launches nothing where there are no rows, and leaves the sums over them unwritten",
-        (_backward_text("_kernel[(parts * groups,)]", "_kernel[(parts * groups * min(count, 1),)]"),),
-        "dw", "dw",
+        (_backward_text("parts * groups, parameters", "parts * groups * min(count, 1), parameters"),),
+        "uninitialised", "uninitialised",
     ),
     _backward(
         "four tiles for a program", "gives each program four tiles, also where there are more than all programs take",
@@ -143,9 +144,7 @@ VALUES = (
     ),
     _backward(
         "rstd clamped", "takes 1e30 for an rstd above it",
-        (_backward_text("rstd = tl.load(rstd_ptr + statistic, mask=live, other=0.0)",
-                        "rstd = tl.minimum(tl.load(rstd_ptr + statistic, mask=live, other=0.0), 1e30,"
-                        " propagate_nan=tl.PropagateNan.ALL)"),),
+        (_backward_text(_RSTD, f"tl.minimum({_RSTD}, 1e30, propagate_nan=tl.PropagateNan.ALL)"),),
         "normalized", "output", dtypes=("fp32",),
     ),
 )  # fmt: skip

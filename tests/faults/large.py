@@ -17,6 +17,7 @@ _experts = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edge
 _gated_text = partial(Edit, file="layer_norm_gated.py")
 _launch = partial(Edit, file="layer_norm_gated_launch.py")
 _start = partial(Edit, file="layer_norm_gated_forward_launch.py")
+_backward_launch = partial(Edit, file="layer_norm_gated_backward_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 _linear = partial(Edit, file="grouped_linear.py")
 
@@ -62,7 +63,7 @@ OFFSETS = (
     _gated("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
            (_start(*_cut("row * stride_2")), _launch(*_cut(_OFFSET))), "mean or variance or normalized", "output"),
     _backward("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
-              (_launch(*_cut(_OFFSET)),), "normalized", "dx or dw"),
+              (_backward_launch(*_cut(_OFFSET)),), "normalized", "dx or dw"),
     _mask("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
           (_mask_text(*_cut("row * row_stride")),), "is_eos", "mask"),
     _mask("offsets of columns in 31 bits", "cuts offsets of columns to 31 bits",

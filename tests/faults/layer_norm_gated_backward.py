@@ -21,7 +21,7 @@ GROUPS = {
 """Options of a fault → dtype of x → the group of cases that it is hunted with."""
 
 _edit = partial(Edit, file="layer_norm_gated_backward.py")
-_launch = partial(Edit, file="layer_norm_gated_launch.py")
+_launch = partial(Edit, file="layer_norm_gated_backward_launch.py")
 _fault = partial(
     Fault, op="layer_norm_gated_backward", variant="gated_backward", options="after", dtypes=("bf16", "fp16")
 )
@@ -79,8 +79,8 @@ INPUT = (
         "rounds dx toward zero",
         (
             _edit(
-                "dx.to(X), mask=mask)",
-                "(dx.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True).to(X), mask=mask)",
+                "lanes, dx, mask",
+                "lanes, (dx.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True), mask",
             ),
         ),
         "dx",
@@ -90,7 +90,7 @@ INPUT = (
     _fault(
         "bias for mean",
         "does not subtract the mean",
-        (_edit("centered = value - tl.load(mean_ptr + statistic, mask=live, other=0.0)", "centered = value"),),
+        (_edit("centered = value - mean", "centered = value"),),
         "normalized",
         "output",
         options="layer",
@@ -98,7 +98,7 @@ INPUT = (
     _fault(
         "statistics of the next group",
         "reads rstd as number row · groups + group",
-        (_edit("tl.load(rstd_ptr + statistic,", "tl.load(rstd_ptr + row * groups + group,"),),
+        (_edit("row * rstd_row_stride + group * rstd_group_stride", "row * groups + group"),),
         "dgated_input or normalized",
         "dz or dw",
         options="before",
@@ -108,7 +108,7 @@ INPUT = (
         "reads row m of dy at m · N",
         (
             _edit(
-                "dy_row = start + row_offset(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2)",
+                "dy_row = start + row_offset(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2, FLAT)",
                 "dy_row = out_row",
             ),
         ),
@@ -145,7 +145,7 @@ GATE = (
     _fault(
         "gate rounded",
         "rounds the gate to x's dtype",
-        (_edit("                gate = z * sigmoid\n", "                gate = (z * sigmoid).to(X).to(tl.float32)\n"),),
+        (_edit("gate = z * sigmoid\n", "gate = (z * sigmoid).to(z_ptr.dtype.element_ty).to(tl.float32)\n"),),
         "gate",
         "output or dw",
         dtypes=("bf16",),
@@ -153,7 +153,7 @@ GATE = (
     _fault(
         "affine rounded",
         "recomputes the normalized output in x's dtype",
-        (_edit("dz = dy * affine * slope", "dz = dy * affine.to(X).to(tl.float32) * slope"),),
+        (_edit("dy * affine * slope", "dy * affine.to(x_ptr.dtype.element_ty).to(tl.float32) * slope"),),
         "dz",
         "dz",
     ),
@@ -220,7 +220,7 @@ SUMS = (
     _sum(
         "other parts left out",
         "adds no more than the first part of the programs",
-        (_launch("parts[..., :half, :] + parts[..., half:, :]", "parts[..., :half, :]"),),
+        (_launch("(part < parts) & inside", "(part < 1) & inside"),),
         "dw",
         "dw",
     ),
@@ -240,15 +240,15 @@ SUMS = (
     _sum(
         "sums not cleared",
         "adds to memory that nothing has cleared",
-        (_edit("(torch.zeros if atomic else torch.empty)", "torch.empty"),),
-        "unwritten",
-        "unwritten",
+        (_edit("x.new_zeros if options.atomic else x.new_empty", "x.new_empty"),),
+        "uninitialised",
+        "uninitialised",
         variant="gated_backward+atomic",
     ),
     _sum(
         "bias gradient left out",
         "returns no db",
-        (_edit('        results["db"] = totals[1].to(bias.dtype)\n', "        pass\n"),),
+        (_edit(', "db": "bias"}', "}"),),
         "errored",
         "errored",
     ),
