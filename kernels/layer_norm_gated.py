@@ -14,18 +14,18 @@ import triton.language as tl
 from arithmetic import inverse_root, quotient, sigmoid_of
 from described import Described, Launch, current, described
 from layer_norm_gated_arguments import STAGES, check_forward, check_stepwise
-from layer_norm_gated_forward_launch import (
+from layer_norm_gated_launch import (
     Options,
     depth,
+    load,
     numbers_of,
-    row_start,
+    returned_stages,
     rows_of,
     stages_in_memory,
     stages_to_store,
     tile,
 )
-from layer_norm_gated_launch import load, returned_stages
-from row_layout import address, contiguous_like, whole_vectors
+from row_layout import address, contiguous_like, row_start, whole_vectors
 from torch import Tensor
 
 from harness.kernel import kernel

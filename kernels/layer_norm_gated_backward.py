@@ -26,13 +26,12 @@ from layer_norm_gated_backward_launch import (
     layout_of_rows,
     leading_dims,
     parts_of,
-    row_offset,
     stages_of,
     store,
     tile,
 )
-from layer_norm_gated_launch import load, returned_stages, stage_buffers
-from row_layout import contiguous_like
+from layer_norm_gated_launch import load, returned_stages, stages_in_memory
+from row_layout import contiguous_like, row_start
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -106,15 +105,15 @@ def _layer_norm_gated_backward_kernel(
         mask = live & inside
         out_row = start + row * columns
         statistic = group * rows + row
-        x_row = start + row_offset(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
-        dy_row = start + row_offset(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2, FLAT)
+        x_row = start + row_start(row, x_size_1, x_size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
+        dy_row = start + row_start(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2, FLAT)
         x = load(x_ptr, x_row, lanes, mask, ALIGNED)
         dy = load(dy_ptr, dy_row, lanes, mask, ALIGNED)
         rstd = tl.load(rstd_ptr + row * rstd_row_stride + group * rstd_group_stride, mask=live, other=0.0)
 
         value = x
         if z_ptr is not None:
-            z_row = start + row_offset(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2, FLAT)
+            z_row = start + row_start(row, z_size_1, z_size_2, z_stride_0, z_stride_1, z_stride_2, FLAT)
             z = load(z_ptr, z_row, lanes, mask, ALIGNED)
             sigmoid = sigmoid_of(z)
             if SILU:
@@ -240,7 +239,7 @@ def _run(x: Tensor, others: dict[str, Tensor | None], options: Options, stages: 
     given = {"x": x, **others}
     given |= {name: given[name].contiguous() for name in plan.copied}
     results = {name: contiguous_like(given[source]) for name, source in plan.results.items()}
-    stored = stage_buffers(x, plan.stages, plan.stages, plan.groups) if stages else {}
+    stored = stages_in_memory(plan.stages, x, plan.groups) if stages else {}
     make = x.new_zeros if options.atomic else x.new_empty
     parts = {name: make(plan.parts, dtype=torch.float32) for name in ("dw", "db") if name in results}
     memory = {**given, **results, **stored, **parts}

@@ -135,7 +135,7 @@ def layout_of_rows(group_size: int, given: Mapping[str, Described]) -> dict[str,
     """What the kernel is told of where rows and statistics lie: sizes and strides, and what they promise.
 
     ALIGNED: every group of every row can be read or written in whole 16-byte vectors. FLAT: the rows of each tensor are
-    one dimension.
+    one dimension, too; it is not promised without ALIGNED, so that there are few variants.
     """
     absent = [(1, 0)] * LEADING_DIMS
     rows = {name: leading_dims(name, given[name]) if name in given else absent for name in ("x", "dy", "z")}
@@ -149,20 +149,7 @@ def layout_of_rows(group_size: int, given: Mapping[str, Described]) -> dict[str,
     steps = [stride * given[name].dtype.itemsize for name in rows if name in given for _, stride in rows[name]]
     starts = all(tensor.aligned for name, tensor in given.items() if name not in STATISTICS)
     aligned = starts and group_size % VECTOR_LANES == 0 and not any(step % VECTOR_BYTES for step in steps)
-    return layout | {"ALIGNED": aligned, "FLAT": all(dims[:-1] == absent[:-1] for dims in rows.values())}
-
-
-@triton.jit
-def row_offset(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
-    """Where each row starts, in elements, from the sizes of the two inner leading dimensions and all three strides.
-
-    FLAT promises that there is one leading dimension, so that nothing is divided.
-    """
-    if FLAT:
-        offset = row * stride_2
-    else:
-        offset = row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2
-    return offset
+    return layout | {"ALIGNED": aligned, "FLAT": aligned and all(dims[:-1] == absent[:-1] for dims in rows.values())}
 
 
 @triton.jit

@@ -1,95 +1,107 @@
-"""Gated LayerNorm: how a launch is cut into programs, and what the kernel and that of the gradient read and write.
+"""Gated LayerNorm: how a launch is cut into programs, where rows lie, and which stages are stored.
 
-A program takes the same group of columns of one or several rows.
+A program takes a group of columns, which a block covers, for several rows where it is short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from layer_norm_gated_arguments import PER_GROUP
-from row_layout import RowLayout, address, contiguous_like, row_layout, vectors_allowed
+from described import Described
+from layer_norm_gated_arguments import PER_GROUP, STAGES, STATISTICS
+from row_layout import RowLayout, address, contiguous_like, layout_of
 from torch import Tensor
 
-# Few sizes, so that there are few compiled variants. A block covers a group.
-BLOCKS = (128, 512, 2048, 8192, 16384, 32768)
-ELEMENTS_PER_PROGRAM = 1024
-ELEMENTS_PER_THREAD = 16
-MOST_WARPS = 32
+# A block covers a group: its size → rows and warps of a program. A thread has 16 elements, or 32 of 8192, where
+# 16 take a tenth longer on an H200, and of 32768, as there are at most 1024 threads.
+TILES = {
+    64: (8, 1),
+    128: (4, 1),
+    256: (2, 1),
+    512: (1, 1),
+    1024: (1, 2),
+    2048: (1, 4),
+    4096: (1, 8),
+    8192: (1, 8),
+    16384: (1, 32),
+    32768: (1, 32),
+}
 LEADING_DIMS = 3
-ABSENT = RowLayout(rows=0, sizes=(1, 1, 1), strides=((0, 0, 0),))
+NO_ROWS = RowLayout(rows=0, sizes=(1, 1, 1), strides=((0, 0, 0),))
 
 
-def tile(group_size: int, *, elements_per_thread: int = ELEMENTS_PER_THREAD) -> tuple[int, int, int]:
-    """(rows, lanes, warps) of a program: a block of lanes that covers a group, for several rows where it is short.
+class Options(NamedTuple):
+    """The parameters of a call, but eps, and whether it rounds after every step."""
 
-    A thread holds `elements_per_thread` elements at most, but 32 of the largest block.
-    """
-    block = next((size for size in BLOCKS if size >= group_size), BLOCKS[-1])
-    rows = max(1, ELEMENTS_PER_PROGRAM // block)
-    return rows, block, min(MOST_WARPS, max(4, rows * block // (32 * elements_per_thread)))
+    group_size: int | None
+    norm_before_gate: bool
+    is_rms_norm: bool
+    activation: str
+    stepwise: bool
 
 
-def group_depth(n: int) -> int:
+def tile(group_size: int) -> tuple[int, int, int]:
+    """(rows, lanes, warps) of a program."""
+    block = next(size for size in TILES if size >= group_size)
+    rows, warps = TILES[block]
+    return rows, block, warps
+
+
+def depth(n: int) -> int:
     """Greatest number of additions between a term and the sum of n of them over a group, compiled or interpreted.
 
-    A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t = 16 elements at most
-    (32 of a block of 32768, as there are at most 1024 threads), which take t - 1 additions, and threads are combined in
-    a binary tree of height log2(block / t). Interpreted, the lanes are combined in a binary tree of height log2(block),
-    or by numpy in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs of height
-    log2(block / 128): no more than compiled.
+    A block covers the group, so there is one reduction over its lanes. Compiled, a thread holds t elements of a program
+    and at most as many of a row, which take t - 1 additions, and threads are combined in a binary tree of height
+    log2(block / t); fewer elements of a row make no more of them. Interpreted, the lanes are combined in a binary tree
+    of height log2(block), or by numpy in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree
+    over the runs of height log2(block / 128): no more than compiled.
     """
-    _, block, warps = tile(n)
-    per_thread = max(ELEMENTS_PER_THREAD, block // (32 * warps))
+    rows, block, warps = tile(n)
+    per_thread = min(block, rows * block // (32 * warps))
     return min(n, per_thread - 1 + (block // per_thread).bit_length() - 1)
 
 
-def strided_arguments(
-    group_size: int, strided: Mapping[str, Tensor | None], flat: Collection[Tensor | None]
-) -> dict[str, Any]:
-    """What a kernel has to know of tensors with strided rows, and whether it may read all tensors in whole vectors.
+def rows_of(tensor: Described | None) -> RowLayout:
+    """Where the rows of a tensor lie; of none if there is no tensor."""
+    return NO_ROWS if tensor is None else layout_of([tensor], dims=LEADING_DIMS)
 
-    The rows of `flat` follow each other without a gap.
+
+def numbers_of(name: str, layout: RowLayout) -> dict[str, int]:
+    """The parameters of a kernel, in its order, that say where the rows of a tensor lie."""
+    sizes = {f"{name}_size_{i}": layout.sizes[i] for i in (1, 2)}
+    return sizes | {f"{name}_stride_{i}": stride for i, stride in enumerate(layout.strides[0])}
+
+
+def stages_to_store(stages: tuple[str, ...], *, gated: bool, norm_first: bool, is_rms_norm: bool) -> tuple[str, ...]:
+    """Of the stages that the case has, all; the statistics, where no others are asked for; none, where none are.
+
+    What a variant stores is part of what it is compiled for, so that there are three and not one for each choice.
     """
-    arguments: dict[str, Any] = {"ALIGNED": True}
-    present = [t for t in flat if t is not None]
-    for name, tensor in strided.items():
-        tensors, layout = ([], ABSENT) if tensor is None else row_layout([tensor], dims=LEADING_DIMS)
-        arguments[f"{name}_ptr"] = next(iter(tensors), None)
-        arguments |= {f"{name}_size_{i}": layout.sizes[i] for i in (1, 2)}
-        arguments |= {f"{name}_stride_{i}": stride for i, stride in enumerate(layout.strides[0])}
-        if tensors and not vectors_allowed(group_size, tensors, layout, present):
-            arguments["ALIGNED"] = False
-    return arguments
+    absent = {"mean"} if is_rms_norm else set()
+    absent |= {"gate", "gated_input"} if not gated else {"gated_input"} if norm_first else set()
+    wanted = STAGES if set(stages) - set(STATISTICS) else STATISTICS if stages else ()
+    return tuple(name for name in wanted if name not in absent)
 
 
-def stage_buffers(x: Tensor, present: Collection[str], stored: Collection[str], groups: int) -> dict[str, Tensor]:
-    """An fp32 buffer for each stage that is present and stored, one empty one for those that are only present.
-
-    Stages with one value per group lie as [groups, rows]. One dtype for all of them keeps compiled variants few.
-    """
-    rows, options = x.shape[:-1].numel(), {"dtype": torch.float32, "device": x.device}
-    buffers = dict.fromkeys(present, torch.empty(0, **options))
-    for name in filter(set(stored).__contains__, present):
-        per_group = name in PER_GROUP
-        buffers[name] = torch.empty(groups, rows, **options) if per_group else contiguous_like(x, dtype=torch.float32)
-    return buffers
+def stages_in_memory(stages: Collection[str], x: Tensor, groups: int) -> dict[str, Tensor]:
+    """An fp32 tensor for each stage; those with one value per group lie as [groups, rows]."""
+    rows = x.shape[:-1].numel()
+    return {
+        name: x.new_empty((groups, rows), dtype=torch.float32)
+        if name in PER_GROUP
+        else contiguous_like(x, dtype=torch.float32)
+        for name in stages
+    }
 
 
 def returned_stages(x: Tensor, buffers: Mapping[str, Tensor], stages: Collection[str]) -> dict[str, Tensor]:
     """Those of `stages` that are present; the ones with one value per group seen as [..., groups]."""
     found = {name: buffers[name] for name in stages if name in buffers}
     return {n: t.t().view(*x.shape[:-1], len(t)) if n in PER_GROUP else t for n, t in found.items()}
-
-
-@triton.jit
-def row_offset(row, size_1, size_2, stride_0, stride_1, stride_2):
-    """Where each row starts, in elements, from the sizes of the two inner leading dimensions and all three strides."""
-    return row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from described import Described, Launch, current, described
 from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
-from row_layout import address, contiguous_like, layout_of, whole_vectors
+from row_layout import address, contiguous_like, layout_of, row_start, whole_vectors
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -31,6 +31,7 @@ SMALLEST_SCALE = tl.constexpr(1 / (448.0 * 512.0))
 BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ELEMENTS_PER_PROGRAM = 2048
 ELEMENTS_PER_THREAD = 32
+FEW_ELEMENTS_PER_THREAD = 16  # of blocks of 2048 and 4096 that are not quantized: 3 % faster on an H200
 LEADING_DIMS = 3
 
 
@@ -99,16 +100,6 @@ def _quotient(output, scale):
     return tl.fma(excess, reciprocal * -1.0, quotient)
 
 
-@triton.jit
-def _row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
-    """Offsets of rows in a tensor of three leading dimensions; FLAT says that the first two are 1."""
-    if FLAT:
-        start = row * stride_2
-    else:
-        start = row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2
-    return start
-
-
 # Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed. The
 # addresses of stages carry no such promise. What small kernels read stands in front, in the first 64 bytes.
 @triton.jit(
@@ -138,8 +129,8 @@ def _rms_norm_kernel(
     if ALIGNED:
         n = n // 16 * 16  # changes nothing, but shows the compiler that masks are uniform over a vector
     end = n if LOOP else BLOCK
-    x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
-    residual_row = _row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)
+    x_row = row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)
+    residual_row = row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)
     out_row = row * n
 
     count = n if variance_size is None else variance_size
@@ -281,7 +272,8 @@ def _plan(
     strided = [t for t in (x, residual) if t is not None]
     layout = layout_of(strided, dims=LEADING_DIMS)
     flat = [weight] if weight is not None and weight.strides == (1,) else []
-    rows, block, num_warps = _tile(n)
+    rows, block, num_warps = _tile(n, quantized=quant is not None)
+    aligned = whole_vectors(n, strided, layout, flat)
     parameters = {
         "n": n, "rows": layout.rows, "x_stride_2": layout.strides[0][2], "residual_stride_2": layout.strides[-1][2],
         "weight_offset": float(weight_offset) or -0.0,  # -0 is what leaves every weight as it is, -0 too
@@ -291,17 +283,18 @@ def _plan(
         "residual_stride_0": layout.strides[-1][0], "residual_stride_1": layout.strides[-1][1],
         "NATIVE": weight_rule == "native_multiply", "RULE": "rounded_sum" if residual is None else residual_rule,
         "QUANT": quant or "none", "ROWS": rows, "BLOCK": block, "LOOP": n > block,
-        "FLAT": layout.sizes[:-1] == (1, 1), "ALIGNED": whole_vectors(n, strided, layout, flat),
+        "FLAT": aligned and layout.sizes[:-1] == (1, 1), "ALIGNED": aligned,  # few variants: no plain rows unaligned
     }  # fmt: skip
     launch = Launch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
     return Plan(launch if layout.rows else None, layout.copied)
 
 
-def _tile(n: int) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its warps: by n alone, so that bits do not depend on the number of rows."""
+def _tile(n: int, *, quantized: bool) -> tuple[int, int, int]:
+    """Rows and columns of a program, and its warps: bits do not depend on the number of rows."""
     block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
     rows = max(1, ELEMENTS_PER_PROGRAM // block)
-    return rows, block, rows * block // (32 * ELEMENTS_PER_THREAD)
+    per_thread = FEW_ELEMENTS_PER_THREAD if block in (2048, 4096) and not quantized else ELEMENTS_PER_THREAD
+    return rows, block, rows * block // (32 * per_thread)
 
 
 def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[str, Tensor]:

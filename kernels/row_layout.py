@@ -98,6 +98,19 @@ def contiguous_like(x: Tensor, *, columns: int | None = None, dtype: torch.dtype
 
 
 @triton.jit
+def row_start(row, size_1, size_2, stride_0, stride_1, stride_2, FLAT: tl.constexpr):
+    """Where each row starts, in elements, from the sizes of the two inner of three leading dimensions and all strides.
+
+    FLAT promises that the two outer sizes are 1, so that nothing is divided.
+    """
+    if FLAT:
+        start = row * stride_2
+    else:
+        start = row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2
+    return start
+
+
+@triton.jit
 def address(ptr, row_offset, columns, ALIGNED: tl.constexpr):
     """Pointers to `columns` of each row; ALIGNED promises that every row of them starts on a 16-byte boundary."""
     pointers = ptr + row_offset + columns

@@ -42,10 +42,14 @@ def cases() -> list[Case]:
     return [case for group in groups(accepts, small=True) for case in group.examples if 0 not in case["x"].shape]
 
 
+def tile(n: int, quant: str | None) -> tuple[int, int, int]:
+    return module._tile(n, quantized=quant is not None)
+
+
 def test_cases_for_a_cpu_reach_every_tile():
-    reached = {module._tile(case["x"].shape[-1]) for case in cases()}
-    reached |= {module._tile(o.wide) for o in _GROUPS if module._tile(o.narrow) == module._tile(o.wide)}
-    assert reached == {module._tile(n) for n in range(1, 1 << 15)}
+    reached = {tile(case["x"].shape[-1], case.params.get("quant")) for case in cases()}
+    reached |= {tile(o.wide, o.quant) for o in _GROUPS if tile(o.narrow, o.quant) == tile(o.wide, o.quant)}
+    assert reached == {tile(n, quant) for n in range(1, 1 << 15) for quant in (None, "dynamic")}
 
 
 def test_cases_for_a_cpu_reach_both_sides_of_every_switch():
@@ -55,7 +59,7 @@ def test_cases_for_a_cpu_reach_both_sides_of_every_switch():
 def test_a_thread_holds_two_elements_of_a_row_or_more():
     """With one, its product would be fused into the first addition between threads, and their sums would differ."""
     for n in range(1, 1 << 15):
-        _, block, warps = module._tile(n)
+        _, block, warps = tile(n, None)
         assert block >= 2 * 32 * warps
 
 

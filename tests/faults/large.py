@@ -15,17 +15,15 @@ _backward = partial(Fault, op="layer_norm_gated_backward", variant="gated_backwa
 _mask = partial(Fault, op="completion_mask", variant="completion_mask", options="edges", dtypes=("int64", "int32"))
 _experts = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edges", dtypes=("bf16",))
 _gated_text = partial(Edit, file="layer_norm_gated.py")
-_launch = partial(Edit, file="layer_norm_gated_launch.py")
-_start = partial(Edit, file="layer_norm_gated_forward_launch.py")
-_backward_launch = partial(Edit, file="layer_norm_gated_backward_launch.py")
+_row_text = partial(Edit, file="row_layout.py")
 _mask_text = partial(Edit, file="completion_mask.py")
 _linear = partial(Edit, file="grouped_linear.py")
 
 _OFFSET = "row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2"
 _RESIDUAL = (
-    "residual_row = _row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)"
+    "residual_row = row_start(row, size_1, size_2, residual_stride_0, residual_stride_1, residual_stride_2, FLAT)"
 )
-_X = "x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
+_X = "x_row = row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
 
 
 def _cut(old: str, *, after: str = "") -> tuple[str, str]:
@@ -33,6 +31,7 @@ def _cut(old: str, *, after: str = "") -> tuple[str, str]:
     return old, f"{after}({old.removeprefix(after)}) % 2147483648"
 
 
+OFFSETS_OF_ROWS = (_row_text(*_cut("row * stride_2")), _row_text(*_cut(_OFFSET)))
 PROGRAMS = (
     _norm(
         "programs of 16 bits", "counts programs in 16 bits",
@@ -61,9 +60,9 @@ OFFSETS = (
     _norm("offsets of the residual in 31 bits", "cuts offsets of rows of the residual to 31 bits",
           (Edit(*_cut(_RESIDUAL, after="residual_row = ")),), "variance or residual_sum", "output or residual_sum"),
     _gated("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
-           (_start(*_cut("row * stride_2")), _launch(*_cut(_OFFSET))), "mean or variance or normalized", "output"),
+           OFFSETS_OF_ROWS, "mean or variance or normalized", "output"),
     _backward("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
-              (_backward_launch(*_cut(_OFFSET)),), "normalized", "dx or dw"),
+              OFFSETS_OF_ROWS, "normalized", "dx or dw"),
     _mask("offsets of rows in 31 bits", "cuts offsets of rows to 31 bits",
           (_mask_text(*_cut("row * row_stride")),), "is_eos", "mask"),
     _mask("offsets of columns in 31 bits", "cuts offsets of columns to 31 bits",

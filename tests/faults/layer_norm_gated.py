@@ -24,7 +24,7 @@ GROUPS = {
 """Options of a fault → dtype of x → the group of cases that it is hunted with."""
 
 _edit = partial(Edit, file="layer_norm_gated.py")
-_launch = partial(Edit, file="layer_norm_gated_forward_launch.py")
+_launch = partial(Edit, file="layer_norm_gated_launch.py")
 _fault = partial(Fault, op="layer_norm_gated", variant="single_rounding", options="after", dtypes=("bf16", "fp16"))
 _layer = partial(_fault, options="layer", dtypes=("bf16", "fp32"))
 

@@ -108,7 +108,7 @@ INPUT = (
         "reads row m of dy at m · N",
         (
             _edit(
-                "dy_row = start + row_offset(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2, FLAT)",
+                "dy_row = start + row_start(row, dy_size_1, dy_size_2, dy_stride_0, dy_stride_1, dy_stride_2, FLAT)",
                 "dy_row = out_row",
             ),
         ),

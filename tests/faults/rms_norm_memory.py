@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.plant import ALL, FP32_MULTIPLY, Edit, Fault
 
-_X_ROW = "x_row = _row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
+_X_ROW = "x_row = row_start(row, size_1, size_2, x_stride_0, x_stride_1, x_stride_2, FLAT)"
 GAIN = "(weight.to(tl.float32) + offset)"
 _SCALED = "output * row_scale"
 _CLAMP = "result = tl.clamp(output * row_scale, -FP8_MAX, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)"
