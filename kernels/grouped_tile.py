@@ -20,7 +20,7 @@ class Variant(NamedTuple):
         second: of what a tile has a second sum: `columns`, the next BLOCK_N columns of the same result; `weight`, those
             of another weight, with a result of its own; `none`.
         epilogue: what becomes of the sums: `store`, or `swiglu`.
-        round_base, round_lora: what is rounded to the dtype of the rows.
+        round_base, round_lora, round_swiglu: what is rounded to the dtype of the rows, step by step.
         layout: of the weights: `k` and `n` are descriptors of tensors that are contiguous along this dimension; `any`.
         row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
         lora_turned: the weights of adapters are [E, rank, N].
@@ -34,6 +34,7 @@ class Variant(NamedTuple):
     epilogue: str
     round_base: bool
     round_lora: bool
+    round_swiglu: bool
     layout: str
     row_vectors: bool
     vectors: bool
