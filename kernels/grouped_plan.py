@@ -18,7 +18,6 @@ from quantized_weights import NUMBERS
 LARGEST_BLOCK_N = 128
 LARGEST_BLOCK_K = 64  # and the order of all dots: terms go from first to last, in tiles that divide it
 SMALLEST_BLOCK = 16  # of a dimension of a dot
-TAIL_ROWS = 64  # of a tile that has what is left of an expert's pairs
 
 Codes = tuple[str, int, bool]
 
@@ -86,7 +85,7 @@ def plan(
         layout=layout, row_vectors=all(_in_vectors(r.shape, r.strides, r) for r in rows), vectors=vectors,
         lora_vectors=vectors and all(_in_vectors((*b.shape[:1], 8, rank), (b.strides[0], 8, 1), b) for b in lora),
         lora_turned=turned, codes=_codes(weights),
-        block_m=block_m, tail_m=TAIL_ROWS if large and numbers else block_m, block_n=block_n, block_k=block_k,
+        block_m=block_m, block_n=block_n, block_k=block_k,
         block_r=block_r, rank_steps=-(-rank // block_r),
     )  # fmt: skip
     blocks = {"k": Blocks((1, block_n, block_k), False), "n": Blocks((1, block_k, block_n), True)}.get(layout)

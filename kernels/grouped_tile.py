@@ -25,8 +25,8 @@ class Variant(NamedTuple):
         row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
         lora_turned: the weights of adapters are [E, rank, N].
         codes: for both weights, scheme, elements per scale, and whether it is turned.
-        block_m, tail_m: rows of a tile, and of one that needs no more for what is left of an expert's pairs.
-        block_n, block_k, block_r: columns of a sum, and terms that are added at a time, of rows and of adapters.
+        block_m, block_n: pairs and columns of a sum.
+        block_k, block_r: terms that are added at a time, of rows and of adapters.
         rank_steps: how many times terms of adapters are added.
     """
 
@@ -42,7 +42,6 @@ class Variant(NamedTuple):
     lora_turned: bool
     codes: tuple[tuple[str, int, bool], tuple[str, int, bool]]
     block_m: int
-    tail_m: int
     block_n: int
     block_k: int
     block_r: int

@@ -21,6 +21,7 @@ TO_ZERO = "(VALUE.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=Tr
 
 forward = partial(Edit, file="moe_lora.py")
 linear = partial(Edit, file="grouped_linear.py")
+matmul = partial(Edit, file="grouped_kernel.py")
 planning = partial(Edit, file="grouped_plan.py")
 tile = partial(Edit, file="grouped_tile.py")
 epilogue = partial(Edit, file="grouped_epilogue.py")

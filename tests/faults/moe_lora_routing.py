@@ -13,6 +13,7 @@ from tests.faults.moe_lora import (
     fault,
     forward,
     linear,
+    matmul,
     planning,
     tile,
 )
@@ -27,8 +28,8 @@ _NUMBER = "(expert_ids.long() - first_expert).clamp(-1, experts).add(1).reshape(
 EARLIER = f"torch.nn.functional.one_hot({_NUMBER}).cumsum(0).gather(1, {_NUMBER}[:, None]).view_as(expert_ids)"
 _ROW = "(pairs.pair // rows.slots).to(tl.int64) * rows.stride"
 _TABLE = "from grouped_tile import Rows,"
-_PAIRS = "    pairs = pairs_of(work.table, block, expert, BLOCK_M)\n"
-_POSITIONS = "tl.load(work.table.block_starts_ptr + block).to(tl.int32) + tl.arange(0, BLOCK_M)"
+_TAKEN = "            first, second = sums(work, pairs_of(table, block, expert, BLOCK_M),"
+_POSITIONS = "tl.load(block_starts_ptr + block).to(tl.int32) + tl.arange(0, BLOCK_M)"
 _USED = "(end - start + rows - 1) // rows"
 _K = "n * weight.n_stride + k * weight.k_stride, mask"
 _STRIDES = "list(seen.stride())"
@@ -102,8 +103,13 @@ ROUTING = (
     fault(
         "rows in the order of experts", "reads row n of x for the pair that is sorted to place n",
         (
-            linear(_TABLE, _TABLE.replace("Rows", "Pairs, Rows")),
-            linear(_PAIRS, f"{_PAIRS}    pairs = Pairs({_POSITIONS}, pairs.live, pairs.expert, pairs.taken)\n"),
+            matmul(_TABLE, _TABLE.replace("Rows", "Pairs, Rows")),
+            matmul(
+                _TAKEN,
+                f"            pairs = pairs_of(table, block, expert, BLOCK_M)\n"
+                f"            pairs = Pairs({_POSITIONS}, pairs.live, pairs.expert, pairs.taken)\n"
+                f"            first, second = sums(work, pairs,",
+            ),
         ),
         "gate_base or down_lora_mid", "saved_gate or output",
     ),
