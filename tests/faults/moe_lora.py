@@ -270,7 +270,7 @@ VALUES = (
     fault(
         "NaN read as zero", "reads NaN in x as zero (Q11)",
         (tile(_ROWS, f"rows = {_ROWS[7:]}\n    return tl.where(rows == rows, rows, 0.0).to(rows.dtype)"),),
-        "gate_base or up", "saved_gate or saved_up", options="balanced",
+        "gate_base or up or down_lora_mid", "saved_gate or saved_up or output", options="balanced",
     ),
 )  # fmt: skip
 
