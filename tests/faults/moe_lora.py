@@ -71,7 +71,8 @@ _OUTPUT = "total.to(output_ptr.dtype.element_ty)"
 ROUNDING = (
     fault(
         "base rounded", "rounds the base products of gate, up and down",
-        (planning("round_base=round_base, round_lora", "round_base=True, round_lora"),), "gate_base", "saved_gate", dtypes=BOTH,
+        (planning("round_base=round_base, round_lora", "round_base=True, round_lora"),),
+        "gate_base", "saved_gate", dtypes=BOTH,
     ),
     fault(
         "base of down rounded", "rounds the base product of down alone",
@@ -106,7 +107,8 @@ ROUNDING = (
     ),
     fault(
         "intermediate truncated", "rounds the intermediate toward zero",
-        (epilogue(_INTERMEDIATE, _INTERMEDIATE.replace("silu * up", truncated("(silu * up)", "A"))),), "intermediate", "intermediate",
+        (epilogue(_INTERMEDIATE, _INTERMEDIATE.replace("silu * up", truncated("(silu * up)", "A"))),),
+        "intermediate", "intermediate",
     ),
     fault(
         "saved gate truncated", "rounds the gate that it saves toward zero",
