@@ -16,7 +16,6 @@ from moe_lora_routing import BLOCK_ROWS
 from quantized_weights import NUMBERS, Codes
 
 LARGEST_BLOCK_N = 128
-LARGEST_CODED_BLOCK_N = 64  # codes take registers
 LARGEST_BLOCK_K = 64  # and the order of all dots: terms go from first to last, in tiles that divide it
 SMALLEST_BLOCK = 16  # of a dimension of a dot
 
@@ -77,7 +76,7 @@ def plan(
     numbers = all(isinstance(weight, Described) for weight in weights)
     large = block_m == BLOCK_ROWS[-1]
     second = "weight" if paired else "columns" if large and numbers and n > LARGEST_BLOCK_N else "none"
-    block_n = _block(n, LARGEST_BLOCK_N if numbers else LARGEST_CODED_BLOCK_N)
+    block_n = _block(n, LARGEST_BLOCK_N)
     block_k, block_r = _block(k, LARGEST_BLOCK_K), _block(rank, LARGEST_BLOCK_K)
     layout = _layout(weights)
     turned = bool(lora) and not all(gapless(b, turned=False) for b in lora)

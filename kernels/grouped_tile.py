@@ -140,20 +140,23 @@ def load_weight(
     elif VARIANT.layout == "n":
         value = weight.data.load([expert, first_k, first_n]).reshape(BLOCK_K, BLOCK_N)
     else:
-        n, k = (first_n + tl.arange(0, BLOCK_N))[None, :], (first_k + tl.arange(0, BLOCK_K))[:, None]
-        mask = (k < k_size) & (n < n_size)
+        n, k = first_n + tl.arange(0, BLOCK_N), first_k + tl.arange(0, BLOCK_K)
         ptr = weight.data + expert.to(tl.int64) * weight.expert_stride
         if SCHEME == "none":
+            n, k = n[None, :], k[:, None]
+            mask = (k < k_size) & (n < n_size)
             value = tl.load(ptr + n * weight.n_stride + k * weight.k_stride, mask=mask, other=0.0)
         else:
-            row, column = n, k
+            row, column, rows, columns = n[:, None], k[None, :], n_size, k_size
             if TURNED:
-                row, column = k, n
+                row, column, rows, columns = k[:, None], n[None, :], k_size, n_size
             value = load_quantized(
                 ptr, weight.scale_ptr, weight.zero_ptr, row, column, weight.n_stride, weight.k_stride,
                 expert.to(tl.int64) * weight.scale_expert_stride, weight.scale_n_stride, weight.scale_group_stride,
-                mask, A, SCHEME, GROUP, UNIT, TURNED,
+                (row < rows) & (column < columns), A, SCHEME, GROUP, UNIT,
             )  # fmt: skip
+            if not TURNED:
+                value = value.T
     return value
 
 

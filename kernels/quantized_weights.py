@@ -70,13 +70,11 @@ def _e8m0(code):
 @triton.jit
 def load_quantized(
     codes_ptr, scale_ptr, zero_ptr, n, k, n_stride, word_stride, scale_start, scale_n_stride, scale_group_stride, mask,
-    A: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr,
-    UNIT: tl.constexpr = False, TURNED: tl.constexpr = False,
+    A: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr = False,
 ):  # fmt: skip
     """The elements (n, k) of an expert's weight [N, K], of dtype A, zero outside of the mask.
 
-    With UNIT a row of codes has no gaps and starts on a 16-byte boundary; k is then the last dimension of the tile if
-    it is TURNED, and the first otherwise.
+    With UNIT a row of codes has no gaps and starts on a 16-byte boundary; k is then the last dimension of the tile.
 
     n and k broadcast to the shape of the tile, in whichever order its dimensions are. The expert's codes start at
     codes_ptr, its scales and zero points, which have the same strides, `scale_start` elements from their pointers.
@@ -84,7 +82,7 @@ def load_quantized(
     if SCHEME == "int8":
         pointers = codes_ptr + n * n_stride + k * (1 if UNIT else word_stride)
         if UNIT:
-            pointers = tl.multiple_of(pointers, (1, 16) if TURNED else (16, 1))
+            pointers = tl.multiple_of(pointers, (1, 16))
         level = tl.load(pointers, mask=mask, other=0).to(tl.float32)
     else:
         CODES: tl.constexpr = 2 if SCHEME == "mxfp4" else 8
