@@ -6,7 +6,7 @@ weight is never copied in that dtype: slices and transposed weights are views, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+Codes = tuple[str, int, bool, bool]
+NUMBERS: Codes = ("none", 1, False, False)
+"""Of a weight without codes: scheme, elements per scale, whether it is turned, and whether its codes are vectors."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -67,15 +70,20 @@ def _e8m0(code):
 @triton.jit
 def load_quantized(
     codes_ptr, scale_ptr, zero_ptr, n, k, n_stride, word_stride, scale_start, scale_n_stride, scale_group_stride, mask,
-    A: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr,
+    A: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr = False,
 ):  # fmt: skip
     """The elements (n, k) of an expert's weight [N, K], of dtype A, zero outside of the mask.
+
+    With UNIT a row of codes has no gaps and starts on a 16-byte boundary; k is then the last dimension of the tile.
 
     n and k broadcast to the shape of the tile, in whichever order its dimensions are. The expert's codes start at
     codes_ptr, its scales and zero points, which have the same strides, `scale_start` elements from their pointers.
     """
     if SCHEME == "int8":
-        level = tl.load(codes_ptr + n * n_stride + k * word_stride, mask=mask, other=0).to(tl.float32)
+        pointers = codes_ptr + n * n_stride + k * (1 if UNIT else word_stride)
+        if UNIT:
+            pointers = tl.multiple_of(pointers, (1, 16))
+        level = tl.load(pointers, mask=mask, other=0).to(tl.float32)
     else:
         CODES: tl.constexpr = 2 if SCHEME == "mxfp4" else 8
         word = tl.load(codes_ptr + n * n_stride + k // CODES * word_stride, mask=mask, other=0).to(tl.int32)
@@ -220,16 +228,13 @@ def base_weights(
     }
 
 
-def code_arguments(weights: list[Tensor | QuantizedWeight]) -> dict[str, Any]:
-    """What a kernel has to know, besides the codes, of up to two weights; SCHEME_i is `none` for one without codes."""
+def scale_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, Any]:
+    """What a kernel has to know of the scales of up to two weights."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
-        weight = weights[i] if i < len(weights) else None
-        scheme, group, turned, scale, zero, strides = "none", 1, False, None, None, (0, 0, 0)
+        weight, scale, zero, strides = weights[i] if i < len(weights) else None, None, None, (0, 0, 0)
         if isinstance(weight, QuantizedWeight):
-            scheme, group, turned = weight.scheme, weight.group, weight.turned
             scale, zero, strides = weight.scale, weight.zero, weight.scale.stride()
-        arguments |= {f"SCHEME_{i}": scheme, f"GROUP_{i}": group, f"TURNED_{i}": turned}
         arguments |= {f"scale_{i}_ptr": scale, f"zero_{i}_ptr": zero}
         arguments |= {f"scale_{i}_{dim}_stride": s for dim, s in zip(("expert", "n", "group"), strides, strict=True)}
     return arguments

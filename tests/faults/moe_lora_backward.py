@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import BOTH, DOT, FP32_DOT, FP32_OUTPUT, forward, linear, truncated
+from tests.faults.moe_lora import BOTH, FP32_DOTS, FP32_OUTPUT, forward, truncated
 from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
@@ -38,7 +38,7 @@ DOWN = (
         "grad_expert_output in fp32", "keeps routing weight · grad_output in fp32",
         (
             gradients("result = grad_output.new_empty(", "result = grad_output.float().new_empty("),
-            linear(DOT, FP32_DOT), gradients(_OUTER, _FP32_OUTER),
+            *FP32_DOTS, gradients(_OUTER, _FP32_OUTER),
         ),
         "grad_expert_output", "grad_down_lora_a or grad_gate_lora_b",
     ),
@@ -49,7 +49,7 @@ DOWN = (
     ),
     fault(
         "middle in fp32", "keeps the operand between B and A of down in fp32",
-        (backward(_MIDDLE, _MIDDLE_FP32), linear(DOT, FP32_DOT), gradients(_OUTER, _FP32_OUTER)),
+        (backward(_MIDDLE, _MIDDLE_FP32), *FP32_DOTS, gradients(_OUTER, _FP32_OUTER)),
         "grad_down_mid", "grad_down_lora_a", dtypes=BOTH,
     ),
     fault(
