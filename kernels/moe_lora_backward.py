@@ -15,7 +15,8 @@ from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
-from moe_lora_gradients import column_depth, grouped_outer, pair_depth, pair_dot, swiglu_backward, weigh
+from moe_lora_gradients import column_depth, pair_dot, swiglu_backward, weigh
+from moe_lora_outer import grouped_outer, pair_depth
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge
 from quantized_weights import base_weights
@@ -101,20 +102,21 @@ def turned(weight: Tensor) -> Tensor:
 def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Tensor]:
     """The gradients of the adapters, plus the old ones, from the tensors and stages of one shard."""
     factors = {
-        "gate_lora_a": ("grad_gate_mid", "x"),
-        "gate_lora_b": ("grad_gate", "gate_lora_mid"),
-        "up_lora_a": ("grad_up_mid", "x"),
-        "up_lora_b": ("grad_up", "up_lora_mid"),
-        "down_lora_a": ("grad_down_mid", "intermediate"),
-        "down_lora_b": ("grad_expert_output", "down_lora_mid"),
+        ("gate_lora_a", "up_lora_a"): (("grad_gate_mid", "grad_up_mid"), "x"),
+        ("gate_lora_b",): (("grad_gate",), "gate_lora_mid"),
+        ("up_lora_b",): (("grad_up",), "up_lora_mid"),
+        ("down_lora_a",): (("grad_down_mid",), "intermediate"),
+        ("down_lora_b",): (("grad_expert_output",), "down_lora_mid"),
     }
-    return {
-        f"grad_{name}": grouped_outer(
-            t[left], t[right], step.routing, scaling=step.scaling, old=t.get(f"old_{name}"),
-            out_dtype=torch.float32 if partial and name in ADDED else step.dtype,
-        )
-        for name, (left, right) in factors.items()
-    }  # fmt: skip
+    found = {}
+    for names, (lefts, right) in factors.items():
+        results = grouped_outer(
+            [t[left] for left in lefts], t[right], step.routing, scaling=step.scaling,
+            olds=[t.get(f"old_{name}") for name in names],
+            out_dtype=torch.float32 if partial and names[0] in ADDED else step.dtype,
+        )  # fmt: skip
+        found |= {f"grad_{name}": result for name, result in zip(names, results, strict=True)}
+    return found
 
 
 def backward_shard(step: Backward, t: Tensors, *, partial: bool, stages: Sequence[str] = ()) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
 gradients = partial(Edit, file="moe_lora_gradients.py")
+outer = partial(Edit, file="moe_lora_outer.py")
 fault = partial(Fault, op="moe_lora_backward", variant="moe_lora_backward+fused", options="exact", dtypes=("bf16",))
 _eager = partial(fault, variant="moe_lora_backward+eager")
 
@@ -17,8 +18,12 @@ _WEIGHED_TRUNCATED = truncated("(weight * grad)", "result_ptr.dtype.element_ty")
 _MIDDLE = 'step.operand(grad, turned(t["down_lora_b"]))'
 _MIDDLE_FP32 = _MIDDLE.replace("step.", "Backward(step.routing, step.scaling, torch.float32, step.eager).")
 _ROUND_BASE, _ROUND_LORA = "round_base=self.eager", "round_lora=self.eager"
-_OUTER = "tl.dot(tl.trans(left), right,"
-_FP32_OUTER = "tl.dot(tl.trans(left).to(tl.float32), right.to(tl.float32),"
+_FP32_OUTER = tuple(
+    outer(
+        f"tl.dot(tl.trans(left), right, {total}", f"tl.dot(tl.trans(left).to(tl.float32), right.to(tl.float32), {total}"
+    )
+    for total in ("total_0", "total_1")
+)
 _BASE = '((grad, turned(t["down_proj"])),)'
 _FIRST_COLUMNS = 'torch.nn.functional.pad(t["down_proj"][..., :16], (0, max(0, rows.shape[2] - 16)))'
 _LORA = '((grad_mid, turned(t["down_lora_a"])),)'
@@ -38,7 +43,7 @@ DOWN = (
         "grad_expert_output in fp32", "keeps routing weight · grad_output in fp32",
         (
             gradients("result = grad_output.new_empty(", "result = grad_output.float().new_empty("),
-            linear(DOT, FP32_DOT), gradients(_OUTER, _FP32_OUTER),
+            linear(DOT, FP32_DOT), *_FP32_OUTER,
         ),
         "grad_expert_output", "grad_down_lora_a or grad_gate_lora_b",
     ),
@@ -49,7 +54,7 @@ DOWN = (
     ),
     fault(
         "middle in fp32", "keeps the operand between B and A of down in fp32",
-        (backward(_MIDDLE, _MIDDLE_FP32), linear(DOT, FP32_DOT), gradients(_OUTER, _FP32_OUTER)),
+        (backward(_MIDDLE, _MIDDLE_FP32), linear(DOT, FP32_DOT), *_FP32_OUTER),
         "grad_down_mid", "grad_down_lora_a", dtypes=BOTH,
     ),
     fault(
