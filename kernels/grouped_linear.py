@@ -6,19 +6,26 @@ atomic, so that a pair's result does not depend on how many other pairs there ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from moe_lora_routing import Routing
-from quantized_weights import QuantizedWeight, code_arguments, load_quantized
+from grouped_epilogue import Adapter, adapted, rounded, store, store_swiglu
+from grouped_tile import Rows, Weight, add_products, pairs_of, place
+from moe_lora_routing import BLOCK_ROWS, Routing
+from quantized_weights import QuantizedWeight, code_arguments
+from swiglu_limit import argument
 from torch import Tensor
 
 LARGEST_BLOCK_N = 128
 LARGEST_BLOCK_K = 64  # and the order of all dots: terms go from first to last, in tiles that divide it
 SMALLEST_BLOCK = 16  # of a dimension of a dot
+BLOCKS_PER_GROUP = 8  # of pairs, whose columns are computed next to each other
 VECTOR_BYTES = 16
+OUTPUTS = ("result", "second_result", "base", "second_base", "saved_gate", "saved_up", "intermediate")
 
 Factors = tuple[Tensor, Tensor | QuantizedWeight]
 """Rows [T, K] or [T, k, K], and a weight [E, N, K]."""
@@ -33,175 +40,115 @@ def depth(n: int) -> int:
     return min(n, min(n, LARGEST_BLOCK_K) + triton.cdiv(n, LARGEST_BLOCK_K))
 
 
-@triton.jit
-def load_rows(ptr, row, k, row_stride, k_stride, mask, LAYOUT: tl.constexpr):
-    """The elements k of each row, zero outside of the mask: the left operand of a dot."""
-    if LAYOUT == "any":
-        pointers = ptr + row * row_stride + k * k_stride
-    else:
-        pointers = tl.multiple_of(ptr + row * row_stride + k, (1, 16))
-    return tl.load(pointers, mask=mask, other=0.0)
-
-
-@triton.jit
-def load_weight(
-    ptr, n, k, n_stride, k_stride, mask, scale_ptr, zero_ptr, scale_start, scale_n_stride, scale_group_stride,
-    A: tl.constexpr, LAYOUT: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    """The elements [k, n] of an expert's weight [N, K] from `ptr` on, zero outside of the mask: the right operand.
-
-    All strides of codes are those of the weight as it is stored, which is [K, N] if TURNED.
-    """
-    if SCHEME != "none":
-        row, column = n, k
-        if TURNED:
-            row, column = k, n
-        weight = load_quantized(
-            ptr, scale_ptr, zero_ptr, row, column, n_stride, k_stride, scale_start, scale_n_stride, scale_group_stride,
-            mask, A, SCHEME, GROUP,
-        )  # fmt: skip
-    else:
-        if LAYOUT == "k":
-            pointers = tl.multiple_of(ptr + n * n_stride + k, (16, 1))
-        elif LAYOUT == "n":
-            pointers = tl.multiple_of(ptr + k * k_stride + n, (1, 16))
-        else:
-            pointers = ptr + n * n_stride + k * k_stride
-        weight = tl.load(pointers, mask=mask, other=0.0)
-    return weight
-
-
-@triton.jit
-def add_product(
-    total, rows_ptr, row, live, row_stride, column_stride, weight_ptr, n, n_size, n_stride, k_stride, k_size,
-    LAYOUT: tl.constexpr, BLOCK_K: tl.constexpr, scale_ptr, zero_ptr, scale_start, scale_n_stride, scale_group_stride,
-    SCHEME: tl.constexpr, GROUP: tl.constexpr, TURNED: tl.constexpr,
-):  # fmt: skip
-    """total + rows · weightᵀ over all k; where k_size is 0 nothing is read."""
-    if LAYOUT != "any":
-        k_size = k_size // 8 * 8  # changes nothing, but shows the compiler that masks are uniform over a vector
-    if LAYOUT == "n":
-        n_size = n_size // 8 * 8
-    for start in range(0, k_size, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        left_mask = live[:, None] & (k < k_size)[None, :]
-        left = load_rows(rows_ptr, row[:, None], k[None, :], row_stride, column_stride, left_mask, LAYOUT)
-        right_mask = (k < k_size)[:, None] & (n < n_size)[None, :]
-        right = load_weight(
-            weight_ptr, n[None, :], k[:, None], n_stride, k_stride, right_mask,
-            scale_ptr, zero_ptr, scale_start, scale_n_stride, scale_group_stride,
-            rows_ptr.dtype.element_ty, LAYOUT, SCHEME, GROUP, TURNED,
-        )  # fmt: skip
-        total = tl.dot(left, right, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
-def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
-    """The fp32 value, rounded to `dtype` if ROUND."""
-    if ROUND:
-        value = value.to(dtype).to(tl.float32)
-    return value
-
-
-# Sizes, strides and addresses are no part of a variant's key; LAYOUT and LORA_LAYOUT alone say what vectors there are.
+# Sizes, strides and addresses are no part of a variant's key; the capitals alone say what vectors there are.
 @triton.jit(
     do_not_specialize=[
-        "blocks", "experts", "n_size", "k_size", "rank", "scaling",
-        "rows_0_slots", "rows_0_row_stride", "rows_0_column_stride",
-        "rows_1_slots", "rows_1_row_stride", "rows_1_column_stride",
+        "blocks", "columns", "experts", "n_size", "k_size", "rank", "scaling", "limit",
+        "rows_0_slots", "rows_0_stride", "rows_1_slots", "rows_1_stride",
         "weight_0_expert_stride", "weight_0_n_stride", "weight_0_k_stride",
         "weight_1_expert_stride", "weight_1_n_stride", "weight_1_k_stride",
         "scale_0_expert_stride", "scale_0_n_stride", "scale_0_group_stride",
         "scale_1_expert_stride", "scale_1_n_stride", "scale_1_group_stride",
-        "middle_0_slots", "middle_0_row_stride", "middle_0_column_stride",
-        "middle_1_slots", "middle_1_row_stride", "middle_1_column_stride",
-        "lora_0_expert_stride", "lora_0_n_stride", "lora_0_k_stride",
-        "lora_1_expert_stride", "lora_1_n_stride", "lora_1_k_stride",
     ],
     do_not_specialize_on_alignment=[
         "rows_0_ptr", "rows_1_ptr", "weight_0_ptr", "weight_1_ptr", "middle_0_ptr", "middle_1_ptr", "lora_0_ptr",
-        "lora_1_ptr", "result_ptr", "base_ptr", "order_ptr", "offsets_ptr", "block_experts_ptr", "block_starts_ptr",
-        "scale_0_ptr", "zero_0_ptr", "scale_1_ptr", "zero_1_ptr",
+        "lora_1_ptr", "scale_0_ptr", "zero_0_ptr", "scale_1_ptr", "zero_1_ptr",
     ],
 )  # fmt: skip
 def _grouped_linear_kernel(
-    rows_0_ptr, weight_0_ptr, rows_1_ptr, weight_1_ptr, middle_0_ptr, lora_0_ptr, middle_1_ptr, lora_1_ptr,
-    result_ptr, base_ptr, order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr,
-    scale_0_ptr, zero_0_ptr, scale_1_ptr, zero_1_ptr,
-    blocks, experts, n_size, k_size, rank, scaling,
-    rows_0_slots, rows_0_row_stride: tl.int64, rows_0_column_stride: tl.int64,
-    rows_1_slots, rows_1_row_stride: tl.int64, rows_1_column_stride: tl.int64,
-    weight_0_expert_stride: tl.int64, weight_0_n_stride: tl.int64, weight_0_k_stride: tl.int64,
-    weight_1_expert_stride: tl.int64, weight_1_n_stride: tl.int64, weight_1_k_stride: tl.int64,
-    scale_0_expert_stride: tl.int64, scale_0_n_stride: tl.int64, scale_0_group_stride: tl.int64,
-    scale_1_expert_stride: tl.int64, scale_1_n_stride: tl.int64, scale_1_group_stride: tl.int64,
-    middle_0_slots, middle_0_row_stride: tl.int64, middle_0_column_stride: tl.int64,
-    middle_1_slots, middle_1_row_stride: tl.int64, middle_1_column_stride: tl.int64,
-    lora_0_expert_stride: tl.int64, lora_0_n_stride: tl.int64, lora_0_k_stride: tl.int64,
-    lora_1_expert_stride: tl.int64, lora_1_n_stride: tl.int64, lora_1_k_stride: tl.int64,
-    ROUND_BASE: tl.constexpr, ROUND_LORA: tl.constexpr, LAYOUT: tl.constexpr, LORA_LAYOUT: tl.constexpr,
-    SCHEME_0: tl.constexpr, GROUP_0: tl.constexpr, TURNED_0: tl.constexpr,
-    SCHEME_1: tl.constexpr, GROUP_1: tl.constexpr, TURNED_1: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
+    rows_0_ptr, rows_0_slots, rows_0_stride: tl.int64, rows_1_ptr, rows_1_slots, rows_1_stride: tl.int64,
+    weight_0_ptr, weight_0_expert_stride: tl.int64, weight_0_n_stride: tl.int64, weight_0_k_stride: tl.int64,
+    weight_1_ptr, weight_1_expert_stride: tl.int64, weight_1_n_stride: tl.int64, weight_1_k_stride: tl.int64,
+    scale_0_ptr, zero_0_ptr, scale_0_expert_stride: tl.int64, scale_0_n_stride: tl.int64, scale_0_group_stride: tl.int64,
+    scale_1_ptr, zero_1_ptr, scale_1_expert_stride: tl.int64, scale_1_n_stride: tl.int64, scale_1_group_stride: tl.int64,
+    middle_0_ptr, lora_0_ptr, middle_1_ptr, lora_1_ptr, rank, scaling,
+    order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, blocks, columns, experts, n_size, k_size,
+    result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, limit,
+    SECOND: tl.constexpr, EPILOGUE: tl.constexpr, ROUND_BASE: tl.constexpr, ROUND_LORA: tl.constexpr,
+    LAYOUT: tl.constexpr, VECTORS: tl.constexpr, LORA_VECTORS: tl.constexpr, LORA_TURNED: tl.constexpr,
+    CODES_0: tl.constexpr, CODES_1: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STEPS: tl.constexpr,
+    BLOCKS_PER_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of one block of pairs per program; blocks of one expert and the same columns are neighbours."""
+    """Tiles of BLOCK_M pairs of one expert by BLOCK_N columns, or by two such: SECOND says of what.
+
+    `columns`: the next BLOCK_N of the same results; `weight`: those of another weight, with results of their own;
+    `none`: there are no second ones.
+    """
     A: tl.constexpr = rows_0_ptr.dtype.element_ty
-    block = tl.program_id(0) % blocks
-    expert = tl.load(block_experts_ptr + block)
-    if expert < 0:
-        return
-    position = tl.load(block_starts_ptr + block) + tl.arange(0, BLOCK_M)
-    live = position < tl.load(offsets_ptr + expert + 1)
-    pair = tl.load(order_ptr + position, mask=live, other=0)
-    n = tl.program_id(0) // blocks * BLOCK_N + tl.arange(0, BLOCK_N)
-    taken = expert < experts
-    k_size = tl.where(taken, k_size, 0)
-    rank = tl.where(taken, rank, 0)
-
-    base = add_product(
-        tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
-        rows_0_ptr, pair // rows_0_slots, live, rows_0_row_stride, rows_0_column_stride,
-        weight_0_ptr + expert * weight_0_expert_stride, n, n_size, weight_0_n_stride, weight_0_k_stride, k_size,
-        LAYOUT, BLOCK_K, scale_0_ptr, zero_0_ptr, expert * scale_0_expert_stride, scale_0_n_stride,
-        scale_0_group_stride, SCHEME_0, GROUP_0, TURNED_0,
+    PAIRED: tl.constexpr = SECOND != "none"
+    rows_0, rows_1 = Rows(rows_0_ptr, rows_0_slots, rows_0_stride), Rows(rows_1_ptr, rows_1_slots, rows_1_stride)
+    weight_0 = Weight(
+        weight_0_ptr, weight_0_expert_stride, weight_0_n_stride, weight_0_k_stride,
+        scale_0_ptr, zero_0_ptr, scale_0_expert_stride, scale_0_n_stride, scale_0_group_stride,
     )  # fmt: skip
-    base = rounded(base, A, ROUND_BASE)
-    if rows_1_ptr is not None:
-        start = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) if ROUND_BASE else base
-        second = add_product(
-            start, rows_1_ptr, pair // rows_1_slots, live, rows_1_row_stride, rows_1_column_stride,
-            weight_1_ptr + expert * weight_1_expert_stride, n, n_size, weight_1_n_stride, weight_1_k_stride, k_size,
-            LAYOUT, BLOCK_K, scale_1_ptr, zero_1_ptr, expert * scale_1_expert_stride, scale_1_n_stride,
-            scale_1_group_stride, SCHEME_1, GROUP_1, TURNED_1,
-        )  # fmt: skip
-        base = base + rounded(second, A, True) if ROUND_BASE else second
+    weight_1 = Weight(
+        weight_1_ptr, weight_1_expert_stride, weight_1_n_stride, weight_1_k_stride,
+        scale_1_ptr, zero_1_ptr, scale_1_expert_stride, scale_1_n_stride, scale_1_group_stride,
+    )  # fmt: skip
+    adapter_0 = Adapter(middle_0_ptr, lora_0_ptr, rank, scaling)
+    adapter_1 = Adapter(middle_1_ptr, lora_1_ptr, rank, scaling)
+    # Accumulators of a tile stay in registers where ptxas sees a loop over tiles.
+    for tile in range(tl.program_id(0), blocks * columns, tl.num_programs(0)):
+        block, column = place(tile, blocks, columns, BLOCKS_PER_GROUP)
+        expert = tl.load(block_experts_ptr + block)
+        if expert >= 0:
+            pairs = pairs_of(block, expert, experts, order_ptr, offsets_ptr, block_starts_ptr, BLOCK_M)
+            n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+            second_n = n
+            if SECOND == "columns":
+                n = n + column * BLOCK_N
+                second_n = n + BLOCK_N
+            zeros = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            if SECOND == "weight":
+                first, second = add_products(
+                    zeros, zeros, rows_0, weight_0, n, weight_1, n, pairs, n_size, k_size,
+                    BLOCK_K, PAIRED, LAYOUT, CODES_0, CODES_1,
+                )  # fmt: skip
+            else:
+                first, second = add_products(
+                    zeros, zeros, rows_0, weight_0, n, weight_0, second_n, pairs, n_size, k_size,
+                    BLOCK_K, PAIRED, LAYOUT, CODES_0, CODES_0,
+                )  # fmt: skip
+            first, second = rounded(first, A, ROUND_BASE), rounded(second, A, ROUND_BASE)
+            if rows_1_ptr is not None:
+                more, second_more = add_products(
+                    zeros if ROUND_BASE else first, zeros if ROUND_BASE else second,
+                    rows_1, weight_1, n, weight_1, second_n, pairs, n_size, k_size,
+                    BLOCK_K, PAIRED, LAYOUT, CODES_1, CODES_1,
+                )  # fmt: skip
+                first = first + rounded(more, A, True) if ROUND_BASE else more
+                second = second + rounded(second_more, A, True) if ROUND_BASE else second_more
 
-    value = base
-    if middle_0_ptr is not None:
-        product = add_product(
-            tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
-            middle_0_ptr, pair // middle_0_slots, live, middle_0_row_stride, middle_0_column_stride,
-            lora_0_ptr + expert * lora_0_expert_stride, n, n_size, lora_0_n_stride, lora_0_k_stride, rank,
-            LORA_LAYOUT, BLOCK_R, None, None, 0, 0, 0, "none", 1, False,
-        )  # fmt: skip
-        value = value + rounded(rounded(product, A, ROUND_LORA) * scaling, A, ROUND_LORA)
-    if middle_1_ptr is not None:
-        product = add_product(
-            tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
-            middle_1_ptr, pair // middle_1_slots, live, middle_1_row_stride, middle_1_column_stride,
-            lora_1_ptr + expert * lora_1_expert_stride, n, n_size, lora_1_n_stride, lora_1_k_stride, rank,
-            LORA_LAYOUT, BLOCK_R, None, None, 0, 0, 0, "none", 1, False,
-        )  # fmt: skip
-        value = value + rounded(rounded(product, A, ROUND_LORA) * scaling, A, ROUND_LORA)
-    value = tl.where(taken, value, 0.0)  # a scaling that is infinite in fp32 would give NaN
-
-    element = pair[:, None] * n_size + n[None, :]
-    inside = live[:, None] & (n < n_size)[None, :]
-    tl.store(result_ptr + element, value.to(result_ptr.dtype.element_ty), mask=inside)
-    # Last: Triton 3.6 may move a conversion that the result needs too into this branch (triton #8257).
-    if base_ptr is not None:
-        tl.store(base_ptr + element, base.to(base_ptr.dtype.element_ty), mask=inside)
+            # Loaded again: what a tile needs last does not take registers while it is added up.
+            pairs = pairs_of(block, expert, experts, order_ptr, offsets_ptr, block_starts_ptr, BLOCK_M)
+            value = adapted(first, adapter_0, pairs, n, n_size, ROUND_LORA, BLOCK_R, STEPS, LORA_TURNED, LORA_VECTORS)
+            if SECOND != "weight":
+                value = adapted(
+                    value, adapter_1, pairs, n, n_size, ROUND_LORA, BLOCK_R, STEPS, LORA_TURNED, LORA_VECTORS
+                )
+            store(result_ptr, value, pairs, n, n_size, VECTORS)
+            if PAIRED:
+                second_value = second
+                if SECOND != "weight":
+                    second_value = adapted(
+                        second, adapter_0, pairs, second_n, n_size,
+                        ROUND_LORA, BLOCK_R, STEPS, LORA_TURNED, LORA_VECTORS,
+                    )  # fmt: skip
+                second_value = adapted(
+                    second_value, adapter_1, pairs, second_n, n_size,
+                    ROUND_LORA, BLOCK_R, STEPS, LORA_TURNED, LORA_VECTORS,
+                )  # fmt: skip
+                store(second_result_ptr, second_value, pairs, second_n, n_size, VECTORS)
+                if EPILOGUE == "swiglu":
+                    store_swiglu(
+                        saved_gate_ptr, saved_up_ptr, intermediate_ptr, value, second_value, limit,
+                        pairs, n, n_size, ROUND_BASE, VECTORS,
+                    )  # fmt: skip
+            # Last: Triton 3.6 may move a conversion that the result needs too into this branch (triton #8257).
+            store(base_ptr, first, pairs, n, n_size, VECTORS)
+            if PAIRED:
+                store(second_base_ptr, second, pairs, second_n, n_size, VECTORS)
 
 
 def grouped_linear(
@@ -222,61 +169,131 @@ def grouped_linear(
             or fp16; weights [E, N, K] with any strides, so that a transposed view or a slice serves as one, or in
             codes. All have the same N and K. Without `round_base` they share one fp32 sum.
         routing: the expert of each pair; rows of pairs that are skipped are zero, and nothing is read for them.
-        lora: none, one or two (middle, lora_b), [T, k, r] and [E, N, r] with any strides, each with a sum of its own.
+        lora: none, one or two (middle, lora_b), [T, k, r] and [E, N, r], each with a sum of its own.
         out_dtype: of the result, which is rounded once; fp32 or the dtype of the rows.
         round_base: round the product of each operand to the dtype of the rows before anything is added.
         round_lora: round the product of each LoRA, and again its scaled value.
         base_out: [T, k, N], contiguous; receives the sum over the operands.
     """
-    rows, (_, n, k) = operands[0][0], operands[0][1].shape
-    result = torch.empty(routing.tokens, routing.slots, n, dtype=out_dtype, device=rows.device)
-    if not result.numel():
-        return result
-    rank = lora[0][0].shape[-1] if lora else 1
-    block_n, blocks = _block(n, LARGEST_BLOCK_N), len(routing.block_experts)
-    with torch.accelerator.device_index(rows.device.index):
-        _grouped_linear_kernel[(blocks * triton.cdiv(n, block_n),)](
-            **_factor_arguments("rows", "weight", operands, routing.slots),
-            **_factor_arguments("middle", "lora", lora, routing.slots),
-            **code_arguments([weight for _, weight in operands]),
-            result_ptr=result, base_ptr=base_out, order_ptr=routing.order, offsets_ptr=routing.offsets,
-            block_experts_ptr=routing.block_experts, block_starts_ptr=routing.block_starts,
-            blocks=blocks, experts=routing.experts, n_size=n, k_size=k, rank=rank, scaling=float(scaling),
-            ROUND_BASE=round_base, ROUND_LORA=round_lora, LAYOUT=_layout(operands), LORA_LAYOUT=_layout(lora),
-            BLOCK_M=routing.block_rows, BLOCK_N=block_n, BLOCK_K=_block(k, LARGEST_BLOCK_K),
-            BLOCK_R=_block(rank, LARGEST_BLOCK_K),
-            num_warps=8 if routing.block_rows * block_n > 64 * 64 else 4, enable_fp_fusion=False,
-        )  # fmt: skip
+    n = operands[0][1].shape[1]
+    result = new_rows(routing, n, out_dtype)
+    second = "columns" if routing.block_rows == BLOCK_ROWS[-1] and n > LARGEST_BLOCK_N else "none"
+    outputs = {"result": result, "second_result": result, "base": base_out, "second_base": base_out}
+    launch(
+        [rows for rows, _ in operands], [weight for _, weight in operands], lora, routing, outputs,
+        second=second, scaling=scaling, round_base=round_base, round_lora=round_lora,
+    )  # fmt: skip
     return result
+
+
+def grouped_pair(rows: Tensor, weights: tuple[Tensor, Tensor], routing: Routing) -> list[Tensor]:
+    """rows · weightᵀ [T, k, N] of two weights, in the dtype of the rows, which are read once for both."""
+    results = [new_rows(routing, weights[0].shape[1], rows.dtype) for _ in weights]
+    launch([rows], weights, (), routing, dict(zip(("result", "second_result"), results, strict=True)), second="weight")
+    return results
+
+
+def new_rows(routing: Routing, columns: int, dtype: torch.dtype) -> Tensor:
+    """[T, k, columns], not initialized."""
+    return torch.empty(routing.tokens, routing.slots, columns, dtype=dtype, device=routing.order.device)
+
+
+def launch(
+    rows: Sequence[Tensor],
+    weights: Sequence[Tensor | QuantizedWeight],
+    lora: Sequence[Factors],
+    routing: Routing,
+    outputs: Mapping[str, Tensor | None],
+    *,
+    second: str,
+    epilogue: str = "store",
+    scaling: float = 1.0,
+    limit: float = inf,
+    round_base: bool = False,
+    round_lora: bool = False,
+) -> None:
+    """Launch the kernel on one or two factors; it says what `second` is, and `outputs` are its tensors by name.
+
+    `epilogue` is `store`, or `swiglu`, which activates the first sum, limited to `limit`, and multiplies by the second.
+    """
+    _, n, k = weights[0].shape
+    if not (routing.tokens * routing.slots and n):
+        return
+    rank = lora[0][0].shape[-1] if lora else 1
+    b, turned = _adapters([b for _, b in lora])
+    flat = [_flat(r) for r in rows]
+    layout, vectors = _layout(flat, weights), n % 8 == 0
+    block_m, block_n, block_r = routing.block_rows, _block(n, LARGEST_BLOCK_N), _block(rank, LARGEST_BLOCK_K)
+    blocks, columns = len(routing.block_experts), triton.cdiv(n, 2 * block_n if second == "columns" else block_n)
+    grid = (blocks * columns,)
+    with torch.accelerator.device_index(routing.order.device.index):
+        _grouped_linear_kernel[grid](
+            **_row_arguments(flat, rows, routing.slots), **_weight_arguments(weights), **code_arguments(list(weights)),
+            **_pointers(("middle_0", "middle_1"), [middle.contiguous() for middle, _ in lora]),
+            **_pointers(("lora_0", "lora_1"), b), rank=rank, scaling=float(scaling),
+            order_ptr=routing.order, offsets_ptr=routing.offsets, block_experts_ptr=routing.block_experts,
+            block_starts_ptr=routing.block_starts, blocks=blocks, columns=columns, experts=routing.experts,
+            n_size=n, k_size=k, **{f"{name}_ptr": outputs.get(name) for name in OUTPUTS}, limit=argument(limit),
+            SECOND=second, EPILOGUE=epilogue, ROUND_BASE=round_base, ROUND_LORA=round_lora,
+            LAYOUT=layout, VECTORS=vectors, LORA_VECTORS=vectors and rank % 8 == 0, LORA_TURNED=turned,
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_block(k, LARGEST_BLOCK_K),
+            BLOCK_R=block_r, STEPS=triton.cdiv(rank, block_r), BLOCKS_PER_GROUP=BLOCKS_PER_GROUP,
+            num_warps=8 if block_m * block_n > 64 * 128 else 4, num_stages=4, enable_fp_fusion=False,
+        )  # fmt: skip
 
 
 def _block(size: int, largest: int) -> int:
     return min(largest, max(SMALLEST_BLOCK, triton.next_power_of_2(size)))
 
 
-def _factor_arguments(left: str, right: str, factors: tuple[Factors, ...], slots: int) -> dict[str, Any]:
-    """What the kernel has to know of up to two factors, of which it calls the rows `left` and the weight `right`."""
+def _pointers(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Tensor | None]:
+    return {f"{name}_ptr": tensors[i] if i < len(tensors) else None for i, name in enumerate(names)}
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """Rows [·, K], each of which has no gaps."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    return flat if flat.stride(1) == 1 else flat.contiguous()
+
+
+def _row_arguments(flat: Sequence[Tensor], rows: Sequence[Tensor], slots: int) -> dict[str, Any]:
+    """What the kernel has to know of the rows, which are those of tokens or of pairs."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
-        rows, weight = factors[i] if i < len(factors) else (None, None)
-        flat = None if rows is None else rows.reshape(-1, rows.shape[-1])
-        weight = weight.codes if isinstance(weight, QuantizedWeight) else weight
-        arguments |= {f"{left}_{i}_ptr": flat, f"{right}_{i}_ptr": weight}
-        arguments[f"{left}_{i}_slots"] = slots if rows is not None and rows.dim() == 2 else 1
-        strides = (0,) * 5 if flat is None else (*flat.stride(), *weight.stride())
-        names = (f"{left}_{i}_row", f"{left}_{i}_column", *(f"{right}_{i}_{dim}" for dim in ("expert", "n", "k")))
-        arguments |= {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True)}
+        given = i < len(rows)
+        arguments[f"rows_{i}_ptr"] = flat[i] if given else None
+        arguments[f"rows_{i}_slots"] = slots if given and rows[i].dim() == 2 else 1
+        arguments[f"rows_{i}_stride"] = flat[i].stride(0) if given else 0
     return arguments
 
 
-def _layout(factors: tuple[Factors, ...]) -> str:
+def _weight_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, Any]:
+    """What the kernel has to know of the weights, or of their codes."""
+    arguments: dict[str, Any] = {}
+    for i in (0, 1):
+        weight = weights[i] if i < len(weights) else None
+        tensor = weight.codes if isinstance(weight, QuantizedWeight) else weight
+        strides = (0, 0, 0) if tensor is None else tensor.stride()
+        arguments[f"weight_{i}_ptr"] = tensor
+        arguments |= {f"weight_{i}_{d}_stride": s for d, s in zip(("expert", "n", "k"), strides, strict=True)}
+    return arguments
+
+
+def _adapters(weights: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+    """The weights [E, N, r] of adapters without gaps, and whether they lie as [E, r, N]; a copy where they do neither."""
+    if all(weight.transpose(1, 2).is_contiguous() for weight in weights):
+        return list(weights), bool(weights)
+    return [weight.contiguous() for weight in weights], False
+
+
+def _layout(rows: Sequence[Tensor], weights: Sequence[Tensor | QuantizedWeight]) -> str:
     """`k` or `n`: rows lie in 16-byte vectors along k, and weights along this dimension; `any`: they do not.
 
     Weights in codes are read one by one in any case.
     """
-    rows, weights = [rows for rows, _ in factors], [w for _, w in factors if isinstance(w, Tensor)]
-    for layout, seen in (("k", weights), ("n", [w.transpose(1, 2) for w in weights])):
-        if all(_in_vectors(t) for t in (*rows, *seen)):
+    seen = [w for w in weights if isinstance(w, Tensor)]
+    for layout, right in (("k", seen), ("n", [w.transpose(1, 2) for w in seen])):
+        if all(_in_vectors(t) for t in (*rows, *right)):
             return layout
     return "any"
 

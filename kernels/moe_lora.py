@@ -6,40 +6,29 @@ of PEFT do. Both sum in fp32 without atomic additions, and fuse no multiplicatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 
 import torch
 import triton
 import triton.language as tl
-from grouped_linear import LARGEST_BLOCK_K, depth, grouped_linear, rounded
+from grouped_epilogue import rounded
+from grouped_linear import LARGEST_BLOCK_K, depth, grouped_linear, grouped_pair, launch, new_rows
 from moe_lora_arguments import STAGES, WEIGHTS, check_forward
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge, shard
 from quantized_weights import base_weights
-from swiglu_limit import argument, limited
 from torch import Tensor
 
 from harness.kernel import kernel
 
 ELEMENTS_PER_PROGRAM = 2048
-
-
-@triton.jit
-def _swiglu_kernel(
-    gate_ptr, up_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, size, limit,
-    ROUND: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    A: tl.constexpr = intermediate_ptr.dtype.element_ty
-    element = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = element < size
-    gate = tl.load(gate_ptr + element, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + element, mask=mask, other=0.0).to(tl.float32)
-    tl.store(saved_gate_ptr + element, gate.to(A), mask=mask)
-    tl.store(saved_up_ptr + element, up.to(A), mask=mask)
-    gate, up = limited(gate, up, limit)
-    silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
-    tl.store(intermediate_ptr + element, (silu * up).to(A), mask=mask)
+RESULTS = ("saved_gate", "saved_up", "intermediate")
+GATE_AND_UP = {
+    **{"result": "gate", "second_result": "up", "base": "gate_base", "second_base": "up_base"},
+    **dict(zip(RESULTS, RESULTS, strict=True)),
+}
+"""Output of the kernel of grouped_linear.py → what it is of gate and up."""
 
 
 @triton.jit
@@ -64,20 +53,6 @@ def _combine_kernel(
         total += rounded(value, values_ptr.dtype.element_ty, ROUND)
     mask = (row < tokens) & inside
     tl.store(output_ptr + row * columns + column, total.to(output_ptr.dtype.element_ty), mask=mask)
-
-
-def swiglu(gate: Tensor, up: Tensor, dtype: torch.dtype, *, round_silu: bool, limit: float = inf) -> dict[str, Tensor]:
-    """`intermediate` = silu(gate) · up of contiguous tensors, both limited, and copies `saved_gate` and `saved_up`."""
-    names = ("saved_gate", "saved_up", "intermediate")
-    results = {name: torch.empty_like(gate, dtype=dtype) for name in names}
-    grid = (triton.cdiv(gate.numel(), ELEMENTS_PER_PROGRAM),)
-    if gate.numel():
-        with torch.accelerator.device_index(gate.device.index):
-            _swiglu_kernel[grid](
-                gate, up, *results.values(), gate.numel(), argument(limit),
-                ROUND=round_silu, BLOCK=ELEMENTS_PER_PROGRAM, enable_fp_fusion=False,
-            )  # fmt: skip
-    return results
 
 
 def combine(
@@ -105,35 +80,59 @@ def combine(
     return output
 
 
-def project(
-    name: str,
-    rows: Tensor,
+def gate_and_up(
+    x: Tensor,
     routing: Routing,
     parameters: Mapping[str, Tensor],
     *,
     scaling: float,
     eager: bool,
-    store_base: bool = False,
+    swiglu_limit: float,
+    stages: Collection[str],
 ) -> dict[str, Tensor]:
-    """`value` [T, k, N] of a projection with LoRA, its `lora_mid` [T, k, r], and its fp32 `base` if that is stored.
+    """`saved_gate`, `saved_up` and `intermediate` [T, k, I], and the stages of gate and up that are asked for."""
+    weights, lora_a, lora_b = (_both(parameters, part) for part in ("proj", "lora_a", "lora_b"))
+    middles = grouped_pair(x, lora_a, routing) if lora_a else []
+    fp32_or_x = x.dtype if eager else torch.float32
+    dtypes = {
+        **{"gate_base": torch.float32, "up_base": torch.float32, "gate": fp32_or_x, "up": fp32_or_x},
+        **dict.fromkeys(("saved_gate", "saved_up", "intermediate"), x.dtype),
+    }
+    found = {
+        name: new_rows(routing, weights[0].shape[1], dtype)
+        for name, dtype in dtypes.items()
+        if name in stages or name in RESULTS
+    }
+    launch(
+        [x], weights, tuple(zip(middles, lora_b, strict=True)), routing,
+        {output: found.get(name) for output, name in GATE_AND_UP.items()},
+        second="weight", epilogue="swiglu", scaling=scaling, limit=swiglu_limit, round_base=eager, round_lora=eager,
+    )  # fmt: skip
+    return found | dict(zip(("gate_lora_mid", "up_lora_mid"), middles, strict=False))
 
-    `name` is `gate`, `up` or `down`; rows are [T, K], or [T, k, K] in the order of pairs. The value is fp32, or with
-    `eager` of the rows' dtype.
-    """
-    weight, lora_a, lora_b = (parameters[f"{name}_{part}"] for part in ("proj", "lora_a", "lora_b"))
-    found = {"lora_mid": grouped_linear(((rows, lora_a),), routing, out_dtype=rows.dtype)}
-    if store_base:
-        shape = (routing.tokens, routing.slots, weight.shape[1])
-        found["base"] = torch.empty(shape, dtype=torch.float32, device=rows.device)
-    found["value"] = grouped_linear(
-        ((rows, weight),),
+
+def _both(parameters: Mapping[str, Tensor], part: str) -> tuple[Tensor, ...]:
+    """That part of gate and up, or nothing where there is no such part."""
+    found = [parameters.get(f"{name}_{part}") for name in ("gate", "up")]
+    return tuple(tensor for tensor in found if tensor is not None)
+
+
+def down(
+    intermediate: Tensor, routing: Routing, parameters: Mapping[str, Tensor], *, scaling: float, eager: bool
+) -> dict[str, Tensor]:
+    """`expert_output` [T, k, H], fp32 or with `eager` of the rows' dtype, and `down_lora_mid` [T, k, r] if there is one."""
+    weight, lora_a, lora_b = (parameters.get(f"down_{part}") for part in ("proj", "lora_a", "lora_b"))
+    found, dtype = {}, intermediate.dtype
+    if lora_a is not None:
+        found["down_lora_mid"] = grouped_linear(((intermediate, lora_a),), routing, out_dtype=dtype)
+    found["expert_output"] = grouped_linear(
+        ((intermediate, weight),),
         routing,
-        lora=((found["lora_mid"], lora_b),),
+        lora=() if lora_b is None else ((found["down_lora_mid"], lora_b),),
         scaling=scaling,
-        out_dtype=rows.dtype if eager else torch.float32,
+        out_dtype=dtype if eager else torch.float32,
         round_base=eager,
         round_lora=eager,
-        base_out=found.get("base"),
     )
     return found
 
@@ -152,18 +151,11 @@ def forward_shard(
 ) -> dict[str, Tensor]:
     """Results and stages of one shard; with `partial` the output is left in fp32, to be added to others."""
     options = {"scaling": scaling, "eager": eager}
-    gate, up = (
-        project(name, x, routing, parameters, **options, store_base=f"{name}_base" in stages) for name in ("gate", "up")
-    )
-    found = swiglu(gate["value"], up["value"], x.dtype, round_silu=eager, limit=swiglu_limit)
-    down = project("down", found["intermediate"], routing, parameters, **options)
+    found = gate_and_up(x, routing, parameters, **options, swiglu_limit=swiglu_limit, stages=stages)
+    found |= down(found["intermediate"], routing, parameters, **options)
     out_dtype = torch.float32 if partial else x.dtype
-    found["output"] = combine(down["value"], routing_weights, routing, out_dtype, round_weighted=eager)
-    for name, each in (("gate", gate), ("up", up), ("down", down)):
-        value = "expert_output" if name == "down" else name
-        named = {value if part == "value" else f"{name}_{part}": tensor for part, tensor in each.items()}
-        found |= {stage: tensor for stage, tensor in named.items() if stage in stages}
-    return found
+    output = combine(found["expert_output"], routing_weights, routing, out_dtype, round_weighted=eager)
+    return {"output": output, **{name: found[name] for name in (*RESULTS, *stages)}}
 
 
 def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK_ROWS = (16, 64)
+BLOCK_ROWS = (16, 64, 128)
 
 
 @dataclass(frozen=True, eq=False)

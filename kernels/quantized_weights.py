@@ -221,7 +221,8 @@ def base_weights(
 
 
 def code_arguments(weights: list[Tensor | QuantizedWeight]) -> dict[str, Any]:
-    """What a kernel has to know, besides the codes, of up to two weights; SCHEME_i is `none` for one without codes."""
+    """What a kernel has to know, besides the codes, of up to two weights; CODES_i are the scheme, `none` for numbers,
+    the elements per scale, and whether it is turned."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
         weight = weights[i] if i < len(weights) else None
@@ -229,7 +230,7 @@ def code_arguments(weights: list[Tensor | QuantizedWeight]) -> dict[str, Any]:
         if isinstance(weight, QuantizedWeight):
             scheme, group, turned = weight.scheme, weight.group, weight.turned
             scale, zero, strides = weight.scale, weight.zero, weight.scale.stride()
-        arguments |= {f"SCHEME_{i}": scheme, f"GROUP_{i}": group, f"TURNED_{i}": turned}
+        arguments[f"CODES_{i}"] = (scheme, group, turned)
         arguments |= {f"scale_{i}_ptr": scale, f"zero_{i}_ptr": zero}
         arguments |= {f"scale_{i}_{dim}_stride": s for dim, s in zip(("expert", "n", "group"), strides, strict=True)}
     return arguments

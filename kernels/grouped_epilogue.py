@@ -1,0 +1,80 @@
+"""What becomes of a tile of sums of a linear layer per expert: LoRA is added, and it is stored, or activated first."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from swiglu_limit import limited
+
+
+class Adapter(NamedTuple):
+    """What LoRA adds: the rows [P, rank] of all pairs, and a weight [E, N, rank], or [E, rank, N] if it is turned."""
+
+    middle_ptr: Any
+    b_ptr: Any
+    rank: Any
+    scaling: Any
+
+
+@triton.jit
+def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
+    """The fp32 value, rounded to `dtype` if ROUND."""
+    if ROUND:
+        value = value.to(dtype).to(tl.float32)
+    return value
+
+
+@triton.jit
+def adapted(
+    base, adapter, pairs, n, n_size, ROUND: tl.constexpr,
+    BLOCK_R: tl.constexpr, STEPS: tl.constexpr, TURNED: tl.constexpr, VECTORS: tl.constexpr,
+):  # fmt: skip
+    """base + scaling · (middle · bᵀ) of columns n, or the base if there is no adapter; zero for experts elsewhere."""
+    value = base
+    if adapter.middle_ptr is not None:
+        A: tl.constexpr = adapter.middle_ptr.dtype.element_ty
+        rank = adapter.rank
+        if VECTORS:
+            n_size, rank = n_size // 8 * 8, rank // 8 * 8
+        product = tl.zeros(base.shape, tl.float32)
+        for step in tl.static_range(STEPS):
+            r = step * BLOCK_R + tl.arange(0, BLOCK_R)
+            inside = (r < rank) & pairs.taken
+            at = pairs.pair.to(tl.int64)[:, None] * rank + r[None, :]
+            middle = tl.load(adapter.middle_ptr + at, mask=pairs.live[:, None] & inside[None, :], other=0.0)
+            ptr = adapter.b_ptr + pairs.expert * n_size * rank
+            at = r[:, None] * n_size + n[None, :] if TURNED else n[None, :] * rank + r[:, None]
+            b = tl.load(ptr + at, mask=inside[:, None] & (n < n_size)[None, :], other=0.0)
+            product = tl.dot(middle, b, product, input_precision="ieee")
+        value = value + rounded(rounded(product, A, ROUND) * adapter.scaling, A, ROUND)
+    return tl.where(pairs.taken, value, 0.0)  # a scaling that is infinite in fp32 would give NaN
+
+
+@triton.jit
+def store(ptr, value, pairs, n, n_size, VECTORS: tl.constexpr):
+    """Write columns n of the pairs' rows of a tensor [P, N], if there is one."""
+    if ptr is not None:
+        if VECTORS:
+            n_size = n_size // 8 * 8
+        at = pairs.pair.to(tl.int64)[:, None] * n_size + n[None, :]
+        mask = pairs.live[:, None] & (n < n_size)[None, :]
+        if VECTORS:
+            at = tl.multiple_of(at, (1, 8))
+        tl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def store_swiglu(
+    saved_gate_ptr, saved_up_ptr, intermediate_ptr, gate, up, limit, pairs, n, n_size,
+    ROUND: tl.constexpr, VECTORS: tl.constexpr,
+):  # fmt: skip
+    """Write gate and up, and silu(gate) · up of what the limit leaves of them."""
+    A: tl.constexpr = intermediate_ptr.dtype.element_ty
+    gate, up = rounded(gate, A, ROUND), rounded(up, A, ROUND)
+    store(saved_gate_ptr, gate, pairs, n, n_size, VECTORS)
+    store(saved_up_ptr, up, pairs, n, n_size, VECTORS)
+    gate, up = limited(gate, up, limit)
+    silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
+    store(intermediate_ptr, silu * up, pairs, n, n_size, VECTORS)
