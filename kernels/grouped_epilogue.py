@@ -78,3 +78,18 @@ def store_swiglu(
     gate, up = limited(gate, up, limit)
     silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
     store(intermediate_ptr, silu * up, pairs, n, n_size, VECTORS)
+
+
+@triton.jit
+def store_dot(dots_ptr, value, other, tile, pairs, count, n, n_size, ROUND: tl.constexpr, VECTORS: tl.constexpr):
+    """Write the sums over columns n of value · other into row `tile` of a tensor [·, count], for all pairs."""
+    A: tl.constexpr = other.ptr.dtype.element_ty
+    if VECTORS:
+        n_size = n_size // 8 * 8
+    at = (pairs.pair // other.slots).to(tl.int64)[:, None] * other.stride + n[None, :]
+    if VECTORS:
+        at = tl.multiple_of(at, (1, 8))
+    mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)[None, :]
+    factor = tl.load(other.ptr + at, mask=mask, other=0.0).to(tl.float32)
+    dot = tl.sum(rounded(value, A, ROUND) * factor, axis=1)
+    tl.store(dots_ptr + tile.to(tl.int64) * count + pairs.pair, dot, mask=pairs.live)

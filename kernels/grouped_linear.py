@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from grouped_epilogue import Adapter, adapted, rounded, store, store_swiglu
+from grouped_epilogue import Adapter, adapted, rounded, store, store_dot, store_swiglu
 from grouped_tile import Rows, Weight, add_products, pairs_of, place
 from moe_lora_routing import BLOCK_ROWS, Routing
 from quantized_weights import QuantizedWeight, code_arguments
@@ -25,7 +25,7 @@ LARGEST_BLOCK_K = 64  # and the order of all dots: terms go from first to last, 
 SMALLEST_BLOCK = 16  # of a dimension of a dot
 BLOCKS_PER_GROUP = 8  # of pairs, whose columns are computed next to each other
 VECTOR_BYTES = 16
-OUTPUTS = ("result", "second_result", "base", "second_base", "saved_gate", "saved_up", "intermediate")
+OUTPUTS = ("result", "second_result", "base", "second_base", "saved_gate", "saved_up", "intermediate", "dots")
 
 Factors = tuple[Tensor, Tensor | QuantizedWeight]
 """Rows [T, K] or [T, k, K], and a weight [E, N, K]."""
@@ -44,7 +44,7 @@ def depth(n: int) -> int:
 @triton.jit(
     do_not_specialize=[
         "blocks", "columns", "experts", "n_size", "k_size", "rank", "scaling", "limit",
-        "rows_0_slots", "rows_0_stride", "rows_1_slots", "rows_1_stride",
+        "rows_0_slots", "rows_0_stride", "rows_1_slots", "rows_1_stride", "other_slots", "other_stride", "pair_count",
         "weight_0_expert_stride", "weight_0_n_stride", "weight_0_k_stride",
         "weight_1_expert_stride", "weight_1_n_stride", "weight_1_k_stride",
         "scale_0_expert_stride", "scale_0_n_stride", "scale_0_group_stride",
@@ -52,7 +52,7 @@ def depth(n: int) -> int:
     ],
     do_not_specialize_on_alignment=[
         "rows_0_ptr", "rows_1_ptr", "weight_0_ptr", "weight_1_ptr", "middle_0_ptr", "middle_1_ptr", "lora_0_ptr",
-        "lora_1_ptr", "scale_0_ptr", "zero_0_ptr", "scale_1_ptr", "zero_1_ptr",
+        "lora_1_ptr", "scale_0_ptr", "zero_0_ptr", "scale_1_ptr", "zero_1_ptr", "other_ptr",
     ],
 )  # fmt: skip
 def _grouped_linear_kernel(
@@ -64,8 +64,9 @@ def _grouped_linear_kernel(
     middle_0_ptr, lora_0_ptr, middle_1_ptr, lora_1_ptr, rank, scaling,
     order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, blocks, columns, experts, n_size, k_size,
     result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, limit,
+    dots_ptr, other_ptr, other_slots, other_stride: tl.int64, pair_count,
     SECOND: tl.constexpr, EPILOGUE: tl.constexpr, ROUND_BASE: tl.constexpr, ROUND_LORA: tl.constexpr,
-    LAYOUT: tl.constexpr, VECTORS: tl.constexpr, LORA_VECTORS: tl.constexpr, LORA_TURNED: tl.constexpr,
+    LAYOUT: tl.constexpr, VECTORS: tl.constexpr, OTHER_VECTORS: tl.constexpr, LORA_VECTORS: tl.constexpr, LORA_TURNED: tl.constexpr,
     CODES_0: tl.constexpr, CODES_1: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, STEPS: tl.constexpr,
     BLOCKS_PER_GROUP: tl.constexpr,
@@ -128,6 +129,10 @@ def _grouped_linear_kernel(
                     value, adapter_1, pairs, n, n_size, ROUND_LORA, BLOCK_R, STEPS, LORA_TURNED, LORA_VECTORS
                 )
             store(result_ptr, value, pairs, n, n_size, VECTORS)
+            if EPILOGUE == "dot":
+                other = Rows(other_ptr, other_slots, other_stride)
+                number = column * 2 if PAIRED else column
+                store_dot(dots_ptr, value, other, number, pairs, pair_count, n, n_size, ROUND_BASE, OTHER_VECTORS)
             if PAIRED:
                 second_value = second
                 if SECOND != "weight":
@@ -140,6 +145,11 @@ def _grouped_linear_kernel(
                     ROUND_LORA, BLOCK_R, STEPS, LORA_TURNED, LORA_VECTORS,
                 )  # fmt: skip
                 store(second_result_ptr, second_value, pairs, second_n, n_size, VECTORS)
+                if EPILOGUE == "dot":
+                    store_dot(
+                        dots_ptr, second_value, other, number + 1, pairs, pair_count, second_n, n_size,
+                        ROUND_BASE, OTHER_VECTORS,
+                    )  # fmt: skip
                 if EPILOGUE == "swiglu":
                     store_swiglu(
                         saved_gate_ptr, saved_up_ptr, intermediate_ptr, value, second_value, limit,
@@ -177,7 +187,7 @@ def grouped_linear(
     """
     n = operands[0][1].shape[1]
     result = new_rows(routing, n, out_dtype)
-    second = "columns" if routing.block_rows == BLOCK_ROWS[-1] and n > LARGEST_BLOCK_N else "none"
+    second = paired_columns(routing, n)
     outputs = {"result": result, "second_result": result, "base": base_out, "second_base": base_out}
     launch(
         [rows for rows, _ in operands], [weight for _, weight in operands], lora, routing, outputs,
@@ -191,6 +201,11 @@ def grouped_pair(rows: Tensor, weights: tuple[Tensor, Tensor], routing: Routing)
     results = [new_rows(routing, weights[0].shape[1], rows.dtype) for _ in weights]
     launch([rows], weights, (), routing, dict(zip(("result", "second_result"), results, strict=True)), second="weight")
     return results
+
+
+def paired_columns(routing: Routing, n: int) -> str:
+    """What the second accumulator of a tile of one weight is for: more of its n columns, where blocks are large."""
+    return "columns" if routing.block_rows == BLOCK_ROWS[-1] and n > LARGEST_BLOCK_N else "none"
 
 
 def new_rows(routing: Routing, columns: int, dtype: torch.dtype) -> Tensor:
@@ -207,6 +222,7 @@ def launch(
     *,
     second: str,
     epilogue: str = "store",
+    other: Tensor | None = None,
     scaling: float = 1.0,
     limit: float = inf,
     round_base: bool = False,
@@ -214,13 +230,15 @@ def launch(
 ) -> None:
     """Launch the kernel on one or two factors; it says what `second` is, and `outputs` are its tensors by name.
 
-    `epilogue` is `store`, or `swiglu`, which activates the first sum, limited to `limit`, and multiplies by the second.
+    `epilogue` is `store`; `swiglu`, which activates the first sum, limited to `limit`, and multiplies by the second; or
+    `dot`, which multiplies by the rows of `other` [T, N] and adds the columns of a tile.
     """
     _, n, k = weights[0].shape
     if not (routing.tokens * routing.slots and n):
         return
     rank = lora[0][0].shape[-1] if lora else 1
     b, turned = _adapters([b for _, b in lora])
+    other = None if other is None else _flat(other)
     flat = [_flat(r) for r in rows]
     layout, vectors = _layout(flat, weights), n % 8 == 0
     block_m, block_n, block_r = routing.block_rows, _block(n, LARGEST_BLOCK_N), _block(rank, LARGEST_BLOCK_K)
@@ -234,8 +252,10 @@ def launch(
             order_ptr=routing.order, offsets_ptr=routing.offsets, block_experts_ptr=routing.block_experts,
             block_starts_ptr=routing.block_starts, blocks=blocks, columns=columns, experts=routing.experts,
             n_size=n, k_size=k, **{f"{name}_ptr": outputs.get(name) for name in OUTPUTS}, limit=argument(limit),
+            other_ptr=other, other_slots=routing.slots, other_stride=0 if other is None else other.stride(0),
+            pair_count=routing.tokens * routing.slots,
             SECOND=second, EPILOGUE=epilogue, ROUND_BASE=round_base, ROUND_LORA=round_lora,
-            LAYOUT=layout, VECTORS=vectors, LORA_VECTORS=vectors and rank % 8 == 0, LORA_TURNED=turned,
+            LAYOUT=layout, VECTORS=vectors, OTHER_VECTORS=other is not None and _in_vectors(other), LORA_VECTORS=vectors and rank % 8 == 0, LORA_TURNED=turned,
             BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=_block(k, LARGEST_BLOCK_K),
             BLOCK_R=block_r, STEPS=triton.cdiv(rank, block_r), BLOCKS_PER_GROUP=BLOCKS_PER_GROUP,
             num_warps=8 if block_m * block_n > 64 * 128 else 4, num_stages=4, enable_fp_fusion=False,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear
+from grouped_dot import column_depth, grouped_dot
+from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair, new_rows
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
-from moe_lora_gradients import column_depth, pair_dot, swiglu_backward, weigh
+from moe_lora_gradients import swiglu_backward, weigh
 from moe_lora_outer import grouped_outer, pair_depth
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge
@@ -50,6 +51,11 @@ class Backward:
     eager: bool
     swiglu_limit: float = inf
 
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """Of a sum of products, which only the contract `eager` rounds."""
+        return self.dtype if self.eager else torch.float32
+
     def operand(self, rows: Tensor, weight: Tensor) -> Tensor:
         """rows · weight[e]ᵀ, rounded: the operand of another dot."""
         return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
@@ -60,37 +66,44 @@ class Backward:
         """Σ rows · weight[e]ᵀ + Σ scaling · middle · lora[e]ᵀ; by default rounded if the contract is eager."""
         return grouped_linear(
             operands, self.routing, lora=lora, scaling=self.scaling,
-            out_dtype=out_dtype or (self.dtype if self.eager else torch.float32),
+            out_dtype=out_dtype or self.value_dtype,
             round_base=self.eager, round_lora=self.eager,
         )  # fmt: skip
 
 
-def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
-    """The stages from the gradient of the output to that of the activated rows, and those of the down projection."""
+def through_down(step: Backward, t: Tensors, stages: Sequence[str]) -> dict[str, Tensor]:
+    """The stages from the gradient of the output to that of the activated rows, and the way of the down projection."""
     rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
-    grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
-    return {
-        "grad_expert_output": grad,
-        "grad_down_mid": grad_mid,
-        "grad_intermediate": step.adapted(
-            ((grad, turned(t["down_proj"])),), ((grad_mid, turned(t["down_lora_a"])),)
-        ),
-        "down_lora_mid": mid,
-        "expert_output": step.adapted(((rows, t["down_proj"]),), ((mid, t["down_lora_b"]),)),
-    }  # fmt: skip
+    found, lora, lora_back = {"grad_expert_output": grad}, (), ()
+    if "down_lora_a" in t:
+        grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
+        found |= {"grad_down_mid": grad_mid, "down_lora_mid": mid}
+        lora, lora_back = ((mid, t["down_lora_b"]),), ((grad_mid, turned(t["down_lora_a"])),)
+    found["grad_intermediate"] = step.adapted(((grad, turned(t["down_proj"])),), lora_back)
+    if "expert_output" in stages:
+        found["expert_output"] = new_rows(step.routing, grad.shape[-1], step.value_dtype)
+    found["grad_routing_weights"] = grouped_dot(
+        (rows, t["down_proj"]), t["grad_output"], step.routing, lora=lora,
+        scaling=step.scaling, rounded=step.eager, out=found.get("expert_output"),
+    )  # fmt: skip
+    return found
 
 
 def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -> dict[str, Tensor]:
     """The stages from the gradient of the activated rows to that of the input of each pair."""
+    names, found, base, lora = ("gate", "up"), {}, [], []
     saved = t["saved_gate"], t["saved_up"]
     grads = swiglu_backward(grad_intermediate, *saved, step.routing, limit=step.swiglu_limit)
-    found, base, lora = {}, [], []
-    for name, grad in zip(("gate", "up"), grads, strict=True):
-        grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
-        found |= {f"grad_{name}": grad, f"grad_{name}_mid": grad_mid}
-        found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
+    if "gate_lora_a" in t:
+        mids = grouped_pair(t["x"], (t["gate_lora_a"], t["up_lora_a"]), step.routing)
+        found |= {f"{name}_lora_mid": mid for name, mid in zip(names, mids, strict=True)}
+    for name, grad in zip(names, grads, strict=True):
+        found[f"grad_{name}"] = grad
         base.append((grad, turned(t[f"{name}_proj"])))
-        lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
+        if f"{name}_lora_mid" in found:
+            grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
+            found[f"grad_{name}_mid"] = grad_mid
+            lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
     return found | {"grad_expert_input": step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)}
 
 
@@ -100,7 +113,7 @@ def turned(weight: Tensor) -> Tensor:
 
 
 def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Tensor]:
-    """The gradients of the adapters, plus the old ones, from the tensors and stages of one shard."""
+    """The gradients of the adapters that there are, plus the old ones, from the tensors and stages of one shard."""
     factors = {
         ("gate_lora_a", "up_lora_a"): (("grad_gate_mid", "grad_up_mid"), "x"),
         ("gate_lora_b",): (("grad_gate",), "gate_lora_mid"),
@@ -110,6 +123,8 @@ def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Te
     }
     found = {}
     for names, (lefts, right) in factors.items():
+        if names[0] not in t:
+            continue
         results = grouped_outer(
             [t[left] for left in lefts], t[right], step.routing, scaling=step.scaling,
             olds=[t.get(f"old_{name}") for name in names],
@@ -121,14 +136,13 @@ def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Te
 
 def backward_shard(step: Backward, t: Tensors, *, partial: bool, stages: Sequence[str] = ()) -> dict[str, Tensor]:
     """Results and stages of one shard; with `partial`, terms of sums over shards are left in fp32."""
-    found = through_down(step, t)
+    found = through_down(step, t, stages)
     found |= through_gate_and_up(step, t, found["grad_intermediate"])
     out_dtype = torch.float32 if partial else step.dtype
     return {
         "grad_input": combine(found["grad_expert_input"], None, step.routing, out_dtype),
         **lora_gradients(step, {**t, **found}, partial=partial),
-        "grad_routing_weights": pair_dot(t["grad_output"], found["expert_output"], step.routing),
-        **{name: found[name] for name in stages},
+        **{name: found[name] for name in ("grad_routing_weights", *stages) if name in found},
     }
 
 

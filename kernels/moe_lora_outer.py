@@ -14,7 +14,7 @@ from torch import Tensor
 
 PAIRS_PER_STEP = 64  # divides the order that the kernels declare
 TILES = (16, 64, 128)  # few sizes, so that there are few compiled variants
-LOADS_AHEAD = 6  # a load of rows waits for that of their numbers, so that a third of these are rows
+STAGES = 4  # of the pipeline of loads; those of rows wait for the numbers of the pairs
 
 
 def pair_depth(n: int) -> int:
@@ -58,7 +58,7 @@ def _grouped_outer_kernel(
     order_ptr, offsets_ptr, left_0_ptr, left_1_ptr, right_ptr, old_0_ptr, old_1_ptr, result_0_ptr, result_1_ptr,
     rows, columns, row_tiles, column_tiles, slots, scaling,
     left_0_stride: tl.int64, left_1_stride: tl.int64, right_stride: tl.int64,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, LOADS_AHEAD: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
     LEFT_ALIGNED: tl.constexpr, RIGHT_ALIGNED: tl.constexpr, RIGHT_PER_TOKEN: tl.constexpr,
 ):  # fmt: skip
     """A tile of one expert's [rows, columns]: STEP of its pairs at a time, in the order of the routing."""
@@ -74,7 +74,7 @@ def _grouped_outer_kernel(
     last = tl.load(offsets_ptr + expert + 1).to(tl.int32)
     total_0 = tl.zeros([ROWS, COLUMNS], tl.float32)
     total_1 = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(first, last, STEP, num_stages=LOADS_AHEAD):
+    for start in tl.range(first, last, STEP, num_stages=STAGES):
         position = start + tl.arange(0, STEP)[:, None]
         live = position < last
         pair = tl.load(order_ptr + position, mask=live, other=0).to(tl.int32)
@@ -125,7 +125,7 @@ def grouped_outer(
             routing.order, routing.offsets, *_two(flat_lefts), flat_right, *_two(olds), *_two(results),
             rows, columns, row_tiles, column_tiles, routing.slots, float(scaling),
             *(left.stride(0) for left in (flat_lefts[0], flat_lefts[-1])), flat_right.stride(0),
-            ROWS=tiles[0], COLUMNS=tiles[1], STEP=PAIRS_PER_STEP, LOADS_AHEAD=LOADS_AHEAD,
+            ROWS=tiles[0], COLUMNS=tiles[1], STEP=PAIRS_PER_STEP, STAGES=STAGES,
             LEFT_ALIGNED=all(map(in_vectors, flat_lefts)),
             RIGHT_ALIGNED=in_vectors(flat_right) and all(old is None or in_vectors(old) for old in olds),
             RIGHT_PER_TOKEN=right.dim() == 2,
