@@ -13,6 +13,7 @@ _linear = partial(Edit, file="grouped_linear.py")
 _route = partial(Edit, file="moe_lora_routing.py")
 _gradients = partial(Edit, file="moe_lora_gradients.py")
 _outer = partial(Edit, file="moe_lora_outer.py")
+_dot = partial(Edit, file="grouped_dot.py")
 _codes = partial(Edit, file="quantized_weights.py")
 
 _LOCAL = "local_experts = torch.where(held, ids - first_expert, experts)"
@@ -87,8 +88,8 @@ SIZES = (
         "gate or up or expert_output", "saved_gate or saved_up or output",
     ),
     _backward(
-        "first 1024 columns", "adds the first block of columns of a row to the gradients of routing weights alone",
-        (_gradients("total += grad * value", "total += tl.where(start < BLOCK, grad * value, 0.0)"),),
+        "first 1024 columns", "adds the first 1024 columns of a row to the gradients of routing weights alone",
+        (_dot("in range(tiles):", "in range(tl.minimum(tiles, 8)):"),),
         "grad_routing_weights", "grad_routing_weights",
     ),
 )  # fmt: skip

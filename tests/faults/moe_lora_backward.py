@@ -10,9 +10,11 @@ from tests.faults.plant import Edit, Fault
 backward = partial(Edit, file="moe_lora_backward.py")
 gradients = partial(Edit, file="moe_lora_gradients.py")
 outer = partial(Edit, file="moe_lora_outer.py")
+epilogue = partial(Edit, file="grouped_epilogue.py")
 fault = partial(Fault, op="moe_lora_backward", variant="moe_lora_backward+fused", options="exact", dtypes=("bf16",))
 _eager = partial(fault, variant="moe_lora_backward+eager")
 
+EXPERT_OUTPUT = "rounded(value, A, ROUND)"
 _WEIGH = "product = (weight * grad)"
 _WEIGHED_TRUNCATED = truncated("(weight * grad)", "result_ptr.dtype.element_ty")
 _MIDDLE = 'step.operand(grad, turned(t["down_lora_b"]))'
@@ -27,11 +29,21 @@ _FP32_OUTER = tuple(
 _BASE = '((grad, turned(t["down_proj"])),)'
 _FIRST_COLUMNS = 'torch.nn.functional.pad(t["down_proj"][..., :16], (0, max(0, rows.shape[2] - 16)))'
 _LORA = '((grad_mid, turned(t["down_lora_a"])),)'
+_GRAD_INTERMEDIATE = f"{_BASE}, lora_back"
 _ADDED = "step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)"
 _SLOPE = "slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))"
 _GRAD_GATE = "grad_gate = (grad * up * slope)"
 _GRAD_GATE_TRUNCATED = truncated("(grad * up * slope)", "grad_gate_ptr.dtype.element_ty")
 _TOTAL = "total += rounded(value, values_ptr.dtype.element_ty, ROUND)"
+
+
+def expert_output(value: str, dtype: str) -> tuple[Edit, ...]:
+    """Multiply grad_output by `value`, and make the stage of `dtype`."""
+    return (
+        epilogue(f"{EXPERT_OUTPUT} * factor", f"{value} * factor"),
+        backward("grad.shape[-1], step.value_dtype", f"grad.shape[-1], {dtype}"),
+    )
+
 
 DOWN = (
     fault(
@@ -63,7 +75,7 @@ DOWN = (
     ),
     fault(
         "grad_intermediate zero", "leaves grad_intermediate zero (M6)",
-        (backward('"grad_intermediate": step.adapted(', '"grad_intermediate": 0 * step.adapted('),),
+        (backward('found["grad_intermediate"] = step', 'found["grad_intermediate"] = 0 * step'),),
         "grad_intermediate", "grad_gate_lora_b",
     ),
     fault(
@@ -92,7 +104,7 @@ DOWN = (
     ),
     fault(
         "grad_intermediate rounded", "rounds grad_intermediate",
-        (backward(_LORA, f"{_LORA}, out_dtype=step.dtype"),),
+        (backward(_GRAD_INTERMEDIATE, f"{_GRAD_INTERMEDIATE}, out_dtype=step.dtype"),),
         "grad_intermediate", "grad_gate_lora_b", dtypes=BOTH,
     ),
 )  # fmt: skip
@@ -118,7 +130,7 @@ ACTIVATION = (
     ),
     fault(
         "gradients of gate and up swapped", "takes the gradient of up for that of gate, and the reverse",
-        (backward('zip(("gate", "up"), grads', 'zip(("up", "gate"), grads'),), "grad_gate", "grad_gate_lora_b",
+        (backward("zip(names, grads,", "zip(names, grads[::-1],"),), "grad_gate", "grad_gate_lora_b",
     ),
     fault(
         "grad_up without sigmoid", "multiplies by gate, where silu(gate) is due",
@@ -219,13 +231,12 @@ UNROUNDED = (
     ),
     _eager(
         "grad_intermediate not rounded", "keeps grad_intermediate in fp32, where the contract rounds it",
-        (backward(_LORA, f"{_LORA}, out_dtype=torch.float32"),),
+        (backward(_GRAD_INTERMEDIATE, f"{_GRAD_INTERMEDIATE}, out_dtype=torch.float32"),),
         "grad_intermediate", "grad_gate_lora_b",
     ),
     _eager(
         "expert output not rounded", "keeps the recomputed output of an expert in fp32, where the contract rounds it",
-        (backward('((mid, t["down_lora_b"]),)', '((mid, t["down_lora_b"]),), out_dtype=torch.float32'),),
-        "expert_output", "grad_routing_weights",
+        expert_output("value", "torch.float32"), "expert_output", "grad_routing_weights",
     ),
 )  # fmt: skip
 

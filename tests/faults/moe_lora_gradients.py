@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults.moe_lora import BOTH, truncated
-from tests.faults.moe_lora_backward import backward, fault, gradients, outer
+from tests.faults.moe_lora import BOTH, linear, truncated
+from tests.faults.moe_lora_backward import EXPERT_OUTPUT, backward, epilogue, expert_output, fault, outer
 from tests.faults.moe_lora_routing import NO_DUPLICATES
 
 ANY = " or ".join(f"grad_{name}_lora_{part}" for name in ("gate", "up", "down") for part in "ab")
@@ -12,10 +12,11 @@ _DOT = "total_0 = tl.dot(tl.trans(left), right, total_0, input_precision="
 _STORED = "total.to(result_ptr.dtype.element_ty)"
 _OLD = "total = unchanged + total"
 _UNCHANGED = "total = tl.where(some, total, unchanged)"
-_MIDDLE = 'step.operand(t["x"],'
-_SORTED = 't["x"].repeat_interleave(step.routing.slots, 0)[step.routing.order].view(*grad.shape[:2], -1)'
+_MIDDLE = 'grouped_pair(t["x"],'
+_SORTED = 't["x"].repeat_interleave(step.routing.slots, 0)[step.routing.order].view(*grads[0].shape[:2], -1)'
 _PAIR = "pair = tl.load(order_ptr + position, mask=live, other=0)"
-_DOT_OF_PAIR = 'pair_dot(t["grad_output"], found["expert_output"]'
+_OF_PAIR = f"tl.sum({EXPERT_OUTPUT} * factor,"
+_COLUMNS = "mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)"
 
 ADAPTERS = (
     fault(
@@ -41,7 +42,7 @@ ADAPTERS = (
     ),
     fault(
         "A of gate for up", "recomputes the middle of up with A of gate (M27)",
-        (backward('t[f"{name}_lora_a"])\n        base', 't["gate_lora_a"])\n        base'),),
+        (backward('(t["gate_lora_a"], t["up_lora_a"])', '(t["gate_lora_a"], t["gate_lora_a"])'),),
         "up_lora_mid", "grad_up_lora_b",
     ),
     fault(
@@ -104,7 +105,10 @@ ADAPTERS = (
 ROUTING_WEIGHTS = (
     fault(
         "weights of the gradient", "multiplies by the weighted gradient, where grad_output is due",
-        (backward(_DOT_OF_PAIR, _DOT_OF_PAIR.replace('t["grad_output"]', 'found["grad_expert_output"]')),),
+        (
+            backward('t["grad_output"], step.routing, lora=lora', "grad, step.routing, lora=lora"),
+            linear("other_slots=routing.slots", "other_slots=1"),
+        ),
         "grad_routing_weights", "grad_routing_weights",
     ),
     fault(
@@ -113,22 +117,22 @@ ROUTING_WEIGHTS = (
     ),
     fault(
         "recomputed output rounded", "rounds the recomputed outputs of experts",
-        (backward('((mid, t["down_lora_b"]),)', '((mid, t["down_lora_b"]),), out_dtype=step.dtype'),),
+        expert_output("rounded(value, A, True)", "step.dtype"),
         "expert_output", "grad_routing_weights", dtypes=BOTH,
     ),
     fault(
         "products rounded", "rounds the products of which grad_routing_weights is the sum",
-        (gradients("total += grad * value", "total += (grad * value).to(tl.bfloat16).to(tl.float32)"),),
+        (epilogue(_OF_PAIR, f"tl.sum(({EXPERT_OUTPUT} * factor).to(tl.bfloat16).to(tl.float32),"),),
         "grad_routing_weights", "grad_routing_weights",
     ),
     fault(
         "last column left out", "leaves the last column out of grad_routing_weights",
-        (gradients("mask = routed & (column < columns)", "mask = routed & (column < columns - 1)"),),
+        (epilogue(_COLUMNS, _COLUMNS.replace("n_size", "n_size - 1")),),
         "grad_routing_weights", "grad_routing_weights",
     ),
     fault(
         "skipped pairs not written", "does not write grad_routing_weights of skipped pairs",
-        (gradients("keep_dims=True), mask=live)", "keep_dims=True), mask=routed)"),), "unwritten", "unwritten",
+        (epilogue("dot, mask=pairs.live)", "dot, mask=pairs.live & pairs.taken)"),), "uninitialised", "uninitialised",
     ),
 )  # fmt: skip
 
