@@ -15,6 +15,7 @@ from torch import Tensor
 PAIRS_PER_STEP = 64  # divides the order that the kernels declare
 TILES = (16, 64, 128)  # few sizes, so that there are few compiled variants
 STAGES = 4  # of the pipeline of loads; those of rows wait for the numbers of the pairs
+WARPS = 4
 
 
 def pair_depth(n: int) -> int:
@@ -128,7 +129,7 @@ def grouped_outer(
             ROWS=tiles[0], COLUMNS=tiles[1], STEP=PAIRS_PER_STEP, STAGES=STAGES,
             LEFT_ALIGNED=all(map(in_vectors, flat_lefts)),
             RIGHT_ALIGNED=in_vectors(flat_right) and all(old is None or in_vectors(old) for old in olds),
-            RIGHT_PER_TOKEN=right.dim() == 2,
+            RIGHT_PER_TOKEN=right.dim() == 2, num_warps=WARPS,
         )  # fmt: skip
     return results
 
