@@ -1,4 +1,4 @@
-"""What becomes of a tile of sums of a linear layer per expert: LoRA is added, and it is stored, or activated first."""
+"""What becomes of the sums of a tile of a linear layer per expert: LoRA is added, then they are stored or activated."""
 
 from __future__ import annotations
 
@@ -18,6 +18,22 @@ class Adapter(NamedTuple):
     scaling: Any
 
 
+class Outputs(NamedTuple):
+    """Tensors [P, N], or None: both sums, with and without LoRA; and what follows from gate and up, the two sums.
+
+    `dots` is [·, P], with a row for each tile of columns.
+    """
+
+    result: Any
+    second_result: Any
+    base: Any
+    second_base: Any
+    saved_gate: Any
+    saved_up: Any
+    intermediate: Any
+    dots: Any
+
+
 @triton.jit
 def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
     """The fp32 value, rounded to `dtype` if ROUND."""
@@ -27,16 +43,16 @@ def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
 
 
 @triton.jit
-def adapted(
-    base, adapter, pairs, n, n_size, ROUND: tl.constexpr,
-    BLOCK_R: tl.constexpr, STEPS: tl.constexpr, TURNED: tl.constexpr, VECTORS: tl.constexpr,
-):  # fmt: skip
+def adapted(base, adapter, pairs, n, n_size, VARIANT: tl.constexpr):
     """base + scaling · (middle · bᵀ) of columns n, or the base if there is no adapter; zero for experts elsewhere."""
     value = base
     if adapter.middle_ptr is not None:
         A: tl.constexpr = adapter.middle_ptr.dtype.element_ty
+        BLOCK_R: tl.constexpr = VARIANT.block_r
+        STEPS: tl.constexpr = VARIANT.rank_steps
+        ROUND: tl.constexpr = VARIANT.round_lora
         rank = adapter.rank
-        if VECTORS:
+        if VARIANT.lora_vectors:
             n_size, rank = n_size // 8 * 8, rank // 8 * 8
         product = tl.zeros(base.shape, tl.float32)
         for step in tl.static_range(STEPS):
@@ -44,8 +60,8 @@ def adapted(
             inside = (r < rank) & pairs.taken
             at = pairs.pair.to(tl.int64)[:, None] * rank + r[None, :]
             middle = tl.load(adapter.middle_ptr + at, mask=pairs.live[:, None] & inside[None, :], other=0.0)
-            ptr = adapter.b_ptr + pairs.expert * n_size * rank
-            at = r[:, None] * n_size + n[None, :] if TURNED else n[None, :] * rank + r[:, None]
+            ptr = adapter.b_ptr + pairs.expert.to(tl.int64) * n_size * rank
+            at = r[:, None] * n_size + n[None, :] if VARIANT.lora_turned else n[None, :] * rank + r[:, None]
             b = tl.load(ptr + at, mask=inside[:, None] & (n < n_size)[None, :], other=0.0)
             product = tl.dot(middle, b, product, input_precision="ieee")
         value = value + rounded(rounded(product, A, ROUND) * adapter.scaling, A, ROUND)
@@ -60,35 +76,28 @@ def store(ptr, value, pairs, n, n_size, VECTORS: tl.constexpr):
             n_size = n_size // 8 * 8
         at = pairs.pair.to(tl.int64)[:, None] * n_size + n[None, :]
         mask = pairs.live[:, None] & (n < n_size)[None, :]
-        if VECTORS:
-            at = tl.multiple_of(at, (1, 8))
         tl.store(ptr + at, value.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def store_swiglu(
-    saved_gate_ptr, saved_up_ptr, intermediate_ptr, gate, up, limit, pairs, n, n_size,
-    ROUND: tl.constexpr, VECTORS: tl.constexpr,
-):  # fmt: skip
+def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, ROUND: tl.constexpr, VECTORS: tl.constexpr):
     """Write gate and up, and silu(gate) · up of what the limit leaves of them."""
-    A: tl.constexpr = intermediate_ptr.dtype.element_ty
+    A: tl.constexpr = outputs.intermediate.dtype.element_ty
     gate, up = rounded(gate, A, ROUND), rounded(up, A, ROUND)
-    store(saved_gate_ptr, gate, pairs, n, n_size, VECTORS)
-    store(saved_up_ptr, up, pairs, n, n_size, VECTORS)
+    store(outputs.saved_gate, gate, pairs, n, n_size, VECTORS)
+    store(outputs.saved_up, up, pairs, n, n_size, VECTORS)
     gate, up = limited(gate, up, limit)
     silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
-    store(intermediate_ptr, silu * up, pairs, n, n_size, VECTORS)
+    store(outputs.intermediate, silu * up, pairs, n, n_size, VECTORS)
 
 
 @triton.jit
-def store_dot(dots_ptr, value, other, tile, pairs, count, n, n_size, ROUND: tl.constexpr, VECTORS: tl.constexpr):
+def store_dot(dots_ptr, value, other, tile, count, pairs, n, n_size, ROUND: tl.constexpr, VECTORS: tl.constexpr):
     """Write the sums over columns n of value · other into row `tile` of a tensor [·, count], for all pairs."""
     A: tl.constexpr = other.ptr.dtype.element_ty
-    if VECTORS:
-        n_size = n_size // 8 * 8
     at = (pairs.pair // other.slots).to(tl.int64)[:, None] * other.stride + n[None, :]
     if VECTORS:
-        at = tl.multiple_of(at, (1, 8))
+        n_size, at = n_size // 8 * 8, tl.multiple_of(at, (1, 8))
     mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)[None, :]
     factor = tl.load(other.ptr + at, mask=mask, other=0.0).to(tl.float32)
     dot = tl.sum(rounded(value, A, ROUND) * factor, axis=1)

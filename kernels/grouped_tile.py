@@ -13,6 +13,43 @@ import triton.language as tl
 from quantized_weights import load_quantized
 
 
+class Variant(NamedTuple):
+    """What the grouped matmul is compiled for.
+
+    Attributes:
+        second: of what a tile has a second sum: `columns`, the next BLOCK_N columns of the same result; `weight`, those
+            of another weight, with a result of its own; `none`.
+        epilogue: what becomes of the sums: `store`, `swiglu` or `dot`.
+        round_base, round_lora: what is rounded to the dtype of the rows.
+        layout: of the weights: `k` and `n` are descriptors of tensors that are contiguous along this dimension; `any`.
+        row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
+        lora_turned: the weights of adapters are [E, rank, N].
+        codes: for both weights, scheme, elements per scale, and whether it is turned.
+        block_m, tail_m: rows of a tile, and of one that needs no more for what is left of an expert's pairs.
+        block_n, block_k, block_r: columns of a sum, and terms that are added at a time, of rows and of adapters.
+        rank_steps: how many times terms of adapters are added.
+        other_vectors: the rows that the epilogue `dot` multiplies by consist of vectors of 16 bytes.
+    """
+
+    second: str
+    epilogue: str
+    round_base: bool
+    round_lora: bool
+    layout: str
+    row_vectors: bool
+    vectors: bool
+    lora_vectors: bool
+    lora_turned: bool
+    codes: tuple[tuple[str, int, bool], tuple[str, int, bool]]
+    block_m: int
+    tail_m: int
+    block_n: int
+    block_k: int
+    block_r: int
+    rank_steps: int
+    other_vectors: bool
+
+
 class Rows(NamedTuple):
     """The left operand [R, K]; row pair // slots is that of a pair. Elements of a row have no gaps."""
 
@@ -22,12 +59,14 @@ class Rows(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """The right operand [E, N, K] of any strides, or the codes of one, which then has scales [E, N, K / group].
+    """The right operand [E, N, K], or the codes of one, which then has scales [E, N, K / group].
 
-    Strides of codes are those of the weight as it is stored, which is [E, K, N] if it is turned.
+    Attributes:
+        data: a pointer; or a descriptor of the weight, or of [E, K, N] where n is its contiguous dimension.
+        expert_stride, n_stride, k_stride: of what is pointed to; codes of a turned weight are [E, K, N].
     """
 
-    ptr: Any
+    data: Any
     expert_stride: Any
     n_stride: Any
     k_stride: Any
@@ -38,8 +77,18 @@ class Weight(NamedTuple):
     scale_group_stride: Any
 
 
+class Table(NamedTuple):
+    """The pairs in the order of their experts, and the blocks of it: see `Routing`."""
+
+    order_ptr: Any
+    offsets_ptr: Any
+    block_experts_ptr: Any
+    block_starts_ptr: Any
+    experts: Any
+
+
 class Pairs(NamedTuple):
-    """The pairs of a tile [BLOCK_M], which of them there are, and their expert; `taken` if that is one of those here."""
+    """The pairs of a tile [BLOCK_M], which of them there are, and their expert; whether it is one of those here."""
 
     pair: Any
     live: Any
@@ -48,83 +97,88 @@ class Pairs(NamedTuple):
 
 
 @triton.jit
-def place(tile, blocks, columns, GROUP: tl.constexpr):
-    """(block, column) of a tile: of GROUP blocks all columns come first, so that what they share is still in cache."""
-    group = tile // (GROUP * columns)
-    within = tile % (GROUP * columns)
-    height = tl.minimum(blocks - group * GROUP, GROUP)
-    return group * GROUP + within % height, within // height
+def place(tile, blocks, columns, BLOCKS_PER_GROUP: tl.constexpr):
+    """(block, column) of a tile: of a group of blocks all columns come first, so that what they share is in cache."""
+    group = tile // (BLOCKS_PER_GROUP * columns)
+    within = tile % (BLOCKS_PER_GROUP * columns)
+    height = tl.minimum(blocks - group * BLOCKS_PER_GROUP, BLOCKS_PER_GROUP)
+    return group * BLOCKS_PER_GROUP + within % height, within // height
 
 
 @triton.jit
-def pairs_of(block, expert, experts, order_ptr, offsets_ptr, block_starts_ptr, BLOCK_M: tl.constexpr):
-    """The pairs of a block, which has an expert."""
-    position = tl.load(block_starts_ptr + block) + tl.arange(0, BLOCK_M)
-    live = position < tl.load(offsets_ptr + expert + 1)
-    pair = tl.load(order_ptr + position, mask=live, other=0).to(tl.int32)
-    return Pairs(pair, live, expert, expert < experts)
+def pairs_of(table, block, expert, BLOCK_M: tl.constexpr):
+    """The first BLOCK_M pairs of a block of this expert."""
+    position = tl.load(table.block_starts_ptr + block) + tl.arange(0, BLOCK_M)
+    live = position < tl.load(table.offsets_ptr + expert + 1)
+    pair = tl.load(table.order_ptr + position, mask=live, other=0).to(tl.int32)
+    return Pairs(pair, live, expert, expert < table.experts)
 
 
 @triton.jit
-def load_rows(ptr, k, mask, LAYOUT: tl.constexpr):
+def load_rows(ptr, k, mask, ROW_VECTORS: tl.constexpr):
     """The elements k of rows that start at `ptr`, zero outside of the mask."""
     pointers = ptr + k
-    if LAYOUT != "any":
+    if ROW_VECTORS:
         pointers = tl.multiple_of(pointers, (1, 16))
     return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
-def load_weight(weight, expert, n, k, n_size, k_size, A: tl.constexpr, LAYOUT: tl.constexpr, CODES: tl.constexpr):
-    """The elements [k, n] of an expert's weight, of dtype A, zero outside of it; CODES are those of `code_arguments`."""
-    SCHEME: tl.constexpr = CODES[0]
-    GROUP: tl.constexpr = CODES[1]
-    TURNED: tl.constexpr = CODES[2]
-    mask = (k < k_size)[:, None] & (n < n_size)[None, :]
-    ptr = weight.ptr + expert * weight.expert_stride
-    n, k = n[None, :], k[:, None]
-    if SCHEME != "none":
-        row, column = n, k
-        if TURNED:
-            row, column = k, n
-        value = load_quantized(
-            ptr, weight.scale_ptr, weight.zero_ptr, row, column, weight.n_stride, weight.k_stride,
-            expert * weight.scale_expert_stride, weight.scale_n_stride, weight.scale_group_stride,
-            mask, A, SCHEME, GROUP,
-        )  # fmt: skip
+def load_weight(
+    weight, expert, first_n, first_k, n_size, k_size, A: tl.constexpr, WHICH: tl.constexpr, VARIANT: tl.constexpr
+):
+    """The tile [k, n] of an expert's weight from these indices on, of dtype A, zero outside of it.
+
+    WHICH of the two weights it is says what codes it has.
+    """
+    BLOCK_N: tl.constexpr = VARIANT.block_n
+    BLOCK_K: tl.constexpr = VARIANT.block_k
+    SCHEME: tl.constexpr = VARIANT.codes[WHICH][0]
+    GROUP: tl.constexpr = VARIANT.codes[WHICH][1]
+    TURNED: tl.constexpr = VARIANT.codes[WHICH][2]
+    if VARIANT.layout == "k":
+        value = weight.data.load([expert, first_n, first_k]).reshape(BLOCK_N, BLOCK_K).T
+    elif VARIANT.layout == "n":
+        value = weight.data.load([expert, first_k, first_n]).reshape(BLOCK_K, BLOCK_N)
     else:
-        if LAYOUT == "k":
-            pointers = tl.multiple_of(ptr + n * weight.n_stride + k, (16, 1))
-        elif LAYOUT == "n":
-            pointers = tl.multiple_of(ptr + k * weight.k_stride + n, (1, 16))
+        n, k = (first_n + tl.arange(0, BLOCK_N))[None, :], (first_k + tl.arange(0, BLOCK_K))[:, None]
+        mask = (k < k_size) & (n < n_size)
+        ptr = weight.data + expert.to(tl.int64) * weight.expert_stride
+        if SCHEME == "none":
+            value = tl.load(ptr + n * weight.n_stride + k * weight.k_stride, mask=mask, other=0.0)
         else:
-            pointers = ptr + n * weight.n_stride + k * weight.k_stride
-        value = tl.load(pointers, mask=mask, other=0.0)
+            row, column = n, k
+            if TURNED:
+                row, column = k, n
+            value = load_quantized(
+                ptr, weight.scale_ptr, weight.zero_ptr, row, column, weight.n_stride, weight.k_stride,
+                expert.to(tl.int64) * weight.scale_expert_stride, weight.scale_n_stride, weight.scale_group_stride,
+                mask, A, SCHEME, GROUP,
+            )  # fmt: skip
     return value
 
 
 @triton.jit
 def add_products(
     first, second, rows, weight, n, second_weight, second_n, pairs, n_size, k_size,
-    BLOCK_K: tl.constexpr, PAIRED: tl.constexpr, LAYOUT: tl.constexpr, CODES: tl.constexpr, SECOND_CODES: tl.constexpr,
+    WHICH: tl.constexpr, SECOND: tl.constexpr, VARIANT: tl.constexpr,
 ):  # fmt: skip
-    """first + rows · weightᵀ of columns n, and likewise `second` if PAIRED: rows are loaded once for both.
+    """first + rows · weightᵀ of columns from n on, and likewise `second` if there is one: rows are loaded once for both.
 
-    Where the pairs' expert is not here, nothing is read.
+    WHICH of the two weights each one is says what codes they have. Where the pairs' expert is not here, nothing is read.
     """
     A: tl.constexpr = rows.ptr.dtype.element_ty
+    BLOCK_K: tl.constexpr = VARIANT.block_k
     k_size = tl.where(pairs.taken, k_size, 0)
-    if LAYOUT != "any":
+    if VARIANT.row_vectors:
         k_size = k_size // 8 * 8  # changes nothing, but shows the compiler that masks are uniform over a vector
-    if LAYOUT == "n":
-        n_size = n_size // 8 * 8
     ptr = rows.ptr + ((pairs.pair // rows.slots).to(tl.int64) * rows.stride)[:, None]
     for start in range(0, k_size, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        left = load_rows(ptr, k[None, :], pairs.live[:, None] & (k < k_size)[None, :], LAYOUT)
-        right = load_weight(weight, pairs.expert, n, k, n_size, k_size, A, LAYOUT, CODES)
+        left = load_rows(ptr, k[None, :], pairs.live[:, None] & (k < k_size)[None, :], VARIANT.row_vectors)
+        right = load_weight(weight, pairs.expert, n, start, n_size, k_size, A, WHICH, VARIANT)
         first = tl.dot(left, right, first, input_precision="ieee")
-        if PAIRED:
-            right = load_weight(second_weight, pairs.expert, second_n, k, n_size, k_size, A, LAYOUT, SECOND_CODES)
+        if VARIANT.second != "none":
+            right = load_weight(second_weight, pairs.expert, second_n, start, n_size, k_size, A, SECOND, VARIANT)
             second = tl.dot(left, right, second, input_precision="ieee")
     return first, second

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 BLOCK_ROWS = (16, 64, 128)
+PAIRS_PER_STEP = 2048
+EXPERTS_PER_STEP = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,33 +39,88 @@ class Routing:
     block_starts: Tensor
 
 
+@triton.jit
+def _local_experts(ids_ptr, pair, pairs, slots, token_stride, slot_stride, experts, first_expert):
+    """The expert of each pair: `experts` where it is not held here, and one more past the last pair."""
+    at = (pair // slots).to(tl.int64) * token_stride + (pair % slots).to(tl.int64) * slot_stride
+    local = tl.load(ids_ptr + at, mask=pair < pairs, other=0).to(tl.int64) - first_expert
+    local = tl.where((local >= 0) & (local < experts), local, experts)
+    return tl.where(pair < pairs, local, experts + 1).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["pairs", "slots", "token_stride", "slot_stride", "experts", "first_expert"])
+def _sort_kernel(
+    ids_ptr, local_experts_ptr, order_ptr, offsets_ptr,
+    pairs, slots, token_stride: tl.int64, slot_stride: tl.int64, experts, first_expert: tl.int64, STEP: tl.constexpr,
+):  # fmt: skip
+    """The pairs of one expert per program, which counts those of the experts before; the last one has the skipped."""
+    own = tl.program_id(0)
+    before = tl.zeros([STEP], tl.int32)
+    for start in range(0, pairs, STEP):
+        pair = start + tl.arange(0, STEP)
+        local = _local_experts(ids_ptr, pair, pairs, slots, token_stride, slot_stride, experts, first_expert)
+        before += (local < own).to(tl.int32)
+    offset = tl.sum(before)
+    tl.store(offsets_ptr + own, offset.to(tl.int64))
+    for start in range(0, pairs, STEP):
+        pair = start + tl.arange(0, STEP)
+        local = _local_experts(ids_ptr, pair, pairs, slots, token_stride, slot_stride, experts, first_expert)
+        mine = (local == own).to(tl.int32)
+        tl.store(order_ptr + offset + tl.cumsum(mine) - 1, pair.to(tl.int64), mask=mine != 0)
+        tl.store(local_experts_ptr + pair, local.to(tl.int64), mask=mine != 0)
+        offset += tl.sum(mine)
+    if own == experts:
+        tl.store(offsets_ptr + experts + 1, offset.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["experts", "blocks", "rows"])
+def _cut_kernel(
+    offsets_ptr, block_experts_ptr, block_starts_ptr, experts, blocks, rows, EXPERTS: tl.constexpr, STEP: tl.constexpr
+):
+    """The blocks of one expert per program, after those of the experts before; the last one fills what is unused."""
+    own = tl.program_id(0)
+    before = tl.zeros([EXPERTS], tl.int64)
+    for first in range(0, own, EXPERTS):
+        expert = first + tl.arange(0, EXPERTS)
+        start = tl.load(offsets_ptr + expert, mask=expert < own, other=0)
+        end = tl.load(offsets_ptr + expert + 1, mask=expert < own, other=0)
+        before += (end - start + rows - 1) // rows
+    start, end = tl.load(offsets_ptr + own), tl.load(offsets_ptr + own + 1)
+    place = tl.sum(before)
+    used = (end - start + rows - 1) // rows
+    until = tl.where(own == experts, blocks - place, used)
+    for first in range(0, until, STEP):
+        block = first + tl.arange(0, STEP)
+        expert = tl.where(block < used, own, -1).to(tl.int64)
+        tl.store(block_experts_ptr + place + block, expert, mask=block < until)
+        tl.store(block_starts_ptr + place + block, start + block.to(tl.int64) * rows, mask=block < until)
+
+
 def route(expert_ids: Tensor, experts: int, first_expert: int) -> Routing:
     """Sort the pairs of expert_ids [T, k], where expert e has the id first_expert + e; other ids are skipped.
 
     Nothing waits for the device.
     """
-    ids = expert_ids.reshape(-1).to(torch.int64)
-    held = (ids >= first_expert) & (ids < first_expert + experts)
-    local_experts = torch.where(held, ids - first_expert, experts)
-    ascending, order = torch.sort(local_experts, stable=True)
-    offsets = torch.searchsorted(ascending, torch.arange(experts + 2, device=ids.device))
-    rows = rows_per_block(len(ids), experts)
-    blocks = _blocks(offsets, len(ids) // rows + min(len(ids), experts + 1), rows)
-    return Routing(*expert_ids.shape, experts, local_experts, order, offsets, rows, *blocks)
+    tokens, slots = expert_ids.shape
+    pairs = tokens * slots
+    rows = rows_per_block(pairs, experts)
+    blocks = pairs // rows + min(pairs, experts + 1)
+    sizes = (pairs, pairs, experts + 2, blocks, blocks)
+    memory = torch.empty(sum(sizes), dtype=torch.int64, device=expert_ids.device)
+    local_experts, order, offsets, block_experts, block_starts = memory.split(sizes)
+    grid = (experts + 1,)
+    with torch.accelerator.device_index(expert_ids.device.index):
+        _sort_kernel[grid](
+            expert_ids, local_experts, order, offsets, pairs, slots, *expert_ids.stride(), experts, first_expert,
+            STEP=PAIRS_PER_STEP, num_warps=8,
+        )  # fmt: skip
+        _cut_kernel[grid](
+            offsets, block_experts, block_starts, experts, blocks, rows,
+            EXPERTS=EXPERTS_PER_STEP, STEP=EXPERTS_PER_STEP, num_warps=4,
+        )  # fmt: skip
+    return Routing(tokens, slots, experts, local_experts, order, offsets, rows, block_experts, block_starts)
 
 
 def rows_per_block(pairs: int, experts: int) -> int:
     """Height of a block: the smallest that holds the pairs of an expert if all have equally many, or the largest."""
     return next((rows for rows in BLOCK_ROWS if rows * experts >= pairs), BLOCK_ROWS[-1])
-
-
-def _blocks(offsets: Tensor, blocks: int, rows: int) -> tuple[Tensor, Tensor]:
-    """(block_experts, block_starts) for a number of blocks that is never too small: one per `rows` and per expert."""
-    per_expert = (offsets.diff() + rows - 1) // rows
-    ends = per_expert.cumsum(0)
-    block = torch.arange(blocks, device=offsets.device)
-    expert = torch.searchsorted(ends, block, right=True)
-    used = expert < len(ends)
-    expert = torch.where(used, expert, 0)
-    starts = offsets[expert] + (block - ends[expert] + per_expert[expert]) * rows
-    return torch.where(used, expert, -1), starts

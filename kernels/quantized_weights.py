@@ -6,7 +6,7 @@ weight is never copied in that dtype: slices and transposed weights are views, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+NUMBERS = ("none", 1, False)
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -220,17 +221,19 @@ def base_weights(
     }
 
 
-def code_arguments(weights: list[Tensor | QuantizedWeight]) -> dict[str, Any]:
-    """What a kernel has to know, besides the codes, of up to two weights; CODES_i are the scheme, `none` for numbers,
-    the elements per scale, and whether it is turned."""
+def codes_of(weights: Sequence[Tensor | QuantizedWeight]) -> tuple[tuple[str, int, bool], ...]:
+    """Of two weights, (scheme, elements per scale, whether it is turned); the scheme is `none` for numbers, or nothing."""
+    given = [(w.scheme, w.group, w.turned) if isinstance(w, QuantizedWeight) else NUMBERS for w in weights]
+    return tuple((*given, NUMBERS)[:2])
+
+
+def scale_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, Any]:
+    """What a kernel has to know of the scales of up to two weights."""
     arguments: dict[str, Any] = {}
     for i in (0, 1):
-        weight = weights[i] if i < len(weights) else None
-        scheme, group, turned, scale, zero, strides = "none", 1, False, None, None, (0, 0, 0)
+        weight, scale, zero, strides = weights[i] if i < len(weights) else None, None, None, (0, 0, 0)
         if isinstance(weight, QuantizedWeight):
-            scheme, group, turned = weight.scheme, weight.group, weight.turned
             scale, zero, strides = weight.scale, weight.zero, weight.scale.stride()
-        arguments[f"CODES_{i}"] = (scheme, group, turned)
         arguments |= {f"scale_{i}_ptr": scale, f"zero_{i}_ptr": zero}
         arguments |= {f"scale_{i}_{dim}_stride": s for dim, s in zip(("expert", "n", "group"), strides, strict=True)}
     return arguments

@@ -62,4 +62,4 @@ def patch_language() -> None:
     scope.set_attr(tl.tensor, "T", property(_transposed))
     for owner, name, original in scope._changes:
         if inspect.ismodule(owner) and callable(original):
-            SUBSTITUTES[id(original)] = getattr(owner, name)
+            SUBSTITUTES[id(original)] = original, getattr(owner, name)

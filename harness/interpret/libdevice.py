@@ -96,10 +96,10 @@ def replace_libdevice() -> None:
     for name, stub in inspect.getmembers(stubs, inspect.isfunction):
         declaration = getattr(declared, name, None)
         call = _unavailable(name) if declaration is None else _with_semantic(declaration)
-        SUBSTITUTES[id(stub)] = call
+        SUBSTITUTES[id(stub)] = stub, call
         setattr(stubs, name, call)
         if declaration is not None:
-            SUBSTITUTES[id(declaration)] = call
+            SUBSTITUTES[id(declaration)] = declaration, call
             setattr(declared, name, call)
 
 

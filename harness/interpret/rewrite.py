@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
-SUBSTITUTES: dict[int, Any] = {}
-"""id of a function of Triton's language → its interpreted form, for kernels that imported the function itself."""
+SUBSTITUTES: dict[int, tuple[Any, Any]] = {}
+"""id of a function of Triton's language → itself and its interpreted form, for kernels that imported the function itself."""
 
 
 class AmbiguousTruth(TypeError):
@@ -165,7 +165,7 @@ class Namespace(dict[str, Any]):
 def _interpreted(value: Any) -> Any:
     """A function of Triton's language as it is interpreted, also one that a second copy of its module holds."""
     if id(value) in SUBSTITUTES:
-        return SUBSTITUTES[id(value)]
+        return SUBSTITUTES[id(value)][1]
     if isinstance(value, FunctionType) and str(value.__module__).startswith("triton.language."):
         return getattr(sys.modules.get(value.__module__), value.__qualname__, value)
     return value
