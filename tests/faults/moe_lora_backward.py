@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import BOTH, DOT, FP32_DOT, FP32_OUTPUT, forward, linear, truncated
+from tests.faults.moe_lora import BOTH, FP32_OUTPUT, forward, truncated
 from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
@@ -20,11 +20,19 @@ _WEIGHED_TRUNCATED = truncated("(weight * grad)", "result_ptr.dtype.element_ty")
 _MIDDLE = 'step.operand(grad, turned(t["down_lora_b"]))'
 _MIDDLE_FP32 = _MIDDLE.replace("step.", "Backward(step.routing, step.scaling, torch.float32, step.eager).")
 _ROUND_BASE, _ROUND_LORA = "round_base=self.eager", "round_lora=self.eager"
-_FP32_OUTER = tuple(
-    outer(
-        f"tl.dot(tl.trans(left), right, {total}", f"tl.dot(tl.trans(left).to(tl.float32), right.to(tl.float32), {total}"
-    )
-    for total in ("total_0", "total_1")
+
+
+def _in_fp32(file: str, left: str, right: str, total: str) -> Edit:
+    """Multiply in fp32 what may be of two dtypes."""
+    dot = "tl.dot({}, {}, TOTAL,".replace("TOTAL", total)
+    return Edit(dot.format(left, right), dot.format(f"{left}.to(tl.float32)", f"{right}.to(tl.float32)"), file)
+
+
+_FP32_DOTS = (
+    *(_in_fp32("moe_lora_outer.py", "tl.trans(left)", "right", total) for total in ("total_0", "total_1")),
+    *(_in_fp32("grouped_tile.py", "left", "right", total) for total in ("first", "second")),
+    _in_fp32("grouped_epilogue.py", "middle", "b", "product"),
+    linear("all(map(_in_vectors, flat))", "False"),  # eight numbers of two bytes are one
 )
 _BASE = '((grad, turned(t["down_proj"])),)'
 _FIRST_COLUMNS = 'torch.nn.functional.pad(t["down_proj"][..., :16], (0, max(0, rows.shape[2] - 16)))'
@@ -55,7 +63,7 @@ DOWN = (
         "grad_expert_output in fp32", "keeps routing weight · grad_output in fp32",
         (
             gradients("result = grad_output.new_empty(", "result = grad_output.float().new_empty("),
-            linear(DOT, FP32_DOT), *_FP32_OUTER,
+            *_FP32_DOTS,
         ),
         "grad_expert_output", "grad_down_lora_a or grad_gate_lora_b",
     ),
@@ -66,7 +74,7 @@ DOWN = (
     ),
     fault(
         "middle in fp32", "keeps the operand between B and A of down in fp32",
-        (backward(_MIDDLE, _MIDDLE_FP32), linear(DOT, FP32_DOT), *_FP32_OUTER),
+        (backward(_MIDDLE, _MIDDLE_FP32), *_FP32_DOTS),
         "grad_down_mid", "grad_down_lora_a", dtypes=BOTH,
     ),
     fault(
