@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import BOTH, FP32_OUTPUT, forward, truncated
+from tests.faults.moe_lora import BOTH, FP32_OUTPUT, forward, linear, truncated
 from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
