@@ -105,6 +105,11 @@ def swiglu_backward(
     return grad_gate, grad_up
 
 
+def block_of(columns: int) -> int:
+    """Columns of a program, of a row of so many."""
+    return next((size for size in BLOCKS if size >= columns), BLOCKS[-1])
+
+
 def _for_all_pairs(
     kernel: Any,
     routing: Routing,
@@ -117,7 +122,7 @@ def _for_all_pairs(
     if not pairs:
         return
     flat = {name: flat_rows(tensor) for name, tensor in rows.items()}
-    block = next((size for size in BLOCKS if size >= columns), BLOCKS[-1])
+    block = block_of(columns)
     height = ELEMENTS_PER_PROGRAM // block
     grid = (triton.cdiv(pairs, height), triton.cdiv(columns, block))
     with torch.accelerator.device_index(routing.order.device.index):

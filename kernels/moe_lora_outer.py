@@ -13,7 +13,7 @@ from row_layout import address
 from torch import Tensor
 
 PAIRS_PER_STEP = 64  # divides the order that the kernels declare
-TILES = (16, 64, 128)  # few sizes, so that there are few compiled variants
+TILES = (16, 128)  # few sizes, so that there are few compiled variants
 STAGES = 4  # of the pipeline of loads; those of rows wait for the numbers of the pairs
 WARPS = 4
 
@@ -119,7 +119,7 @@ def grouped_outer(
     results = [torch.empty(shape, dtype=out_dtype, device=right.device) for _ in lefts]
     flat_lefts, flat_right = [flat_rows(left) for left in lefts], flat_rows(right)
     olds = [None if old is None else old.contiguous() for old in olds]
-    tiles = [next((tile for tile in TILES if tile >= size), TILES[-1]) for size in (rows, columns)]
+    tiles = [tile_of(size) for size in (rows, columns)]
     row_tiles, column_tiles = triton.cdiv(rows, tiles[0]), triton.cdiv(columns, tiles[1])
     with torch.accelerator.device_index(right.device.index):
         _grouped_outer_kernel[(routing.experts * row_tiles * column_tiles,)](
@@ -132,6 +132,11 @@ def grouped_outer(
             RIGHT_PER_TOKEN=right.dim() == 2, num_warps=WARPS,
         )  # fmt: skip
     return results
+
+
+def tile_of(size: int) -> int:
+    """Rows or columns of a tile of results that have so many."""
+    return next((tile for tile in TILES if tile >= size), TILES[-1])
 
 
 def _two(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:

@@ -6,10 +6,8 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from row_layout import VECTOR_BYTES, VECTOR_LANES
 from torch import Tensor
-
-VECTOR_BYTES = 16
-VECTOR_LANES = 16
 
 
 @triton.jit

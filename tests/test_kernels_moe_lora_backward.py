@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cases.moe_lora_backward import groups
 from harness import assert_contract
 from harness.errors import UnsupportedCase
 from harness.kernel import load_kernels
@@ -267,6 +269,24 @@ def test_an_outer_product_over_many_pairs_and_tiles():
         for rows, actual in zip(lefts, results, strict=True):
             exact = rows[token, slot].double().t() @ right[token].double() / 4
             assert_bits(actual[e], exact.float(), f"expert {e}")
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_examples_reach_every_size_of_tiles_and_blocks(small):
+    outer, weigh = (BY_NAME[name].__globals__ for name in ("grouped_outer", "weigh"))
+    sizes = [
+        {spec.name: spec.shape for spec in case.tensors}
+        for group in groups(TRITON.accepts, small=small)
+        for case in group.examples
+    ]
+    tiles, blocks = set(), set()
+    for shape in sizes:
+        _, rank, hidden = shape["gate_lora_a"]
+        width = shape["saved_gate"][2]
+        tiles |= {tuple(map(outer["tile_of"], pair)) for pair in ((rank, hidden), (width, rank), (rank, width))}
+        blocks |= {weigh["block_of"](hidden)}
+    assert tiles >= set(product(outer["TILES"], repeat=2))
+    assert blocks == set(weigh["BLOCKS"])
 
 
 def test_depth_is_never_more_than_any_order_needs():
