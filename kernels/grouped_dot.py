@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from grouped_linear import LARGEST_BLOCK_N, Factors, launch, paired_columns
+from grouped_linear import Factors, launch
+from grouped_plan import LARGEST_BLOCK_N
 from moe_lora_routing import Routing
 from torch import Tensor
 
@@ -52,12 +53,11 @@ def grouped_dot(
     """
     rows, weight = operand
     result = torch.empty(routing.tokens, routing.slots, dtype=torch.float32, device=rows.device)
-    second = paired_columns(routing, weight.shape[1])
     tiles = triton.cdiv(weight.shape[1], LARGEST_BLOCK_N)
     dots = result.new_empty(tiles + tiles % 2, *result.shape)
     outputs = {"result": out, "second_result": out, "dots": dots}
     launch(
-        [rows], [weight], lora, routing, outputs, second=second, epilogue="dot", other=other, scaling=scaling,
+        [rows], [weight], lora, routing, outputs, epilogue="dot", other=other, scaling=scaling,
         round_base=rounded, round_lora=rounded,
     )  # fmt: skip
     if result.numel():

@@ -10,10 +10,14 @@ from swiglu_limit import limited
 
 
 class Adapter(NamedTuple):
-    """What LoRA adds: the rows [P, rank] of all pairs, and a weight [E, N, rank], or [E, rank, N] if it is turned."""
+    """What LoRA adds: rows [P, rank] of all pairs, and a weight [E, N, rank], or [E, rank, N] if it is turned.
+
+    The rows, and the weight of an expert, have no gaps.
+    """
 
     middle_ptr: Any
     b_ptr: Any
+    b_expert_stride: Any
     rank: Any
     scaling: Any
 
@@ -58,11 +62,17 @@ def adapted(base, adapter, pairs, n, n_size, VARIANT: tl.constexpr):
         for step in tl.static_range(STEPS):
             r = step * BLOCK_R + tl.arange(0, BLOCK_R)
             inside = (r < rank) & pairs.taken
-            at = pairs.pair.to(tl.int64)[:, None] * rank + r[None, :]
-            middle = tl.load(adapter.middle_ptr + at, mask=pairs.live[:, None] & inside[None, :], other=0.0)
-            ptr = adapter.b_ptr + pairs.expert.to(tl.int64) * n_size * rank
-            at = r[:, None] * n_size + n[None, :] if VARIANT.lora_turned else n[None, :] * rank + r[:, None]
-            b = tl.load(ptr + at, mask=inside[:, None] & (n < n_size)[None, :], other=0.0)
+            middle_ptr = adapter.middle_ptr + (pairs.pair.to(tl.int64)[:, None] * rank + r[None, :])
+            b_ptr = adapter.b_ptr + pairs.expert.to(tl.int64) * adapter.b_expert_stride
+            if VARIANT.lora_turned:
+                b_ptr = b_ptr + (r[:, None] * n_size + n[None, :])
+            else:
+                b_ptr = b_ptr + (n[None, :] * rank + r[:, None])
+            if VARIANT.lora_vectors:
+                middle_ptr = tl.multiple_of(middle_ptr, (1, 16))
+                b_ptr = tl.multiple_of(b_ptr, (1, 16) if VARIANT.lora_turned else (16, 1))
+            middle = tl.load(middle_ptr, mask=pairs.live[:, None] & inside[None, :], other=0.0)
+            b = tl.load(b_ptr, mask=inside[:, None] & (n < n_size)[None, :], other=0.0)
             product = tl.dot(middle, b, product, input_precision="ieee")
         value = value + rounded(rounded(product, A, ROUND) * adapter.scaling, A, ROUND)
     return tl.where(pairs.taken, value, 0.0)  # a scaling that is infinite in fp32 would give NaN
@@ -80,9 +90,11 @@ def store(ptr, value, pairs, n, n_size, VECTORS: tl.constexpr):
 
 
 @triton.jit
-def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, ROUND: tl.constexpr, VECTORS: tl.constexpr):
+def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, VARIANT: tl.constexpr):
     """Write gate and up, and silu(gate) · up of what the limit leaves of them."""
     A: tl.constexpr = outputs.intermediate.dtype.element_ty
+    ROUND: tl.constexpr = VARIANT.round_swiglu
+    VECTORS: tl.constexpr = VARIANT.vectors
     gate, up = rounded(gate, A, ROUND), rounded(up, A, ROUND)
     store(outputs.saved_gate, gate, pairs, n, n_size, VECTORS)
     store(outputs.saved_up, up, pairs, n, n_size, VECTORS)
@@ -92,13 +104,13 @@ def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, ROUND: tl.constexpr
 
 
 @triton.jit
-def store_dot(dots_ptr, value, other, tile, count, pairs, n, n_size, ROUND: tl.constexpr, VECTORS: tl.constexpr):
-    """Write the sums over columns n of value · other into row `tile` of a tensor [·, count], for all pairs."""
-    A: tl.constexpr = other.ptr.dtype.element_ty
+def store_dot(work, value, tile, pairs, n, VARIANT: tl.constexpr):
+    """Write the sums of value · other over columns n, those of a tile."""
+    other, n_size = work.other, work.n_size
     at = (pairs.pair // other.slots).to(tl.int64)[:, None] * other.stride + n[None, :]
-    if VECTORS:
+    if VARIANT.other_vectors:
         n_size, at = n_size // 8 * 8, tl.multiple_of(at, (1, 8))
     mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)[None, :]
     factor = tl.load(other.ptr + at, mask=mask, other=0.0).to(tl.float32)
-    dot = tl.sum(rounded(value, A, ROUND) * factor, axis=1)
-    tl.store(dots_ptr + tile.to(tl.int64) * count + pairs.pair, dot, mask=pairs.live)
+    dot = tl.sum(rounded(value, other.ptr.dtype.element_ty, VARIANT.round_base) * factor, axis=1)
+    tl.store(work.outputs.dots + tile.to(tl.int64) * work.pair_count + pairs.pair, dot, mask=pairs.live)

@@ -20,13 +20,13 @@ class Variant(NamedTuple):
         second: of what a tile has a second sum: `columns`, the next BLOCK_N columns of the same result; `weight`, those
             of another weight, with a result of its own; `none`.
         epilogue: what becomes of the sums: `store`, `swiglu` or `dot`.
-        round_base, round_lora: what is rounded to the dtype of the rows.
+        round_base, round_lora, round_swiglu: what is rounded to the dtype of the rows, step by step.
         layout: of the weights: `k` and `n` are descriptors of tensors that are contiguous along this dimension; `any`.
         row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
         lora_turned: the weights of adapters are [E, rank, N].
         codes: for both weights, scheme, elements per scale, and whether it is turned.
-        block_m, tail_m: rows of a tile, and of one that needs no more for what is left of an expert's pairs.
-        block_n, block_k, block_r: columns of a sum, and terms that are added at a time, of rows and of adapters.
+        block_m, block_n: pairs and columns of a sum.
+        block_k, block_r: terms that are added at a time, of rows and of adapters.
         rank_steps: how many times terms of adapters are added.
         other_vectors: the rows that the epilogue `dot` multiplies by consist of vectors of 16 bytes.
     """
@@ -35,6 +35,7 @@ class Variant(NamedTuple):
     epilogue: str
     round_base: bool
     round_lora: bool
+    round_swiglu: bool
     layout: str
     row_vectors: bool
     vectors: bool
@@ -42,7 +43,6 @@ class Variant(NamedTuple):
     lora_turned: bool
     codes: tuple[tuple[str, int, bool], tuple[str, int, bool]]
     block_m: int
-    tail_m: int
     block_n: int
     block_k: int
     block_r: int

@@ -106,7 +106,8 @@ def gate_and_up(
     launch(
         [x], weights, tuple(zip(middles, lora_b, strict=True)), routing,
         {output: found.get(name) for output, name in GATE_AND_UP.items()},
-        second="weight", epilogue="swiglu", scaling=scaling, limit=swiglu_limit, round_base=eager, round_lora=eager,
+        scaling=scaling, limit=swiglu_limit, paired=True, epilogue="swiglu",
+        round_base=eager, round_lora=eager, round_swiglu=eager,
     )  # fmt: skip
     return found | dict(zip(("gate_lora_mid", "up_lora_mid"), middles, strict=False))
 
@@ -120,7 +121,7 @@ def _both(parameters: Mapping[str, Tensor], part: str) -> tuple[Tensor, ...]:
 def down(
     intermediate: Tensor, routing: Routing, parameters: Mapping[str, Tensor], *, scaling: float, eager: bool
 ) -> dict[str, Tensor]:
-    """`expert_output` [T, k, H], fp32 or with `eager` of the rows' dtype, and `down_lora_mid` [T, k, r] if there is one."""
+    """`expert_output` [T, k, H], fp32 or with `eager` of the rows' dtype, and `down_lora_mid` [T, k, r] if there is LoRA."""
     weight, lora_a, lora_b = (parameters.get(f"down_{part}") for part in ("proj", "lora_a", "lora_b"))
     found, dtype = {}, intermediate.dtype
     if lora_a is not None:

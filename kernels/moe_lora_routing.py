@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK_ROWS = (16, 64, 128)
-PAIRS_PER_STEP = 2048
-EXPERTS_PER_STEP = 256
+PAIRS_PER_STEP = (128, 2048)
+EXPERTS_PER_STEP = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def _cut_kernel(
     """The blocks of one expert per program, after those of the experts before; the last one fills what is unused."""
     own = tl.program_id(0)
     before = tl.zeros([EXPERTS], tl.int64)
-    for first in range(0, own, EXPERTS):
+    for first in range(0, experts, EXPERTS):
         expert = first + tl.arange(0, EXPERTS)
         start = tl.load(offsets_ptr + expert, mask=expert < own, other=0)
         end = tl.load(offsets_ptr + expert + 1, mask=expert < own, other=0)
@@ -112,7 +112,7 @@ def route(expert_ids: Tensor, experts: int, first_expert: int) -> Routing:
     with torch.accelerator.device_index(expert_ids.device.index):
         _sort_kernel[grid](
             expert_ids, local_experts, order, offsets, pairs, slots, *expert_ids.stride(), experts, first_expert,
-            STEP=PAIRS_PER_STEP, num_warps=8,
+            STEP=PAIRS_PER_STEP[pairs > PAIRS_PER_STEP[0]], num_warps=8,
         )  # fmt: skip
         _cut_kernel[grid](
             offsets, block_experts, block_starts, experts, blocks, rows,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-NUMBERS = ("none", 1, False)
+NUMBERS = ("none", 1, False)  # scheme, elements per scale, and whether it is turned, of a weight without codes
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -219,12 +219,6 @@ def base_weights(
         f"{name}_proj": base_weight(name, tensors[f"{name}_proj"], scale, zero, columns=k, dtype=x.dtype)
         for (name, k), scale, zero in parts
     }
-
-
-def codes_of(weights: Sequence[Tensor | QuantizedWeight]) -> tuple[tuple[str, int, bool], ...]:
-    """Of two weights, (scheme, elements per scale, whether it is turned); the scheme is `none` for numbers, or nothing."""
-    given = [(w.scheme, w.group, w.turned) if isinstance(w, QuantizedWeight) else NUMBERS for w in weights]
-    return tuple((*given, NUMBERS)[:2])
 
 
 def scale_arguments(weights: Sequence[Tensor | QuantizedWeight]) -> dict[str, Any]:

@@ -4,33 +4,36 @@ from __future__ import annotations
 
 from functools import partial
 
+from tests.faults.moe_lora_routing import EARLIER, without
 from tests.faults.plant import Edit, Fault
 
 _forward = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edges", dtypes=("bf16",))
 _backward = partial(_forward, op="moe_lora_backward", variant="moe_lora_backward+fused")
 _text = partial(Edit, file="moe_lora.py")
 _linear = partial(Edit, file="grouped_linear.py")
+_planning = partial(Edit, file="grouped_plan.py")
 _route = partial(Edit, file="moe_lora_routing.py")
 _gradients = partial(Edit, file="moe_lora_gradients.py")
 _outer = partial(Edit, file="moe_lora_outer.py")
 _dot = partial(Edit, file="grouped_dot.py")
 _codes = partial(Edit, file="quantized_weights.py")
 
-_LOCAL = "local_experts = torch.where(held, ids - first_expert, experts)"
-_EARLIER = "torch.nn.functional.one_hot(local_experts, experts + 1).cumsum(0).gather(1, local_experts[:, None])[:, 0]"
-_BLOCKS = "per_expert = (offsets.diff() + rows - 1) // rows"
-_LORA = "lora_0_ptr + expert * lora_0_expert_stride, n, n_size, lora_0_n_stride, lora_0_k_stride, rank,"
+_ADAPTERS = "tuple(zip(middles, lora_b, strict=True))"
+_USED = "(end - start + rows - 1) // rows"
 _UNREAD = "nondeterministic or uninitialised"
 
 EXPERTS = (
     _forward(
         "full block left out", "computes no block of an expert that has exactly as many pairs as one block takes",
-        (_route(_BLOCKS, f"{_BLOCKS}\n    per_expert = torch.where(offsets.diff() == rows, 0, per_expert)"),),
+        (
+            _route(f"before += {_USED}", f"before += tl.where(end - start == rows, 0, {_USED})"),
+            _route(f"used = {_USED}", f"used = tl.where(end - start == rows, 0, {_USED})"),
+        ),
         _UNREAD, _UNREAD,
     ),
     _forward(
         "capacity of 128", "skips the pairs of an expert from the 129th on",
-        (_route(_LOCAL, f"{_LOCAL}\n    local_experts = torch.where({_EARLIER} > 128, experts, local_experts)"),),
+        (without(f"{EARLIER} > 128"),),
         "gate_base or up_base", "saved_gate or saved_up",
     ),
     _backward(
@@ -57,12 +60,12 @@ STRIDES = (
     ),
     _forward(
         "strides of ids ignored", "reads the expert ids as if rows followed each other without a gap",
-        (_route("expert_ids.reshape(-1)", "expert_ids.as_strided((expert_ids.numel(),), (1,))"),),
+        (_route("*expert_ids.stride(), experts", "slots, 1, experts"),),
         "gate_base or gate_lora_mid", "saved_gate or saved_up or output",
     ),
     _forward(
         "strides of adapters ignored", "takes the rows of B to follow each other without a gap",
-        (_linear(_LORA, _LORA.replace("lora_0_n_stride, lora_0_k_stride", "rank, 1")),),
+        (_linear("[weight.contiguous() for weight in weights]", "list(weights)"),),
         "gate or up or expert_output or out_of_bounds", "saved_gate or saved_up or output or out_of_bounds",
     ),
     _forward(
@@ -84,7 +87,7 @@ SIZES = (
     ),
     _forward(
         "first 64 ranks", "multiplies by the first block of ranks of the adapters alone",
-        (_linear(_LORA, _LORA.replace("rank,", "tl.minimum(rank, BLOCK_R),")),),
+        (_planning("rank_steps=-(-rank // block_r)", "rank_steps=1"),),
         "gate or up or expert_output", "saved_gate or saved_up or output",
     ),
     _backward(
@@ -97,7 +100,7 @@ SIZES = (
 VALUES = (
     _forward(
         "no adapters for a scaling of 0", "leaves adapters out where scaling is 0, also where they hold NaN",
-        (_text('lora=((found["lora_mid"], lora_b),),', 'lora=((found["lora_mid"], lora_b),) if scaling else (),'),),
+        (_text(_ADAPTERS, f"{_ADAPTERS} if scaling else ()"),),
         "gate or up", "saved_gate or saved_up",
     ),
     _forward(

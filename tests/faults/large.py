@@ -17,7 +17,8 @@ _experts = partial(Fault, op="moe_lora", variant="moe_lora+fused", options="edge
 _gated_text = partial(Edit, file="layer_norm_gated.py")
 _launch = partial(Edit, file="layer_norm_gated_launch.py")
 _mask_text = partial(Edit, file="completion_mask.py")
-_linear = partial(Edit, file="grouped_linear.py")
+_tile = partial(Edit, file="grouped_tile.py")
+_epilogue = partial(Edit, file="grouped_epilogue.py")
 
 _OFFSET = "row // size_2 // size_1 * stride_0 + row // size_2 % size_1 * stride_1 + row % size_2 * stride_2"
 _RESIDUAL = "residual_row = i0 * residual_stride_0 + i1 * residual_stride_1 + i2 * residual_stride_2"
@@ -46,7 +47,7 @@ PROGRAMS = (
     ),
     _experts(
         "pairs of 16 bits", "counts pairs of tokens and slots in 16 bits",
-        (_linear("mask=live, other=0)\n    n =", "mask=live, other=0) % 65536\n    n ="),),
+        (_tile("mask=live, other=0).to(tl.int32)", "mask=live, other=0).to(tl.int32) % 65536"),),
         "nondeterministic or uninitialised or gate_base", "nondeterministic or uninitialised or saved_gate",
     ),
 )  # fmt: skip
@@ -65,12 +66,12 @@ OFFSETS = (
     _mask("offsets of columns in 31 bits", "cuts offsets of columns to 31 bits",
           (_mask_text(*_cut("columns * column_stride")),), "is_eos", "mask"),
     _experts("offsets of experts in 31 bits", "cuts offsets of base weights to 31 bits",
-             (_linear(*_cut("expert * weight_0_expert_stride")),), "gate_base", "saved_gate"),
+             (_tile("load([expert, first_n, first_k])", "load([expert % 2, first_n + expert // 2 * 2, first_k])"),), "gate_base", "saved_gate"),
     _experts("offsets of tokens in 31 bits", "cuts offsets of rows of x to 31 bits",
-             (_linear("ptr + row * row_stride + k, (", "ptr + (row * row_stride) % 2147483648 + k, ("),),
+             (_tile(*_cut("(pairs.pair // rows.slots).to(tl.int64) * rows.stride")),),
              "gate_base", "saved_gate"),
     _experts("offsets of adapters in 31 bits", "cuts offsets of B to 31 bits",
-             (_linear(*_cut("expert * lora_0_expert_stride")),), "gate or expert_output", "saved_gate or output"),
+             (_epilogue(*_cut("pairs.expert.to(tl.int64) * adapter.b_expert_stride")),), "gate or expert_output", "saved_gate or output"),
 )  # fmt: skip
 
 FAULTS = (*PROGRAMS, *OFFSETS)

@@ -4,35 +4,31 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import BOTH, FP32_OUTPUT, forward, linear, truncated
+from tests.faults.moe_lora import BOTH, FP32_DOTS, FP32_OUTPUT, epilogue, forward, truncated
 from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
 gradients = partial(Edit, file="moe_lora_gradients.py")
 outer = partial(Edit, file="moe_lora_outer.py")
-epilogue = partial(Edit, file="grouped_epilogue.py")
 fault = partial(Fault, op="moe_lora_backward", variant="moe_lora_backward+fused", options="exact", dtypes=("bf16",))
 _eager = partial(fault, variant="moe_lora_backward+eager")
 
-EXPERT_OUTPUT = "rounded(value, A, ROUND)"
+EXPERT_OUTPUT = "rounded(value, other.ptr.dtype.element_ty, VARIANT.round_base)"
 _WEIGH = "product = (weight * grad)"
 _WEIGHED_TRUNCATED = truncated("(weight * grad)", "result_ptr.dtype.element_ty")
 _MIDDLE = 'step.operand(grad, turned(t["down_lora_b"]))'
 _MIDDLE_FP32 = _MIDDLE.replace("step.", "Backward(step.routing, step.scaling, torch.float32, step.eager).")
 _ROUND_BASE, _ROUND_LORA = "round_base=self.eager", "round_lora=self.eager"
-
-
-def _in_fp32(file: str, left: str, right: str, total: str) -> Edit:
-    """Multiply in fp32 what may be of two dtypes."""
-    dot = "tl.dot({}, {}, TOTAL,".replace("TOTAL", total)
-    return Edit(dot.format(left, right), dot.format(f"{left}.to(tl.float32)", f"{right}.to(tl.float32)"), file)
-
-
 _FP32_DOTS = (
-    *(_in_fp32("moe_lora_outer.py", "tl.trans(left)", "right", total) for total in ("total_0", "total_1")),
-    *(_in_fp32("grouped_tile.py", "left", "right", total) for total in ("first", "second")),
-    _in_fp32("grouped_epilogue.py", "middle", "b", "product"),
-    linear("all(map(_in_vectors, flat))", "False"),  # eight numbers of two bytes are one
+    *FP32_DOTS,
+    *(
+        outer(
+            f"tl.dot(tl.trans(left), right, {sum_}",
+            f"tl.dot(tl.trans(left).to(tl.float32), right.to(tl.float32), {sum_}",
+        )
+        for sum_ in ("total_0", "total_1")
+    ),
+    Edit("all(_in_vectors(r.shape, r.strides, r) for r in rows)", "False", "grouped_plan.py"),
 )
 _BASE = '((grad, turned(t["down_proj"])),)'
 _FIRST_COLUMNS = 'torch.nn.functional.pad(t["down_proj"][..., :16], (0, max(0, rows.shape[2] - 16)))'
@@ -48,7 +44,7 @@ _TOTAL = "total += rounded(value, values_ptr.dtype.element_ty, ROUND)"
 def expert_output(value: str, dtype: str) -> tuple[Edit, ...]:
     """Multiply grad_output by `value`, and make the stage of `dtype`."""
     return (
-        epilogue(f"{EXPERT_OUTPUT} * factor", f"{value} * factor"),
+        epilogue(EXPERT_OUTPUT, value),
         backward("grad.shape[-1], step.value_dtype", f"grad.shape[-1], {dtype}"),
     )
 

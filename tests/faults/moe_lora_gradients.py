@@ -117,7 +117,7 @@ ROUTING_WEIGHTS = (
     ),
     fault(
         "recomputed output rounded", "rounds the recomputed outputs of experts",
-        expert_output("rounded(value, A, True)", "step.dtype"),
+        expert_output(EXPERT_OUTPUT.replace("VARIANT.round_base", "True"), "step.dtype"),
         "expert_output", "grad_routing_weights", dtypes=BOTH,
     ),
     fault(

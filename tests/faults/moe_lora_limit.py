@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import fault, forward
+from tests.faults.moe_lora import epilogue, fault
 from tests.faults.moe_lora_backward import fault as fault_of_backward
 from tests.faults.moe_lora_backward import gradients
 from tests.faults.plant import Edit
@@ -13,7 +13,7 @@ limit = partial(Edit, file="swiglu_limit.py")
 
 _LIMITED = "    gate, up = limited(gate, up, limit)\n"
 _SILU = "    silu = rounded(gate * tl.sigmoid(gate), A, ROUND)\n"
-_STORED = "    tl.store(saved_gate_ptr + element, gate.to(A), mask=mask)\n"
+_STORED = "    store(outputs.saved_gate, gate, pairs, n, n_size, VECTORS)\n"
 _GATE = "gate = tl.where(gate > limit, limit, gate)"
 _UP = "tl.where(up < -limit, -limit, up)"
 _CUT_GATE, _CUT_UP = "tl.where(gate > limit, 0.0, grad_gate)", "tl.where(tl.abs(up) > limit, 0.0, grad_up)"
@@ -30,11 +30,11 @@ FORWARD = tuple(
         ("up limited from above alone", "limits up as it does the gate", (limit(_UP, "up"),), "intermediate"),
         (
             "silu limited", "limits silu(gate), where the gate is to be limited",
-            (forward(_LIMITED + _SILU, _SILU + _LIMITED.replace("gate", "silu")),), "intermediate",
+            (epilogue(_LIMITED + _SILU, _SILU + _LIMITED.replace("gate", "silu")),), "intermediate",
         ),
         (
             "saved gate limited", "saves the gate as it is activated",
-            (forward(_STORED, ""), forward(_LIMITED, _LIMITED + _STORED)), "saved_gate",
+            (epilogue(_STORED, ""), epilogue(_LIMITED, _LIMITED + _STORED)), "saved_gate",
         ),
         (
             "NaN limited", "takes a gate that is NaN for one beyond the limit, as vminps does",

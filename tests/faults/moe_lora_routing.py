@@ -4,19 +4,44 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import BASES, BOTH, FP32_OUTPUT, FROM_BASES, fault, forward, linear
+from tests.faults.moe_lora import (
+    BASES,
+    BOTH,
+    FP32_OUTPUT,
+    FROM_BASES,
+    epilogue,
+    fault,
+    forward,
+    linear,
+    matmul,
+    planning,
+    tile,
+)
 from tests.faults.plant import Edit
 
 _route = partial(Edit, file="moe_lora_routing.py")
 
-_HELD = "held = (ids >= first_expert) & (ids < first_expert + experts)"
-_LOCAL = "local_experts = torch.where(held, ids - first_expert, experts)"
-_DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1).reshape(-1)"
-NO_DUPLICATES = (_route(_HELD, f"{_HELD} & ~{_DUPLICATE}"),)
-_EARLIER = "torch.nn.functional.one_hot(local_experts, experts + 1).cumsum(0).gather(1, local_experts[:, None])[:, 0]"
-_WEIGHT = "weight_0_ptr + expert * weight_0_expert_stride, n, n_size, weight_0_n_stride"
-_ROW = "rows_0_ptr, pair // rows_0_slots, live, rows_0_row_stride"
-_GRID = "(blocks * triton.cdiv(n, block_n),)"
+_SIZES = "tokens, slots = expert_ids.shape"
+_HELD = "tl.where((local >= 0) & (local < experts), local, experts)"
+_DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1)"
+_NUMBER = "(expert_ids.long() - first_expert).clamp(-1, experts).add(1).reshape(-1)"
+EARLIER = f"torch.nn.functional.one_hot({_NUMBER}).cumsum(0).gather(1, {_NUMBER}[:, None]).view_as(expert_ids)"
+_ROW = "(pairs.pair // rows.slots).to(tl.int64) * rows.stride"
+_TABLE = "from grouped_tile import Rows,"
+_TAKEN = "            first, second = sums(work, pairs_of(table, block, expert, BLOCK_M),"
+_POSITIONS = "tl.load(block_starts_ptr + block).to(tl.int32) + tl.arange(0, BLOCK_M)"
+_USED = "(end - start + rows - 1) // rows"
+_K = "n * weight.n_stride + k * weight.k_stride, mask"
+_STRIDES = "list(seen.stride())"
+_LAST = "pairs.live[:, None] & (k < k_size)[None, :]"
+
+
+def without(pairs: str) -> Edit:
+    """Skip the pairs [T, k] for which this is true."""
+    return _route(_SIZES, f"expert_ids = torch.where({pairs}, -1, expert_ids)\n    {_SIZES}")
+
+
+NO_DUPLICATES = (without(_DUPLICATE),)
 
 ROUTING = (
     fault(
@@ -25,20 +50,21 @@ ROUTING = (
     ),
     fault(
         "foreign ids clamped", "gives pairs of foreign experts to the first or the last one here (M38)",
-        (_route(_LOCAL, "local_experts = (ids - first_expert).clamp(0, experts - 1)"),), "gate_base", "saved_gate",
+        (_route(_HELD, "tl.minimum(tl.maximum(local, 0), experts - 1)"),), "gate_base", "saved_gate",
     ),
     fault(
         "id of -1 wraps", "takes an id of -1 for the last expert, as Python counts (M38)",
-        (_route(_LOCAL, _LOCAL.replace("first_expert, experts", "first_expert, experts - (ids == -1).long()")),),
+        (_route(_HELD, _HELD.replace("local, experts)", "local, experts - (local == -1 - first_expert).to(tl.int32))")),),
         "gate_base", "saved_gate",
     ),
     fault(
         "zero times NaN", "computes skipped pairs with the last expert, and multiplies their rows by zero (M40)",
         (
-            linear("k_size = tl.where(taken, k_size, 0)", "kept = 1 - expert // experts"),
-            linear("rank = tl.where(taken, rank, 0)", "expert += kept - 1"),
-            linear("base = rounded(base, A, ROUND_BASE)", "base = rounded(base, A, ROUND_BASE) * kept"),
-            linear("value = tl.where(taken, value, 0.0)", "value = value * kept"),
+            tile("Pairs(pair, live, expert,", "Pairs(pair, live, tl.minimum(expert, table.experts - 1),"),
+            tile("k_size = tl.where(pairs.taken, k_size, 0)", "kept = tl.where(pairs.taken, 1.0, 0.0)"),
+            tile("return first, second", "return first * kept, second * kept"),
+            epilogue("(r < rank) & pairs.taken", "r < rank"),
+            epilogue("tl.where(pairs.taken, value, 0.0)", "value * tl.where(pairs.taken, 1.0, 0.0)"),
         ),
         "gate_base", "saved_gate", options="balanced",
     ),
@@ -53,27 +79,38 @@ ROUTING = (
     ),
     fault(
         "last token left out", "skips the pairs of the last token",
-        (_route(_HELD, f"{_HELD} & (torch.arange(len(ids), device=ids.device) < len(ids) - expert_ids.shape[1])"),),
+        (without("torch.arange(len(expert_ids), device=expert_ids.device)[:, None] == len(expert_ids) - 1"),),
         "gate_base", "saved_gate",
     ),
     fault(
         "capacity", "skips the pairs of an expert from the ninth on, as experts with a capacity do",
-        (_route(_LOCAL, f"{_LOCAL}\n    local_experts = torch.where({_EARLIER} > 8, experts, local_experts)"),),
+        (without(f"{EARLIER} > 8"),),
         "gate_base", "saved_gate",
     ),
     fault(
         "other blocks left out", "computes no more than the first block of pairs of an expert",
-        (_route("per_expert = (offsets.diff() + rows - 1) // rows", "per_expert = offsets.diff().clamp(max=1)"),),
+        (
+            _route(f"before += {_USED}", "before += tl.minimum(end - start, 1)"),
+            _route(f"used = {_USED}", "used = tl.minimum(end - start, 1)"),
+        ),
         "nondeterministic or uninitialised", "nondeterministic or uninitialised",
     ),
     fault(
         "first expert's weights", "multiplies by the base weights of the first expert for all",
-        (linear(_WEIGHT, _WEIGHT.replace("expert * weight_0_expert_stride", "0")),),
+        (tile("weight.data + expert.to(tl.int64) * weight.expert_stride", "weight.data"),),
         "gate_base", "saved_gate", options="int8",
     ),
     fault(
         "rows in the order of experts", "reads row n of x for the pair that is sorted to place n",
-        (linear(_ROW, _ROW.replace("pair", "position")),),
+        (
+            matmul(_TABLE, _TABLE.replace("Rows", "Pairs, Rows")),
+            matmul(
+                _TAKEN,
+                f"            pairs = pairs_of(table, block, expert, BLOCK_M)\n"
+                f"            pairs = Pairs({_POSITIONS}, pairs.live, pairs.expert, pairs.taken)\n"
+                f"            first, second = sums(work, pairs,",
+            ),
+        ),
         "gate_base or down_lora_mid", "saved_gate or output",
     ),
 )  # fmt: skip
@@ -81,32 +118,41 @@ ROUTING = (
 MEMORY = (
     fault(
         "strides of x ignored", "takes the rows of x to follow each other without a gap",
-        (linear(_ROW, _ROW.replace("rows_0_row_stride", "k_size")),),
+        (tile(_ROW, _ROW.replace("rows.stride", "k_size")),),
         "gate_base or out_of_bounds", "saved_gate or out_of_bounds",
     ),
     fault(
         "strides of weights ignored", "takes the rows of a base weight to follow each other without a gap",
-        (linear(_WEIGHT, _WEIGHT.replace("weight_0_n_stride", "k_size")),),
+        (
+            linear(_STRIDES, "[seen.stride(0), seen.shape[2], 1]"),
+            tile(_K, _K.replace("weight.n_stride", "k_size")),
+        ),
         f"{BASES} or out_of_bounds", f"{FROM_BASES} or out_of_bounds",
     ),
     fault(
         "strides of experts ignored", "takes the base weights of experts to follow each other without a gap",
-        (linear(_WEIGHT, _WEIGHT.replace("weight_0_expert_stride", "(n_size * k_size)")),),
+        (
+            linear(_STRIDES, "[seen.shape[1] * seen.shape[2], *seen.stride()[1:]]"),
+            tile("* weight.expert_stride", "* (n_size * k_size)"),
+        ),
         "gate_base or up_base or out_of_bounds", "saved_gate or saved_up or out_of_bounds",
     ),
     fault(
         "first block of columns only", "writes the first block of columns of a product, here one of 16, alone (M45)",
-        (linear("LARGEST_BLOCK_N = 128", "LARGEST_BLOCK_N = 16"), linear(_GRID, "(blocks,)")),
+        (
+            planning("LARGEST_BLOCK_N = 128", "LARGEST_BLOCK_N = 16"),
+            planning("return Plan(variant, blocks, columns,", "return Plan(variant, blocks, 1,"),
+        ),
         "nondeterministic or uninitialised", "nondeterministic or uninitialised",
     ),
     fault(
         "last element of a dot left out", "leaves the last element out of dots",
-        (linear("left_mask = live[:, None] & (k < k_size)", "left_mask = live[:, None] & (k < k_size - 1)"),),
+        (tile(_LAST, _LAST.replace("k_size", "k_size - 1")),),
         "gate_base", "saved_gate",
     ),
     fault(
         "lanes past the row read", "reads what lies behind a row of x, and multiplies it by zeros",
-        (linear("left_mask = live[:, None] & (k < k_size)", "left_mask = live[:, None] & (k < BLOCK_K * 99)"),),
+        (tile(_LAST, _LAST.replace("k_size", "BLOCK_K * 99")),),
         "nondeterministic or out_of_bounds", "nondeterministic or out_of_bounds",
     ),
     fault(
@@ -122,7 +168,7 @@ MEMORY = (
 EQUIVALENT = (
     fault(
         "rows of skipped pairs not cleared", "stores what it has computed for skipped pairs",
-        (linear("value = tl.where(taken, value, 0.0)", "value = value + 0.0"),), "gate", "saved_gate",
+        (epilogue("tl.where(pairs.taken, value, 0.0)", "value + 0.0"),), "gate", "saved_gate",
         equivalent="nothing is read for skipped pairs, and zeros times a scaling that fp32 has are zeros",
     ),
 )  # fmt: skip
