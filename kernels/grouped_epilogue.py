@@ -107,10 +107,10 @@ def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, VARIANT: tl.constex
 def store_dot(work, value, tile, pairs, n, VARIANT: tl.constexpr):
     """Write the sums of value · other over columns n, those of a tile."""
     other, n_size = work.other, work.n_size
-    at = (pairs.pair // other.slots).to(tl.int64)[:, None] * other.stride + n[None, :]
+    pointers = other.ptr + ((pairs.pair // other.slots).to(tl.int64)[:, None] * other.stride + n[None, :])
     if VARIANT.other_vectors:
-        n_size, at = n_size // 8 * 8, tl.multiple_of(at, (1, 8))
+        n_size, pointers = n_size // 8 * 8, tl.multiple_of(pointers, (1, 8))
     mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)[None, :]
-    factor = tl.load(other.ptr + at, mask=mask, other=0.0).to(tl.float32)
+    factor = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     dot = tl.sum(rounded(value, other.ptr.dtype.element_ty, VARIANT.round_base) * factor, axis=1)
     tl.store(work.outputs.dots + tile.to(tl.int64) * work.pair_count + pairs.pair, dot, mask=pairs.live)

@@ -13,9 +13,8 @@ from row_layout import address
 from torch import Tensor
 
 PAIRS_PER_STEP = 64  # divides the order that the kernels declare
-TILES = (16, 128)  # few sizes, so that there are few compiled variants
+TILES = (16, 64)  # few sizes, so that there are few compiled variants
 STAGES = 4  # of the pipeline of loads; those of rows wait for the numbers of the pairs
-WARPS = 4
 
 
 def pair_depth(n: int) -> int:
@@ -129,7 +128,7 @@ def grouped_outer(
             ROWS=tiles[0], COLUMNS=tiles[1], STEP=PAIRS_PER_STEP, STAGES=STAGES,
             LEFT_ALIGNED=all(map(in_vectors, flat_lefts)),
             RIGHT_ALIGNED=in_vectors(flat_right) and all(old is None or in_vectors(old) for old in olds),
-            RIGHT_PER_TOKEN=right.dim() == 2, num_warps=WARPS,
+            RIGHT_PER_TOKEN=right.dim() == 2, num_warps=4 if min(tiles) == TILES[-1] else 2,
         )  # fmt: skip
     return results
 
