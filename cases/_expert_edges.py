@@ -137,6 +137,19 @@ EDGES = (
         Sizes(4, 2, 2, 64, 64, 4), "below_2", scheme="mxfp4", dtype="fp16",
         layouts=dict.fromkeys(_SCALES, "every_second"), regimes={"gate_scale": "around_3", "down_scale": "around_127"},
     ),
+    # More than 64 pairs per expert, in blocks of 128: one of two has all, and columns beyond a tile; nothing in
+    # vectors; weights whose rows are contiguous along the other dimension; codes.
+    Edge(Sizes(140, 1, 2, 136, 16, 8), "ones"),
+    Edge(Sizes(130, 1, 1, 133, 17, 5), "zeros", dtype="fp16"),
+    Edge(
+        Sizes(66, 1, 1, 16, 136, 8), "zeros",
+        layouts=dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "columns_first"),
+    ),
+    Edge(
+        Sizes(4, 2, 2, 16, 24, 8), "below_2",
+        layouts=dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "columns_first"),
+    ),
+    Edge(Sizes(70, 1, 1, 32, 64, 4), "zeros", scheme="int4_asymmetric"),
 )  # fmt: skip
 """For every device."""
 

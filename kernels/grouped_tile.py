@@ -163,9 +163,9 @@ def add_products(
     first, second, rows, weight, n, second_weight, second_n, pairs, n_size, k_size,
     WHICH: tl.constexpr, SECOND: tl.constexpr, VARIANT: tl.constexpr,
 ):  # fmt: skip
-    """first + rows · weightᵀ of columns from n on, and likewise `second` if there is one: rows are loaded once for both.
+    """first + rows · weightᵀ of columns from n on, and likewise `second` if there is one, with the rows loaded once.
 
-    WHICH of the two weights each one is says what codes they have. Where the pairs' expert is not here, nothing is read.
+    WHICH of the two weights each one is says what codes it has. Where the pairs' expert is not here, nothing is read.
     """
     A: tl.constexpr = rows.ptr.dtype.element_ty
     BLOCK_K: tl.constexpr = VARIANT.block_k

@@ -121,7 +121,7 @@ def _both(parameters: Mapping[str, Tensor], part: str) -> tuple[Tensor, ...]:
 def down(
     intermediate: Tensor, routing: Routing, parameters: Mapping[str, Tensor], *, scaling: float, eager: bool
 ) -> dict[str, Tensor]:
-    """`expert_output` [T, k, H], fp32 or with `eager` of the rows' dtype, and `down_lora_mid` [T, k, r] if there is LoRA."""
+    """`expert_output` [T, k, H], fp32 or if `eager` of the rows' dtype; with LoRA `down_lora_mid` [T, k, r]."""
     weight, lora_a, lora_b = (parameters.get(f"down_{part}") for part in ("proj", "lora_a", "lora_b"))
     found, dtype = {}, intermediate.dtype
     if lora_a is not None:

@@ -61,7 +61,7 @@ STRIDES = (
     _forward(
         "strides of ids ignored", "reads the expert ids as if rows followed each other without a gap",
         (_route("*expert_ids.stride(), experts", "slots, 1, experts"),),
-        "gate_base or gate_lora_mid", "saved_gate or saved_up or output",
+        "gate_base or gate_lora_mid or out_of_bounds", "saved_gate or saved_up or output or out_of_bounds",
     ),
     _forward(
         "strides of adapters ignored", "takes the rows of B to follow each other without a gap",

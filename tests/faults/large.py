@@ -66,12 +66,14 @@ OFFSETS = (
     _mask("offsets of columns in 31 bits", "cuts offsets of columns to 31 bits",
           (_mask_text(*_cut("columns * column_stride")),), "is_eos", "mask"),
     _experts("offsets of experts in 31 bits", "cuts offsets of base weights to 31 bits",
-             (_tile("load([expert, first_n, first_k])", "load([expert % 2, first_n + expert // 2 * 2, first_k])"),), "gate_base", "saved_gate"),
+             (_tile("load([expert, first_n, first_k])", "load([expert % 2, first_n + expert // 2 * 2, first_k])"),),
+             "gate_base", "saved_gate"),
     _experts("offsets of tokens in 31 bits", "cuts offsets of rows of x to 31 bits",
              (_tile(*_cut("(pairs.pair // rows.slots).to(tl.int64) * rows.stride")),),
              "gate_base", "saved_gate"),
     _experts("offsets of adapters in 31 bits", "cuts offsets of B to 31 bits",
-             (_epilogue(*_cut("pairs.expert.to(tl.int64) * adapter.b_expert_stride")),), "gate or expert_output", "saved_gate or output"),
+             (_epilogue(*_cut("pairs.expert.to(tl.int64) * adapter.b_expert_stride")),),
+             "gate or expert_output", "saved_gate or output"),
 )  # fmt: skip
 
 FAULTS = (*PROGRAMS, *OFFSETS)

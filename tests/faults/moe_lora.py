@@ -71,7 +71,8 @@ _OUTPUT = "total.to(output_ptr.dtype.element_ty)"
 ROUNDING = (
     fault(
         "base rounded", "rounds the base products of gate, up and down",
-        (planning("round_base=round_base, round_lora", "round_base=True, round_lora"),), "gate_base", "saved_gate", dtypes=BOTH,
+        (planning("round_base=round_base, round_lora", "round_base=True, round_lora"),),
+        "gate_base", "saved_gate", dtypes=BOTH,
     ),
     fault(
         "base of down rounded", "rounds the base product of down alone",
@@ -106,7 +107,8 @@ ROUNDING = (
     ),
     fault(
         "intermediate truncated", "rounds the intermediate toward zero",
-        (epilogue(_INTERMEDIATE, _INTERMEDIATE.replace("silu * up", truncated("(silu * up)", "A"))),), "intermediate", "intermediate",
+        (epilogue(_INTERMEDIATE, _INTERMEDIATE.replace("silu * up", truncated("(silu * up)", "A"))),),
+        "intermediate", "intermediate",
     ),
     fault(
         "saved gate truncated", "rounds the gate that it saves toward zero",
@@ -270,7 +272,7 @@ VALUES = (
     fault(
         "NaN read as zero", "reads NaN in x as zero (Q11)",
         (tile(_ROWS, f"rows = {_ROWS[7:]}\n    return tl.where(rows == rows, rows, 0.0).to(rows.dtype)"),),
-        "gate_base or up", "saved_gate or saved_up", options="balanced",
+        "gate_base or up or down_lora_mid", "saved_gate or saved_up or output", options="balanced",
     ),
 )  # fmt: skip
 

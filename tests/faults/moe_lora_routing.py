@@ -23,6 +23,7 @@ _route = partial(Edit, file="moe_lora_routing.py")
 
 _SIZES = "tokens, slots = expert_ids.shape"
 _HELD = "tl.where((local >= 0) & (local < experts), local, experts)"
+_WRAPPED = "experts - (local == -1 - first_expert).to(tl.int32)"
 _DUPLICATE = "(expert_ids[:, :, None] == expert_ids[:, None, :]).tril(-1).any(-1)"
 _NUMBER = "(expert_ids.long() - first_expert).clamp(-1, experts).add(1).reshape(-1)"
 EARLIER = f"torch.nn.functional.one_hot({_NUMBER}).cumsum(0).gather(1, {_NUMBER}[:, None]).view_as(expert_ids)"
@@ -54,7 +55,7 @@ ROUTING = (
     ),
     fault(
         "id of -1 wraps", "takes an id of -1 for the last expert, as Python counts (M38)",
-        (_route(_HELD, _HELD.replace("local, experts)", "local, experts - (local == -1 - first_expert).to(tl.int32))")),),
+        (_route(_HELD, _HELD.replace("local, experts)", f"local, {_WRAPPED})")),),
         "gate_base", "saved_gate",
     ),
     fault(
