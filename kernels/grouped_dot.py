@@ -41,7 +41,6 @@ def grouped_dot(
     lora: Sequence[Factors] = (),
     scaling: float = 1.0,
     rounded: bool = False,
-    out: Tensor | None = None,
 ) -> Tensor:
     """Σ_n value[t, j, n] · other[t, n] in fp32 [T, k], for the value rows · weightᵀ + scaling · (middle · lora_bᵀ).
 
@@ -49,15 +48,13 @@ def grouped_dot(
         operand, lora, scaling: as `grouped_linear` takes them.
         other: [T, N], of the dtype of the rows.
         rounded: round the product, that of LoRA, its scaled value, and the value to the dtype of the rows.
-        out: [T, k, N], contiguous, fp32 or of the dtype of the rows; receives the value.
     """
     rows, weight = operand
     result = torch.empty(routing.tokens, routing.slots, dtype=torch.float32, device=rows.device)
     tiles = triton.cdiv(weight.shape[1], LARGEST_BLOCK_N)
     dots = result.new_empty(tiles + tiles % 2, *result.shape)
-    outputs = {"result": out, "second_result": out, "dots": dots}
     launch(
-        [rows], [weight], lora, routing, outputs, epilogue="dot", other=other, scaling=scaling,
+        [rows], [weight], lora, routing, {"dots": dots}, epilogue="dot", other=other, scaling=scaling,
         round_base=rounded, round_lora=rounded,
     )  # fmt: skip
     if result.numel():

@@ -75,12 +75,14 @@ def grouped_linear_kernel(
     adapter_0 = Adapter(middle_0_ptr, lora_0_ptr, lora_0_expert_stride, rank, scaling)
     adapter_1 = Adapter(middle_1_ptr, lora_1_ptr, lora_1_expert_stride, rank, scaling)
     outputs = Outputs(
-        result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, dots_ptr
+        result_ptr, second_result_ptr, base_ptr, second_base_ptr,
+        saved_gate_ptr, saved_up_ptr, intermediate_ptr, dots_ptr,
     )  # fmt: skip
     table = Table(order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, experts)
     other = Rows(other_ptr, other_slots, other_stride)
     work = Work(
-        table, rows_0, weight_0, adapter_0, rows_1, weight_1, adapter_1, n_size, k_size, outputs, limit, other, pair_count
+        table, rows_0, weight_0, adapter_0, rows_1, weight_1, adapter_1, n_size, k_size, outputs, limit,
+        other, pair_count,
     )  # fmt: skip
     # One tile per program; sums stay in registers where ptxas sees a loop over tiles.
     for turn in range(0, tl.cdiv(blocks * columns - tl.program_id(0), tl.num_programs(0))):

@@ -12,7 +12,7 @@ from math import inf
 
 import torch
 from grouped_dot import column_depth, grouped_dot
-from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair, new_rows
+from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
@@ -51,11 +51,6 @@ class Backward:
     eager: bool
     swiglu_limit: float = inf
 
-    @property
-    def value_dtype(self) -> torch.dtype:
-        """Of a sum of products, which only the contract `eager` rounds."""
-        return self.dtype if self.eager else torch.float32
-
     def operand(self, rows: Tensor, weight: Tensor) -> Tensor:
         """rows · weight[e]ᵀ, rounded: the operand of another dot."""
         return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
@@ -66,7 +61,7 @@ class Backward:
         """Σ rows · weight[e]ᵀ + Σ scaling · middle · lora[e]ᵀ; by default rounded if the contract is eager."""
         return grouped_linear(
             operands, self.routing, lora=lora, scaling=self.scaling,
-            out_dtype=out_dtype or self.value_dtype,
+            out_dtype=out_dtype or (self.dtype if self.eager else torch.float32),
             round_base=self.eager, round_lora=self.eager,
         )  # fmt: skip
 
@@ -80,12 +75,12 @@ def through_down(step: Backward, t: Tensors, stages: Sequence[str]) -> dict[str,
         found |= {"grad_down_mid": grad_mid, "down_lora_mid": mid}
         lora, lora_back = ((mid, t["down_lora_b"]),), ((grad_mid, turned(t["down_lora_a"])),)
     found["grad_intermediate"] = step.adapted(((grad, turned(t["down_proj"])),), lora_back)
-    if "expert_output" in stages:
-        found["expert_output"] = new_rows(step.routing, grad.shape[-1], step.value_dtype)
+    output = (rows, t["down_proj"])
+    if "expert_output" in stages:  # apart, as to store it too would change the order of the sums of its dots
+        found["expert_output"] = step.adapted((output,), lora)
     found["grad_routing_weights"] = grouped_dot(
-        (rows, t["down_proj"]), t["grad_output"], step.routing, lora=lora,
-        scaling=step.scaling, rounded=step.eager, out=found.get("expert_output"),
-    )  # fmt: skip
+        output, t["grad_output"], step.routing, lora=lora, scaling=step.scaling, rounded=step.eager
+    )
     return found
 
 

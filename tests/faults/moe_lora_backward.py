@@ -45,7 +45,7 @@ def expert_output(value: str, dtype: str) -> tuple[Edit, ...]:
     """Multiply grad_output by `value`, and make the stage of `dtype`."""
     return (
         epilogue(EXPERT_OUTPUT, value),
-        backward("grad.shape[-1], step.value_dtype", f"grad.shape[-1], {dtype}"),
+        backward("adapted((output,), lora)", f"adapted((output,), lora, out_dtype={dtype})"),
     )
 
 
