@@ -134,7 +134,7 @@ def _flat(rows: Tensor) -> Tensor:
 def _described(weight: Tensor | QuantizedWeight) -> Described | Coded:
     """What a plan depends on of a weight."""
     if isinstance(weight, QuantizedWeight):
-        return Coded(weight.shape, (weight.scheme, weight.group, weight.turned))
+        return Coded(weight.shape, described(weight.codes), weight.scheme, weight.group, weight.turned)
     return described(weight)
 
 

@@ -13,20 +13,22 @@ import torch
 from described import VECTOR_BYTES, Described
 from grouped_tile import Variant
 from moe_lora_routing import BLOCK_ROWS
-from quantized_weights import NUMBERS
+from quantized_weights import NUMBERS, Codes
 
 LARGEST_BLOCK_N = 128
+LARGEST_CODED_BLOCK_N = 64  # codes take registers
 LARGEST_BLOCK_K = 64  # and the order of all dots: terms go from first to last, in tiles that divide it
 SMALLEST_BLOCK = 16  # of a dimension of a dot
 
-Codes = tuple[str, int, bool]
-
 
 class Coded(NamedTuple):
-    """What a plan depends on of a weight in codes."""
+    """What a plan depends on of a weight in codes: its shape, theirs, and how they are read."""
 
     shape: torch.Size
-    codes: Codes
+    words: Described
+    scheme: str
+    group: int
+    turned: bool
 
 
 class Blocks(NamedTuple):
@@ -76,7 +78,8 @@ def plan(
     numbers = all(isinstance(weight, Described) for weight in weights)
     large = block_m == BLOCK_ROWS[-1]
     second = "weight" if paired else "columns" if large and numbers and n > LARGEST_BLOCK_N else "none"
-    block_n, block_k, block_r = _block(n, LARGEST_BLOCK_N), _block(k, LARGEST_BLOCK_K), _block(rank, LARGEST_BLOCK_K)
+    block_n = _block(n, LARGEST_BLOCK_N if numbers else LARGEST_CODED_BLOCK_N)
+    block_k, block_r = _block(k, LARGEST_BLOCK_K), _block(rank, LARGEST_BLOCK_K)
     layout = _layout(weights)
     turned = bool(lora) and not all(gapless(b, turned=False) for b in lora)
     vectors = n % 8 == 0
@@ -110,8 +113,13 @@ def _block(size: int, largest: int) -> int:
 
 
 def _codes(weights: tuple[Described | Coded, ...]) -> tuple[Codes, Codes]:
-    first, second = (*(w.codes if isinstance(w, Coded) else NUMBERS for w in weights), NUMBERS)[:2]
+    first, second = (*(_coded(w) if isinstance(w, Coded) else NUMBERS for w in weights), NUMBERS)[:2]
     return first, second
+
+
+def _coded(weight: Coded) -> Codes:
+    words = weight.words
+    return weight.scheme, weight.group, weight.turned, _in_vectors(words.shape, words.strides, words)
 
 
 def _layout(weights: tuple[Described | Coded, ...]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from quantized_weights import load_quantized
+from quantized_weights import Codes, load_quantized
 
 
 class Variant(NamedTuple):
@@ -24,7 +24,7 @@ class Variant(NamedTuple):
         layout: of the weights: `k` and `n` are descriptors of tensors that are contiguous along this dimension; `any`.
         row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
         lora_turned: the weights of adapters are [E, rank, N].
-        codes: for both weights, scheme, elements per scale, and whether it is turned.
+        codes: for both weights, what `NUMBERS` has for one without codes.
         block_m, block_n: pairs and columns of a sum.
         block_k, block_r: terms that are added at a time, of rows and of adapters.
         rank_steps: how many times terms of adapters are added.
@@ -41,7 +41,7 @@ class Variant(NamedTuple):
     vectors: bool
     lora_vectors: bool
     lora_turned: bool
-    codes: tuple[tuple[str, int, bool], tuple[str, int, bool]]
+    codes: tuple[Codes, Codes]
     block_m: int
     block_n: int
     block_k: int
@@ -136,6 +136,7 @@ def load_weight(
     SCHEME: tl.constexpr = VARIANT.codes[WHICH][0]
     GROUP: tl.constexpr = VARIANT.codes[WHICH][1]
     TURNED: tl.constexpr = VARIANT.codes[WHICH][2]
+    UNIT: tl.constexpr = VARIANT.codes[WHICH][3]
     if VARIANT.layout == "k":
         value = weight.data.load([expert, first_n, first_k]).reshape(BLOCK_N, BLOCK_K).T
     elif VARIANT.layout == "n":
@@ -153,7 +154,7 @@ def load_weight(
             value = load_quantized(
                 ptr, weight.scale_ptr, weight.zero_ptr, row, column, weight.n_stride, weight.k_stride,
                 expert.to(tl.int64) * weight.scale_expert_stride, weight.scale_n_stride, weight.scale_group_stride,
-                mask, A, SCHEME, GROUP,
+                mask, A, SCHEME, GROUP, UNIT, TURNED,
             )  # fmt: skip
     return value
 

@@ -89,7 +89,7 @@ def _cut_kernel(
     place = tl.sum(before)
     used = (end - start + rows - 1) // rows
     until = tl.where(own == experts, blocks - place, used)
-    for first in range(0, until, STEP):
+    for first in range(0, tl.maximum(until, 1), STEP):
         block = first + tl.arange(0, STEP)
         expert = tl.where(block < used, own, -1).to(tl.int64)
         tl.store(block_experts_ptr + place + block, expert, mask=block < until)

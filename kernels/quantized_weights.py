@@ -16,7 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-NUMBERS = ("none", 1, False)  # scheme, elements per scale, and whether it is turned, of a weight without codes
+Codes = tuple[str, int, bool, bool]
+NUMBERS: Codes = ("none", 1, False, False)
+"""Of a weight without codes: scheme, elements per scale, whether it is turned, and whether its codes are vectors."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -69,14 +71,21 @@ def _e8m0(code):
 def load_quantized(
     codes_ptr, scale_ptr, zero_ptr, n, k, n_stride, word_stride, scale_start, scale_n_stride, scale_group_stride, mask,
     A: tl.constexpr, SCHEME: tl.constexpr, GROUP: tl.constexpr,
+    UNIT: tl.constexpr = False, TURNED: tl.constexpr = False,
 ):  # fmt: skip
     """The elements (n, k) of an expert's weight [N, K], of dtype A, zero outside of the mask.
+
+    With UNIT a row of codes has no gaps and starts on a 16-byte boundary; k is then the last dimension of the tile if
+    it is TURNED, and the first otherwise.
 
     n and k broadcast to the shape of the tile, in whichever order its dimensions are. The expert's codes start at
     codes_ptr, its scales and zero points, which have the same strides, `scale_start` elements from their pointers.
     """
     if SCHEME == "int8":
-        level = tl.load(codes_ptr + n * n_stride + k * word_stride, mask=mask, other=0).to(tl.float32)
+        pointers = codes_ptr + n * n_stride + k * (1 if UNIT else word_stride)
+        if UNIT:
+            pointers = tl.multiple_of(pointers, (1, 16) if TURNED else (16, 1))
+        level = tl.load(pointers, mask=mask, other=0).to(tl.float32)
     else:
         CODES: tl.constexpr = 2 if SCHEME == "mxfp4" else 8
         word = tl.load(codes_ptr + n * n_stride + k // CODES * word_stride, mask=mask, other=0).to(tl.int32)

@@ -13,7 +13,7 @@ _forward = partial(fault, exposed="gate_base", hidden="saved_gate")
 _backward = partial(moe_lora_backward.fault, exposed="grad_intermediate", hidden="grad_gate_lora_b")
 
 _CODE = "code = (word >> (k % CODES * 4)) & 15"
-_INT8 = "level = tl.load(codes_ptr + n * n_stride + k * word_stride, mask=mask, other=0).to(tl.float32)"
+_INT8 = "level = tl.load(pointers, mask=mask, other=0).to(tl.float32)"
 _LEVEL = '_e2m1(code) if SCHEME == "mxfp4" else code.to(tl.float32)'
 _ZERO = "level = level - tl.load(zero_ptr + group, mask=mask, other=0).to(tl.float32)"
 _PRODUCT = "level * scale.to(tl.float32)"
