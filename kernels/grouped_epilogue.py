@@ -23,10 +23,7 @@ class Adapter(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Tensors [P, N], or None: both sums, with and without LoRA; and what follows from gate and up, the two sums.
-
-    `dots` is [·, P], with a row for each tile of columns.
-    """
+    """Tensors [P, N], or None: both sums, with and without LoRA; and what follows from gate and up, the two sums."""
 
     result: Any
     second_result: Any
@@ -35,7 +32,6 @@ class Outputs(NamedTuple):
     saved_gate: Any
     saved_up: Any
     intermediate: Any
-    dots: Any
 
 
 @triton.jit
@@ -101,16 +97,3 @@ def store_swiglu(outputs, gate, up, limit, pairs, n, n_size, VARIANT: tl.constex
     gate, up = limited(gate, up, limit)
     silu = rounded(gate * tl.sigmoid(gate), A, ROUND)
     store(outputs.intermediate, silu * up, pairs, n, n_size, VECTORS)
-
-
-@triton.jit
-def store_dot(work, value, tile, pairs, n, VARIANT: tl.constexpr):
-    """Write the sums of value · other over columns n, those of a tile."""
-    other, n_size = work.other, work.n_size
-    pointers = other.ptr + ((pairs.pair // other.slots).to(tl.int64)[:, None] * other.stride + n[None, :])
-    if VARIANT.other_vectors:
-        n_size, pointers = n_size // 8 * 8, tl.multiple_of(pointers, (1, 8))
-    mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)[None, :]
-    factor = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-    dot = tl.sum(rounded(value, other.ptr.dtype.element_ty, VARIANT.round_base) * factor, axis=1)
-    tl.store(work.outputs.dots + tile.to(tl.int64) * work.pair_count + pairs.pair, dot, mask=pairs.live)

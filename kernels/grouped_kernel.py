@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from grouped_epilogue import Adapter, Outputs, adapted, rounded, store, store_dot, store_swiglu
+from grouped_epilogue import Adapter, Outputs, adapted, rounded, store, store_swiglu
 from grouped_tile import Rows, Table, Weight, add_products, pairs_of, place
 
 
@@ -24,8 +24,6 @@ class Work(NamedTuple):
     k_size: Any
     outputs: Any
     limit: Any
-    other: Any
-    pair_count: Any
 
 
 # Sizes, strides and addresses are no part of a variant's key: VARIANT alone says what vectors there are.
@@ -38,11 +36,10 @@ class Work(NamedTuple):
         "scale_1_expert_stride", "scale_1_n_stride", "scale_1_group_stride",
         "lora_0_expert_stride", "lora_1_expert_stride", "rank", "scaling",
         "blocks", "columns", "experts", "n_size", "k_size", "limit",
-        "other_slots", "other_stride", "pair_count",
     ],
     do_not_specialize_on_alignment=[
         "rows_0_ptr", "rows_1_ptr", "weight_0", "weight_1", "scale_0_ptr", "zero_0_ptr", "scale_1_ptr", "zero_1_ptr",
-        "middle_0_ptr", "lora_0_ptr", "middle_1_ptr", "lora_1_ptr", "other_ptr",
+        "middle_0_ptr", "lora_0_ptr", "middle_1_ptr", "lora_1_ptr",
     ],
 )  # fmt: skip
 def grouped_linear_kernel(
@@ -57,7 +54,6 @@ def grouped_linear_kernel(
     middle_1_ptr, lora_1_ptr, lora_1_expert_stride: tl.int64, rank, scaling,
     order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, blocks, columns, experts, n_size, k_size,
     result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr, limit,
-    dots_ptr, other_ptr, other_slots, other_stride: tl.int64, pair_count,
     BLOCKS_PER_GROUP: tl.constexpr, VARIANT: tl.constexpr,
 ):  # fmt: skip
     """Tiles of the pairs of one expert by BLOCK_N columns, or by two such."""
@@ -75,15 +71,10 @@ def grouped_linear_kernel(
     adapter_0 = Adapter(middle_0_ptr, lora_0_ptr, lora_0_expert_stride, rank, scaling)
     adapter_1 = Adapter(middle_1_ptr, lora_1_ptr, lora_1_expert_stride, rank, scaling)
     outputs = Outputs(
-        result_ptr, second_result_ptr, base_ptr, second_base_ptr,
-        saved_gate_ptr, saved_up_ptr, intermediate_ptr, dots_ptr,
-    )  # fmt: skip
+        result_ptr, second_result_ptr, base_ptr, second_base_ptr, saved_gate_ptr, saved_up_ptr, intermediate_ptr
+    )
     table = Table(order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, experts)
-    other = Rows(other_ptr, other_slots, other_stride)
-    work = Work(
-        table, rows_0, weight_0, adapter_0, rows_1, weight_1, adapter_1, n_size, k_size, outputs, limit,
-        other, pair_count,
-    )  # fmt: skip
+    work = Work(table, rows_0, weight_0, adapter_0, rows_1, weight_1, adapter_1, n_size, k_size, outputs, limit)
     # One tile per program; sums stay in registers where ptxas sees a loop over tiles.
     for turn in range(0, tl.cdiv(blocks * columns - tl.program_id(0), tl.num_programs(0))):
         tile = tl.program_id(0) + turn * tl.num_programs(0)
@@ -141,8 +132,6 @@ def finish(work, first, second, pairs, first_n, second_n, VARIANT: tl.constexpr)
     if VARIANT.second != "weight":
         value = adapted(value, work.adapter_1, pairs, n, n_size, VARIANT)
     store(outputs.result, value, pairs, n, n_size, VARIANT.vectors)
-    if VARIANT.epilogue == "dot":
-        store_dot(work, value, first_n // BLOCK_N, pairs, n, VARIANT)
     if VARIANT.second != "none":
         n = second_n + tl.arange(0, BLOCK_N)
         second_value = second
@@ -150,8 +139,6 @@ def finish(work, first, second, pairs, first_n, second_n, VARIANT: tl.constexpr)
             second_value = adapted(second_value, work.adapter_0, pairs, n, n_size, VARIANT)
         second_value = adapted(second_value, work.adapter_1, pairs, n, n_size, VARIANT)
         store(outputs.second_result, second_value, pairs, n, n_size, VARIANT.vectors)
-        if VARIANT.epilogue == "dot":
-            store_dot(work, second_value, second_n // BLOCK_N, pairs, n, VARIANT)
         if VARIANT.epilogue == "swiglu":
             store_swiglu(outputs, value, second_value, work.limit, pairs, n, n_size, VARIANT)
         store(outputs.second_base, second, pairs, n, n_size, VARIANT.vectors)

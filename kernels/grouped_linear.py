@@ -92,21 +92,17 @@ def launch(
     *,
     scaling: float = 1.0,
     limit: float = inf,
-    other: Tensor | None = None,
     **options: Any,
 ) -> None:
-    """Launch the kernel on one or two factors; options are those of `plan`, and `outputs` are its tensors by name.
-
-    `other` are the rows [T, N] by which the epilogue `dot` multiplies.
-    """
+    """Launch the kernel on one or two factors; options are those of `plan`, and `outputs` are its tensors by name."""
     n = weights[0].shape[1]
     if not (routing.tokens * routing.slots and n):
         return
-    flat, other = [_flat(r) for r in rows], None if other is None else _flat(other)
+    flat = [_flat(r) for r in rows]
     b = _without_gaps([b for _, b in lora])
     found = plan(
         tuple(map(described, flat)), tuple(map(_described, weights)), tuple(map(described, b)), routing.block_rows,
-        other=described(other), **options,
+        **options,
     )  # fmt: skip
     blocks = len(routing.block_experts)
     with torch.accelerator.device_index(routing.order.device.index):
@@ -118,8 +114,6 @@ def launch(
             block_starts_ptr=routing.block_starts, blocks=blocks, columns=found.columns, experts=routing.experts,
             n_size=n, k_size=weights[0].shape[2],
             **{f"{name}_ptr": outputs.get(name) for name in Outputs._fields}, limit=argument(limit),
-            other_ptr=other, other_slots=routing.slots, other_stride=0 if other is None else other.stride(0),
-            pair_count=routing.tokens * routing.slots,
             BLOCKS_PER_GROUP=BLOCKS_PER_GROUP, VARIANT=found.variant,
             num_warps=found.warps, num_stages=found.stages, enable_fp_fusion=False,
         )  # fmt: skip

@@ -62,7 +62,6 @@ def plan(
     lora: tuple[Described, ...],
     block_m: int,
     *,
-    other: Described | None = None,
     paired: bool = False,
     epilogue: str = "store",
     round_base: bool = False,
@@ -91,7 +90,6 @@ def plan(
         lora_turned=turned, codes=_codes(weights),
         block_m=block_m, block_n=block_n, block_k=block_k,
         block_r=block_r, rank_steps=-(-rank // block_r),
-        other_vectors=other is not None and _in_vectors(other.shape, other.strides, other),
     )  # fmt: skip
     blocks = {"k": Blocks((1, block_n, block_k), False), "n": Blocks((1, block_k, block_n), True)}.get(layout)
     sums = 1 if second == "none" else 2

@@ -19,7 +19,7 @@ class Variant(NamedTuple):
     Attributes:
         second: of what a tile has a second sum: `columns`, the next BLOCK_N columns of the same result; `weight`, those
             of another weight, with a result of its own; `none`.
-        epilogue: what becomes of the sums: `store`, `swiglu` or `dot`.
+        epilogue: what becomes of the sums: `store`, or `swiglu`.
         round_base, round_lora, round_swiglu: what is rounded to the dtype of the rows, step by step.
         layout: of the weights: `k` and `n` are descriptors of tensors that are contiguous along this dimension; `any`.
         row_vectors, vectors, lora_vectors: rows, results and adapters consist of vectors of 16 bytes.
@@ -28,7 +28,6 @@ class Variant(NamedTuple):
         block_m, block_n: pairs and columns of a sum.
         block_k, block_r: terms that are added at a time, of rows and of adapters.
         rank_steps: how many times terms of adapters are added.
-        other_vectors: the rows that the epilogue `dot` multiplies by consist of vectors of 16 bytes.
     """
 
     second: str
@@ -47,7 +46,6 @@ class Variant(NamedTuple):
     block_k: int
     block_r: int
     rank_steps: int
-    other_vectors: bool
 
 
 class Rows(NamedTuple):

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from grouped_dot import column_depth, grouped_dot
 from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_backward_arguments import ADDED, STAGES, TENSORS, check_backward, shards_of
-from moe_lora_gradients import swiglu_backward, weigh
+from moe_lora_gradients import column_depth, pair_dot, swiglu_backward, weigh
 from moe_lora_outer import grouped_outer, pair_depth
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge
@@ -66,7 +65,7 @@ class Backward:
         )  # fmt: skip
 
 
-def through_down(step: Backward, t: Tensors, stages: Sequence[str]) -> dict[str, Tensor]:
+def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
     """The stages from the gradient of the output to that of the activated rows, and the way of the down projection."""
     rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
     found, lora, lora_back = {"grad_expert_output": grad}, (), ()
@@ -75,12 +74,7 @@ def through_down(step: Backward, t: Tensors, stages: Sequence[str]) -> dict[str,
         found |= {"grad_down_mid": grad_mid, "down_lora_mid": mid}
         lora, lora_back = ((mid, t["down_lora_b"]),), ((grad_mid, turned(t["down_lora_a"])),)
     found["grad_intermediate"] = step.adapted(((grad, turned(t["down_proj"])),), lora_back)
-    output = (rows, t["down_proj"])
-    if "expert_output" in stages:  # apart, as to store it too would change the order of the sums of its dots
-        found["expert_output"] = step.adapted((output,), lora)
-    found["grad_routing_weights"] = grouped_dot(
-        output, t["grad_output"], step.routing, lora=lora, scaling=step.scaling, rounded=step.eager
-    )
+    found["expert_output"] = step.adapted(((rows, t["down_proj"]),), lora)
     return found
 
 
@@ -131,13 +125,14 @@ def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Te
 
 def backward_shard(step: Backward, t: Tensors, *, partial: bool, stages: Sequence[str] = ()) -> dict[str, Tensor]:
     """Results and stages of one shard; with `partial`, terms of sums over shards are left in fp32."""
-    found = through_down(step, t, stages)
+    found = through_down(step, t)
     found |= through_gate_and_up(step, t, found["grad_intermediate"])
     out_dtype = torch.float32 if partial else step.dtype
     return {
         "grad_input": combine(found["grad_expert_input"], None, step.routing, out_dtype),
         **lora_gradients(step, {**t, **found}, partial=partial),
-        **{name: found[name] for name in ("grad_routing_weights", *stages) if name in found},
+        "grad_routing_weights": pair_dot(t["grad_output"], found["expert_output"], step.routing),
+        **{name: found[name] for name in stages if name in found},
     }
 
 

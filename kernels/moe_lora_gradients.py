@@ -1,4 +1,4 @@
-"""Element-wise Triton kernels of the MoE-LoRA gradients.
+"""Element-wise Triton kernels of the MoE-LoRA gradients, and the gradient of the routing weights.
 
 Tensors of pairs are [T, k, ·], in the order of tokens and slots. For a pair that is skipped nothing is read, and
 exactly 0 is stored.
@@ -19,7 +19,17 @@ from swiglu_limit import argument, limited, through_limit
 from torch import Tensor
 
 BLOCKS = (16, 128, 1024)  # few sizes, so that there are few compiled variants
-ELEMENTS_PER_PROGRAM = 2048
+ELEMENTS_PER_PROGRAM, ELEMENTS_OF_WHOLE_ROWS = 2048, 8192
+
+
+def column_depth(n: int) -> int:
+    """Greatest number of additions between a term and the sum of n of them over the columns of a row.
+
+    Blocks of at most 1024 columns are added lane by lane. A thread then adds its lanes, 32 at most of 1024 over a warp,
+    and threads are combined in a tree of height 5; interpreted, all lanes are in a tree of height 10, or added by numpy
+    in runs of 128 with 8 accumulators (15 additions, 3 to combine them) and a tree over the runs.
+    """
+    return min(n, triton.cdiv(n, BLOCKS[-1]) + 36)
 
 
 @triton.jit
@@ -83,6 +93,30 @@ def _swiglu_backward_kernel(
     tl.store(address(grad_up_ptr, row * columns, column, ALIGNED), grad_up, mask=live & inside)
 
 
+@triton.jit(
+    do_not_specialize=["pairs", "experts", "columns", "slots", "grad_stride", "value_stride"],
+    do_not_specialize_on_alignment=["experts_ptr", "grad_ptr", "value_ptr", "result_ptr"],
+)
+def _pair_dot_kernel(
+    experts_ptr, grad_ptr, value_ptr, result_ptr, pairs, experts, columns, slots,
+    grad_stride: tl.int64, value_stride: tl.int64,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Lane by lane over blocks of columns, then over the lanes."""
+    pair, live, routed = pairs_of_program(experts_ptr, experts, pairs, ROWS)
+    if ALIGNED:
+        columns = columns // 16 * 16
+    grad_start, value_start = row_of(pair, slots, True) * grad_stride, row_of(pair, slots, False) * value_stride
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        mask = routed & (column < columns)
+        grad = tl.load(address(grad_ptr, grad_start, column, ALIGNED), mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(address(value_ptr, value_start, column, ALIGNED), mask=mask, other=0.0).to(tl.float32)
+        total += grad * value
+    tl.store(result_ptr + pair, tl.sum(total, axis=1, keep_dims=True), mask=live)
+
+
 def weigh(grad_output: Tensor, routing_weights: Tensor, routing: Routing) -> Tensor:
     """routing_weights[t, j] · grad_output[t] [T, k, H], rounded once to the dtype of grad_output [T, H]."""
     columns = grad_output.shape[-1]
@@ -105,6 +139,15 @@ def swiglu_backward(
     return grad_gate, grad_up
 
 
+def pair_dot(grad_output: Tensor, expert_output: Tensor, routing: Routing) -> Tensor:
+    """Σ_h grad_output[t, h] · expert_output[t, j, h] in fp32, [T, k]."""
+    result = torch.empty(expert_output.shape[:2], dtype=torch.float32, device=expert_output.device)
+    others = {"result_ptr": result, "slots": routing.slots}
+    rows = {"grad": grad_output, "value": expert_output}
+    _for_all_pairs(_pair_dot_kernel, routing, expert_output.shape[-1], others, **rows, whole_rows=True)
+    return result
+
+
 def block_of(columns: int) -> int:
     """Columns of a program, of a row of so many."""
     return next((size for size in BLOCKS if size >= columns), BLOCKS[-1])
@@ -115,16 +158,18 @@ def _for_all_pairs(
     routing: Routing,
     columns: int,
     others: dict[str, Any],
+    *,
+    whole_rows: bool = False,
     **rows: Tensor,
 ) -> None:
-    """Launch a kernel over all pairs and blocks of columns."""
+    """Launch a kernel over all pairs, and over blocks of columns unless a program takes whole rows."""
     pairs = routing.tokens * routing.slots
     if not pairs:
         return
     flat = {name: flat_rows(tensor) for name, tensor in rows.items()}
     block = block_of(columns)
-    height = ELEMENTS_PER_PROGRAM // block
-    grid = (triton.cdiv(pairs, height), triton.cdiv(columns, block))
+    height = (ELEMENTS_OF_WHOLE_ROWS if whole_rows else ELEMENTS_PER_PROGRAM) // block
+    grid = (triton.cdiv(pairs, height), 1 if whole_rows else triton.cdiv(columns, block))
     with torch.accelerator.device_index(routing.order.device.index):
         kernel[grid](
             **row_arguments(**flat), **others,

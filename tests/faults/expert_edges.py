@@ -15,7 +15,6 @@ _planning = partial(Edit, file="grouped_plan.py")
 _route = partial(Edit, file="moe_lora_routing.py")
 _gradients = partial(Edit, file="moe_lora_gradients.py")
 _outer = partial(Edit, file="moe_lora_outer.py")
-_dot = partial(Edit, file="grouped_dot.py")
 _codes = partial(Edit, file="quantized_weights.py")
 
 _ADAPTERS = "tuple(zip(middles, lora_b, strict=True))"
@@ -91,8 +90,8 @@ SIZES = (
         "gate or up or expert_output", "saved_gate or saved_up or output",
     ),
     _backward(
-        "first 1024 columns", "adds the first 1024 columns of a row to the gradients of routing weights alone",
-        (_dot("in range(tiles):", "in range(tl.minimum(tiles, 8)):"),),
+        "first 1024 columns", "adds the first block of columns of a row to the gradients of routing weights alone",
+        (_gradients("total += grad * value", "total += tl.where(start < BLOCK, grad * value, 0.0)"),),
         "grad_routing_weights", "grad_routing_weights",
     ),
 )  # fmt: skip

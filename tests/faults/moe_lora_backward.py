@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tests.faults.moe_lora import BOTH, FP32_DOTS, FP32_OUTPUT, epilogue, forward, truncated
+from tests.faults.moe_lora import BOTH, FP32_DOTS, FP32_OUTPUT, forward, truncated
 from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
@@ -13,7 +13,7 @@ outer = partial(Edit, file="moe_lora_outer.py")
 fault = partial(Fault, op="moe_lora_backward", variant="moe_lora_backward+fused", options="exact", dtypes=("bf16",))
 _eager = partial(fault, variant="moe_lora_backward+eager")
 
-EXPERT_OUTPUT = "rounded(value, other.ptr.dtype.element_ty, VARIANT.round_base)"
+EXPERT_OUTPUT = '((rows, t["down_proj"]),), lora'
 _WEIGH = "product = (weight * grad)"
 _WEIGHED_TRUNCATED = truncated("(weight * grad)", "result_ptr.dtype.element_ty")
 _MIDDLE = 'step.operand(grad, turned(t["down_lora_b"]))'
@@ -39,15 +39,6 @@ _SLOPE = "slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))"
 _GRAD_GATE = "grad_gate = (grad * up * slope)"
 _GRAD_GATE_TRUNCATED = truncated("(grad * up * slope)", "grad_gate_ptr.dtype.element_ty")
 _TOTAL = "total += rounded(value, values_ptr.dtype.element_ty, ROUND)"
-
-
-def expert_output(value: str, dtype: str) -> tuple[Edit, ...]:
-    """Multiply grad_output by `value`, and make the stage of `dtype`."""
-    return (
-        epilogue(EXPERT_OUTPUT, value),
-        backward("adapted((output,), lora)", f"adapted((output,), lora, out_dtype={dtype})"),
-    )
-
 
 DOWN = (
     fault(
@@ -240,7 +231,8 @@ UNROUNDED = (
     ),
     _eager(
         "expert output not rounded", "keeps the recomputed output of an expert in fp32, where the contract rounds it",
-        expert_output("value", "torch.float32"), "expert_output", "grad_routing_weights",
+        (backward(EXPERT_OUTPUT, f"{EXPERT_OUTPUT}, out_dtype=torch.float32"),),
+        "expert_output", "grad_routing_weights",
     ),
 )  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults.moe_lora import BOTH, linear, truncated
-from tests.faults.moe_lora_backward import EXPERT_OUTPUT, backward, epilogue, expert_output, fault, outer
+from tests.faults.moe_lora import BOTH, truncated
+from tests.faults.moe_lora_backward import EXPERT_OUTPUT, backward, fault, gradients, outer
 from tests.faults.moe_lora_routing import NO_DUPLICATES
 
 ANY = " or ".join(f"grad_{name}_lora_{part}" for name in ("gate", "up", "down") for part in "ab")
@@ -15,8 +15,7 @@ _UNCHANGED = "total = tl.where(some, total, unchanged)"
 _MIDDLE = 'grouped_pair(t["x"],'
 _SORTED = 't["x"].repeat_interleave(step.routing.slots, 0)[step.routing.order].view(*grads[0].shape[:2], -1)'
 _PAIR = "pair = tl.load(order_ptr + position, mask=live, other=0)"
-_OF_PAIR = f"tl.sum({EXPERT_OUTPUT} * factor,"
-_COLUMNS = "mask = (pairs.live & pairs.taken)[:, None] & (n < n_size)"
+_DOT_OF_PAIR = 'pair_dot(t["grad_output"], found["expert_output"]'
 
 ADAPTERS = (
     fault(
@@ -106,8 +105,9 @@ ROUTING_WEIGHTS = (
     fault(
         "weights of the gradient", "multiplies by the weighted gradient, where grad_output is due",
         (
-            backward('t["grad_output"], step.routing, lora=lora', "grad, step.routing, lora=lora"),
-            linear("other_slots=routing.slots", "other_slots=1"),
+            backward(_DOT_OF_PAIR, _DOT_OF_PAIR.replace('t["grad_output"]', 'found["grad_expert_output"]')),
+            gradients("grad_start, value_start = row_of(pair, slots, True)",
+                      "grad_start, value_start = row_of(pair, slots, False)"),
         ),
         "grad_routing_weights", "grad_routing_weights",
     ),
@@ -117,22 +117,22 @@ ROUTING_WEIGHTS = (
     ),
     fault(
         "recomputed output rounded", "rounds the recomputed outputs of experts",
-        expert_output(EXPERT_OUTPUT.replace("VARIANT.round_base", "True"), "step.dtype"),
+        (backward(EXPERT_OUTPUT, f"{EXPERT_OUTPUT}, out_dtype=step.dtype"),),
         "expert_output", "grad_routing_weights", dtypes=BOTH,
     ),
     fault(
         "products rounded", "rounds the products of which grad_routing_weights is the sum",
-        (epilogue(_OF_PAIR, f"tl.sum(({EXPERT_OUTPUT} * factor).to(tl.bfloat16).to(tl.float32),"),),
+        (gradients("total += grad * value", "total += (grad * value).to(tl.bfloat16).to(tl.float32)"),),
         "grad_routing_weights", "grad_routing_weights",
     ),
     fault(
         "last column left out", "leaves the last column out of grad_routing_weights",
-        (epilogue(_COLUMNS, _COLUMNS.replace("n_size", "n_size - 1")),),
+        (gradients("mask = routed & (column < columns)", "mask = routed & (column < columns - 1)"),),
         "grad_routing_weights", "grad_routing_weights",
     ),
     fault(
         "skipped pairs not written", "does not write grad_routing_weights of skipped pairs",
-        (epilogue("dot, mask=pairs.live)", "dot, mask=pairs.live & pairs.taken)"),), "uninitialised", "uninitialised",
+        (gradients("keep_dims=True), mask=live)", "keep_dims=True), mask=routed)"),), "unwritten", "unwritten",
     ),
 )  # fmt: skip
 
