@@ -17,6 +17,7 @@ from triton.language.extra.libdevice import rsqrt as imported_rsqrt
 from triton.language.math import exp2 as imported_exp2
 
 from harness.interpret import descending, install
+from harness.interpret.rewrite import SUBSTITUTES
 from tests import interpret_kernels as kernels
 
 # Where a question forms numbers from a NaN's payload, numpy warns.
@@ -503,3 +504,7 @@ def test_programs_run_from_the_last_to_the_first_within_the_context() -> None:
             pass
         assert turns((2, 2)) == [3, 2, 1, 0] and not inner.seen
     assert turns((2, 2)) == [0, 1, 2, 3]
+
+
+def test_functions_that_are_replaced_are_kept_so_that_nothing_else_gets_their_id() -> None:
+    assert SUBSTITUTES and all(id(original) == known for known, (original, _) in SUBSTITUTES.items())

@@ -23,7 +23,7 @@ import triton.language as tl
 from triton.runtime.interpreter import interpreter_semantic
 
 SUBSTITUTES: dict[int, tuple[Any, Any]] = {}
-"""id of a function of Triton's language → itself and its interpreted form, for kernels that imported the function itself."""
+"""id of a function of Triton's language → itself, and its interpreted form for kernels that imported it."""
 
 
 class AmbiguousTruth(TypeError):
