@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear
+from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_arguments import existing
 from moe_lora_backward_arguments import ADDED, STAGES, check_backward, shards_of
-from moe_lora_gradients import column_depth, grouped_outer, pair_depth, pair_dot, swiglu_backward, weigh
+from moe_lora_gradients import column_depth, pair_dot, swiglu_backward, weigh
+from moe_lora_outer import grouped_outer, pair_depth
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge
 from moe_lora_weights import LayerWeights, OldGradients, named
@@ -54,10 +55,6 @@ class Backward:
         """rows · weight[e]ᵀ, rounded: the operand of another dot."""
         return grouped_linear(((rows, weight),), self.routing, out_dtype=self.dtype)
 
-    def plain(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """rows · weight[e]ᵀ as a stage: rounded if the contract is eager."""
-        return self.adapted(((rows, weight),), ())
-
     def adapted(
         self, operands: tuple[Factors, ...], lora: tuple[Factors, ...], *, out_dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -70,36 +67,33 @@ class Backward:
 
 
 def through_down(step: Backward, t: Tensors) -> dict[str, Tensor]:
-    """The stages from the gradient of the output to that of the activated rows, and those of the down projection."""
+    """The stages from the gradient of the output to that of the activated rows, and the way of the down projection."""
     rows, grad = t["intermediate"], weigh(t["grad_output"], t["routing_weights"], step.routing)
-    if "down_lora_a" not in t:
-        back, ahead = step.plain(grad, turned(t["down_proj"])), step.plain(rows, t["down_proj"])
-        return {"grad_expert_output": grad, "grad_intermediate": back, "expert_output": ahead}
-    grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
-    return {
-        "grad_expert_output": grad,
-        "grad_down_mid": grad_mid,
-        "grad_intermediate": step.adapted(
-            ((grad, turned(t["down_proj"])),), ((grad_mid, turned(t["down_lora_a"])),)
-        ),
-        "down_lora_mid": mid,
-        "expert_output": step.adapted(((rows, t["down_proj"]),), ((mid, t["down_lora_b"]),)),
-    }  # fmt: skip
+    found, lora, lora_back = {"grad_expert_output": grad}, (), ()
+    if "down_lora_a" in t:
+        grad_mid, mid = step.operand(grad, turned(t["down_lora_b"])), step.operand(rows, t["down_lora_a"])
+        found |= {"grad_down_mid": grad_mid, "down_lora_mid": mid}
+        lora, lora_back = ((mid, t["down_lora_b"]),), ((grad_mid, turned(t["down_lora_a"])),)
+    found["grad_intermediate"] = step.adapted(((grad, turned(t["down_proj"])),), lora_back)
+    found["expert_output"] = step.adapted(((rows, t["down_proj"]),), lora)
+    return found
 
 
 def through_gate_and_up(step: Backward, t: Tensors, grad_intermediate: Tensor) -> dict[str, Tensor]:
     """The stages from the gradient of the activated rows to that of the input of each pair."""
+    names, found, base, lora = ("gate", "up"), {}, [], []
     saved = t["saved_gate"], t["saved_up"]
     grads = swiglu_backward(grad_intermediate, *saved, step.routing, limit=step.swiglu_limit)
-    found, base, lora = {}, [], []
-    for name, grad in zip(("gate", "up"), grads, strict=True):
+    if "gate_lora_a" in t:
+        mids = grouped_pair(t["x"], (t["gate_lora_a"], t["up_lora_a"]), step.routing)
+        found |= {f"{name}_lora_mid": mid for name, mid in zip(names, mids, strict=True)}
+    for name, grad in zip(names, grads, strict=True):
         found[f"grad_{name}"] = grad
-        if f"{name}_lora_a" in t:
+        base.append((grad, turned(t[f"{name}_proj"])))
+        if f"{name}_lora_mid" in found:
             grad_mid = step.operand(grad, turned(t[f"{name}_lora_b"]))
             found[f"grad_{name}_mid"] = grad_mid
             lora.append((grad_mid, turned(t[f"{name}_lora_a"])))
-            found[f"{name}_lora_mid"] = step.operand(t["x"], t[f"{name}_lora_a"])
-        base.append((grad, turned(t[f"{name}_proj"])))
     return found | {"grad_expert_input": step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)}
 
 
@@ -109,23 +103,25 @@ def turned(weight: Tensor) -> Tensor:
 
 
 def lora_gradients(step: Backward, t: Tensors, *, partial: bool) -> dict[str, Tensor]:
-    """The gradients of the adapters, plus the old ones, from the tensors and stages of one shard."""
+    """The gradients of the adapters that there are, plus the old ones, from the tensors and stages of one shard."""
     factors = {
-        "gate_lora_a": ("grad_gate_mid", "x"),
-        "gate_lora_b": ("grad_gate", "gate_lora_mid"),
-        "up_lora_a": ("grad_up_mid", "x"),
-        "up_lora_b": ("grad_up", "up_lora_mid"),
-        "down_lora_a": ("grad_down_mid", "intermediate"),
-        "down_lora_b": ("grad_expert_output", "down_lora_mid"),
+        ("gate_lora_a", "up_lora_a"): (("grad_gate_mid", "grad_up_mid"), "x"),
+        ("gate_lora_b",): (("grad_gate",), "gate_lora_mid"),
+        ("up_lora_b",): (("grad_up",), "up_lora_mid"),
+        ("down_lora_a",): (("grad_down_mid",), "intermediate"),
+        ("down_lora_b",): (("grad_expert_output",), "down_lora_mid"),
     }
-    return {
-        f"grad_{name}": grouped_outer(
-            t[left], t[right], step.routing, scaling=step.scaling, old=t.get(f"old_{name}"),
-            out_dtype=torch.float32 if partial and name in ADDED else step.dtype,
-        )
-        for name, (left, right) in factors.items()
-        if name in t
-    }  # fmt: skip
+    found = {}
+    for names, (lefts, right) in factors.items():
+        if names[0] not in t:
+            continue
+        results = grouped_outer(
+            [t[left] for left in lefts], t[right], step.routing, scaling=step.scaling,
+            olds=[t.get(f"old_{name}") for name in names],
+            out_dtype=torch.float32 if partial and names[0] in ADDED else step.dtype,
+        )  # fmt: skip
+        found |= {f"grad_{name}": result for name, result in zip(names, results, strict=True)}
+    return found
 
 
 def backward_shard(step: Backward, t: Tensors, *, partial: bool, stages: Sequence[str] = ()) -> dict[str, Tensor]:

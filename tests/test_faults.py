@@ -91,13 +91,13 @@ def test_a_replacement_that_does_not_apply_is_an_error():
 
 
 def test_a_planted_kernel_shares_the_files_that_the_fault_leaves_alone():
-    fault = next(f for f in FAULTS if {e.file for e in f.edits} == {"moe_lora_gradients.py"})
+    fault = next(f for f in FAULTS if {e.file for e in f.edits} == {"moe_lora_outer.py"})
     folder = without_faults()
     assert [k.name for k in folder.kernels] == [k.name for k in load_kernels(FOLDER)]
     with planted(fault) as kernel:
-        pair_dot, grouped_linear = (kernel.call.__globals__[name] for name in ("pair_dot", "grouped_linear"))
+        outer, grouped_linear = (kernel.call.__globals__[name] for name in ("grouped_outer", "grouped_linear"))
     assert kernel.call is not kernel_of(folder.kernels, fault.variant).call
-    assert pair_dot is not folder.modules["moe_lora_gradients"].pair_dot
+    assert outer is not folder.modules["moe_lora_outer"].grouped_outer
     assert grouped_linear is folder.modules["grouped_linear"].grouped_linear
     assert not folder.modules.keys() & sys.modules.keys()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from inspect import unwrap
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cases.moe_lora_backward import groups
 from harness import assert_contract
 from harness.errors import UnsupportedCase
 from harness.kernel import load_kernels
@@ -255,16 +257,36 @@ def test_strides_change_no_bit(name):
 
 
 def test_an_outer_product_over_many_pairs_and_tiles():
-    tokens, rows, columns = 120, 130, 70
+    tokens, rows, columns = 200, 130, 70
     route, outer = BY_NAME["route"], BY_NAME["grouped_outer"]
     ids = small(tokens, 2, least=0, most=3, dtype=torch.int64)
     left, right = small(tokens, 2, rows, most=3, seed=1), small(tokens, columns, most=3, seed=2)
-    actual = outer(left, right, route(ids, 3, 1), scaling=0.25, out_dtype=FLOAT)
+    lefts = [left, left.flip(0)]
+    results = outer(lefts, right, route(ids, 3, 1), scaling=0.25, out_dtype=FLOAT)
     for e in range(3):
         token, slot = (ids == e + 1).nonzero(as_tuple=True)
-        assert len(token) > 50
-        exact = left[token, slot].double().t() @ right[token].double() / 4
-        assert_bits(actual[e], exact.float(), f"expert {e}")
+        assert len(token) > 65
+        for rows, actual in zip(lefts, results, strict=True):
+            exact = rows[token, slot].double().t() @ right[token].double() / 4
+            assert_bits(actual[e], exact.float(), f"expert {e}")
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_examples_reach_every_size_of_tiles_and_blocks(small):
+    outer, weigh = (BY_NAME[name].__globals__ for name in ("grouped_outer", "weigh"))
+    sizes = [
+        {spec.name: spec.shape for spec in case.tensors}
+        for group in groups(TRITON.accepts, small=small)
+        for case in group.examples
+    ]
+    tiles, blocks = set(), set()
+    for shape in sizes:
+        _, rank, hidden = shape["gate_lora_a"]
+        width = shape["saved_gate"][2]
+        tiles |= {tuple(map(outer["tile_of"], pair)) for pair in ((rank, hidden), (width, rank), (rank, width))}
+        blocks |= {weigh["block_of"](hidden)}
+    assert tiles >= set(product(outer["TILES"], repeat=2))
+    assert blocks == set(weigh["BLOCKS"])
 
 
 def test_depth_is_never_more_than_any_order_needs():

@@ -14,6 +14,7 @@ _linear = partial(Edit, file="grouped_linear.py")
 _planning = partial(Edit, file="grouped_plan.py")
 _route = partial(Edit, file="moe_lora_routing.py")
 _gradients = partial(Edit, file="moe_lora_gradients.py")
+_outer = partial(Edit, file="moe_lora_outer.py")
 _codes = partial(Edit, file="quantized_weights.py")
 
 _ADAPTERS = "tuple(zip(middles, lora_b, strict=True))"
@@ -36,8 +37,8 @@ EXPERTS = (
     ),
     _backward(
         "gradients of no tokens", "launches nothing where there are no tokens, and leaves the gradients unwritten",
-        (_gradients("[(routing.experts * row_tiles * column_tiles,)]",
-                    "[(routing.experts * row_tiles * column_tiles * min(len(routing.order), 1),)]"),),
+        (_outer("[(routing.experts * row_tiles * column_tiles,)]",
+                "[(routing.experts * row_tiles * column_tiles * min(len(routing.order), 1),)]"),),
         "unwritten", "unwritten",
     ),
     _forward(
@@ -73,10 +74,7 @@ STRIDES = (
     ),
     _backward(
         "strides of old gradients ignored", "adds to the old gradients as if rows followed each other without a gap",
-        (_gradients("old_start = row_start(result_row, old_size, old_stride_0, old_stride_1)",
-                    "old_start = result_row * columns"),
-         _gradients('old_rows, _ = _rows("old", result if old is None else old)',
-                    'old_rows, _ = _rows("old", result)\n    old_rows["old_ptr"] = old')),
+        (_outer("else old.contiguous() for", "else old for"),),
         "grad_down_lora_a or out_of_bounds", "grad_down_lora_a or out_of_bounds",
     ),
 )  # fmt: skip
@@ -119,8 +117,8 @@ VALUES = (
     ),
     _backward(
         "old gradients left alone", "gives the old gradient where the new one is not finite",
-        (_gradients("total = unchanged + total",
-                    "total = unchanged + tl.where(tl.abs(total) < 3e38, total, 0.0)"),),
+        (_outer("total = unchanged + total",
+                "total = unchanged + tl.where(tl.abs(total) < 3e38, total, 0.0)"),),
         "grad_down_lora_a", "grad_down_lora_a", dtypes=("fp16",),
     ),
 )  # fmt: skip

@@ -9,19 +9,31 @@ from tests.faults.plant import Edit, Fault
 
 backward = partial(Edit, file="moe_lora_backward.py")
 gradients = partial(Edit, file="moe_lora_gradients.py")
+outer = partial(Edit, file="moe_lora_outer.py")
 fault = partial(Fault, op="moe_lora_backward", variant="moe_lora_backward+fused", options="exact", dtypes=("bf16",))
 _eager = partial(fault, variant="moe_lora_backward+eager")
 
+EXPERT_OUTPUT = '((rows, t["down_proj"]),), lora'
 _WEIGH = "product = (weight * grad)"
 _WEIGHED_TRUNCATED = truncated("(weight * grad)", "result_ptr.dtype.element_ty")
 _MIDDLE = 'step.operand(grad, turned(t["down_lora_b"]))'
 _MIDDLE_FP32 = _MIDDLE.replace("step.", "Backward(step.routing, step.scaling, torch.float32, step.eager).")
 _ROUND_BASE, _ROUND_LORA = "round_base=self.eager", "round_lora=self.eager"
-_OUTER = "tl.dot(tl.trans(left), right,"
-_FP32_OUTER = "tl.dot(tl.trans(left).to(tl.float32), right.to(tl.float32),"
+_FP32_DOTS = (
+    *FP32_DOTS,
+    *(
+        outer(
+            f"tl.dot(tl.trans(left), right, {sum_}",
+            f"tl.dot(tl.trans(left).to(tl.float32), right.to(tl.float32), {sum_}",
+        )
+        for sum_ in ("total_0", "total_1")
+    ),
+    Edit("all(_in_vectors(r.shape, r.strides, r) for r in rows)", "False", "grouped_plan.py"),
+)
 _BASE = '((grad, turned(t["down_proj"])),)'
 _FIRST_COLUMNS = 'torch.nn.functional.pad(t["down_proj"][..., :16], (0, max(0, rows.shape[2] - 16)))'
 _LORA = '((grad_mid, turned(t["down_lora_a"])),)'
+_GRAD_INTERMEDIATE = f"{_BASE}, lora_back"
 _ADDED = "step.adapted(tuple(base), tuple(lora), out_dtype=torch.float32)"
 _SLOPE = "slope = sigmoid * (1.0 + gate * (1.0 - sigmoid))"
 _GRAD_GATE = "grad_gate = (grad * up * slope)"
@@ -38,7 +50,7 @@ DOWN = (
         "grad_expert_output in fp32", "keeps routing weight · grad_output in fp32",
         (
             gradients("result = grad_output.new_empty(", "result = grad_output.float().new_empty("),
-            *FP32_DOTS, gradients(_OUTER, _FP32_OUTER),
+            *_FP32_DOTS,
         ),
         "grad_expert_output", "grad_down_lora_a or grad_gate_lora_b",
     ),
@@ -49,7 +61,7 @@ DOWN = (
     ),
     fault(
         "middle in fp32", "keeps the operand between B and A of down in fp32",
-        (backward(_MIDDLE, _MIDDLE_FP32), *FP32_DOTS, gradients(_OUTER, _FP32_OUTER)),
+        (backward(_MIDDLE, _MIDDLE_FP32), *_FP32_DOTS),
         "grad_down_mid", "grad_down_lora_a", dtypes=BOTH,
     ),
     fault(
@@ -58,7 +70,7 @@ DOWN = (
     ),
     fault(
         "grad_intermediate zero", "leaves grad_intermediate zero (M6)",
-        (backward('"grad_intermediate": step.adapted(', '"grad_intermediate": 0 * step.adapted('),),
+        (backward('found["grad_intermediate"] = step', 'found["grad_intermediate"] = 0 * step'),),
         "grad_intermediate", "grad_gate_lora_b",
     ),
     fault(
@@ -87,7 +99,7 @@ DOWN = (
     ),
     fault(
         "grad_intermediate rounded", "rounds grad_intermediate",
-        (backward(_LORA, f"{_LORA}, out_dtype=step.dtype"),),
+        (backward(_GRAD_INTERMEDIATE, f"{_GRAD_INTERMEDIATE}, out_dtype=step.dtype"),),
         "grad_intermediate", "grad_gate_lora_b", dtypes=BOTH,
     ),
 )  # fmt: skip
@@ -113,7 +125,7 @@ ACTIVATION = (
     ),
     fault(
         "gradients of gate and up swapped", "takes the gradient of up for that of gate, and the reverse",
-        (backward('zip(("gate", "up"), grads', 'zip(("up", "gate"), grads'),), "grad_gate", "grad_gate_lora_b",
+        (backward("zip(names, grads,", "zip(names, grads[::-1],"),), "grad_gate", "grad_gate_lora_b",
     ),
     fault(
         "grad_up without sigmoid", "multiplies by gate, where silu(gate) is due",
@@ -214,12 +226,12 @@ UNROUNDED = (
     ),
     _eager(
         "grad_intermediate not rounded", "keeps grad_intermediate in fp32, where the contract rounds it",
-        (backward(_LORA, f"{_LORA}, out_dtype=torch.float32"),),
+        (backward(_GRAD_INTERMEDIATE, f"{_GRAD_INTERMEDIATE}, out_dtype=torch.float32"),),
         "grad_intermediate", "grad_gate_lora_b",
     ),
     _eager(
         "expert output not rounded", "keeps the recomputed output of an expert in fp32, where the contract rounds it",
-        (backward('((mid, t["down_lora_b"]),)', '((mid, t["down_lora_b"]),), out_dtype=torch.float32'),),
+        (backward(EXPERT_OUTPUT, f"{EXPERT_OUTPUT}, out_dtype=torch.float32"),),
         "expert_output", "grad_routing_weights",
     ),
 )  # fmt: skip
