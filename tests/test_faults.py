@@ -6,6 +6,7 @@ import functools
 import re
 import sys
 from dataclasses import replace
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_a_planted_kernel_shares_the_files_that_the_fault_leaves_alone():
     folder = without_faults()
     assert [k.name for k in folder.kernels] == [k.name for k in load_kernels(FOLDER)]
     with planted(fault) as kernel:
-        outer, grouped_linear = (kernel.call.__globals__[name] for name in ("grouped_outer", "grouped_linear"))
+        outer, grouped_linear = (unwrap(kernel.call).__globals__[name] for name in ("grouped_outer", "grouped_linear"))
     assert kernel.call is not kernel_of(folder.kernels, fault.variant).call
     assert outer is not folder.modules["moe_lora_outer"].grouped_outer
     assert grouped_linear is folder.modules["grouped_linear"].grouped_linear

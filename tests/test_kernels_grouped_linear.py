@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from tests.rms_norm_contract import BF16, DEVICE, FLOAT, assert_bits, needs_devi
 
 pytestmark = needs_device
 
-grouped_linear, route, combine = (TRITON.call.__globals__[n] for n in ("grouped_linear", "route", "combine"))
+grouped_linear, route, combine = (unwrap(TRITON.call).__globals__[n] for n in ("grouped_linear", "route", "combine"))
 
 
 def made_factors(tokens: int, n: int, k: int, *, seed: int, by_pair: bool, transposed: bool) -> tuple[Tensor, Tensor]:

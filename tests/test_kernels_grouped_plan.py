@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from itertools import product
 
 import pytest
@@ -13,8 +14,8 @@ from tests.faults import hunt
 from tests.moe_lora_formula import TRITON
 from tests.rms_norm_contract import BF16
 
-LINEAR = TRITON.call.__globals__["grouped_linear"].__globals__
-ROUTING = TRITON.call.__globals__["route"].__globals__
+LINEAR = unwrap(TRITON.call).__globals__["grouped_linear"].__globals__
+ROUTING = unwrap(TRITON.call).__globals__["route"].__globals__
 GROUPS = ("real-layers", "edges")
 Tile = tuple[int, str, str]
 
@@ -72,8 +73,9 @@ def tiles_of(case: Case) -> set[Tile]:
 
     block_m = ROUTING["rows_per_block"](tokens * slots, specs["gate_proj"].shape[0])
     back = [of(f"{name}_proj").transpose(1, 2) for name in ("gate", "up", "down")]
-    pairs = [(of(f"gate_{part}"), of(f"up_{part}")) for part in ("proj", "lora_a")]
-    single = [(of("down_proj"),), (of("down_lora_a"),), tuple(back[:2]), tuple(back[2:])]
+    parts = ("proj", "lora_a") if "gate_lora_a" in specs else ("proj",)
+    pairs = [(of(f"gate_{part}"), of(f"up_{part}")) for part in parts]
+    single = [*((of(f"down_{part}"),) for part in parts), tuple(back[:2]), tuple(back[2:])]
     return {
         tile_of(*weights, block_m=block_m, paired=paired)
         for paired, groups in ((True, pairs), (False, single))
