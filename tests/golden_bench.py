@@ -33,9 +33,9 @@ SAME_SUM = ".mean(-1, keepdim=True)"
 OTHER_SUM = ".flip(-1).cumsum(-1)[..., -1:] / x.shape[-1]"
 
 FP32_MULTIPLY = (
-    """            normalized = normalized.to(weight.dtype).to(tl.float32)
-            product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)""",
-    "            product = normalized * weight.to(tl.float32)",
+    """        normalized = normalized.to(weight.dtype).to(tl.float32)
+        product = (normalized * weight.to(tl.float32)).to(weight.dtype).to(tl.float32)""",
+    "        product = normalized * weight.to(tl.float32)",
 )
 
 

@@ -67,7 +67,7 @@ def test_it_keeps_what_it_claims(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (FORWARD.replace("x=bf16", "x=fp16"), "x is torch.float16; torch._grouped_mm takes bfloat16"),
+        (FORWARD.replace("bf16", "fp16"), "x is torch.float16; torch._grouped_mm takes bfloat16"),
         (FORWARD.replace(",8,", ",4,").replace(",8]", ",4]"), "multiples of 16 bytes"),
         (BACKWARD.replace("scaling=0.5", "scaling=0.7"), "rounds gradients before they are scaled"),
         (FORWARD.replace("[12,", "[0,"), "there is no pair"),
