@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.config import Config
 from harness.devices import DevicePlan
@@ -15,7 +17,7 @@ from harness.diagnosing.identify import identify_kernel
 from harness.errors import UsageError
 from harness.outcomes.stages import Kind
 from harness.verify.inprocess import planned
-from harness.verify.worker import Worker, WorkerEnded
+from harness.verify.worker import Worker, WorkerEnded, pickled
 from tests.faults import vanishing
 
 CASE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
@@ -25,6 +27,14 @@ def config(folder: Path) -> Config:
     (folder / "kernels").mkdir()
     shutil.copy(vanishing.__file__, folder / "kernels")
     return Config(folder="", kernel_folders=(str(folder / "kernels"),), lines=(CASE,), timeout=1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.bfloat16, torch.int64])
+def test_tensors_of_every_dtype_come_through_the_pipe(dtype: torch.dtype) -> None:
+    sent = torch.arange(1, 7).reshape(2, 3).to(dtype)
+    name, received = pickle.loads(pickled(("codes", sent)))
+    assert (name, received.dtype, received.shape) == ("codes", dtype, sent.shape)
+    assert torch.equal(received.float(), sent.float())
 
 
 @pytest.mark.slow

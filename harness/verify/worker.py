@@ -8,6 +8,7 @@ pickled objects through a pipe: work and its arguments one way, what comes of it
 from __future__ import annotations
 
 import faulthandler
+import io
 import pickle
 import subprocess
 import sys
@@ -18,9 +19,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar
+
+import torch
 
 from harness.config import Config
 from harness.errors import LastbitError
@@ -114,7 +118,7 @@ class Worker:
     def _send(self, content: object) -> None:
         assert self._pipe is not None
         try:
-            self._pipe.send_bytes(pickle.dumps(content))
+            self._pipe.send_bytes(pickled(content))
         except OSError:  # it ended while it had nothing to do
             raise self._ended() from None
 
@@ -171,12 +175,28 @@ class Worker:
             return process.wait()
 
 
+class _Pickler(pickle.Pickler):
+    """Sends numbers of 8 bits as bytes: what torch 2.13 makes of them by itself, it cannot read."""
+
+    def reducer_override(self, sent: object) -> Any:
+        if isinstance(sent, torch.Tensor) and sent.is_floating_point() and sent.itemsize == 1:
+            return methodcaller("view", sent.dtype), (sent.view(torch.uint8),)
+        return NotImplemented
+
+
+def pickled(content: object) -> bytes:
+    """What `pickle.loads` makes the same of in another process."""
+    into = io.BytesIO()
+    _Pickler(into).dump(content)
+    return into.getvalue()
+
+
 def serve(descriptor: int) -> None:
     """Do the work that comes through the pipe until whoever sends it closes the pipe, or is interrupted like this."""
     pipe = Connection(descriptor)
 
     def say(kind: str, content: object = None) -> None:
-        pipe.send_bytes(pickle.dumps((kind, content)))
+        pipe.send_bytes(pickled((kind, content)))
 
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         config: Config = pickle.loads(pipe.recv_bytes())
