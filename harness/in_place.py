@@ -34,11 +34,25 @@ class Out:
     like: str | Callable[..., Any] = ""
 
     def allocated(self, arguments: Mapping[str, Any]) -> Any:
-        """A tensor for the result, contiguous where it is like an input; what torch allocates is guarded in a run."""
-        if not isinstance(self.like, str):
-            return self.like(**arguments)
-        like = arguments[self.like]
-        return like.new_empty(like.shape)
+        """Memory for the result, contiguous where it is like an input; what torch allocates is guarded in a run.
+
+        Raises:
+            KernelError: what it is like, or what was allocated for it, is no tensor.
+        """
+        if isinstance(self.like, str):
+            like, what = arguments[self.like], self.like
+        else:
+            like, what = (
+                self.like(**{n: v for n, v in arguments.items() if n != "stages"}),
+                "what its function returned",
+            )
+        if not hasattr(like, "new_empty_strided"):
+            raise KernelError(
+                f"the result {self.result!r} is like {what}, {like!r}; write Out({self.result!r}, like=INPUT)"
+            )
+        if isinstance(self.like, str):
+            return like.new_empty(like.shape)
+        return like.new_empty_strided(like.shape, like.stride())  # what the function left in its memory is no result
 
 
 def checked_outs(
@@ -51,7 +65,8 @@ def checked_outs(
             parameters hold the same result.
     """
     given: object = out
-    if not isinstance(given, Mapping) or not all(isinstance(o, str | Out) for o in given.values()):
+    named = [o.result if isinstance(o, Out) else o for o in given.values()] if isinstance(given, Mapping) else [None]
+    if not all(isinstance(name, str) for name in named):
         raise UsageError(f"out={out!r} of {where} must map parameters to results, such as {{'out': 'output'}}")
     outs = {name: Out(o) if isinstance(o, str) else o for name, o in out.items()}
     results = [*filter(None, overwritten.values()), *(o.result for o in outs.values())]
@@ -71,8 +86,12 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def _with_like(out: Out, where: str, always: list[str]) -> Out:
-    if not isinstance(out.like, str):
+    if callable(out.like):
         return out
+    if not isinstance(out.like, str):
+        raise UsageError(
+            f"the result {out.result!r} of {where} is like {out.like!r}; name an input, or give a function"
+        )
     like = out.like or next(iter(always), "")
     if like not in always:
         raise UsageError(no_such(f"input that the result {out.result!r} of {where} is like:", like, always))
@@ -94,7 +113,12 @@ def returning(
     @functools.wraps(function)
     def called(**arguments: Any) -> Mapping[str, Any]:
         made = {name: out.allocated(arguments) for name, out in outs.items()}
+        kept = {name: tensor.detach() for name, tensor in made.items()}  # what the caller of the kernel looks at
         returned = function(**arguments, **made)
+        if rebound := [name for name, tensor in made.items() if not _is_same(tensor, kept[name])]:
+            raise KernelError(
+                f"the kernel rebound {rebound[0]}, so that its caller's memory got no result; write into it"
+            )
         there = {result: arguments[name] for name, result in held.items() if arguments.get(name) is not None}
         return _together(returned, there | {out.result: made[name] for name, out in outs.items()})
 

@@ -169,6 +169,9 @@ def kernel(
 
 def _called_by_name(made: Kernel, overwritten: Mapping[str, str], out: Mapping[str, str | Out]) -> Kernel:
     """The kernel with a function that takes tensors by name and returns every result, whatever its own does."""
+    if not is_names(overwritten.values()):
+        example = "{'x': 'output'}, or to ''"
+        raise UsageError(f"mutates={overwritten!r} of {made.where} must map inputs to results, such as {example}")
     call = flat(made.call, made.where, error=UsageError)
     outs = checked_outs(call, made.where, out, overwritten)
     held = {name: result for name, result in overwritten.items() if result} | {n: o.result for n, o in outs.items()}

@@ -1,4 +1,4 @@
-"""Arithmetic of norms in few instructions and registers: `/` and roots call a slow path, which takes registers.
+"""Arithmetic of gated norms in few registers: `div_rn` and `sqrt_rn` call a slow path, and a call takes some.
 
 docs/numerics.md says why quotients and roots are correctly rounded.
 """
@@ -16,7 +16,7 @@ UPWARD = tl.constexpr(2.0**-43)
 
 @triton.jit
 def quotient(total, count):
-    """total / count, correctly rounded, for a whole number `count` of at most 2**15 and quotients that are normal."""
+    """total / count, correctly rounded, for whole numbers `count` up to 2**15 and normal quotients; -0 gives 0."""
     inverse = 1.0 / count
     approximate = total * inverse
     excess = tl.fma(approximate, -count, total)

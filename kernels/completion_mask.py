@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from completion_mask_arguments import STAGES, check_arguments
+from described import current
 from torch import Tensor
 
 from harness.kernel import kernel
@@ -101,7 +102,7 @@ def _launch(ids: Tensor, eos_ids: Tensor, mask: Tensor, stored: dict[str, Tensor
     strided = ids.reshape(count, n)
     block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
     rows = ELEMENTS_PER_PROGRAM // block
-    with torch.accelerator.device_index(ids.device.index):
+    with current(ids.device):
         _completion_mask_kernel[(triton.cdiv(count, rows),)](
             strided, eos_ids, mask, stored["is_eos"], stored["eos_index"], **options,
             rows=count, n=n, row_stride=strided.stride(0), column_stride=strided.stride(1),

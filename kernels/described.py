@@ -51,7 +51,8 @@ class Launch:
     """A kernel with its grid and its last parameters, which a plan holds and calls with the first ones.
 
     What was compiled for the first call runs in all of them, so that Triton need not ask again what the arguments are.
-    That is right where the plan depends on their descriptions, and numbers are no part of the key of a variant.
+    That is right where the plan depends on their descriptions and on which of them are None, and where numbers are no
+    part of the key of a variant.
 
     Args:
         kernel: a function of `triton.jit`.

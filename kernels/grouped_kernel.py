@@ -40,6 +40,7 @@ class Work(NamedTuple):
     do_not_specialize_on_alignment=[
         "rows_0_ptr", "rows_1_ptr", "weight_0", "weight_1", "scale_0_ptr", "zero_0_ptr", "scale_1_ptr", "zero_1_ptr",
         "middle_0_ptr", "lora_0_ptr", "middle_1_ptr", "lora_1_ptr",
+        "order_ptr", "offsets_ptr", "block_experts_ptr", "block_starts_ptr",
     ],
 )  # fmt: skip
 def grouped_linear_kernel(
@@ -75,7 +76,7 @@ def grouped_linear_kernel(
     )
     table = Table(order_ptr, offsets_ptr, block_experts_ptr, block_starts_ptr, experts)
     work = Work(table, rows_0, weight_0, adapter_0, rows_1, weight_1, adapter_1, n_size, k_size, outputs, limit)
-    # One tile per program; sums stay in registers where ptxas sees a loop over tiles.
+    # A program has one tile, so that this loop runs once: without it ptxas spills the sums (2 to 3 times the time).
     for turn in range(0, tl.cdiv(blocks * columns - tl.program_id(0), tl.num_programs(0))):
         tile = tl.program_id(0) + turn * tl.num_programs(0)
         block, column = place(tile, blocks, columns, BLOCKS_PER_GROUP)

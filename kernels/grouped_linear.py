@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import triton
-from described import Described, described
+from described import Described, current, described
 from grouped_epilogue import Outputs
 from grouped_kernel import grouped_linear_kernel
 from grouped_plan import LARGEST_BLOCK_K, Blocks, Coded, gapless, plan
 from moe_lora_routing import Routing
+from moe_lora_rows import flat_rows
 from quantized_weights import QuantizedWeight, scale_arguments
 from swiglu_limit import argument
 from torch import Tensor
@@ -98,14 +99,14 @@ def launch(
     n = weights[0].shape[1]
     if not (routing.tokens * routing.slots and n):
         return
-    flat = [_flat(r) for r in rows]
+    flat = [flat_rows(r) for r in rows]
     b = _without_gaps([b for _, b in lora])
     found = plan(
         tuple(map(described, flat)), tuple(map(_described, weights)), tuple(map(described, b)), routing.block_rows,
         **options,
     )  # fmt: skip
     blocks = len(routing.block_experts)
-    with torch.accelerator.device_index(routing.order.device.index):
+    with current(routing.order.device):
         grouped_linear_kernel[(blocks * found.columns,)](
             **_row_arguments(flat, rows, routing.slots), **_weight_arguments(weights, found.blocks),
             **scale_arguments(weights), **_adapter_arguments([middle for middle, _ in lora], b),
@@ -117,12 +118,6 @@ def launch(
             BLOCKS_PER_GROUP=BLOCKS_PER_GROUP, VARIANT=found.variant,
             num_warps=found.warps, num_stages=found.stages, enable_fp_fusion=False,
         )  # fmt: skip
-
-
-def _flat(rows: Tensor) -> Tensor:
-    """Rows [·, K], each of which has no gaps."""
-    flat = rows.reshape(-1, rows.shape[-1])
-    return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
 def _described(weight: Tensor | QuantizedWeight) -> Described | Coded:

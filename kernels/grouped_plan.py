@@ -116,7 +116,8 @@ def _codes(weights: tuple[Described | Coded, ...]) -> tuple[Codes, Codes]:
 
 def _coded(weight: Coded) -> Codes:
     words = weight.words
-    return weight.scheme, weight.group, weight.turned, _in_vectors(words.shape, words.strides, words)
+    in_vectors = weight.scheme == "int8" and _in_vectors(words.shape, words.strides, words)
+    return weight.scheme, weight.group, weight.turned, in_vectors
 
 
 def _layout(weights: tuple[Described | Coded, ...]) -> str:

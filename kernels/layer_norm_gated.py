@@ -165,7 +165,7 @@ def layer_norm_gated(
     """
     tensors = moved({"weight": weight, "bias": bias, "z": z}, x.device)
     options = Options(group_size, norm_before_gate, is_rms_norm, activation, stepwise=False)
-    return _run(x, **tensors, eps=eps, options=options, stages=stages)
+    return _run(x, **tensors, eps=eps, options=options, stages=tuple(stages))
 
 
 @kernel(
@@ -197,7 +197,7 @@ def layer_norm_gated_stepwise(
     """
     tensors = moved({"weight": weight, "z": z}, x.device)
     options = Options(group_size, norm_before_gate, is_rms_norm, "silu", stepwise=True)
-    return _run(x, **tensors, bias=None, eps=eps, options=options, stages=stages)
+    return _run(x, **tensors, bias=None, eps=eps, options=options, stages=tuple(stages))
 
 
 def _run(

@@ -12,6 +12,7 @@ from math import inf
 import torch
 import triton
 import triton.language as tl
+from described import current
 from grouped_epilogue import rounded
 from grouped_linear import LARGEST_BLOCK_K, depth, grouped_linear, grouped_pair, launch, new_rows
 from moe_lora_arguments import STAGES, check_forward, existing
@@ -31,7 +32,10 @@ GATE_AND_UP = {
 """Output of the kernel of grouped_linear.py → what it is of gate and up."""
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["tokens", "slots", "experts", "weight_row_stride", "weight_column_stride"],
+    do_not_specialize_on_alignment=["weights_ptr", "local_experts_ptr"],
+)  # of `columns` it is: rows in whole vectors are another variant
 def _combine_kernel(
     values_ptr, weights_ptr, local_experts_ptr, output_ptr, tokens, slots, columns, experts,
     weight_row_stride: tl.int64, weight_column_stride: tl.int64,
@@ -71,7 +75,7 @@ def combine(
     block = min(1024, triton.next_power_of_2(columns))
     rows = ELEMENTS_PER_PROGRAM // block
     if tokens:
-        with torch.accelerator.device_index(values.device.index):
+        with current(values.device):
             _combine_kernel[(triton.cdiv(tokens, rows), triton.cdiv(columns, block))](
                 values, weights, routing.local_experts, output, tokens, slots, columns, routing.experts,
                 *((0, 0) if weights is None else weights.stride()),

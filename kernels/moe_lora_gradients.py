@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from described import current
 from moe_lora_routing import Routing
 from moe_lora_rows import flat_rows, in_vectors, row_arguments, row_of
 from row_layout import address
@@ -40,7 +41,7 @@ def pairs_of_program(experts_ptr, experts, pairs, ROWS: tl.constexpr):
     return pair, live, live & (tl.load(experts_ptr + pair, mask=live, other=experts) < experts)
 
 
-# What is part of a variant's key is said in layer_norm_gated.py.
+# Sizes, strides and addresses are no part of a variant's key; switches say whether vectors are allowed.
 @triton.jit(
     do_not_specialize=["pairs", "experts", "columns", "slots", "grad_stride"],
     do_not_specialize_on_alignment=["experts_ptr", "weight_ptr", "grad_ptr", "result_ptr"],
@@ -170,7 +171,7 @@ def _for_all_pairs(
     block = block_of(columns)
     height = (ELEMENTS_OF_WHOLE_ROWS if whole_rows else ELEMENTS_PER_PROGRAM) // block
     grid = (triton.cdiv(pairs, height), 1 if whole_rows else triton.cdiv(columns, block))
-    with torch.accelerator.device_index(routing.order.device.index):
+    with current(routing.order.device):
         kernel[grid](
             **row_arguments(**flat), **others,
             experts_ptr=routing.local_experts, pairs=pairs, experts=routing.experts, columns=columns,

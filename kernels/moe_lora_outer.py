@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from described import current
 from moe_lora_routing import Routing
 from moe_lora_rows import flat_rows, in_vectors, row_of
 from row_layout import address
@@ -43,7 +44,7 @@ def store_sum(total, some, scaling, old_ptr, result_ptr, start, column, mask, AL
     tl.store(address(result_ptr, start, column, ALIGNED), total.to(result_ptr.dtype.element_ty), mask=mask)
 
 
-# What is part of a variant's key is said in layer_norm_gated.py.
+# Sizes, strides and addresses are no part of a variant's key; switches say whether vectors are allowed.
 @triton.jit(
     do_not_specialize=[
         "rows", "columns", "row_tiles", "column_tiles", "slots", "scaling",
@@ -120,7 +121,7 @@ def grouped_outer(
     olds = [None if old is None else old.contiguous() for old in olds]
     tiles = [tile_of(size) for size in (rows, columns)]
     row_tiles, column_tiles = triton.cdiv(rows, tiles[0]), triton.cdiv(columns, tiles[1])
-    with torch.accelerator.device_index(right.device.index):
+    with current(right.device):
         _grouped_outer_kernel[(routing.experts * row_tiles * column_tiles,)](
             routing.order, routing.offsets, *_two(flat_lefts), flat_right, *_two(olds), *_two(results),
             rows, columns, row_tiles, column_tiles, routing.slots, float(scaling),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from described import current
 from torch import Tensor
 
 BLOCK_ROWS = (16, 64, 128)
@@ -48,7 +49,10 @@ def _local_experts(ids_ptr, pair, pairs, slots, token_stride, slot_stride, exper
     return tl.where(pair < pairs, local, experts + 1).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["pairs", "slots", "token_stride", "slot_stride", "experts", "first_expert"])
+@triton.jit(
+    do_not_specialize=["pairs", "slots", "token_stride", "slot_stride", "experts", "first_expert"],
+    do_not_specialize_on_alignment=["ids_ptr", "local_experts_ptr", "order_ptr", "offsets_ptr"],
+)
 def _sort_kernel(
     ids_ptr, local_experts_ptr, order_ptr, offsets_ptr,
     pairs, slots, token_stride: tl.int64, slot_stride: tl.int64, experts, first_expert: tl.int64, STEP: tl.constexpr,
@@ -73,7 +77,10 @@ def _sort_kernel(
         tl.store(offsets_ptr + experts + 1, offset.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["experts", "blocks", "rows"])
+@triton.jit(
+    do_not_specialize=["experts", "blocks", "rows"],
+    do_not_specialize_on_alignment=["offsets_ptr", "block_experts_ptr", "block_starts_ptr"],
+)
 def _cut_kernel(
     offsets_ptr, block_experts_ptr, block_starts_ptr, experts, blocks, rows, EXPERTS: tl.constexpr, STEP: tl.constexpr
 ):
@@ -109,7 +116,7 @@ def route(expert_ids: Tensor, experts: int, first_expert: int) -> Routing:
     memory = torch.empty(sum(sizes), dtype=torch.int64, device=expert_ids.device)
     local_experts, order, offsets, block_experts, block_starts = memory.split(sizes)
     grid = (experts + 1,)
-    with torch.accelerator.device_index(expert_ids.device.index):
+    with current(expert_ids.device):
         _sort_kernel[grid](
             expert_ids, local_experts, order, offsets, pairs, slots, *expert_ids.stride(), experts, first_expert,
             STEP=PAIRS_PER_STEP[pairs > PAIRS_PER_STEP[0]], num_warps=8,

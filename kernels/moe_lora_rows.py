@@ -1,4 +1,4 @@
-"""Rows of tensors of pairs [T, k, ·] and of tokens [T, ·], as the kernels of the MoE-LoRA gradients address them."""
+"""Rows of tensors of pairs [T, k, ·] and of tokens [T, ·], as the kernels of experts address them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from row_layout import VECTOR_BYTES, VECTOR_LANES
+from described import VECTOR_BYTES
+from row_layout import VECTOR_LANES
 from torch import Tensor
 
 

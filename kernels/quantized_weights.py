@@ -18,7 +18,7 @@ from torch import Tensor
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Codes = tuple[str, int, bool, bool]
 NUMBERS: Codes = ("none", 1, False, False)
-"""Of a weight without codes: scheme, elements per scale, whether it is turned, and whether its codes are vectors."""
+"""Of a weight without codes: scheme, elements per scale, whether it is turned, whether its bytes lie in vectors."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

@@ -11,40 +11,21 @@ Arithmetic is fp32; what is rounded to a narrower format, and where, is the cont
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from described import Described, Launch, current, described
 from rms_norm_arguments import RESIDUAL_RULES, STAGES, WEIGHT_RULES, check_options, check_tensors
-from row_layout import address, contiguous_like, layout_of, row_start, whole_vectors
+from rms_norm_launch import NO_STAGES, allocate_results, allocate_stages, summation_depth, tile
+from row_layout import address, layout_of, row_start, whole_vectors
 from torch import Tensor
 
 from harness.kernel import kernel
 
 FP8_MAX = tl.constexpr(448.0)
 SMALLEST_SCALE = tl.constexpr(1 / (448.0 * 512.0))
-
-# Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
-BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-ELEMENTS_PER_PROGRAM = 2048
-ELEMENTS_PER_THREAD = 32
-FEW_ELEMENTS_PER_THREAD = 16  # of blocks of 2048 and 4096 that are not quantized: 3 % faster on an H200
 LEADING_DIMS = 3
-
-
-def summation_depth(n: int) -> int:
-    """Greatest number of additions between a square and the sum of n of them, compiled or interpreted.
-
-    Blocks of at most 16384 columns are first added lane by lane, ⌈n / 16384⌉ additions at most, then the lanes of one
-    block are reduced. Compiled, a thread holds 32 elements at most (31 additions), and 512 threads at most are combined
-    in a binary tree (9): 40. Interpreted, the lanes are combined in a binary tree (14), or by numpy in runs of 128 with
-    8 accumulators (15 additions, 3 to combine them) and a tree over the runs (7): 25. The length of the row chooses the
-    block, and n may be a part of it (`variance_size`), so the bound is that of the largest block.
-    """
-    return min(n, math.ceil(n / BLOCKS[-1]) + 40)
 
 
 @triton.jit
@@ -147,7 +128,7 @@ def _rms_norm_kernel(
             tl.store(address(residual_sum_ptr, out_row, columns, ALIGNED), rounded.to(X), mask=mask)
     weight = _load_weight(weight_ptr, lanes, n, ALIGNED)  # does not wait for the sum
     variance = tl.div_rn(tl.sum(squares, axis=1, keep_dims=True), count.to(tl.float32))
-    # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row.
+    # Not tl.rsqrt, which gives infinity for a subnormal argument; this is one value per row, of rows of any length.
     inv_rms = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
     if variance_ptr is not None:
         tl.store(variance_ptr + row, variance, mask=live)
@@ -227,10 +208,10 @@ def rms_norm(
     """
     plan = _plan(
         described(x), described(weight), described(residual), described(scale),
-        variance_size, weight_offset, quant, weight_rule, residual_rule, stages,
+        variance_size, weight_offset, quant, weight_rule, residual_rule, tuple(stages),
     )  # fmt: skip
-    results = _allocate_results(x, residual is not None, quant)
-    stored = _allocate_stages(x) if stages else _NO_STAGES
+    results = allocate_results(x, residual is not None, quant)
+    stored = allocate_stages(x) if stages else NO_STAGES
     if plan.launch is not None:
         if plan.copied:
             x, residual = x.contiguous(), residual if residual is None else residual.contiguous()
@@ -243,9 +224,6 @@ def rms_norm(
     present = [name for name in stages if name != "product" or weight is not None]
     mapping = {name: stored[name] for name in present} | results
     return mapping if stages or len(mapping) > 1 else next(iter(mapping.values()))
-
-
-_NO_STAGES = dict.fromkeys(STAGES)
 
 
 class Plan(NamedTuple):
@@ -272,7 +250,7 @@ def _plan(
     strided = [t for t in (x, residual) if t is not None]
     layout = layout_of(strided, dims=LEADING_DIMS)
     flat = [weight] if weight is not None and weight.strides == (1,) else []
-    rows, block, num_warps = _tile(n, quantized=quant is not None)
+    rows, block, num_warps = tile(n, quantized=quant is not None)
     aligned = whole_vectors(n, strided, layout, flat)
     parameters = {
         "n": n, "rows": layout.rows, "x_stride_2": layout.strides[0][2], "residual_stride_2": layout.strides[-1][2],
@@ -287,33 +265,6 @@ def _plan(
     }  # fmt: skip
     launch = Launch(_rms_norm_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=num_warps)
     return Plan(launch if layout.rows else None, layout.copied)
-
-
-def _tile(n: int, *, quantized: bool) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its warps: bits do not depend on the number of rows."""
-    block = next((size for size in BLOCKS if size >= n), BLOCKS[-1])
-    rows = max(1, ELEMENTS_PER_PROGRAM // block)
-    per_thread = FEW_ELEMENTS_PER_THREAD if block in (2048, 4096) and not quantized else ELEMENTS_PER_THREAD
-    return rows, block, rows * block // (32 * per_thread)
-
-
-def _allocate_results(x: Tensor, has_residual: bool, quant: str | None) -> dict[str, Tensor]:
-    results = {"output" if quant is None else "quantized": contiguous_like(x, dtype=quant and torch.float8_e4m3fn)}
-    if quant == "dynamic":
-        results["scale"] = contiguous_like(x, columns=1, dtype=torch.float32)
-    if has_residual:
-        results["residual_sum"] = contiguous_like(x)
-    return results
-
-
-def _allocate_stages(x: Tensor) -> dict[str, Tensor]:
-    """fp32 buffers for all stages.
-
-    They show what was computed: a narrower value is held exactly, and one that should be narrower and is not shows. One
-    dtype for all of them keeps the number of compiled variants small.
-    """
-    columns = {"variance": 1, "inv_rms": 1}  # one value per row
-    return {name: contiguous_like(x, columns=columns.get(name), dtype=torch.float32) for name in STAGES}
 
 
 def _declare(weight_rule: str, residual_rule: str):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from described import VECTOR_BYTES, Described, described
+from described import VECTOR_BYTES, Described
 from torch import Tensor
 
 VECTOR_LANES = 16
@@ -48,12 +48,6 @@ def merged_dims(sizes: tuple[int, ...], *strides: tuple[int, ...]) -> list[tuple
     return merged
 
 
-def row_layout(tensors: list[Tensor], *, dims: int) -> tuple[list[Tensor], RowLayout]:
-    """The tensors, all of one shape, and where their rows lie; contiguous copies of all where `layout_of` asks."""
-    layout = layout_of([described(t) for t in tensors], dims=dims)
-    return [t.contiguous() for t in tensors] if layout.copied else tensors, layout
-
-
 def layout_of(tensors: Sequence[Described], *, dims: int) -> RowLayout:
     """Where the rows of tensors of one shape lie, in exactly `dims` leading dimensions.
 
@@ -70,21 +64,15 @@ def layout_of(tensors: Sequence[Described], *, dims: int) -> RowLayout:
     return RowLayout(math.prod(sizes), size, tuple(strides), copied)
 
 
-def vectors_allowed(columns: int, strided: list[Tensor], layout: RowLayout, flat: list[Tensor]) -> bool:
-    """`whole_vectors` of tensors."""
-    return whole_vectors(columns, [described(t) for t in strided], layout, [described(t) for t in flat])
-
-
 def whole_vectors(
     columns: int, strided: Sequence[Described], layout: RowLayout, flat: Sequence[Described] = ()
 ) -> bool:
     """Whether every row of `columns` elements of every tensor can be read or written in whole 16-byte vectors.
 
-    `strided` are the tensors of `layout`, or what its copies were made of; the rows of `flat` follow each other without
-    a gap.
+    `strided` are the tensors of `layout`, or what its copies were made of: a contiguous one is its own copy, so all
+    must be aligned. The rows of `flat` follow each other without a gap.
     """
-    at_start = all(t.aligned for t in flat) and (layout.copied or all(t.aligned for t in strided))
-    if columns % VECTOR_LANES or not at_start:
+    if columns % VECTOR_LANES or not all(t.aligned for t in (*strided, *flat)):
         return False
     steps = zip(strided, layout.strides, strict=True)
     return all(stride * t.dtype.itemsize % VECTOR_BYTES == 0 for t, strides in steps for stride in strides)

@@ -60,7 +60,7 @@ class Bench:
         made = self.folder / f"kernels_{len(list(self.folder.iterdir()))}"
         made.mkdir()
         if self.kernel == TRITON:
-            for name in ("described.py", "rms_norm_arguments.py", "row_layout.py"):
+            for name in ("described.py", "rms_norm_arguments.py", "rms_norm_launch.py", "row_layout.py"):
                 shutil.copy(ROOT / "kernels" / name, made)
         source = (ROOT / "kernels" / "rms_norm.py").read_text() if self.kernel == TRITON else PLAIN
         assert source.count(old) == 1 or not old, "what the test replaces is there, once"

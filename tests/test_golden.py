@@ -35,7 +35,9 @@ def test_an_unchanged_kernel_is_the_same(triton: Bench, capsys: pytest.CaptureFi
 
 def test_another_block_size_is_legal(triton: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     triton.record()
-    blocks = triton.kernels("BLOCKS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)", "BLOCKS = (64, 128)")
+    blocks = triton.kernels(
+        "rows, block, num_warps = tile(n, quantized=quant is not None)", "rows, block, num_warps = 32, 64, 2"
+    )
     output(capsys)
     assert triton("check", blocks) == 0
     shown = output(capsys)

@@ -125,6 +125,38 @@ def test_a_result_that_is_like_no_input() -> None:
     assert "inv_rms" in {stage.name for stage in found.stages}
 
 
+def rebinds(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    out.data = normalized(x, weight, eps)
+
+
+def test_a_parameter_that_is_bound_to_other_memory() -> None:
+    assert "the kernel rebound out" in sentences(result(rebinds, out={"out": "output"}))
+
+
+def writes_what_is_not_zero(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    y = normalized(x, weight, eps)
+    out[y != 0] = y[y != 0]
+
+
+def test_what_a_function_leaves_in_the_memory_is_no_result() -> None:
+    zeros = Out("output", like=lambda x, **_: torch.zeros_like(x))
+    found = result(writes_what_is_not_zero, PLAIN.replace("x=bf16[4,64]", "x=bf16[4,64]:zeros"), out={"out": zeros})
+    assert "256 of 256 elements of output were never written" in sentences(found)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "said"),
+    [
+        ({"mutates": {"x": 3}}, "must map inputs to results"),
+        ({"out": {"out": Out(None)}}, "must map parameters to results"),  # type: ignore[arg-type]
+        ({"out": {"out": Out("output", like=None)}}, "name an input, or give a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_declarations_that_name_no_result(declaration: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        declared(into, **declaration)
+
+
 # Inputs that are overwritten
 
 

@@ -43,7 +43,7 @@ def cases() -> list[Case]:
 
 
 def tile(n: int, quant: str | None) -> tuple[int, int, int]:
-    return module._tile(n, quantized=quant is not None)
+    return module.tile(n, quantized=quant is not None)
 
 
 def test_cases_for_a_cpu_reach_every_tile():
@@ -75,3 +75,9 @@ def test_a_plan_is_made_once_and_errors_are_raised_every_time():
             triton_kernel()(x, eps=EPS, quant="static")
     module.rms_norm(torch.zeros(4, 40, dtype=BF16, device=DEVICE), eps=EPS)
     assert module._plan.cache_info().misses == 2
+
+
+def test_a_plan_has_the_last_parameters_of_the_kernel_in_their_order():
+    x = module.described(torch.zeros(3, 40, dtype=BF16))
+    plan = module._plan(x, None, None, None, None, 0.0, None, "native_multiply", "rounded_sum", ())
+    assert module._rms_norm_kernel.arg_names[-len(plan.launch.parameters) :] == list(plan.launch.parameters)

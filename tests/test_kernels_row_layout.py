@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from typing import Any
@@ -14,6 +15,9 @@ from tests.rms_norm_contract import BF16, FOLDER, LAYOUTS, needs_device, strided
 
 pytestmark = needs_device
 
+with _siblings(FOLDER):
+    described = importlib.import_module("described").described
+
 
 def row_layout_module() -> Any:
     spec = importlib.util.spec_from_file_location("row_layout_under_test", FOLDER / "row_layout.py")
@@ -25,12 +29,16 @@ def row_layout_module() -> Any:
     return module
 
 
+def layout_of(module: Any, *tensors: Tensor) -> Any:
+    return module.layout_of([described(t) for t in tensors], dims=3)
+
+
 def test_strided_rows_are_not_copied():
     module = row_layout_module()
     for layout in ("packed heads", "transposed heads", "three outer dims", "expanded", "one column"):
         x = strided(*LAYOUTS[layout], BF16)
-        tensors, found = module.row_layout([x, x.contiguous()], dims=3)
-        assert tensors[0] is x
+        found = layout_of(module, x, x.contiguous())
+        assert not found.copied
         assert found.rows == x.shape[:-1].numel()
 
 
@@ -38,8 +46,8 @@ def test_a_layout_that_does_not_fit_is_copied():
     module = row_layout_module()
     for layout in ("four outer dims", "last dim strided"):
         x = strided(*LAYOUTS[layout], BF16)
-        tensors, found = module.row_layout([x], dims=3)
-        assert tensors[0].is_contiguous()
+        found = layout_of(module, x)
+        assert found.copied
         assert found.sizes == (1, 1, found.rows)
 
 
@@ -56,12 +64,15 @@ def test_dims_are_merged_only_where_every_tensor_allows():
 def test_vectors_only_where_every_row_starts_on_16_bytes():
     module = row_layout_module()
 
-    def allowed(x: Tensor) -> bool:
-        tensors, layout = module.row_layout([x], dims=3)
-        return module.vectors_allowed(x.shape[-1], tensors, layout, [])
+    def allowed(*tensors: Tensor) -> bool:
+        given = [described(t) for t in tensors]
+        return module.whole_vectors(tensors[0].shape[-1], given, layout_of(module, *tensors))
 
     assert allowed(torch.empty(4, 64, dtype=BF16))
     assert not allowed(torch.empty(4, 72, dtype=BF16))
     assert not allowed(torch.empty(4, 68, dtype=BF16)[:, :64])
     assert allowed(torch.empty(4, 68)[:, :64])
     assert not allowed(torch.empty(4 * 64 + 1, dtype=BF16)[1:].view(4, 64))
+    shifted, turned = torch.empty(4 * 64 + 1, dtype=BF16)[1:].view(4, 64), torch.empty(64, 4, dtype=BF16).t()
+    assert layout_of(module, shifted, turned).copied
+    assert not allowed(shifted, turned)  # a contiguous tensor is its own contiguous copy

@@ -97,7 +97,7 @@ def _judged(place: Workplace, subject: Subject, case: Case) -> Case:
 
 def _result(subject: Subject, case: Case) -> CaseResult:
     """The verdict of the kernel on a case, and what is wrong; no other contract is tried."""
-    result: CaseResult = verify_case(subject, case, repeat=False, settled=None)
+    result: CaseResult = verify_case(subject, case, repeat=True, settled=None)
     give_back(subject.device)
     if result.verdict in TURNED_DOWN:
         raise UnsupportedCase(result.reason)
@@ -145,9 +145,10 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
     kernel, case, device = subject.kernel, ready.case, subject.device
     sets = [dict(tensors) for tensors in ready.sets]
     for tensors in sets:  # the other kernels get these, too
-        tensors |= {name: tensors[name].clone() for name in kernel.mutates if name in tensors}
+        tensors |= {name: _copied_in_place(tensors[name]) for name in kernel.mutates if name in tensors}
     returned = kernel.call(**sets[0], **case.params)
-    results: dict[str, Tensor] = dict(returned) if isinstance(returned, Mapping) else {"": returned}
+    alone = next(stage.name for stage in result.stages if stage.result)
+    results: dict[str, Tensor] = dict(returned) if isinstance(returned, Mapping) else {alone: returned}
     apart = _apart(results, ready) if judged else None
     traffic = size_of(sets[0]) + size_of(results)
     del returned, results
@@ -176,16 +177,25 @@ def _timed(subject: Subject, ready: _Ready, effort: Effort, result: CaseResult, 
     )
 
 
+def _copied_in_place(tensor: Tensor) -> Tensor:
+    """The same elements in a copy of all of their memory, with the same strides and offset."""
+    memory = tensor.untyped_storage().clone()
+    return tensor.new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def _apart(results: dict[str, Tensor], ready: _Ready) -> float | None:
     """How far results are from those of the first kernel of the case: see `Speed.apart`."""
     if not ready.first:
         ready.first.update({name: tensor.clone() for name, tensor in results.items()})
         return None
-    return max(_distance(results[name], first) for name, first in ready.first.items() if name in results)
+    both = results.keys() & ready.first.keys()
+    return max((_distance(results[name], ready.first[name]) for name in both), default=math.inf)
 
 
 def _distance(own: Tensor, first: Tensor) -> float:
-    """‖own − first‖ / ‖first‖, infinite where it is not finite; without the quotient if first is zero."""
+    """‖own − first‖ / ‖first‖, infinite where it is not finite or has another shape; if first is zero, no quotient."""
+    if own.shape != first.shape:
+        return math.inf
     difference, size = float((own.float() - first.float()).norm()), float(first.float().norm())
     found = difference / size if size else difference
     return found if math.isfinite(found) else math.inf

@@ -76,6 +76,12 @@ class Inputs:
         found = (rebound(handed[guarded.name], guarded) for guarded in self.guards)
         return [change for change in found if change is not None]
 
+    def refilled(self, case: Case) -> Inputs:
+        """Those of a case that differs in its values alone, in the same memory, which is not one's own any more."""
+        for spec, guarded in zip(case.tensors, self.guards, strict=True):
+            fill(guarded.tensor, spec, case.seed)
+        return Inputs(case, self.guards, tuple(guarded.words.clone() for guarded in self.guards))
+
     def restore(self) -> None:
         """Undo every change, so that the next call starts from the same bits."""
         for guarded, pristine in zip(self.guards, self.pristine, strict=True):

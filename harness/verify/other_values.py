@@ -26,11 +26,13 @@ class OtherValues:
 
     Attributes:
         case: what it was called on.
+        inputs: the tensors of that call, whose memory a later call may get; None where nobody needs it any more.
         findings: what the kernel did that it must not do.
         forbidden: what the reference says against its results.
     """
 
     case: Case
+    inputs: Inputs | None
     findings: tuple[Finding, ...]
     forbidden: tuple[Finding, ...]
 
@@ -47,8 +49,7 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
         error.add_note(elsewhere(case))
         raise
     problem = problem_of(inputs)
-    del inputs  # and the memory that the kernel was given
-    return OtherValues(case, call.findings, tuple(_forbidden(problem, call, case)))
+    return OtherValues(case, inputs, call.findings, tuple(_forbidden(problem, call, case)))
 
 
 def elsewhere(case: Case) -> str:

@@ -28,7 +28,7 @@ class Calls:
             result that is the same in both is held once.
         apart: results that differ between these two.
         other: a call with other values of the same shapes, between these two.
-        unguarded: one on the inputs of the case after that, without guards on allocations.
+        unguarded: one on the values of the case after that, where the other ones lay, without guards on allocations.
     """
 
     kernel: Kernel
@@ -69,11 +69,17 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
         other = call_elsewhere(caller, inputs.case, problem_of) if repeat else None
         seen = [*first.findings, *(other.findings if other else ())]
         harmless = all(finding.kind != "wrote_outside" for finding in seen)
-        unguarded = _unguarded(caller, inputs, first) if repeat and harmless else None
+        unguarded = _unguarded(caller, _where_others_lay(inputs, other), first) if repeat and harmless else None
+        other = other and replace(other, inputs=None)
         last = caller.last(inputs)
     apart = _apart(first, last, (*first.results, *caller.kernel.unordered))
     once = {n: first.actual[n] if n in first.results and n not in apart else t for n, t in last.actual.items()}
     return Calls(caller.kernel, replace(first, own={}), replace(last, actual=once), frozenset(apart), other, unguarded)
+
+
+def _where_others_lay(inputs: Inputs, other: OtherValues | None) -> Inputs:
+    """The same values where others lay: what a kernel has kept by the address of an input is that of others."""
+    return inputs if other is None or other.inputs is None else other.inputs.refilled(inputs.case)
 
 
 @contextmanager
@@ -127,7 +133,7 @@ def _otherwise(kernel: Kernel, last: Call) -> str:
     return " and ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
 
 
-_UNGUARDED = "when torch's allocations are not guarded"
+_UNGUARDED = "when torch's allocations are not guarded and inputs lie where others lay"
 
 
 def guard_dependent(kernel: Kernel, guarded: Call, unguarded: Call) -> Iterator[Finding]:

@@ -86,6 +86,7 @@ MEMORY = (
             Edit(
                 "contiguous_like(x, dtype=quant and torch.float8_e4m3fn)}",
                 "x if x.is_contiguous() and not quant else contiguous_like(x, dtype=quant and torch.float8_e4m3fn)}",
+                file="rms_norm_launch.py",
             ),
         ),
         exposed="mutated_input",
