@@ -76,18 +76,20 @@ class Inputs:
         found = (rebound(handed[guarded.name], guarded) for guarded in self.guards)
         return [change for change in found if change is not None]
 
-    def refilled(self, case: Case) -> Inputs:
-        """Those of a case that differs in its values alone, in the same memory, which is not one's own any more."""
-        for spec, guarded in zip(case.tensors, self.guards, strict=True):
-            fill(guarded.tensor, spec, case.seed)
-        return Inputs(case, self.guards, tuple(guarded.words.clone() for guarded in self.guards))
-
     def restore(self) -> None:
         """Undo every change, so that the next call starts from the same bits."""
         for guarded, pristine in zip(self.guards, self.pristine, strict=True):
             if not is_whole(guarded):
                 guarded.words.untyped_storage().resize_(guarded.words.nbytes)
             guarded.words.copy_(pristine)
+
+
+@timed(INPUTS)
+def refilled(guards: tuple[Guarded, ...], case: Case) -> Inputs:
+    """The tensors of a case in memory that was built for one that differs in its values alone."""
+    for spec, guarded in zip(case.tensors, guards, strict=True):
+        fill(guarded.tensor, spec, case.seed)
+    return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
 
 
 @timed(INPUTS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from harness.case import Case
 from harness.errors import KernelError, UnsupportedCase, UsageError
 from harness.inputs import Inputs, build
+from harness.inputs.guards import Guarded
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.result import Finding
@@ -26,13 +27,13 @@ class OtherValues:
 
     Attributes:
         case: what it was called on.
-        inputs: the tensors of that call, whose memory a later call may get; None where nobody needs it any more.
+        guards: the allocations of its inputs, which a later call may get; empty where nobody needs them any more.
         findings: what the kernel did that it must not do.
         forbidden: what the reference says against its results.
     """
 
     case: Case
-    inputs: Inputs | None
+    guards: tuple[Guarded, ...]
     findings: tuple[Finding, ...]
     forbidden: tuple[Finding, ...]
 
@@ -49,7 +50,9 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
         error.add_note(elsewhere(case))
         raise
     problem = problem_of(inputs)
-    return OtherValues(case, inputs, call.findings, tuple(_forbidden(problem, call, case)))
+    guards = inputs.guards
+    del inputs  # and the copy that the reference gets
+    return OtherValues(case, guards, call.findings, tuple(_forbidden(problem, call, case)))
 
 
 def elsewhere(case: Case) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, Poison, differences, unequal
+from harness.inputs import Inputs, Poison, differences, refilled, unequal
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.timing import GUARDS, timed
@@ -70,7 +70,7 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
         seen = [*first.findings, *(other.findings if other else ())]
         harmless = all(finding.kind != "wrote_outside" for finding in seen)
         unguarded = _unguarded(caller, _where_others_lay(inputs, other), first) if repeat and harmless else None
-        other = other and replace(other, inputs=None)
+        other = other and replace(other, guards=())
         last = caller.last(inputs)
     apart = _apart(first, last, (*first.results, *caller.kernel.unordered))
     once = {n: first.actual[n] if n in first.results and n not in apart else t for n, t in last.actual.items()}
@@ -79,7 +79,7 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
 
 def _where_others_lay(inputs: Inputs, other: OtherValues | None) -> Inputs:
     """The same values where others lay: what a kernel has kept by the address of an input is that of others."""
-    return inputs if other is None or other.inputs is None else other.inputs.refilled(inputs.case)
+    return refilled(other.guards, inputs.case) if other else inputs
 
 
 @contextmanager
