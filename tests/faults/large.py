@@ -51,7 +51,8 @@ PROGRAMS = (
     _experts(
         "pairs of 16 bits", "counts pairs of tokens and slots in 16 bits",
         (_tile("mask=live, other=0).to(tl.int32)", "mask=live, other=0).to(tl.int32) % 65536"),),
-        "nondeterministic or uninitialised or gate_base", "nondeterministic or uninitialised or saved_gate",
+        "unwritten or nondeterministic or uninitialised or gate_base",
+        "unwritten or nondeterministic or uninitialised or saved_gate",
     ),
 )  # fmt: skip
 
