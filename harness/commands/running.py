@@ -70,7 +70,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
     """The run with what compute-sanitizer finds in its cases."""
     from harness.sanitize.run import chosen_of, sanitized
-    from harness.verify.collect import INTERRUPTED
+    from harness.verify.assemble import INTERRUPTED
     from reports.progress import RunProgress
 
     with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
