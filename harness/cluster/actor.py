@@ -1,8 +1,7 @@
 """A process on a node of a Ray cluster that runs items of the plan, one after the other.
 
-Whatever goes to it and comes from it is JSON. It says which device it has, makes the plan that all others make, and then
-runs the items that it is handed. Kernels run in one thread; another one tells of them, and sees when a case takes too
-long.
+Whatever comes from it is JSON. It says which device it has, makes the plan that all others make, and then runs the
+items that it is handed. Kernels run in one thread; another one tells of them, and sees when a case takes too long.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ class Actor:
 
     def start(self) -> str:
         """Make the plan: `items`, `not_run`, and what results depend on; or why it was `refused`."""
+        import torch
+
         from harness.errors import LastbitError
         from harness.verify.inprocess import prepare
         from harness.verify.plan import make_plan
-
-        import torch
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)

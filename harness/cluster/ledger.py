@@ -28,7 +28,7 @@ GRACE = 10.0
 """Seconds beyond its limit that a case has to be told of, before its actor is ended from outside."""
 
 SILENCE = 600.0
-"""Seconds beyond the limit of a case that an actor may say nothing between two cases: it draws some, or waits for others."""
+"""Seconds beyond the limit of a case that an actor may say nothing between two cases: it draws, or waits for others."""
 
 SLOW = 5.0
 """Seconds that an item runs before an actor without work runs it, too."""

@@ -85,8 +85,8 @@ def _ray(address: str) -> Any:
     """The module of Ray, told to send nothing to its makers and to print nothing of other processes."""
     if address.startswith(_CLIENT):
         raise UsageError(
-            f"--cluster {address}: results cannot be streamed through Ray Client; run lastbit on a node of the cluster, "
-            "with --cluster auto, or as a job of Ray"
+            f"--cluster {address}: results cannot be streamed through Ray Client; run lastbit on a node of the "
+            "cluster, with --cluster auto, or as a job of Ray"
         )
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")

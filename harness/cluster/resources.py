@@ -108,7 +108,7 @@ def kinds_of(nodes: Sequence[Node], workers: int | None, most: int | None = None
 def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
     """The kinds that --device means on a cluster that has these.
 
-    A type of device (`cuda`) stands for all kinds of that type, `any` for all kinds, `auto` for the GPUs, or else the CPU.
+    A type of device (`cuda`) stands for all kinds of that type, `any` for all kinds, `auto` for the GPUs, or the CPU.
 
     Raises:
         UsageError: the cluster lacks what is asked for; the message says what it has.

@@ -39,9 +39,9 @@ def run_on(
     """
     config = cluster.config
     config.save()
-    log = Path(config.folder, LOG)
+    log, began = Path(config.folder, LOG), clock()
     with log.open("w") as file:
-        campaign = Campaign(config, pool, clock, parse, tell, lambda line: print(line, file=file, flush=True))
+        campaign = Campaign(config, pool, clock, parse, tell, lambda line: print(f"{clock() - began:.1f} s: {line}", file=file, flush=True))
         teams = [Team(kind, campaign) for kind in cluster.kinds]
         interrupted = False
         try:

@@ -95,7 +95,7 @@ class Team:
     @property
     def done(self) -> bool:
         """Whether all items have run, or nobody is left who could run them."""
-        return self.ledger is not None and self.ledger.done or not self._members
+        return (self.ledger is not None and self.ledger.done) or not self._members
 
     def has(self, actor: Hashable) -> bool:
         return actor in self._members
@@ -111,6 +111,7 @@ class Team:
             case "placed":
                 self._members[actor].where = heard.content
                 self._members[actor].began = self._all.clock()
+                self._all.log(f"{self.kind.device}: {self._members[actor]} is there")
             case "ready":
                 self._ready(actor, heard.content)
             case "failed":
@@ -134,6 +135,7 @@ class Team:
             return self._out_of(actor, "it makes another plan than the first one: its versions or files are others")
         self.told[member.where["node"]] = told
         member.ready = member.idle = True
+        self._all.log(f"{self.kind.device}: {member} is ready")
         return None
 
     def _ledger(self, told: Mapping[str, Any]) -> Ledger:

@@ -35,7 +35,7 @@ def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] 
     """The run with why its kernels fail, and with the stages of those that declare none, as far as time allows.
 
     It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An interruption from the
-    keyboard ends it, and the run has what was found until then. Devices of which there is none here, with the reason, are
+    keyboard ends it, and the run has what was found until then. Devices that are not here, with the reason, are
     `elsewhere`.
     """
     all_failures, all_passed = failures_of(run), [] if config.lines else ordinary_of(run)

@@ -54,9 +54,7 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add --cluster."""
-    help = (
-        "run on a Ray cluster: its address, auto for one that runs here, or local to start one; --device any uses all"
-    )
+    help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
     parser.add_argument("--cluster", metavar="ADDRESS", help=help)
 
 
