@@ -113,6 +113,7 @@ class Ledger:
         self._lost: dict[int, Counter[str]] = {}
         self._longest: dict[int, Attempt] = {}  # of those that were lost, the one with most results
         self._told: Counter[int] = Counter()
+        self._looked = 0.0
 
     @property
     def done(self) -> bool:
@@ -176,7 +177,11 @@ class Ledger:
             self._tell(result)
 
     def overdue(self, now: float) -> list[Hashable]:
-        """The actors that have said nothing for too long."""
+        """The actors that have said nothing for too long; while nobody asked, nobody may have listened either."""
+        if (absent := now - self._looked) > GRACE / 2:
+            for attempt in self.attempts.values():
+                attempt.heard += absent
+        self._looked = now
         patience = {True: self._limit + GRACE, False: self._limit + SILENCE}
         return [actor for actor, a in self.attempts.items() if now - a.heard > patience[a.under_way is not None]]
 
