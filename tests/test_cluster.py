@@ -132,6 +132,7 @@ class Fake:
 
     def hear(self, seconds: float) -> list[Heard]:
         self.now += seconds
+        assert self.now < 100 * LIMIT, "the campaign has no end"
         talking = [actor for actor, says in self.says.items() if says]
         if not talking:
             self.now += GRACE / 4

@@ -137,7 +137,8 @@ class Ledger:
         if rest := max(self._rest.values(), key=len):
             yield rest.pop()
         running = Counter(attempt.place for attempt in self.attempts.values())
-        alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in self.settled]
+        known = self.settled.keys() | self._lost.keys()  # what was lost may be without end
+        alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in known]
         yield from (a.place for a in sorted(alone, key=lambda a: a.began) if now - a.began >= SLOW)
 
     def failed(self, place: int) -> set[tuple[str, str]]:
@@ -201,8 +202,6 @@ class Ledger:
             attempt.trace = f"Timeout ({self._limit:g} s)!\nThe process did not come to say in which lines it was.\n"
         longest = self._longest.setdefault(attempt.place, attempt)
         self._longest[attempt.place] = max(longest, attempt, key=lambda one: len(one.results))
-        if any(other.place == attempt.place for other in self.attempts.values()):
-            return "it runs elsewhere"
         return self._after_loss(attempt, lost)
 
     def _after_loss(self, attempt: Attempt, lost: Counter[str]) -> str:
@@ -211,6 +210,8 @@ class Ledger:
             died = None if attempt.fatal else self._died(attempt)
             self.settled[place] = Outcome(tuple(attempt.results), attempt.left, died)
             return "the kernel is what ends it"
+        if any(other.place == place for other in self.attempts.values()):
+            return "it runs elsewhere"
         if lost.total() >= MOST_LOST:
             reason = f"its process was lost {lost.total()} times, and no case is known to be why"
             self.settled[place] = Outcome(tuple(self._longest[place].results), attempt.left, given_up=reason)
