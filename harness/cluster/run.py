@@ -1,0 +1,130 @@
+"""A run on a cluster: its actors at work, and what they leave behind as a `Run`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.cluster.connection import Cluster
+from harness.cluster.pool import Pool
+from harness.cluster.team import Campaign, Team
+from harness.errors import LastbitError
+from harness.result import CaseResult
+from harness.run import Run, Spent
+from harness.verify.assemble import assembled
+from harness.verify.run import settings_of
+
+LOG = "cluster.log"
+"""The file of a run's folder that says what happened to actors."""
+
+_PAUSE = 0.2  # seconds between two looks at actors that say nothing
+
+
+@dataclass(frozen=True)
+class Worked:
+    """What the teams of a run did, to be put together when their actors have ended."""
+
+    cluster: Cluster
+    teams: tuple[Team, ...]
+    log: Path
+    interrupted: bool
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is known what was to be done."""
+        return all(team.ledger or team.stuck for team in self.teams)
+
+    @property
+    def run(self) -> Run:
+        """The run, of which there is nothing if it was interrupted before it was planned."""
+        config, teams = self.cluster.config, self.teams
+        left = [team.ended(self.log, self.interrupted) for team in teams]
+        ended = [one for one, _ in left]
+        ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, *self.cluster.lacking))
+        return assembled(
+            config,
+            ended,
+            [result for _, results in left for result in results],
+            environment=_environment(self.cluster, teams),
+            spent=sum((team.spent for team in teams), Spent()),
+            interrupted=self.interrupted,
+        )
+
+
+def work_on(
+    cluster: Cluster,
+    pool: Pool,
+    *,
+    parse: Callable[[bytes, str], CaseResult],
+    tell: Callable[[CaseResult], None],
+    plan: Callable[[int], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Worked:
+    """Let actors run all items of the configuration; after an interruption from the keyboard, what was done until then.
+
+    `plan` is told how many cases there will be, `tell` each result that is new.
+
+    Raises:
+        LastbitError: there is no plan, and the message says why.
+    """
+    config = cluster.config
+    config.save()
+    log, began = Path(config.folder, LOG), clock()
+    with log.open("w") as file:
+
+        def say(line: str) -> None:
+            print(f"{clock() - began:.1f} s: {line}", file=file, flush=True)
+
+        teams = [Team(kind, Campaign(config, pool, clock, parse, tell, say)) for kind in cluster.kinds]
+        try:
+            _work(teams, pool, plan)
+        except KeyboardInterrupt:
+            return Worked(cluster, tuple(teams), log, interrupted=True)
+    return Worked(cluster, tuple(teams), log, interrupted=False)
+
+
+def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None]) -> None:
+    """Let the teams run all items."""
+    for team in teams:
+        team.open()
+    planned = False
+    while not all(team.done for team in teams):
+        for heard in pool.hear(_PAUSE):
+            for team in teams:
+                if team.has(heard.actor):
+                    team.hear(heard)
+        for team in teams:
+            team.close() if team.done else team.watch()
+        if all(team.stuck for team in teams):
+            raise LastbitError("; ".join(team.stuck for team in teams))
+        if not planned and (planned := all(team.ledger or team.stuck for team in teams)):
+            plan(sum(item.cases for team in teams if team.ledger for item in team.ledger.items))
+
+
+def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:
+    """What results depend on: versions as the first actor has them, and where others differ from it."""
+    told = [(team.kind, node, one) for team in teams for node, one in team.told.items()]
+    first: Mapping[str, str] = told[0][2]["versions"] if told else {}
+    names = dict.fromkeys(f"{kind.device}: {one['device']}" for kind, _, one in told if one["device"])
+    premises = dict.fromkeys(f"{kind.device}: {one['premises']}" for kind, _, one in told)
+    addresses = {node.id: node.address for node in cluster.nodes}
+    differing = [
+        f"node {addresses.get(node, node)} has {name} {version}, not {first[name]}"
+        for _, node, one in told
+        for name, version in one["versions"].items()
+        if version != first[name]
+    ]
+    return {
+        **{name: version for name, version in first.items() if name != "lastbit_code"},
+        **settings_of(cluster.config, accelerators=", ".join(names), premises="; ".join(premises)),
+        "cluster": _described(cluster),
+        **({"differing_nodes": "; ".join(dict.fromkeys(differing))} if differing else {}),
+    }
+
+
+def _described(cluster: Cluster) -> str:
+    """`local: 1 node; cpu (2 cores)`."""
+    count = len(cluster.nodes)
+    return f"{cluster.address}: {count} node{'s' * (count != 1)}; {', '.join(map(str, cluster.kinds))}"
