@@ -8,8 +8,6 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.internal.conjecture import providers
-from hypothesis.internal.constants_ast import Constants
 
 from harness.case import Case, Group
 from harness.inputs.bits import key_of
@@ -65,8 +63,15 @@ def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: 
 def _no_constants_of_modules() -> Iterator[None]:
     """Let Hypothesis try none of the numbers that it finds in the code of the modules that happen to be loaded.
 
-    It would draw other cases from one process to another, and in a process from one time to another.
+    It would draw other cases from one process to another, and in a process from one time to another. It has no setting
+    for that; releases of it that do so have these names.
     """
+    try:
+        from hypothesis.internal.conjecture import providers
+        from hypothesis.internal.constants_ast import Constants
+    except ImportError:
+        yield
+        return
     before = providers._get_local_constants
     providers._get_local_constants = lambda: Constants()
     providers.CONSTANTS_CACHE.cache.clear()
