@@ -76,6 +76,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.numerics",
     ),
     "harness.interpret": ("harness.errors", "harness.numerics"),
+    "harness.isolation": ("harness.errors", "reports.characters"),
     "harness.tracing": ("harness.errors", "harness.interpret"),
     "harness.calibrate": (
         "harness.errors",
@@ -117,10 +118,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
     "harness.sanitize": ABOVE_VERIFY,
-    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", *TOP)),
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
-    "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),
+    "reports.characters": (),
+    "reports": (
+        "reports.characters",
+        "harness.errors",
+        "harness.files",
+        "harness.result",
+        "harness.run",
+        "harness.outcomes",
+    ),
     "kernels": ("harness.kernel", "harness.placement"),
 }
 

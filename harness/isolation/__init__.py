@@ -1,0 +1,1 @@
+"""Kernels in processes of their own, which have no reference, no seeds and no records, and little of the system."""
