@@ -91,7 +91,6 @@ def _run(
     try:
         faulthandler.disable()
         before()
-        os.setsid()
         held = confine(limits, folder, readable, "cpu", **options)
         os.write(write, json.dumps(held.as_json).encode() + b"\n")
         try:

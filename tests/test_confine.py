@@ -167,6 +167,11 @@ def test_no_signal_reaches_the_judge_or_the_guardian(folder, number):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_no_signal_to_its_group_reaches_the_judge(folder):
+    with confined(folder, lambda write: time.sleep(60)) as process:
+        assert os.getpgid(process.guardian) == os.getsid(process.guardian) == process.guardian
+
+
 def test_no_signal_reaches_others_without_a_namespace_either(folder, no_namespaces):
     judge = os.getpid()
     assert raised(outcome(folder, lambda write: os.kill(judge, 0), "own processes")) == "PermissionError"

@@ -25,13 +25,16 @@ class _Told(Exception):
 def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:
     """Return in a new process, the kernel process; this one becomes its guardian, and never returns.
 
-    SIGTERM makes the guardian end the kernel process with all that it has started, and so does its own end.
+    SIGTERM makes the guardian end the kernel process with all that it has started. Its own end does the same in a
+    namespace of processes. Both are in a session of their own: no signal to a group reaches who forked the guardian.
 
     Args:
         own_processes: the next child is the first of a namespace. That one does `prepare` and then only waits, since
             signals do nothing to the first process of a namespace.
         prepare: is done in the namespace before the kernel process begins.
     """
+    with suppress(PermissionError):  # it leads a session already
+        os.setsid()
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
     system.prctl(system.PR_SET_DUMPABLE, 0)
     system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
