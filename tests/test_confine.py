@@ -69,7 +69,17 @@ def test_a_large_file_cannot_be_written(folder):
     assert raised(answer) == "OSError" and f"Errno {errno.EFBIG}" in answer["text"]
 
 
-def test_a_small_file_can_be_written_in_the_own_folder_alone(folder, tmp_path):
+def test_small_files_can_be_written_until_the_folder_is_full(folder):
+    def fill(write):
+        for number in range(10):
+            Path(str(number)).write_bytes(bytes(1 << 20))
+
+    answer = outcome(folder, fill, "own mounts", limits=limited(file_size=1 << 20))
+    assert raised(answer) == "OSError" and f"Errno {errno.ENOSPC}" in answer["text"]
+    assert list(folder.iterdir()) == []
+
+
+def test_files_are_written_to_the_folder_where_there_are_no_mounts(folder, no_namespaces):
     assert outcome(folder, lambda write: Path("small").write_bytes(b"x")) == 1
     assert (folder / "small").read_bytes() == b"x"
 
@@ -105,6 +115,11 @@ def test_secrets_of_the_system_cannot_be_read(folder):
     if not Path("/etc/shadow").exists():
         pytest.skip("this system has no /etc/shadow")
     assert raised(outcome(folder, lambda write: Path("/etc/shadow").read_text())) == "PermissionError"
+
+
+def test_processes_with_folders_of_their_own_are_different_users(tmp_path):
+    users = {outcome(tmp_path / name, lambda write: os.getuid(), "own user") for name in ("one", "two")}
+    assert len(users) == 2 and os.getuid() not in users
 
 
 def test_cache_can_be_written(folder, tmp_path):

@@ -37,7 +37,8 @@ def confine(
 
     Args:
         most: how much it may use.
-        folder: empty; its working folder from now on, and the only one that it can write.
+        folder: empty; its working folder from now on, and the only one that it can write. Where it has mounts of its
+            own, what it writes there is in memory, and never seen from outside.
         readable: further folders and files that it can read and start programs of, such as the kernel's.
         device_type: `cpu`, or that of the accelerator that it needs.
         cache: a folder for compiled kernels that it can write, too, and that outlives it; in `folder` if None. Where
@@ -49,12 +50,13 @@ def confine(
     if kept is not None:
         close_all_but(*kept)
     own = [cache, folder] if cache else [folder]
-    refused = _own_views(device_type)
+    user = privileges.user_of(own[0])
+    refused = _own_views(most, folder, device_type)
     _settle_in(folder, cache or folder)
     limits.apply(most, device_type)
     abi = landlock.version()
     rules = files.rules(own, readable, device_type, shared_memory=namespaces.MOUNTS not in refused) if abi else None
-    rights = _give_up_rights(own, readable, landlocked=rules is not None)
+    rights = _give_up_rights(user, own, readable, landlocked=rules is not None)
     if rules:
         rules.enforce()
     privileges.settle()
@@ -62,7 +64,7 @@ def confine(
     return Confinement((_limited(most), *rights, _files(abi), *views))
 
 
-def _own_views(device_type: str) -> dict[str, str]:
+def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:
     """Which view of the system this process has not to itself, and why; empty for those that it has.
 
     From here on it is a child of its guardian.
@@ -72,7 +74,7 @@ def _own_views(device_type: str) -> dict[str, str]:
     views.update(namespaces.own_namespaces(wanted))
     own_processes = not views[namespaces.PROCESSES]
     views[namespaces.MOUNTS] = "" if own_processes else "no own processes"
-    guarded(own_processes, lambda: views.update(namespaces.own_mounts()))
+    guarded(own_processes, lambda: views.update(namespaces.own_mounts(folder, most.folder_size)))
     return views
 
 
@@ -82,14 +84,17 @@ def _settle_in(folder: Path, cache: Path) -> None:
     tempfile.tempdir = None  # it is looked for anew
 
 
-def _give_up_rights(own: Sequence[Path], readable: Sequence[Path], *, landlocked: bool) -> tuple[Measure, ...]:
+def _give_up_rights(
+    user: int, own: Sequence[Path], readable: Sequence[Path], *, landlocked: bool
+) -> tuple[Measure, ...]:
     """A user of its own where root starts it, and no capabilities."""
     if os.geteuid():
         return _same_user("lastbit does not run as root")
     open_to_all = privileges.readable_by_all([*files.python_folders(), *readable])
     if not (open_to_all or landlocked):
         return _same_user("only root can read Python or the kernel, and there is no Landlock")
-    user = privileges.own_user(own)
+    for path in own:
+        os.chown(path, user, user)
     privileges.become(user, privileges.groups_of(files.accelerators()), keep_reading=not open_to_all)
     kept = "none" if open_to_all else "only to read what Landlock allows"
     return Measure("own user", True, str(user)), Measure("capabilities", True, kept)

@@ -21,6 +21,7 @@ FOR_CPU: Mapping[str, int] = {
 FOR_ACCELERATORS: Mapping[str, int] = {PROCESSES: system.CLONE_NEWPID, "shared memory": system.CLONE_NEWIPC}
 
 _SHARED_MEMORY = 64 * MB  # locks and queues of multiprocessing; not for data
+_MOST_FILES = 1 << 15  # in a folder of a kernel process
 
 
 def own_namespaces(wanted: Mapping[str, int]) -> dict[str, str]:
@@ -52,10 +53,11 @@ def _as_user(wanted: Mapping[str, int]) -> dict[str, str]:
     return {}
 
 
-def own_mounts() -> dict[str, str]:
-    """In the first process of a namespace of processes: `/proc` shows these alone, and `/dev/shm` is new and small.
+def own_mounts(folder: Path, size: int) -> dict[str, str]:
+    """In the first process of a namespace of processes: `/proc` shows these alone, and `/dev/shm` and `folder` are new.
 
-    What the system refuses and why, as `own_namespaces` says it.
+    Both are in memory, of limited size, and go with the process. What the system refuses and why, as `own_namespaces`
+    says it.
     """
     private = system.MS_NOSUID | system.MS_NODEV
     try:
@@ -63,6 +65,7 @@ def own_mounts() -> dict[str, str]:
         system.mount("", "/", system.MS_REC | system.MS_PRIVATE)
         system.mount("proc", "/proc", private | system.MS_NOEXEC)
         system.mount("tmpfs", "/dev/shm", private, f"size={_SHARED_MEMORY},mode=1777")
+        system.mount("tmpfs", str(folder), private, f"size={size},nr_inodes={_MOST_FILES},mode=700")
     except OSError as error:
         return {MOUNTS: str(error.strerror)}
     return {}

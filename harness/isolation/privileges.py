@@ -35,12 +35,9 @@ def _passable(path: Path) -> bool:
     return bool(path.stat().st_mode & (stat.S_IXOTH if path.is_dir() else stat.S_IROTH))
 
 
-def own_user(folders: Sequence[Path]) -> int:
-    """A user that has these folders and nothing else, for root to become. It follows from the first of them."""
-    user = USERS[folders[0].stat().st_ino % len(USERS)]
-    for folder in folders:
-        os.chown(folder, user, user)
-    return user
+def user_of(folder: Path) -> int:
+    """A user for root to become, who shall have this folder and nothing else: the same one for the same folder."""
+    return USERS[folder.stat().st_ino % len(USERS)]
 
 
 def become(user: int | None, groups: Sequence[int], *, keep_reading: bool) -> None:
