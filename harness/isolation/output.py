@@ -1,61 +1,47 @@
-"""What a kernel process prints: read so that it never waits, kept up to a bound, and escaped."""
+"""What a kernel process prints: read so that it need not wait, kept up to a bound, and escaped."""
 
 from __future__ import annotations
 
-import codecs
 import os
-import threading
-from contextlib import suppress
-from typing import TextIO
 
 from reports.characters import visible
 
-MOST = 64 * 1024
-"""Bytes that are kept of a process."""
+MOST = 1 << 16
+"""Bytes of a process that are kept."""
 
 _PIECE = 1 << 16
+_HELD = 1 << 20  # bytes that a pipe holds at most, unless root makes it larger
 
 
 class Output:
-    """Copies what comes out of a pipe to a log, as a context manager; the end of it waits for what is under way.
+    """The reading end of a pipe, to be waited for. What comes after `MOST` bytes is read, counted and dropped."""
 
-    After `MOST` bytes the rest is counted and dropped; the log has a line that says how much. Characters that would
-    command a terminal are escaped, and every line begins with `prefix`, so that none can pass for lastbit's own.
-    """
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._kept = descriptor, bytearray()
+        self.dropped = 0
+        os.set_blocking(descriptor, False)
 
-    def __init__(self, pipe: int, log: TextIO, prefix: str = "") -> None:
-        self._pipe, self._log, self._prefix = pipe, log, prefix
-        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._at_start = True
-        self.kept = self.dropped = 0
-        self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
-        self._thread.start()
+    def fileno(self) -> int:
+        return self._descriptor
 
-    def __enter__(self) -> Output:
-        return self
+    def read(self) -> bool:
+        """Take some of what is there; whether more may come.
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        Only some: who prints without an end must not keep the reader from looking at the clock.
+        """
+        try:
+            piece = os.read(self._descriptor, _PIECE)
+        except BlockingIOError:
+            return True
+        kept = piece[: MOST - len(self._kept)]
+        self._kept += kept
+        self.dropped += len(piece) - len(kept)
+        return bool(piece)
 
-    def close(self, patience: float = 1.0) -> None:
-        """Wait until all processes that have the other end have ended, or for `patience` seconds."""
-        self._thread.join(patience)
-
-    def _copy(self) -> None:
-        while piece := os.read(self._pipe, _PIECE):
-            keep = piece[: MOST - self.kept]
-            self.kept += len(keep)
-            self.dropped += len(piece) - len(keep)
-            self._write(self._decoder.decode(keep))
-        os.close(self._pipe)
-        self._write(self._decoder.decode(b"", final=True))
-        if self.dropped:
-            self._write(("" if self._at_start else "\n") + f"… and {self.dropped} bytes more\n")
-
-    def _write(self, text: str) -> None:
-        """Written or not, the pipe is read on."""
-        with suppress(OSError, ValueError):
-            for line in visible(text, keep="\n\t").splitlines(keepends=True):
-                self._log.write((self._prefix if self._at_start else "") + line)
-                self._at_start = line.endswith("\n")
-            self._log.flush()
+    def close(self) -> str:
+        """What was printed until now, with escapes for characters that would command a terminal."""
+        for _ in range(_HELD // _PIECE + 1):
+            self.read()
+        os.close(self._descriptor)
+        text = visible(self._kept.decode("utf-8", "backslashreplace"), keep="\n\t")
+        return f"{text}\n… and {self.dropped} bytes more\n" if self.dropped else text
