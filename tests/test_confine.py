@@ -18,6 +18,7 @@ from confined import confined, limited, outcome, raised
 from harness.isolation import confine as module
 from harness.isolation import landlock, namespaces
 from harness.isolation.environment import clean_environment, own_environment
+from harness.isolation.folders import remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
 
@@ -329,3 +330,27 @@ def test_environment_has_no_secrets():
 def test_every_folder_of_the_environment_is_its_own():
     own = own_environment(Path("/own"), Path("/own/cache"))
     assert all(value.startswith("/own") for value in own.values() if value not in ("kernel", "1"))
+
+
+# What it leaves
+
+
+def test_folders_nested_without_end_are_removed(folder, no_namespaces):
+    def dig(write):
+        for _ in range(1500):
+            os.mkdir("deeper")
+            os.chdir("deeper")
+
+    assert outcome(folder, dig) is None
+    assert (folder / "deeper").exists()
+    remove(folder)
+    assert not folder.exists()
+
+
+def test_what_a_link_leads_to_is_not_removed(folder, tmp_path):
+    folder.mkdir()
+    (tmp_path / "mine").write_text("kept")
+    (folder / "link").symlink_to(tmp_path, target_is_directory=True)
+    remove(folder)
+    remove(folder)
+    assert (tmp_path / "mine").exists() and not folder.exists()
