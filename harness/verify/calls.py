@@ -107,6 +107,11 @@ class Caller:
         """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process."""
         return self._called(inputs, self._asked(inputs))
 
+    def unseen(self, inputs: Inputs) -> None:
+        """Let what performs calls without guards see these values too, where that is a process of its own."""
+        if self.performer is not None:
+            self.unguarded(inputs)
+
     def last(self, inputs: Inputs) -> Call:
         """A call under the second poison that also stores the stages, with all programs in descending order."""
         return self._called(inputs, self._asked(inputs, poison=1, stages=self.kernel.stages, descending=True))
