@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.calling.process_state import kept_process_state
 from harness.errors import KernelError
-from harness.inputs.allocations import Allocations, guarded_allocations
+from harness.inputs.allocations import guarded_allocations
 from harness.inputs.guards import Guarded, extent, twin
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Poison

@@ -59,11 +59,12 @@ class Raised(LastbitError):
 
 @dataclass(frozen=True)
 class Result:
-    """A tensor that a kernel returned: `at` which byte of the memory of results it starts, -1 for one without any."""
+    """A tensor that a kernel returned, without gaps: `at` which byte of the memory of results it starts, or -1."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     device: torch.device
     at: int
 
@@ -116,8 +117,23 @@ def _result(given: object) -> Result:
         raise Unreadable(f"the kernel returned a tensor of {name_of(fields['dtype'])}, which lastbit does not know")
     if math.prod(shape) > _ELEMENTS:
         raise Unreadable(f"the kernel returned a tensor of shape {list(shape)}, which is too large")
+    strides = _list(fields.get("strides"), lambda stride: integer(stride, 0, _ELEMENTS), most=_DIMENSIONS)
+    if 0 not in shape and not _is_dense(shape, strides):
+        raise Unreadable("the kernel process gave strides that leave gaps, or make elements overlap")
     at = integer(fields.get("at"), -1, _ELEMENTS)
-    return Result(name_of(fields.get("name")), dtype, shape, _device(fields.get("device")), at)
+    return Result(name_of(fields.get("name")), dtype, shape, strides, _device(fields.get("device")), at)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a tensor takes as many elements of memory as it has, in whatever order of dimensions."""
+    if len(shape) != len(strides):
+        return False
+    reach = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride != reach:
+            return False
+        reach *= size
+    return True
 
 
 def _device(given: object) -> torch.device:

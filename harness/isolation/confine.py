@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from harness.isolation.confinement import Confinement
@@ -26,8 +27,6 @@ def confine(
     os.environ.update(own_environment(folder, cache or folder))
     for name in os.listdir("/proc/self/fd"):
         if kept is not None and int(name) > 2 and int(name) not in kept:
-            try:
+            with suppress(OSError):
                 os.close(int(name))
-            except OSError:
-                pass
     return Confinement()

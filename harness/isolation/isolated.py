@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from harness.calling.performing import INPUT, Asked, Performed
-from harness.case import contiguous_strides
 from harness.errors import KernelError, UnsupportedCase
 from harness.inputs import Inputs, Poison
 from harness.inputs.guards import ALIGNMENT, Guarded
@@ -208,9 +207,8 @@ def _own(result: Result, into: Block) -> Tensor:
     """A result in memory of this process alone."""
     if result.at < 0:
         return _empty(result)
-    strides = contiguous_strides(result.shape)
     there = torch.tensor([], dtype=result.dtype, device=into.words.device)
-    there.set_(into.words.untyped_storage(), result.at // result.dtype.itemsize, result.shape, strides)
+    there.set_(into.words.untyped_storage(), result.at // result.dtype.itemsize, result.shape, result.strides)
     return there.clone() if result.device.type == there.device.type else there.to(result.device)
 
 

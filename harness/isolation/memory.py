@@ -10,6 +10,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,10 +53,6 @@ class Block:
         """What a kernel process needs to map it, beside the descriptor."""
         return {"number": self.number, "bytes": self.nbytes, "cuda": self.handle}
 
-    def __del__(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-
 
 _FEW = 64 << 20  # bytes up to which blocks are powers of two, so that one serves many cases
 
@@ -65,7 +62,9 @@ def _of_file(size: int) -> Block:
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     words = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.int64)
-    return Block(next(_numbers), words, descriptor, None)
+    block = Block(next(_numbers), words, descriptor, None)
+    weakref.finalize(block, os.close, descriptor)
+    return block
 
 
 def _of_device(device: torch.device, size: int) -> Block:

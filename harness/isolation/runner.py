@@ -97,10 +97,11 @@ class Results:
             size = tensor.numel() * tensor.element_size()
             held = tensor.device.type != "meta" and size > 0
             kind = {"dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
-            place = {"at": self._bytes if held else -1, "shape": list(tensor.shape)}
+            strides = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+            place = {"at": self._bytes if held else -1, "shape": list(tensor.shape), "strides": list(strides)}
             self._listed.append({"name": str(name), **kind, **place})
             if held:
-                self._tensors.append((self._bytes, tensor.detach()))
+                self._tensors.append((self._bytes, tensor.detach(), strides))
                 self._bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
     def copied(self, into):
@@ -108,9 +109,8 @@ class Results:
         done = self._bytes <= self._memory.size(into)
         if done and self._bytes:
             words = self._memory.words({"memory": into, "offset": 0, "bytes": self._bytes})
-            for at, tensor in self._tensors:
+            for at, tensor, strides in self._tensors:
                 there = torch.tensor([], dtype=tensor.dtype, device=words.device)
-                strides = torch.empty(tensor.shape, device="meta").stride()
                 there.set_(words.untyped_storage(), at // tensor.element_size(), tensor.shape, strides)
                 there.copy_(tensor)
             if words.device.type != "cpu":

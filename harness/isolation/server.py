@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from harness.interpret.faults import collected
 from harness.isolation import runner
 from harness.isolation.confine import confine
 from harness.isolation.inside import Work
@@ -141,6 +142,12 @@ def _bare(connection: socket.socket) -> Program:
     spec = importlib.util.find_spec("harness.isolation.runner")
     assert spec is not None and spec.origin is not None
     text = Path(spec.origin).read_text() + "\n\nserve(connection, Bare())\n"
+    faults = collected()
+    faults.__enter__()  # for good: a fault of an interpreted program raises nothing, and the other process tells of it
     for name in [name for name in sys.modules if name.partition(".")[0] in ("harness", "reports")]:
         del sys.modules[name]
-    return compile(text, "<kernel process>", "exec"), {"__name__": "__main__", "connection": connection}
+    return compile(text, "<kernel process>", "exec"), {
+        "__name__": "__main__",
+        "connection": connection,
+        "faults": faults,
+    }
