@@ -28,8 +28,8 @@ from harness.isolation.limits import Limits
 from harness.isolation.privileges import shield
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_PAUSE = 0.002  # seconds between two looks at a process that is ending
-_GRACE = 5.0  # seconds that a guardian has to end what its kernel process has started
+_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
+_PARTING = 2.0  # seconds that a guardian has to end its kernel process
 
 PROGRAM = """import sys
 from harness.isolation.server import forked
@@ -44,8 +44,8 @@ Program = tuple[Any, dict[str, Any]]
 
 def forked(descriptor: int) -> Program | None:
     """Fork what the judge asks for: returns in each kernel process with what that shall execute, at the end None."""
-    _prepare()
     shield()
+    _prepare()
     connection = socket.socket(fileno=descriptor)
     _die_with(os.getppid())
     channel, running, server = runner.Channel(connection), set[int](), os.getpid()
@@ -84,30 +84,33 @@ def _prepare() -> None:
 
 
 def _ended(pid: int, running: set[int], patience: float) -> int | None:
-    """End a kernel process with all that it has started, through its guardian, and reap that.
+    """End a kernel process with all that it has started, and reap it; `pid` is that of its guardian.
 
     The status that `os.waitpid` gives if it ends by itself within some seconds, otherwise None.
     """
     if pid not in running:
         return None
     running.discard(pid)
-    status = _reaped(pid, patience)
-    if status is None:
-        os.kill(pid, signal.SIGTERM)
-        if _reaped(pid, _GRACE) is None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return status
+    if (status := _waited(pid, patience)) is not None:
+        return status
+    os.kill(pid, signal.SIGTERM)
+    if _waited(pid, _PARTING) is None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
 
 
-def _reaped(pid: int, patience: float) -> int | None:
-    """The status of a child that ends within some seconds, None if it does not."""
-    latest = time.monotonic() + patience
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+def _waited(pid: int, patience: float) -> int | None:
+    """The status of a child that ends within some seconds."""
+    latest, pause = time.monotonic() + patience, _PAUSE
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
         if time.monotonic() >= latest:
             return None
-        time.sleep(_PAUSE)
-    return ended[1]
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Program:
