@@ -145,11 +145,11 @@ def _device(given: object) -> torch.device:
 
 def findings(given: object) -> tuple[Finding, ...]:
     """Findings of kinds that a call can have."""
-    return _list(given, _finding)
+    return tuple(_finding(*fields) for fields in rows(given, 3))
 
 
-def _finding(given: object) -> Finding:
-    kind, name, sentence = _list(given, text_of, most=3)
+def _finding(*fields: object) -> Finding:
+    kind, name, sentence = map(text_of, fields)
     if kind not in _KINDS:
         raise Unreadable("the kernel process found what it cannot see")
     return Finding(kind, name[:_NAME], sentence)

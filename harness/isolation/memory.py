@@ -73,6 +73,13 @@ def _of_device(device: torch.device, size: int) -> Block:
     return Block(next(_numbers), words, None, [part.hex() if isinstance(part, bytes) else part for part in shared])
 
 
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that a device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @dataclass
 class Blocks:
     """The blocks of a judge: those that a case has in use by the memory of its tensors, and those that are free."""
