@@ -124,14 +124,25 @@ def placed(words, tensor):
     return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
 
 
-def raised(error):
+def is_lost(device):
+    """Whether a device can no longer be used, as after an illegal access to memory."""
+    try:
+        if device != "cpu":
+            torch.accelerator.synchronize(torch.device(device))
+    except Exception:
+        return True
+    return False
+
+
+def raised(error, device):
     """An exception as data."""
     try:
         text = str(error)
     except Exception:
         text = ""
     kinds = [kind.__name__ for kind in type(error).__mro__]
-    return {"raised": {"kinds": kinds, "text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}}
+    texts = {"text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}
+    return {"raised": {"kinds": kinds, **texts, "lost": is_lost(device)}}
 
 
 def serve(connection, work):
@@ -158,7 +169,7 @@ def serve(connection, work):
             else:
                 answer = getattr(work, message["do"])(message)
         except BaseException as error:
-            answer = raised(error)
+            answer = raised(error, message.get("device", "cpu"))
         sys.stdout.flush()
         sys.stderr.flush()
         channel.send(answer)
