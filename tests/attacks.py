@@ -40,7 +40,7 @@ def _answering(content: str) -> str:
 
 
 NO_PASS = {
-    "answers_before_it_has_results": _called("say(result())\ntime.sleep(0.3)"),
+    "answers_before_it_has_results": _called("say(result())\ntime.sleep(0.2)"),
     "answers_for_the_next_call_too": _called("for _ in range(20): say(result())"),
     "says_that_it_found_something": _answering("result() | {'findings': [['wrote_outside', 'x', 'y' * 19000]] * 100}"),
     "says_that_memory_ran_out": _answering("{'raised': {'kinds': ['MemoryError'], 'text': 'x', 'traceback': ''}}"),
