@@ -107,6 +107,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.isolation": (
         "harness.errors",
         "harness.files",
+        "harness.placement",
         "harness.timing",
         "harness.dtypes",
         "harness.kernel",
@@ -133,6 +134,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.inputs",
         "harness.outcomes",
         "harness.judging",
+        "harness.calling",
         "harness.verify",
     ),
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),

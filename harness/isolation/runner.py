@@ -186,8 +186,8 @@ def raised(error, device):
 def serve(connection, work):
     """Do what the judge asks for, until it asks no more.
 
-    `work` has `load`, `call` and `depth`: `call` gets a message and its tensors, as pairs of a description and the
-    words that hold it, and returns named tensors and what else there is to say.
+    `work` has a method for each thing that it can be asked, which gets the message and returns what to answer. With
+    tensors, it gets these too, as pairs of a description and the words that hold it, and returns named tensors besides.
     """
     channel, memory, results = Channel(connection), Mapped(), None
     while True:
@@ -196,9 +196,10 @@ def serve(connection, work):
             return
         try:
             memory.take(message.get("new", ()), message.get("gone", ()), fds)
-            if message["do"] == "call":
+            if "tensors" in message:
                 results = None
-                named, said = work.call(message, [(t, memory.words(t)) for t in message["tensors"]])
+                asked = getattr(work, message["do"])
+                named, said = asked(message, [(t, memory.words(t)) for t in message["tensors"]])
                 results = Results(memory, named)
                 del named
                 answer = {**results.copied(message["into"]), **said}
