@@ -148,11 +148,10 @@ def device_of(given: object) -> torch.device:
 
 def findings(given: object) -> tuple[Finding, ...]:
     """Findings of kinds that a call can have."""
-    return _list(given, _finding)
+    return tuple(_finding(*map(text_of, fields)) for fields in rows(given, 3))
 
 
-def _finding(given: object) -> Finding:
-    kind, name, sentence = _list(given, text_of, most=3)
+def _finding(kind: str, name: str, sentence: str) -> Finding:
     if kind not in _KINDS:
         raise Unreadable("the kernel process found what it cannot see")
     return Finding(kind, name[:_NAME], sentence)
