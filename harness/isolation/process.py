@@ -27,6 +27,7 @@ from harness.isolation.environment import clean_environment
 from harness.isolation.folders import remove
 from harness.isolation.limits import Limits
 from harness.isolation.output import Output
+from harness.isolation.privileges import shield
 from harness.isolation.server import PROGRAM
 from harness.isolation.watch import Watch
 
@@ -118,6 +119,7 @@ class ForkServer:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
+        shield()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
