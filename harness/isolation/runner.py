@@ -226,7 +226,7 @@ def serve(connection: socket.socket, work: object) -> None:
             answer = raised(error, not mapped or is_lost(message.get("device", "cpu")))
         sys.stdout.flush()
         sys.stderr.flush()
-        channel.send(answer)
+        channel.send({**answer, "number": message["number"]})
 
 
 class Bare:
