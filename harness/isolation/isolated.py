@@ -49,6 +49,9 @@ class Pair:
     blocks: Blocks = field(default_factory=Blocks)
     latest: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.begin()
+
     @property
     def over(self) -> bool:
         """One of them has ended: nothing more can be asked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -223,12 +224,12 @@ class KernelProcess:
             raise self._over
         try:
             self._socket.settimeout(timeout)
-            send(self._socket, message, fds)
+            send(self._socket, {**message, "number": (number := secrets.token_hex(8))}, fds)
         except OSError as error:  # it ended, or does not listen
             raise self._ended(timeout if isinstance(error, TimeoutError) else None) from None
         answer = self._answer(timeout)
         try:
-            return parsed(answer)
+            return parsed(answer, number)
         except Unreadable:
             self.end()
             raise
