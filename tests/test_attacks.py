@@ -70,11 +70,11 @@ def test_a_right_kernel_that_does_more_passes(server: ForkServer, tmp_path: Path
 
 
 ANSWER = {
-    "number": "7",
     "returned": [
         {"name": "output", "dtype": "bfloat16", "device": "cpu", "at": 0, "shape": [4, 64], "strides": [64, 1]},
         {"name": "rstd", "dtype": "float32", "device": "cpu", "at": 512, "shape": [4], "strides": [1]},
     ],
+    "number": "n",
     "bytes": 768,
     "copied": True,
     "results": ["output"],
@@ -117,7 +117,7 @@ def test_whatever_stands_in_an_answer_it_is_read_or_refused(path: tuple[Any, ...
     """What is read has no character that commands a terminal, and no memory of its own."""
     for odd in ODD:
         try:
-            answer = parsed(json.dumps(changed(path, odd)).encode(), "7")
+            answer = parsed(json.dumps(changed(path, odd)).encode(), "n")
             results, needed = results_of(answer)
             named = {r.name: torch.empty_strided(r.shape, r.strides, dtype=r.dtype, device="meta") for r in results}
             performed = _performed(answer, named, INPUTS, ASKED)
