@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from harness.errors import KernelError, LastbitError
 from harness.isolation import answers
 from harness.isolation.answers import Raised, Unreadable
+from harness.isolation.confinement import Confinement
 from harness.isolation.folders import cache_of
 from harness.isolation.isolated import Pair
 from harness.isolation.limits import Limits
@@ -58,6 +59,7 @@ class Kernels:
         readable: folders that they can read beside those of their kernels.
         caches: a folder for what they compile, each file apart, to find it again; None for nothing to be found.
         printed: takes what a process printed, and whose it was.
+        confinement: what the process that loaded a folder last was kept from.
     """
 
     server: ForkServer
@@ -66,6 +68,7 @@ class Kernels:
     readable: tuple[Path, ...] = ()
     caches: Path | None = None
     printed: Callable[[str, str], None] = lambda whose, text: None
+    confinement: Confinement = field(default_factory=Confinement)
     _asked: dict[Path, KernelProcess] = field(default_factory=dict)
 
     def declared(self, folder: Path) -> tuple[Kernel, ...]:
@@ -75,6 +78,7 @@ class Kernels:
             LastbitError: what `load_kernels` raises, or the files ended the process that loaded them.
         """
         with self._process(folder, bare=False) as process:
+            self.confinement = process.confinement
             answer = _loaded(process, folder)
             files = {path.name: path for path in folder.glob("*.py")}
             return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
