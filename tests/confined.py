@@ -91,7 +91,7 @@ def _run(
     try:
         faulthandler.disable()
         before()
-        held = confine(limits, folder, readable, "cpu", **options)
+        held = confine(limits, folder, readable, options.pop("device_type", "cpu"), **options)
         os.write(write, json.dumps(held.as_json).encode() + b"\n")
         try:
             answer = function(write)

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -288,6 +289,26 @@ def test_modules_can_be_imported_and_temporary_files_made(folder):
             return [xml.dom.minidom.__name__, os.path.dirname(file.name)]
 
     assert outcome(folder, work) == ["xml.dom.minidom", str(folder)]
+
+
+def test_locks_of_multiprocessing_can_be_made(folder):
+    def lock(write):
+        with multiprocessing.get_context("fork").Lock():
+            return "locked"
+
+    assert outcome(folder, lock, "own mounts") == "locked"
+
+
+def test_drivers_of_accelerators_can_name_their_threads(folder):
+    """That of CUDA does, in one of these ways, and does not work without."""
+
+    def name(write):
+        for mode in ("w", "r+"):
+            with open(f"/proc/self/task/{os.getpid()}/comm", mode) as comm:
+                comm.write("named")
+        return Path("/proc/thread-self/comm").read_text().strip()
+
+    assert outcome(folder, name, device_type="cuda") == "named"
 
 
 def test_a_judge_that_is_not_root_confines_as_well(tmp_path, folder):

@@ -55,7 +55,7 @@ def confine(
     _settle_in(folder, cache or folder)
     limits.apply(most, device_type)
     abi = landlock.version()
-    rules = files.rules(own, readable, device_type, shared_memory=namespaces.MOUNTS not in refused) if abi else None
+    rules = files.rules(own, readable, device_type, shared_memory=not refused[namespaces.MOUNTS]) if abi else None
     rights = _give_up_rights(user, own, readable, landlocked=rules is not None)
     if rules:
         rules.enforce()

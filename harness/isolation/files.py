@@ -56,8 +56,9 @@ def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, sh
     if device_type != "cpu":
         made.allow(accelerators(), landlock.DEVICE)
         # The driver of NVIDIA names its threads in /proc/self/task/*/comm, and fails with error 304 where it cannot.
-        made.allow([Path("/proc/self/task")], landlock.READ | landlock.WRITE_FILE)
-    made.allow([*own, *([Path("/dev/shm")] if shared_memory else [])], landlock.WRITE)
+        made.allow([Path("/proc/self/task")], landlock.READ | landlock.WRITE_FILE | landlock.TRUNCATE)
+    shared = [Path("/dev/shm")] if shared_memory or device_type != "cpu" else []  # that driver has files there, too
+    made.allow([*own, *shared], landlock.WRITE)
     return made
 
 
