@@ -77,6 +77,7 @@ class Kernels:
         Raises:
             LastbitError: what `load_kernels` raises, or the files ended the process that loaded them.
         """
+        folder = folder.resolve()  # kernel processes have another working directory
         with self._process(folder, bare=False) as process:
             self.confinement = process.confinement
             answer = _loaded(process, folder)
