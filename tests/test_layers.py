@@ -39,7 +39,8 @@ BELOW_VERIFY = (
     "harness.inputs",
     "harness.interpret",
 )
-ABOVE_VERIFY = (*BELOW_VERIFY, "harness.judging", "harness.verify", "harness.outcomes")
+CALLS = ("harness.calling", "harness.isolation")
+ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.verify", "harness.outcomes")
 BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize", "harness.cluster")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
@@ -96,7 +97,29 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.numerics",
         "harness.inputs",
     ),
-    "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.judging"),
+    "harness.calling": (
+        "harness.errors",
+        "harness.timing",
+        "harness.result",
+        "harness.inputs",
+        "harness.interpret",
+    ),
+    "harness.isolation": (
+        "harness.errors",
+        "harness.files",
+        "harness.placement",
+        "harness.timing",
+        "harness.dtypes",
+        "harness.kernel",
+        "harness.result",
+        "harness.inputs",
+        "harness.interpret",
+        "harness.calling",
+        "harness.isolation.runner",
+        "reports.characters",
+    ),
+    "harness.isolation.runner": ("harness.kernel",),
+    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging"),
     "harness.diagnosing": (
         "harness.errors",
         "harness.config",
@@ -111,6 +134,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.inputs",
         "harness.outcomes",
         "harness.judging",
+        "harness.calling",
         "harness.verify",
     ),
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
@@ -118,10 +142,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.bench": ABOVE_VERIFY,
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
-    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", *TOP)),
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
-    "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),
+    "reports.characters": (),
+    "reports": (
+        "reports.characters",
+        "harness.errors",
+        "harness.files",
+        "harness.result",
+        "harness.run",
+        "harness.outcomes",
+    ),
     "kernels": ("harness.kernel", "harness.placement"),
 }
 

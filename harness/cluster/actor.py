@@ -23,6 +23,7 @@ from harness.cluster.travel import Asked, unpacked
 from harness.files import PACKAGE
 
 if TYPE_CHECKING:
+    from harness.isolation.declared import Kernels
     from harness.verify.plan import Plan
 
 
@@ -34,6 +35,7 @@ class Actor:
         self._device = devices[-1]
         self._asked: Asked | None = None
         self._plan: Plan | None = None
+        self._kernels: Kernels | None = None
         self._files = Path.cwd()
         self._thread = ThreadPoolExecutor(1)
 
@@ -61,14 +63,13 @@ class Actor:
 
         from harness.errors import LastbitError
         from harness.verify.inprocess import prepare
-        from harness.verify.plan import make_plan
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)
         prepare(device)
         name = _tried(device)
         try:
-            self._plan = plan = self._thread.submit(self._planned, make_plan).result()
+            self._plan = plan = self._thread.submit(self._planned).result()
         except LastbitError as error:
             return json.dumps({"refused": asked.at_home(str(error))})
         gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
@@ -78,6 +79,7 @@ class Actor:
             "device": name,
             "premises": _premises(device),
             "versions": _versions(),
+            "isolated": str(self._kernels.confinement) if self._kernels else "",
         }
         return asked.at_home(json.dumps(told))
 
@@ -93,18 +95,23 @@ class Actor:
         for batch in stream.batches():
             yield self._asked.at_home(json.dumps(batch))
 
-    def _planned(self, make_plan: Any) -> Plan:
+    def _planned(self) -> Plan:
         import torch
 
+        from harness.kernel import load_kernels
         from harness.timing import PLANNING, Clock, listening, timed
+        from harness.verify.isolating import kernels_for
+        from harness.verify.plan import make_plan
 
         torch.set_num_threads(1)  # of this thread, in which all kernels run
         assert self._asked is not None
         self._listening = listening(Clock())
         self._listening.__enter__()
+        config, device_type = self._asked.config, torch.device(self._device).type
+        if config.isolate:
+            self._kernels = kernels_for(config, device_type, caches=self._files / "compiled")
         with timed(PLANNING):
-            plan: Plan = make_plan(self._asked.config, torch.device(self._device).type)
-        return plan
+            return make_plan(config, device_type, self._kernels.declared if self._kernels else load_kernels)
 
     def _perform(self, place: int, stream: Any) -> None:
         from harness.verify.fuzz import CaseFailed, Stopped
@@ -113,7 +120,7 @@ class Actor:
         assert self._plan is not None
         try:
             with suppress(CaseFailed, Stopped):
-                perform(self._plan.items[place], stream)
+                perform(self._plan.items[place], stream, self._kernels)
         except BaseException:
             traceback.print_exc()
         finally:

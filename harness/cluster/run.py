@@ -13,7 +13,7 @@ from harness.cluster.team import Campaign, Team
 from harness.errors import LastbitError
 from harness.result import CaseResult
 from harness.run import Run, Spent
-from harness.verify.assemble import assembled
+from harness.verify.assemble import assembled, isolation_of
 from harness.verify.run import settings_of
 
 LOG = "cluster.log"
@@ -47,7 +47,7 @@ class Worked:
             config,
             ended,
             [result for _, results in left for result in results],
-            environment=_environment(self.cluster, teams),
+            environment=_environment(self.cluster, teams) | isolation_of(ended),
             spent=sum((team.spent for team in teams), Spent()),
             interrupted=self.interrupted,
         )

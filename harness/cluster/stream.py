@@ -25,6 +25,7 @@ from harness.case import Case
 from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
+from harness.verify.isolating import SLACK
 from harness.verify.plan import Item
 from harness.verify.recorder import is_lost, note_of
 from harness.verify.sharing import SharedDevice, Verify, directly
@@ -51,7 +52,7 @@ class Stream:
     """Tells of one item that another thread of this process performs.
 
     Attributes:
-        cases, seed, failures: as in `harness.verify.perform.Records`.
+        cases, seed, random, timeout, failures: as in `harness.verify.perform.Records`.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Stream:
         folder: Path,
         failed: Collection[tuple[str, str]],
     ) -> None:
-        self.cases, self.seed = config.cases_per_group, config.seed
+        self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
+        self.timeout = config.timeout
         self.failures = None if config.keep_going else Failed(failed)
-        self._limit, self._device, self._dump, self._folder = config.timeout, device, dump, folder
+        self._limit = config.timeout + SLACK * config.isolate
+        self._device, self._dump, self._folder = device, dump, folder
         self._events: SimpleQueue[tuple[list[Any], Event]] = SimpleQueue()
 
     def verify_on(self, device: torch.device) -> Verify:

@@ -236,6 +236,7 @@ class Team:
             under_way=tuple(o.died for o in outcomes if o.died),
             rest=ledger.rest(),
             given_up=ledger.given_up(),
+            isolated=str(self.plan.get("isolated", "")),
         ), [result for outcome in outcomes for result in outcome.results]
 
     def _taken_out(self) -> Iterator[NotRun]:

@@ -29,6 +29,7 @@ OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 
 NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
+ISOLATED = "the run kept kernels in processes of their own (--isolate), where none is explained"
 
 
 def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
@@ -41,6 +42,8 @@ def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] 
     all_failures, all_passed = failures_of(run), [] if config.lines else ordinary_of(run)
     failures = [failure for failure in all_failures if failure.device not in elsewhere]
     passed = [result for result in all_passed if result.device not in elsewhere]
+    if config.isolate:
+        return replace(run, explanations=tuple(unexplained(failure, ISOLATED) for failure in failures))
     explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
     try:
         for explanation in explained(of_run(config, failures), failures):

@@ -91,6 +91,7 @@ class Ended:
         under_way: the cases that a process was in when it ended.
         rest: items that were not finished because their kernel had failed → how many cases were not run.
         given_up: items that were begun again and again → why they were not finished.
+        isolated: what kernel processes were kept from; empty where kernels were called without.
     """
 
     device_type: str
@@ -103,6 +104,13 @@ class Ended:
     under_way: tuple[UnderWay, ...] = ()
     rest: Mapping[Key, int] = field(default_factory=dict)
     given_up: Mapping[Key, str] = field(default_factory=dict)
+    isolated: str = ""
+
+
+def isolation_of(ended: Iterable[Ended]) -> dict[str, str]:
+    """What the kernel processes of each type of device were kept from, where there were any."""
+    told = [f"{process.device_type}: {process.isolated}" for process in ended if process.isolated]
+    return {"isolated": "; ".join(told)} if told else {}
 
 
 def assembled(

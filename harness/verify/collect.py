@@ -13,7 +13,7 @@ from harness.config import Config
 from harness.errors import LastbitError
 from harness.result import BAD, CaseResult
 from harness.run import NotRun, Run, Spent
-from harness.verify.assemble import INTERRUPTED, STOPPED, Ended, Key, UnderWay, assembled
+from harness.verify.assemble import INTERRUPTED, STOPPED, Ended, Key, UnderWay, assembled, isolation_of
 from harness.verify.notes import LEFT, TIME, read_json
 from harness.verify.plan import Planned
 from harness.verify.run import Child, environment_of
@@ -40,7 +40,7 @@ def collect(
     if not torch.accelerator.is_available():
         lacking = NotRun("every kernel on an accelerator", "torch finds none; the CPU runs Triton interpreted")
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
-    environment, spent = environment_of(config), _spent(Path(config.folder))
+    environment, spent = environment_of(config) | isolation_of(ended), _spent(Path(config.folder))
     return assembled(config, ended, recorded, environment=environment, spent=spent, interrupted=interrupted)
 
 
@@ -65,6 +65,7 @@ def _ended(child: Child, done: dict[str, Any]) -> Ended:
         selected=None if selected is None else frozenset(selected),
         unrecorded=done.get("unrecorded", ""),
         rest=_left_by_failures(child),
+        isolated=plan.get("isolated", ""),
     )
 
 

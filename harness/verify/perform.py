@@ -7,9 +7,11 @@ from typing import Protocol
 import torch
 
 from harness.case import Case
+from harness.isolation.declared import Kernels
 from harness.result import CaseResult
 from harness.verify.check import first_line
 from harness.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
+from harness.verify.isolating import in_processes
 from harness.verify.memory import give_back
 from harness.verify.notes import KnownFailures, Unrecorded
 from harness.verify.plan import Item
@@ -22,12 +24,14 @@ class Records(Protocol):
     """Takes note of what a process does, case by case, so that it is known even if the process ends there.
 
     Attributes:
-        cases, seed: of the run, as its configuration has them.
+        cases, seed, random, timeout: of the run, as its configuration has them.
         failures: the kernels that have failed; None if those run on.
     """
 
     cases: int
     seed: int
+    random: bool
+    timeout: float
     failures: KnownFailures | None
 
     def verify_on(self, device: torch.device) -> Verify:
@@ -46,8 +50,8 @@ class Records(Protocol):
         """Note where the time of this process went so far."""
 
 
-def perform(item: Item, records: Records) -> None:
-    """Run the cases of an item.
+def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
+    """Run the cases of an item, whose kernel is called in processes of `kernels` if there are any.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
@@ -56,16 +60,18 @@ def perform(item: Item, records: Records) -> None:
     """
     device = item.subject.device
     try:
-        run_item(
-            item,
-            cases=records.cases,
-            seed_=records.seed,
-            record=records.record,
-            started=records.started,
-            verify=records.verify_on(device),
-            failures=records.failures,
-            leave=records.leave,
-        )
+        with in_processes(item, kernels, records.timeout) as prepared:
+            run_item(
+                prepared,
+                cases=records.cases,
+                seed_=records.seed,
+                record=records.record,
+                started=records.started,
+                verify=records.verify_on(device),
+                failures=records.failures,
+                leave=records.leave,
+                random=records.random,
+            )
     except (CaseFailed, Stopped, Unrecorded):
         raise
     except Exception as error:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from harness.isolation.declared import Kernels
 from harness.verify.fuzz import CaseFailed, Stopped
 from harness.verify.perform import perform
 from harness.verify.plan import Item
 from harness.verify.recorder import Recorder
 
 
-def test_kernel(item: Item, recorder: Recorder) -> None:
+def test_kernel(item: Item, recorder: Recorder, kernels: Kernels | None) -> None:
     """The kernel keeps its contract on every case of the group."""
     try:
-        perform(item, recorder)
+        perform(item, recorder, kernels)
     except Stopped as stopped:
         pytest.skip(str(stopped))
     except CaseFailed as failure:

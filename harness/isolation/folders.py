@@ -1,0 +1,32 @@
+"""Folders that kernel processes have written in."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder with all that is in it, where no process writes any more.
+
+    `shutil.rmtree` calls itself for each level, and ends with an error after a thousand. A kernel may have nested more.
+    """
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def cache_of(file: Path, caches: Path) -> Path:
+    """The folder below `caches` for what the kernels of a file compile; a file has it for itself.
+
+    The user of kernel processes gets to it, but sees no other one.
+    """
+    folder = caches / hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    caches.mkdir(mode=0o711, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

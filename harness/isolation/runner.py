@@ -1,0 +1,249 @@
+"""What a kernel process does: it takes messages, maps memory, calls a function and copies what that returns.
+
+It imports nothing of lastbit, so that a *bare* kernel process can run the text of this file, where nothing of lastbit
+is to be seen but what the kernel's own file imports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Message = Mapping[str, Any]
+Placed = Sequence[tuple[Message, Tensor]]
+"""Descriptions of tensors, and the words that hold each of them."""
+
+LONGEST = 1 << 22
+"""Bytes of a message."""
+
+ALIGNMENT = 256
+"""Bytes between the starts of results in memory, of which they are multiples."""
+
+_MOST_FDS = 64
+_LENGTH = struct.Struct("!I")
+_TEXT, _TRACE = 20_000, 16_000
+
+
+class Channel:
+    """Messages of JSON through a socket, each with file descriptors."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, content: object) -> None:
+        text = json.dumps(content).encode()
+        self._socket.sendall(_LENGTH.pack(len(text)) + text)
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """The next message and its descriptors; None and none at the end."""
+        head, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _MOST_FDS)
+        head += self._exactly(_LENGTH.size - len(head)) if head else b""
+        if len(head) < _LENGTH.size:
+            return None, fds
+        return json.loads(self._exactly(_LENGTH.unpack(head)[0])), fds
+
+    def _exactly(self, count: int) -> bytes:
+        parts = []
+        while count:
+            part = self._socket.recv(count)
+            if not part:
+                return b""
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+class Handle(ctypes.Structure):
+    """By which the driver of CUDA lets another process have memory of a device."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+def driver(name: str, *arguments: object) -> None:
+    """Call a function of the driver of CUDA, in the context that torch has made current."""
+    status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    if status:
+        raise RuntimeError(f"{name} of the CUDA driver failed with error {status}")
+
+
+def exported(address: int) -> tuple[str, int]:
+    """By what another process opens the segment that holds an address, and where in it the address is."""
+    handle, base, size = Handle(), ctypes.c_uint64(), ctypes.c_size_t()
+    driver("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    return bytes(handle.reserved).hex(), address - base.value
+
+
+class Opened:
+    """Memory of a device that another process has exported; it stays where it is until this process ends.
+
+    A kernel may keep a tensor of an earlier call, and look at it.
+    """
+
+    def __init__(self, size: int, index: int, handle: str, offset: int) -> None:
+        self.device, self._size, base = torch.device("cuda", index), size, ctypes.c_uint64()
+        with torch.cuda.device(self.device):
+            torch.empty(1, device=self.device)  # makes its context the current one
+            known = Handle.from_buffer_copy(bytes.fromhex(handle))
+            driver("cuIpcOpenMemHandle_v2", ctypes.byref(base), known, ctypes.c_uint(1))
+        self.address = base.value + offset
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class Mapped:
+    """Memory of the judge by number: bytes of a file that both have mapped, or of a device."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, mmap.mmap | Opened] = {}
+
+    def take(self, new: Iterable[Message], gone: Iterable[int], fds: Iterable[int]) -> None:
+        """Map what is new, and forget what is gone."""
+        fds = list(fds)
+        for number in gone:
+            self._blocks.pop(number, None)
+        for block in new:
+            if block["cuda"] is None:
+                fd = fds.pop(0)
+                self._blocks[block["number"]] = mmap.mmap(fd, block["bytes"])
+                os.close(fd)
+            else:
+                self._blocks[block["number"]] = Opened(block["bytes"], *block["cuda"])
+
+    def words(self, place: Message) -> Tensor:
+        """A tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
+        block, offset, size = self._blocks[place["memory"]], place["offset"], place["bytes"]
+        if isinstance(block, mmap.mmap):
+            return torch.frombuffer(block, dtype=torch.int64, count=size // 8, offset=offset)
+        part = torch._C._construct_storage_from_data_pointer(block.address + offset, block.device, size)
+        return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
+
+    def size(self, number: int) -> int:
+        return len(self._blocks.get(number, ()))
+
+
+class Results:
+    """What a call returned, until it was copied where the judge wants it."""
+
+    def __init__(self, memory: Mapped, named: Mapping[str, Tensor]) -> None:
+        self._memory, self._bytes = memory, 0
+        self._tensors: list[tuple[int, Tensor, Sequence[int]]] = []
+        self._listed: list[Message] = []
+        for name, tensor in named.items():
+            size = tensor.numel() * tensor.element_size()
+            held = tensor.device.type != "meta" and size > 0
+            kind = {"dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+            strides = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+            place = {"at": self._bytes if held else -1, "shape": list(tensor.shape), "strides": list(strides)}
+            self._listed.append({"name": str(name), **kind, **place})
+            if held:
+                self._tensors.append((self._bytes, tensor.detach(), strides))
+                self._bytes += -(-size // ALIGNMENT) * ALIGNMENT
+
+    def copied(self, into: int) -> Message:
+        """Copy everything to memory `into` if it is large enough; what there is to copy."""
+        done = self._bytes <= self._memory.size(into)
+        if done and self._bytes:
+            words = self._memory.words({"memory": into, "offset": 0, "bytes": self._bytes})
+            for at, tensor, strides in self._tensors:
+                there = torch.tensor([], dtype=tensor.dtype, device=words.device)
+                there.set_(words.untyped_storage(), at // tensor.element_size(), tensor.shape, strides)
+                there.copy_(tensor)
+            if words.device.type != "cpu":
+                torch.accelerator.synchronize(words.device)
+        return {"returned": self._listed, "bytes": self._bytes, "copied": done}
+
+
+def placed(words: Tensor, tensor: Message) -> Tensor:
+    """The tensor that a message describes, at its place among the words; no view, as autograd sees it."""
+    made = torch.tensor([], dtype=getattr(torch, tensor["dtype"]), device=words.device)
+    return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
+
+
+def is_lost(device: str) -> bool:
+    """Whether a device can no longer be used, as after an illegal access to memory."""
+    try:
+        if device != "cpu":
+            torch.accelerator.synchronize(torch.device(device))
+    except Exception:
+        return True
+    return False
+
+
+def raised(error: BaseException, lost: bool) -> Message:
+    """An exception as data; with `lost`, nothing more can be asked."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    texts = {"text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}
+    return {"raised": {"kinds": kinds, **texts, "lost": lost}}
+
+
+def serve(connection: socket.socket, work: object) -> None:
+    """Do what the judge asks for, until it asks no more.
+
+    `work` has a method for each thing that it can be asked, which gets the message and returns what to answer. With
+    tensors, it gets these too, as pairs of a description and the words that hold it, and returns named tensors besides.
+    """
+    channel, memory = Channel(connection), Mapped()
+    results = Results(memory, {})
+    answer: Message
+    while True:
+        message, fds = channel.receive()
+        if message is None:
+            return
+        mapped = False
+        try:
+            memory.take(message.get("new", ()), message.get("gone", ()), fds)
+            mapped = True
+            if "tensors" in message:
+                results = Results(memory, {})
+                asked = getattr(work, message["do"])
+                named, said = asked(message, [(t, memory.words(t)) for t in message["tensors"]])
+                results = Results(memory, named)
+                del named
+                answer = {**results.copied(message["into"]), **said}
+            elif message["do"] == "copy":
+                answer = results.copied(message["into"])
+            else:
+                answer = getattr(work, message["do"])(message)
+        except BaseException as error:
+            answer = raised(error, not mapped or is_lost(message.get("device", "cpu")))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        channel.send({**answer, "number": message["number"]})
+
+
+class Bare:
+    """A kernel that is called with nothing of lastbit around it."""
+
+    def load(self, message: Message) -> Message:
+        from harness.kernel import loaded_kernels  # of which the kernel's own file imports
+
+        self.call_of = {one.kernel.name: one.kernel.call for one in loaded_kernels(Path(message["path"]))}
+        return {"kernels": []}
+
+    def call(self, message: Message, tensors: Placed) -> tuple[Mapping[str, Tensor], Message]:
+        arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
+        stages = {"stages": tuple(message["stages"])} if message["stages"] else {}
+        value = self.call_of[message["kernel"]](**arguments, **message["params"], **stages)
+        if message["device"] != "cpu":
+            torch.accelerator.synchronize(torch.device(message["device"]))
+        if isinstance(value, torch.Tensor):
+            value = {message["results"][0]: value}
+        return value, {}
