@@ -31,8 +31,8 @@ def concluded(
     return replace(
         empty,
         verdict=verdict,
-        reason=_reason(verdict, results),
-        cases={v: count for v in Verdict for count in [Counter(r.verdict for r in results if r.counted)[v]]},
+        reason=_reason(run, verdict, name, device),
+        cases=dict.fromkeys(Verdict, 0) | Counter(r.verdict for r in results if r.counted),
         planned=planned,
         decided=_decided(run, name, device),
         findings=tuple(_findings(results, repro)),
@@ -46,13 +46,15 @@ def failure_of(results: Sequence[CaseResult]) -> CaseResult | None:
     return min(failed, key=_cost, default=None)
 
 
-def _reason(verdict: Verdict, results: Sequence[CaseResult]) -> str:
+def _reason(run: Run, verdict: Verdict, kernel: str, device: str) -> str:
     """Why there is no verdict on values, where there is none."""
-    if verdict in (Verdict.PASSED, Verdict.FAILED):
-        return ""
     if verdict is Verdict.INCONCLUSIVE:
-        return "the cases could not tell the contract from another one, or decided too little of a result"
-    return next(result.reason for result in results if result.verdict is verdict)
+        apart = [f"{power.alternative} ({power.dtypes})" for power in run.power if power.missing]
+        little = [f"{d.stage} ({d.dtype})" for d in run.decided(kernel, device) if d.missing]
+        told = [f"no case told the contract from {', '.join(apart)}"] if apart else []
+        return "; ".join(told + ([f"too little was decided of {', '.join(little)}"] if little else []))
+    silent = verdict in (Verdict.PASSED, Verdict.FAILED)
+    return "" if silent else next(result.reason for result in run.results if result.verdict is verdict)
 
 
 def _decided(run: Run, kernel: str, device: str) -> tuple[DecidedShare, ...]:
@@ -86,7 +88,7 @@ def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) 
         common = [c for c in failed[0].explained_by if all(c in r.explained_by for r in failed)]
         keeps = tuple(c for c in simplest(common, claimed) if c not in out)
     else:
-        keeps = (claimed,) if verdict is Verdict.PASSED else ()
+        keeps = (claimed,) if verdict in (Verdict.PASSED, Verdict.FAILED) else ()
     asked |= {claimed: None} if failed else {}
     open_ = tuple(c for c in asked if c not in (*out, *keeps, claimed))
     return Contracts(keeps, open_, tuple(c for c in asked if c in out or (c == claimed and failed)))

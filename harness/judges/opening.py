@@ -15,6 +15,7 @@ from harness.inputs import build
 from harness.judges.operators import operators_called
 from harness.judges.question import Question
 from harness.of_file import held_to, kernel_of_file
+from harness.outcomes.file_verdict import Held
 from harness.verify.check import Subject
 from harness.verify.declarations import check_kernel
 from harness.verify.inprocess import Workplace
@@ -26,12 +27,12 @@ class Opened:
 
     Attributes:
         notes: what its file declares otherwise.
-        confinement: limit → what holds of it where the kernel runs.
+        confinement: what the process of the kernel is kept from.
     """
 
     subject: Subject
     notes: tuple[str, ...] = ()
-    confinement: Mapping[str, str] = field(default_factory=dict)
+    confinement: Mapping[str, Held] = field(default_factory=dict)
     gone: bool = False
 
     def operators(self, case: Case) -> frozenset[str]:

@@ -70,6 +70,14 @@ class Culprit:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Whether the process of the kernel is held to a limit, and how, or why not."""
+
+    holds: bool
+    how: str
+
+
+@dataclass(frozen=True)
 class CallTime:
     """How long a call takes, by the judge's clock, where that was asked for.
 
@@ -106,7 +114,7 @@ class FileVerdict:
         culprit_reason: why there is none; empty if there is one, or nothing to look for.
         torch_ops: operators of torch that compute the op as a whole, and that the kernel called.
         notes: what the file declares and was not believed.
-        confinement: limit → what holds of it in the process of the kernel.
+        confinement: what the process of the kernel is kept from → whether it is.
         speed: where it was asked for.
         seconds: from the file to the verdict.
         seed: `random`, or the seed of the cases.
@@ -131,7 +139,7 @@ class FileVerdict:
     contracts: Contracts = field(default_factory=Contracts)
     torch_ops: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    confinement: Mapping[str, str] = field(default_factory=dict)
+    confinement: Mapping[str, Held] = field(default_factory=dict)
     speed: CallTime | None = None
     seconds: float = 0.0
     seed: str = ""
