@@ -28,11 +28,12 @@ def concluded(
     run = Run(tuple(results), power=tuple(power))
     name, device = results[0].kernel, results[0].device
     verdict = run.verdict(name, device)
+    counted = Counter(result.verdict for result in results if result.counted)
     return replace(
         empty,
         verdict=verdict,
         reason=_reason(run, verdict, name, device),
-        cases=dict.fromkeys(Verdict, 0) | Counter(r.verdict for r in results if r.counted),
+        cases={str(each): counted[each] for each in Verdict},
         planned=planned,
         decided=_decided(run, name, device),
         findings=tuple(_findings(results, repro)),
