@@ -6,6 +6,7 @@ What the file says of itself is trusted with nothing but what tightens a bound o
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,17 @@ class Role:
     mutates: Mapping[str, str] = field(default_factory=dict)
     unordered: tuple[str, ...] = ()
     placement: str = "refuses"
+
+
+def role_of(fields: Mapping[str, Any]) -> Role:
+    """The role of which `dataclasses.asdict` made JSON."""
+    return Role(**{**fields, "unordered": tuple(fields["unordered"])})
+
+
+def plain_name(kernel: Kernel) -> str:
+    """The name under which the function of a kernel stands in its file, as it is; empty if it is wrapped."""
+    module = sys.modules.get(str(getattr(kernel.call, "__module__", "")))
+    return next((name for name, value in vars(module).items() if value is kernel.call), "") if module else ""
 
 
 def kernel_of_file(path: Path, role: Role) -> Kernel:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.config import Config
 from harness.errors import OpError
-from harness.judges.operators import operators_called
+from harness.calling.operators import operators_called
 from harness.op import op
 from harness.verify.project import open_project
 

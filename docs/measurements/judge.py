@@ -14,6 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -178,18 +179,25 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> list[FileVerdict]:
-    start = time.perf_counter()
-    with harness.Judges(arguments.judges, device=arguments.device, profile=arguments.profile, fail_fast=True) as judges:
-        found = [future.result() for future in [judges.judge(one.path, **one.question) for one in files]]
-        print(f"{len(files)} files, {arguments.judges} judges, {time.perf_counter() - start:.1f} s with their start")
-    return found
+def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> Iterator[tuple[Asked, FileVerdict]]:
+    """The files with their verdicts, in their order, as far as the time allows."""
+    latest = time.monotonic() + arguments.seconds
+    asked = {"device": arguments.device, "profile": arguments.profile, "fail_fast": True}
+    with suppress(TimeoutError), harness.Judges(arguments.judges, **asked) as judges:
+        for one, future in [(one, judges.judge(one.path, **one.question)) for one in files]:
+            yield one, future.result(max(latest - time.monotonic(), 0))
 
 
-def show(files: Sequence[Asked], found: Sequence[FileVerdict]) -> None:
+def line(one: Asked, seen: FileVerdict) -> str:
+    ran = sum(seen.cases.values())
+    told = f"{seen.seconds:7.2f} s {seen.verdict:12} {ran:4}/{seen.planned:<4} {one.kind}: {one.name}"
+    return f"{told}  {seen.reason[:150]}".rstrip()
+
+
+def show(found: Sequence[tuple[Asked, FileVerdict]]) -> None:
     print("| files | verdicts | not as expected | median (s) | p95 (s) | longest (s) |\n|---|---|---|---|---|---|")
-    for kind in dict.fromkeys([*(one.kind for one in files), ""]):
-        pairs = [(one, seen) for one, seen in zip(files, found, strict=True) if kind in (one.kind, "")]
+    for kind in dict.fromkeys([*(one.kind for one, _ in found), ""]):
+        pairs = [(one, seen) for one, seen in found if kind in (one.kind, "")]
         seconds = sorted(seen.seconds for _, seen in pairs)
         counted = ", ".join(f"{count} {verdict}" for verdict, count in Counter(s.verdict for _, s in pairs).items())
         odd = ", ".join(one.name for one, seen in pairs if seen.verdict not in one.expected) or "none"
@@ -204,19 +212,24 @@ def main() -> None:
     parser.add_argument("--judges", type=int, default=2)
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--each", action="store_true", help="show every file")
+    parser.add_argument("--kinds", default="right,wrong,hostile")
+    parser.add_argument("--seconds", type=float, default=1e6, help="that the files may take together")
     arguments = parser.parse_args()
+    found, start = [], time.perf_counter()
     with TemporaryDirectory(prefix="judged-") as folder:
-        kinds = {make: Path(folder, make.__name__) for make in (right, wrong, hostile)}
-        for place in kinds.values():
-            place.mkdir()
-        files = [asked for make, place in kinds.items() for asked in make(place)]
-        found = judged(files, arguments)
-    show(files, found)
-    if arguments.each:
-        for one, seen in zip(files, found, strict=True):
-            ran = sum(seen.cases.values())
-            told = f"{seen.seconds:7.2f} s {seen.verdict:12} {ran:4}/{seen.planned:<4} {one.kind}: {one.name}"
-            print(f"{told}  {seen.reason[:90]}".rstrip())
+        for one, seen in judged(list(written_files(Path(folder), arguments.kinds.split(","))), arguments):
+            found.append((one, seen))
+            if arguments.each:
+                print(line(one, seen), flush=True)
+    print(f"{len(found)} files, {arguments.judges} judges, {time.perf_counter() - start:.1f} s with their start")
+    show(found)
+
+
+def written_files(folder: Path, kinds: Sequence[str]) -> Iterator[Asked]:
+    for make in (right, wrong, hostile):
+        if make.__name__ in kinds:
+            (folder / make.__name__).mkdir()
+            yield from make(folder / make.__name__)
 
 
 if __name__ == "__main__":

@@ -4,70 +4,64 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import platform
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
-from harness.case import Group, parse_case
-from harness.config import Config
+from harness.case import Case, Group, parse_case
 from harness.errors import LastbitError, UsageError, unknown
-from harness.judges.case_order import CaseOrder, Chosen, elements
+from harness.judges.case_order import Chosen, elements
 from harness.judges.conclusions import concluded, failure_of
 from harness.judges.culprits import with_culprit
-from harness.judges.opening import Opened, opened
+from harness.judges.opening import Desk, Opened, opened
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
-from harness.verify.fuzz import Explorer
-from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
-from harness.verify.plan import Item, Plan
+from harness.verify.fuzz import Explorer, kind_of
+from harness.verify.plan import Item
 from harness.verify.power import power_of
-from harness.verify.project import open_project
 
 TORCH_OP = "torch_op"
 """The kind of a finding: the kernel calls torch's own operator for the whole op, where that is forbidden."""
 
+_BITS = 4
+"""Cases of one kind differ in their number of elements by a factor of less than 2 to this power."""
+
 _PACKAGES = ("lastbit", "torch", "triton")
 
 
-def open_judge(config: Config, watch: Watch, tick: Tick) -> Workplace:
-    """Make this process a judge of files: it has the project of a configuration, and loads no kernel."""
-    prepare(torch.device(one_device(config)))
-    return Workplace(config, open_project(config), Plan((), (), 0), watch, tick)
-
-
-def ready(place: Workplace) -> None:
+def ready(desk: Desk) -> None:
     """Nothing: whoever asks for it knows that the process has begun."""
 
 
-def judge_file(place: Workplace, path: str, question: Question) -> FileVerdict:
+def judge_file(desk: Desk, path: str, question: Question) -> FileVerdict:
     """The verdict on the kernel of a file, which is loaded in a process of its own.
 
     Raises:
         UsageError: the question names an op, contract, input or case that there is not.
     """
     start = time.perf_counter()
-    _check(place, question)
-    contract = str(place.project.op(question.op).contract(question.contract))
-    empty = replace(unjudged(path, question, place.config.devices[0]), contract=contract)
+    _check(desk, question)
+    contract = str(desk.project.op(question.op).contract(question.contract))
+    empty = replace(unjudged(path, question, desk.config.devices[0]), contract=contract)
     try:
-        with opened(place, Path(path), question) as kernel:
-            found = _judged(place, kernel, question, empty)
+        with opened(desk, Path(path), question) as kernel:
+            found = _judged(desk, kernel, question, empty)
     except LastbitError as error:  # of the file: what the question names is there
         found = replace(empty, verdict=Verdict.ERRORED, reason=str(error))
     return replace(found, seconds=round(time.perf_counter() - start, 4))
 
 
-def _check(place: Workplace, question: Question) -> None:
+def _check(desk: Desk, question: Question) -> None:
     """Raise `UsageError` if a question means nothing for the project, whatever the file."""
-    op = place.project.op(question.op)
+    op = desk.project.op(question.op)
     op.contract(question.contract)
     for name in question.mutates:
         if name not in op.inputs:
@@ -117,43 +111,51 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _judged(place: Workplace, kernel: Opened, question: Question, empty: FileVerdict) -> FileVerdict:
+def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) -> FileVerdict:
     """The verdict on a kernel that is loaded."""
     subject = kernel.subject
     empty = replace(empty, kernel=subject.kernel.name, notes=kernel.notes, confinement=kernel.confinement)
     if subject.kernel.devices and subject.device.type not in subject.kernel.devices:
         reason = f"the file declares it for {', '.join(subject.kernel.devices)} only"
         return replace(empty, verdict=Verdict.UNSUPPORTED, reason=reason)
-    chosen = _case_order(place).of(question, subject.kernel.accepts)
-    results = _results(place, kernel, question, chosen)
+    chosen = desk.cases.of(question, subject.kernel.accepts)
+    results = _results(desk, kernel, question, chosen)
     called, seen_in = _torch_ops(kernel, results)
     if seen_in is not None and called and question.forbid_torch_op:
         results.append(_with_torch_op(seen_in, called))
-    power = () if any(r.verdict in BAD for r in results) else power_of(results, place.project)
+    power = () if any(r.verdict in BAD for r in results) else power_of(results, desk.project)
     repro = partial(question.repro, empty.file, device=empty.device)
     found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro)
-    return with_culprit(found, place, question, failure_of(results))
+    return with_culprit(found, desk, question, failure_of(results))
 
 
-def _results(place: Workplace, kernel: Opened, question: Question, chosen: Sequence[Chosen]) -> list[CaseResult]:
+def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Chosen]) -> list[CaseResult]:
     """The results of the cases, in order, until the kernel's process is gone, or to the first failing one."""
     results: list[CaseResult] = []
 
     def watched(attempt: Callable[[], CaseResult]) -> CaseResult:
-        with place.watch(question.op):
+        with desk.watch(question.op), redirect_stderr(io.StringIO()):  # tracebacks are for the log of a run
             return attempt()
 
-    item = Item(kernel.subject, Group("file"), asked=True)
-    explorer = Explorer(item, results.append, lambda item, case, counted: None, watched)
+    def explorer(name: str) -> Explorer:
+        item = Item(kernel.subject, Group(name), asked=bool(question.lines))
+        return Explorer(item, results.append, lambda item, case, counted: None, watched, _kind)
+
+    explorers = {name: explorer(name) for name in dict.fromkeys(one.group for one in chosen)}
     for one in chosen:
-        result = explorer.run(one.case)
-        place.tick(result)
+        result = explorers[one.group].run(one.case)
+        desk.tick(result)
         if kernel.gone or (question.fail_fast and result.verdict in BAD):
             return results
     first = next(((c, r) for c, r in zip(chosen, results, strict=True) if r.verdict in BAD), None)
     if first is not None and not question.lines:
-        explorer.shrunk(first[0].case, first[1], first[0].alike)
+        explorers[first[0].group].shrunk(first[0].case, first[1], first[0].alike)
     return results
+
+
+def _kind(case: Case) -> object:
+    """What makes a kernel take another path: of these, one is called with other values as well."""
+    return kind_of(case), elements(case).bit_length() // _BITS
 
 
 def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:
@@ -175,15 +177,3 @@ def _with_torch_op(result: CaseResult, called: Sequence[str]) -> CaseResult:
     sentence = f"the kernel calls {' and '.join(called)} of torch, which computes the whole op."
     findings = (*result.findings, Finding(TORCH_OP, "", sentence))
     return replace(result, verdict=Verdict.FAILED, findings=findings, counted=False)
-
-
-_ORDERS: list[CaseOrder] = []
-
-
-def _case_order(place: Workplace) -> CaseOrder:
-    """The cases of the project, which are kept as long as the process judges."""
-    known = [order for order in _ORDERS if order.project is place.project]
-    if not known:
-        known = [CaseOrder(place.project, place.config.small)]
-        _ORDERS[:] = known
-    return known[0]

@@ -12,7 +12,8 @@ from typing import Any
 from harness.config import LONGEST_TIMEOUT, Config
 from harness.devices import DevicePlan, plan_devices
 from harness.errors import UsageError
-from harness.judges.judge_file import judge_file, open_judge, ready, unjudged
+from harness.judges.judge_file import judge_file, ready, unjudged
+from harness.judges.opening import open_desk
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
 from harness.result import Verdict
@@ -43,7 +44,7 @@ class Judges:
     ) -> None:
         configs = _configs(plan_devices(device).devices, tuple(map(str, projects)), workers)
         self._asked, self._closed = asked, False
-        self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=open_judge)]}
+        self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=open_desk)]}
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         self._threads = ThreadPoolExecutor(max_workers=len(configs), thread_name_prefix="judge")
 
