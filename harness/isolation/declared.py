@@ -110,6 +110,18 @@ class Kernels:
             finally:
                 del self._asked[path]
 
+    def run(
+        self, path: Path, function: Callable[..., object], arguments: Mapping[str, Any], timeout: float
+    ) -> Mapping[str, Any]:
+        """What a function of a module of lastbit says of a file in a process of its own: the data of a stranger.
+
+        Raises:
+            LastbitError: it ended the process, or raised, or took longer than so many seconds.
+        """
+        message = {"module": function.__module__, "function": function.__name__, "arguments": dict(arguments)}
+        with self._process(path, bare=False) as process:
+            return process.ask({"do": "run", **message}, timeout)
+
     def asked(self, file: Path) -> KernelProcess:
         """A process that has loaded a file and answers questions about its kernels, until the server ends."""
         process = self._asked.get(file)

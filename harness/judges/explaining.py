@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from harness.calibrate import load_premises
 from harness.case import parse_case
 from harness.config import Config
 from harness.diagnosing.explain import KEEPS, explain_case
-from harness.of_file import Role, held_to, kernel_of_file
+from harness.of_file import held_to, kernel_of_file, role_of
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.file_verdict import Culprit
 from harness.result import Verdict
@@ -24,11 +24,16 @@ from reports.explanation import computed, decision
 NOT_FOUND = "the kernel fails, but no line of it was found to be the one that is wrong"
 
 
-def explanation_of(path: Path, role: Role, line: str, projects: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """What `lastbit explain` finds out about a kernel on the CPU, in types that JSON has: this process runs it."""
-    op = open_project(Config(folder="", projects=projects)).op(role.op)
-    kernel, _ = held_to(kernel_of_file(path, role), role, op)
-    device = torch.device("cpu")
+def explanation_of(
+    path: str, role: Mapping[str, Any], line: str, projects: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """What `lastbit explain` finds out about the kernel of a file on the CPU, in types that JSON has.
+
+    This process runs the kernel beside its reference, so that nobody may trust it.
+    """
+    given, device = role_of(role), torch.device("cpu")
+    op = open_project(Config(folder="", projects=tuple(projects))).op(given.op)
+    kernel, _ = held_to(kernel_of_file(Path(path), given), given, op)
     subject = Subject(kernel, op, device, load_premises(device))
     found: dict[str, Any] = encoded(explain_case(subject, parse_case(line), seconds=seconds))
     return found
