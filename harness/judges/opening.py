@@ -79,11 +79,6 @@ class Opened:
     notes: tuple[str, ...] = ()
 
     @property
-    def gone(self) -> bool:
-        """Its processes have ended: nothing more can be asked."""
-        return self.isolated.pair.over
-
-    @property
     def confinement(self) -> Mapping[str, Held]:
         """What its process is kept from."""
         measures = self.isolated.pair.guarded.confinement.measures
