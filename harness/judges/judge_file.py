@@ -20,7 +20,7 @@ from harness.errors import LastbitError, UsageError, unknown
 from harness.judges.case_order import Chosen, elements
 from harness.judges.conclusions import concluded, failure_of
 from harness.judges.culprits import with_culprit
-from harness.judges.opening import Desk, Opened, opened
+from harness.judges.opening import Desk, Opened, desk_of, opened
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
@@ -38,18 +38,25 @@ _BITS = 4
 _PACKAGES = ("lastbit", "torch", "triton")
 
 
-def ready(place: Workplace) -> None:
-    """Nothing: whoever asks for it knows that the process has begun."""
+def ready(place: Workplace, question: Question | None) -> None:
+    """Be ready for files: what starts kernel processes is up, and cases of the question were evaluated, one a group."""
+    desk = desk_of(place)
+    desk.kernels.begin()
+    if question is not None:
+        _check(desk, question)
+        op = desk.project.op(question.op)
+        of_groups = {one.group: one.case for one in desk.cases.of(question, frozenset((*op.inputs, *op.params)))}
+        for case in of_groups.values():
+            desk.evaluate(op, op.contract(question.contract), case)
 
 
 def judge_file(place: Workplace, path: str, question: Question) -> FileVerdict:
-    """The verdict on the kernel of a file, which is loaded in a process of its own. The place is a `Desk`.
+    """The verdict on the kernel of a file, which is loaded in a process of its own.
 
     Raises:
         UsageError: the question names an op, contract, input or case that there is not.
     """
-    start, desk = time.perf_counter(), place
-    assert isinstance(desk, Desk)
+    start, desk = time.perf_counter(), desk_of(place)
     _check(desk, question)
     contract = str(desk.project.op(question.op).contract(question.contract))
     empty = replace(unjudged(path, question, desk.config.devices[0]), contract=contract)

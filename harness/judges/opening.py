@@ -22,7 +22,9 @@ from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer
 from harness.judges.case_order import CaseOrder
 from harness.judges.question import Question
+from harness.judging.problem import Problem
 from harness.of_file import held_to
+from harness.op import Contract, Op
 from harness.outcomes.file_verdict import Held
 from harness.verify.check import Subject
 from harness.verify.declarations import check_kernel
@@ -55,6 +57,17 @@ class Desk(Workplace):
     def cases(self) -> CaseOrder:
         """The cases of the project, which are kept as long as the process judges."""
         return CaseOrder(self.project, self.config.small)
+
+    def evaluate(self, op: Op, contract: Contract, case: Case) -> None:
+        """Evaluate a case: what that imports and compiles is there when a kernel is judged."""
+        tensors = build(case.gathered(), self.device).tensors
+        _ = Problem(op, contract, tensors, case.params, load_premises(self.device)).trace
+
+
+def desk_of(place: Workplace) -> Desk:
+    """The workplace as that of a judge, which it must be."""
+    assert isinstance(place, Desk)
+    return place
 
 
 def open_desk(config: Config, watch: Watch, tick: Tick) -> Desk:
