@@ -90,8 +90,14 @@ def explanation_of_kernel(
     kernel: str, line: str, projects: Sequence[str], kernel_folders: Sequence[str], seconds: float
 ) -> dict[str, Any]:
     """What `lastbit explain` finds out about a kernel of a folder on the CPU, in types that JSON has."""
-    folders = {"projects": tuple(projects), "kernel_folders": tuple(kernel_folders)}
-    config = Config(folder="", device_plan=DevicePlan(), kernels=(kernel,), lines=(line,), **folders)
+    config = Config(
+        folder="",
+        device_plan=DevicePlan(),
+        kernels=(kernel,),
+        projects=tuple(projects),
+        kernel_folders=tuple(kernel_folders),
+        lines=(line,),
+    )
     place = open_workplace(config, unwatched, lambda result: None)
     found: dict[str, Any] = encoded(explain_kernel(place, kernel, line, seconds=seconds))
     return found
