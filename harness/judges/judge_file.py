@@ -27,7 +27,6 @@ from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.verify.fuzz import Explorer, kind_of
 from harness.verify.inprocess import Workplace
 from harness.verify.plan import Item
-from harness.verify.power import power_of
 
 TORCH_OP = "torch_op"
 """The kind of a finding: the kernel calls torch's own operator for the whole op, where that is forbidden."""
@@ -132,7 +131,7 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
     called, seen_in = _torch_ops(kernel, results)
     if seen_in is not None and called and question.forbid_torch_op:
         results.append(_with_torch_op(seen_in, called))
-    power = () if any(r.verdict in BAD for r in results) else power_of(results, desk.project)
+    power = () if any(r.verdict in BAD for r in results) else desk.power(results)
     repro = partial(question.repro, empty.file, device=empty.device)
     found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro)
     return with_culprit(found, desk, question, failure_of(results))
@@ -146,25 +145,23 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
         with desk.watch(question.op), redirect_stderr(io.StringIO()):  # tracebacks are for the log of a run
             return attempt()
 
-    def explorer(name: str) -> Explorer:
-        item = Item(kernel.subject, Group(name), asked=bool(question.lines))
-        return Explorer(item, results.append, lambda item, case, counted: None, watched, _kind)
+    group_of = {one.case: one.group for one in chosen}
 
-    explorers = {name: explorer(name) for name in dict.fromkeys(one.group for one in chosen)}
+    def kind(case: Case) -> object:
+        """What makes a kernel take another path: of these, one in each group is called with other values as well."""
+        return group_of.get(case), kind_of(case), elements(case).bit_length() // _BITS
+
+    item = Item(kernel.subject, Group("file"), asked=bool(question.lines))
+    explorer = Explorer(item, results.append, lambda item, case, counted: None, watched, kind)
     for one in chosen:
-        result = explorers[one.group].run(one.case)
+        result = explorer.run(one.case)
         desk.tick(result)
         if kernel.subject.is_lost or (question.fail_fast and result.verdict in BAD):
             return results
     first = next(((c, r) for c, r in zip(chosen, results, strict=True) if r.verdict in BAD), None)
     if first is not None and not question.lines:
-        explorers[first[0].group].shrunk(first[0].case, first[1], first[0].alike)
+        explorer.shrunk(first[0].case, first[1], first[0].alike)
     return results
-
-
-def _kind(case: Case) -> object:
-    """What makes a kernel take another path: of these, one is called with other values as well."""
-    return kind_of(case), elements(case).bit_length() // _BITS
 
 
 def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:

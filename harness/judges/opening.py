@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from harness.calibrate import load_premises
-from harness.case import Case
+from harness.case import Case, parse_case
 from harness.config import Config
+from harness.errors import UsageError
 from harness.files import BUILT_IN
 from harness.inputs import build
 from harness.isolation.declared import Kernels
@@ -25,10 +26,13 @@ from harness.judging.problem import Problem
 from harness.of_file import held_to
 from harness.op import Contract, Op
 from harness.outcomes.file_verdict import Held
+from harness.result import CaseResult
+from harness.run import Power
 from harness.verify.check import Subject
 from harness.verify.declarations import check_kernel
 from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
 from harness.verify.plan import Plan
+from harness.verify.power import Separable, power_of
 from harness.verify.project import open_project
 from harness.verify.run import environment_for
 
@@ -57,10 +61,20 @@ class Desk(Workplace):
         """The cases of the project, which are kept as long as the process judges."""
         return CaseOrder(self.project, self.config.small)
 
+    @cached_property
+    def _separable(self) -> Separable:
+        return Separable()
+
+    def power(self, results: Sequence[CaseResult]) -> tuple[Power, ...]:
+        """Which contracts the cases could have told apart: what other values can, other files have in common."""
+        alike = [replace(result, case=str(replace(parse_case(result.case), seed=0))) for result in results]
+        return power_of(alike, self.project, self._separable)
+
     def evaluate(self, op: Op, contract: Contract, case: Case) -> None:
-        """Evaluate a case: what that imports and compiles is there when a kernel is judged."""
+        """Evaluate a case if it means something: what that imports and compiles is there when a kernel is judged."""
         tensors = build(case.gathered(), self.device).tensors
-        _ = Problem(op, contract, tensors, case.params, load_premises(self.device)).trace
+        with suppress(UsageError):
+            _ = Problem(op, contract, tensors, case.params, load_premises(self.device)).trace
 
 
 def desk_of(place: Workplace) -> Desk:
