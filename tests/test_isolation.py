@@ -289,10 +289,13 @@ def test_a_plan_without_a_line_of_a_kernel(isolation: Isolation) -> None:
         b"",
         b"[]",
         b"[" * 10_000,
-        b'{"returned": 1}',
-        b'{"returned": [1]}',
+        b"{}",
+        b'{"returned": []}',
+        b'{"returned": [], "number": 5}',
+        b'{"returned": 1, "number": "n"}',
+        b'{"returned": [1], "number": "n"}',
         *(
-            json.dumps({"returned": [{**RESULT, name: value}]}).encode()
+            json.dumps({"returned": [{**RESULT, name: value}], "number": "n"}).encode()
             for name, value in (
                 ("name", 3),
                 ("dtype", "__class__"),
@@ -312,16 +315,17 @@ def test_a_plan_without_a_line_of_a_kernel(isolation: Isolation) -> None:
                 ("at", -1),
             )
         ),
-        json.dumps({"returned": [RESULT, RESULT]}).encode(),
+        json.dumps({"returned": [RESULT, RESULT], "number": "n"}).encode(),
     ],
 )
 def test_answers_that_no_kernel_process_gives(said: bytes) -> None:
     with pytest.raises(Unreadable):
-        answers.results_of(answers.parsed(said))
+        answers.results_of(answers.parsed(said, "n"))
 
 
 def test_an_answer_that_is_one() -> None:
-    [result], size = answers.results_of(answers.parsed(json.dumps({"returned": [RESULT]}).encode()))
+    said = json.dumps({"returned": [RESULT], "number": "n"}).encode()
+    [result], size = answers.results_of(answers.parsed(said, "n"))
     assert (result.dtype, result.shape, size) == (torch.float32, (4,), 256)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from harness.errors import KernelError, LastbitError
 from harness.isolation import answers
 from harness.isolation.answers import Raised, Unreadable
+from harness.isolation.folders import cache_of
 from harness.isolation.isolated import Pair
 from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
@@ -56,6 +57,7 @@ class Kernels:
         device_type: where they run.
         limits: how much each may use.
         readable: folders that they can read beside those of their kernels.
+        caches: a folder for what they compile, each file apart, to find it again; None for nothing to be found.
         printed: takes what a process printed, and whose it was.
     """
 
@@ -63,6 +65,7 @@ class Kernels:
     device_type: str = "cpu"
     limits: Limits = field(default_factory=Limits)
     readable: tuple[Path, ...] = ()
+    caches: Path | None = None
     printed: Callable[[str, str], None] = lambda whose, text: None
     _asked: dict[Path, KernelProcess] = field(default_factory=dict)
 
@@ -136,7 +139,8 @@ class Kernels:
 
     def _start(self, path: Path, *, bare: bool) -> Start:
         folder = path if path.is_dir() else path.parent
-        return Start(bare, self.device_type, (folder.resolve(), *self.readable), self.limits)
+        cache = None if self.caches is None else cache_of(path, self.caches)
+        return Start(bare, self.device_type, (folder.resolve(), *self.readable), self.limits, cache)
 
     @contextmanager
     def _process(self, path: Path, *, bare: bool) -> Iterator[KernelProcess]:

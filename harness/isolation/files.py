@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from harness.isolation import landlock
@@ -26,12 +27,13 @@ _PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom")
 _ACCELERATORS = ("nvidia*", "kfd", "dri")
 
 
+@cache
 def python_folders() -> list[Path]:
-    """Where Python and what is installed lie, and packages that this process has imported."""
+    """Where Python and what is installed lie, and packages that this process has imported when it asks first."""
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     for name, module in list(sys.modules.items()):
         if "." not in name:
-            folders = list(getattr(module, "__path__", ()))
+            folders = list(vars(module).get("__path__", ()))
             found.update(folders)
             found.update(map(os.path.dirname, folders if name in _COMPILERS else ()))
     return sorted(map(Path, found))

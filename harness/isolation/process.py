@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -27,6 +28,7 @@ from harness.isolation.environment import clean_environment
 from harness.isolation.folders import remove
 from harness.isolation.limits import Limits
 from harness.isolation.output import Output
+from harness.isolation.privileges import shield
 from harness.isolation.server import PROGRAM
 from harness.isolation.watch import Watch
 
@@ -118,6 +120,7 @@ class ForkServer:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
+        shield()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -221,12 +224,12 @@ class KernelProcess:
             raise self._over
         try:
             self._socket.settimeout(timeout)
-            send(self._socket, message, fds)
+            send(self._socket, {**message, "number": (number := secrets.token_hex(8))}, fds)
         except OSError as error:  # it ended, or does not listen
             raise self._ended(timeout if isinstance(error, TimeoutError) else None) from None
         answer = self._answer(timeout)
         try:
-            return parsed(answer)
+            return parsed(answer, number)
         except Unreadable:
             self.end()
             raise

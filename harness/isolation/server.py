@@ -23,6 +23,7 @@ import torch
 from harness.interpret.faults import collected
 from harness.isolation import runner
 from harness.isolation.confine import confine
+from harness.isolation.files import python_folders
 from harness.isolation.inside import Work
 from harness.isolation.limits import Limits
 from harness.isolation.privileges import shield
@@ -79,6 +80,7 @@ def _prepare() -> None:
     else:
         with suppress(ImportError):
             import triton  # noqa: F401
+    python_folders()
     gc.collect()
     gc.freeze()  # pages that no collection writes to are shared with kernel processes
 
