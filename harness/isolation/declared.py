@@ -127,7 +127,8 @@ class Kernels:
         """
         message = {"module": function.__module__, "function": function.__name__, "arguments": dict(arguments)}
         with self._process(path, bare=False) as process:
-            return process.ask({"do": "run", **message}, timeout)
+            answer = process.ask({"do": "run", **message}, timeout)
+            return next(iter(answers.listed(answer.get("returned"))), {})
 
     def asked(self, file: Path) -> KernelProcess:
         """A process that has loaded a file and answers questions about its kernels, until the server ends."""

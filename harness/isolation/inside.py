@@ -52,7 +52,7 @@ class Work:
     def run(self, message: Message) -> dict[str, Any]:
         """What a function of a module of lastbit returns here, an object of JSON."""
         function: Callable[..., dict[str, Any]] = getattr(import_module(message["module"]), message["function"])
-        return function(**message["arguments"])
+        return {"returned": [function(**message["arguments"])]}
 
     def depth(self, message: Message) -> dict[str, Any]:
         """The height of the summation tree of a kernel for a number of terms."""
