@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harness.calling.operators import operators_called
 from harness.config import Config
 from harness.errors import OpError
-from harness.calling.operators import operators_called
 from harness.op import op
 from harness.verify.project import open_project
 
