@@ -17,9 +17,16 @@ def fd():
     numbers = map(int, os.listdir("/proc/self/fd"))
     return next(n for n in numbers if os.path.exists(f"/proc/self/fd/{n}") and stat.S_ISSOCK(os.fstat(n).st_mode))
 
+def number():
+    """What the judge knows the answer to its message by, as it stands in a frame of the runner."""
+    frame = sys._getframe()
+    while not (isinstance(message := frame.f_locals.get("message"), dict) and "number" in message):
+        frame = frame.f_back
+    return message["number"]
+
 def say(content):
-    """Answer in the place of the runner, and keep it from answering."""
-    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    """Answer in the place of the runner."""
+    text = content if isinstance(content, bytes) else json.dumps(content | {"number": number()}).encode()
     os.write(fd(), struct.pack("!I", len(text)) + text)
 
 def result(**fields):
@@ -43,7 +50,9 @@ NO_PASS = {
     "answers_before_it_has_results": _called("say(result())\ntime.sleep(0.2)"),
     "answers_for_the_next_call_too": _called("for _ in range(20): say(result())"),
     "says_that_it_found_something": _answering("result() | {'findings': [['wrote_outside', 'x', 'y' * 19000]] * 100}"),
-    "says_that_memory_ran_out": _answering("{'raised': {'kinds': ['MemoryError'], 'text': 'x', 'traceback': ''}}"),
+    "says_that_memory_ran_out": _answering(
+        "{'raised': {'kinds': ['MemoryError'], 'text': 'x', 'traceback': '', 'lost': False}}"
+    ),
     "runs_out_of_memory_when_called_again": BEGINNING
     + "calls = []\n"
     + _called("calls.append(1)\nif len(calls) > 1: raise MemoryError('none left')").removeprefix(BEGINNING),

@@ -181,14 +181,16 @@ from harness.isolation.process import ForkServer, Start
 import os
 server = ForkServer()
 process = server.start(Start())
-print(server._process.pid, process._pid, len(os.listdir(f"/proc/{server._process.pid}/task")), flush=True)
+threads = len(os.listdir(f"/proc/{server._process.pid}/task"))
+print(server._process.pid, process._pid, threads, process._folder, flush=True)
 os._exit(0)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    server, process, threads = map(int, said.split())
-    assert threads == 1
+    server, process, threads, folder = said.split()
+    assert threads == "1"
     for pid in (server, process):
-        _wait_for_end(pid)
+        _wait_for_end(int(pid))
+    assert not Path(folder).exists()
 
 
 def _wait_for_end(pid: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from harness.errors import KernelError, LastbitError
 from harness.isolation import answers
 from harness.isolation.answers import Raised, Unreadable
+from harness.isolation.confinement import Confinement
 from harness.isolation.folders import cache_of
 from harness.isolation.isolated import Pair
 from harness.isolation.limits import Limits
@@ -59,6 +60,7 @@ class Kernels:
         readable: folders that they can read beside those of their kernels.
         caches: a folder for what they compile, each file apart, to find it again; None for nothing to be found.
         printed: takes what a process printed, and whose it was.
+        confinement: what the process that loaded a folder last was kept from.
     """
 
     server: ForkServer
@@ -67,6 +69,7 @@ class Kernels:
     readable: tuple[Path, ...] = ()
     caches: Path | None = None
     printed: Callable[[str, str], None] = lambda whose, text: None
+    confinement: Confinement = field(default_factory=Confinement)
     _asked: dict[Path, KernelProcess] = field(default_factory=dict)
 
     def declared(self, folder: Path) -> tuple[Kernel, ...]:
@@ -75,7 +78,9 @@ class Kernels:
         Raises:
             LastbitError: what `load_kernels` raises, or the files ended the process that loaded them.
         """
+        folder = folder.resolve()  # kernel processes have another working directory
         with self._process(folder, bare=False) as process:
+            self.confinement = process.confinement
             answer = _loaded(process, folder)
             files = {path.name: path for path in folder.glob("*.py")}
             return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))

@@ -53,7 +53,10 @@ def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, sh
     made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *_named(), *python_folders()], landlock.READ)
     made.allow(readable, landlock.READ)
     made.allow((Path("/dev", name) for name in _PLAIN_DEVICES), landlock.DEVICE)
-    made.allow(accelerators() if device_type != "cpu" else (), landlock.DEVICE)
+    if device_type != "cpu":
+        made.allow(accelerators(), landlock.DEVICE)
+        # The driver of NVIDIA names its threads in /proc/self/task/*/comm, and fails with error 304 where it cannot.
+        made.allow([Path("/proc/self/task")], landlock.READ | landlock.WRITE_FILE)
     made.allow([*own, *([Path("/dev/shm")] if shared_memory else [])], landlock.WRITE)
     return made
 
