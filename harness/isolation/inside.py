@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.calling.attempting import attempted
+from harness.calling.operators import operators_called
 from harness.calling.performing import Asked, Performed, Said, perform, results_of
 from harness.inputs.guards import Guarded, twin
 from harness.inputs.rebound import rebound
@@ -20,6 +22,7 @@ from harness.inputs.written import violations
 from harness.interpret import races
 from harness.isolation.runner import placed
 from harness.kernel import Kernel, loaded_kernels
+from harness.of_file import Role, kernel_of_file, plain_name, role_of
 from harness.placement import PlacementWarning
 from harness.result import Finding
 
@@ -34,10 +37,22 @@ class Work:
         self._held: Mapping[str, Tensor] = {}
 
     def load(self, message: Message) -> dict[str, Any]:
-        """Load a folder or a file of one; what its kernels declare."""
+        """Load a folder or a file of one, or the kernel of a file that has a role; what it declares."""
+        if "role" in message:
+            return self._load_in_role(Path(message["path"]), role_of(message["role"]))
         loaded = loaded_kernels(Path(message["path"]))
         self._kernels = {one.kernel.name: one.kernel for one in loaded}
         return {"kernels": [{**_declared(one.kernel), "file": one.file.name} for one in loaded]}
+
+    def _load_in_role(self, path: Path, role: Role) -> dict[str, Any]:
+        kernel = kernel_of_file(path, role)
+        self._kernels = {kernel.name: kernel}
+        return {"kernels": [{**_declared(kernel), "file": path.name}], "plain": plain_name(kernel)}
+
+    def run(self, message: Message) -> dict[str, Any]:
+        """What a function of a module of lastbit returns here, an object of JSON."""
+        function: Callable[..., dict[str, Any]] = getattr(import_module(message["module"]), message["function"])
+        return {"returned": [function(**message["arguments"])]}
 
     def depth(self, message: Message) -> dict[str, Any]:
         """The height of the summation tree of a kernel for a number of terms."""
@@ -55,6 +70,14 @@ class Work:
         if not later:
             self._held = performed.own
         return performed.named, said
+
+    def operators(
+        self, message: Message, tensors: Sequence[tuple[Message, Tensor]]
+    ) -> tuple[dict[str, Tensor], Message]:
+        """The operators of torch that the kernel calls, as a call without guards shows them."""
+        arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
+        call = partial(self._kernels[message["kernel"]].call, **arguments, **message["params"])
+        return {}, {"operators": sorted(operators_called(call))}
 
     def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel with tensors that may be on any device, or on one: see `harness.calling.attempting`."""

@@ -117,6 +117,13 @@ class Isolated:
         warned = tuple(_warning(words) for words in answers.warnings(answer.get("warnings", [])))
         return Attempt(named, None, warned, _said(answer, "rebound"), _said(answer, "violations"))
 
+    def operators(self, inputs: Inputs) -> tuple[str, ...]:
+        """The operators of torch that the kernel calls, as its process sees them in a call by itself."""
+        self.pair.begin()
+        message = {"do": "operators", "params": dict(inputs.case.params)}
+        answer, _ = self._called(self.pair.guarded, inputs, message)
+        return answers.names(answer.get("operators"))
+
     def after(self, own: Mapping[str, Tensor]) -> Isolated:
         return replace(self, later=True)
 

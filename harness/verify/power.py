@@ -23,8 +23,11 @@ _PROBE_SIZE = 1 << 16
 
 
 @timed(POWER)
-def power_of(results: Iterable[CaseResult], project: Project) -> tuple[Power, ...]:
-    """One entry per kernel that did not fail, device, set of dtypes and alternative contract."""
+def power_of(results: Iterable[CaseResult], project: Project, separable: Separable | None = None) -> tuple[Power, ...]:
+    """One entry per kernel that did not fail, device, set of dtypes and alternative contract.
+
+    What is known of separable contracts is asked of `separable` and kept there.
+    """
     results = list(results)
     bad = {(r.kernel, r.device) for r in results if r.verdict in BAD}
     judged = (r for r in results if r.counted and (r.kernel, r.device) not in bad)
@@ -32,7 +35,7 @@ def power_of(results: Iterable[CaseResult], project: Project) -> tuple[Power, ..
     for r in judged:
         for alternative in r.ruled_out:
             together[(r.kernel, r.device, r.dtypes, alternative, r.contract)].append(r)
-    separable = Separable()
+    separable = separable or Separable()
     return tuple(_power(project, key, group, separable) for key, group in together.items())
 
 
