@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-
-_WORD = re.compile(rb"FAI[L]ED\0")  # which does not find itself
+_WORD = re.compile(rb"(?<!\w)FAI[L]ED\0")  # which does not find itself
 
 
 def _writable(pid):
