@@ -195,6 +195,14 @@ def _without_op(function: Any) -> UsageError:
     return UsageError(f'@kernel needs the op: write @kernel("OP", contract=…) above {place}')
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel, and the file whose execution declared it."""
+
+    kernel: Kernel
+    file: Path
+
+
 def load_kernels(folder: Path) -> tuple[Kernel, ...]:
     """All kernels declared by the Python files of `folder`, in order of file name.
 
@@ -207,14 +215,20 @@ def load_kernels(folder: Path) -> tuple[Kernel, ...]:
     """
     if not folder.is_dir():
         raise UsageError(f"kernel folder {str(folder)!r} does not exist or is not a folder")
+    return tuple(one.kernel for one in loaded_kernels(folder))
+
+
+def loaded_kernels(path: Path) -> tuple[Loaded, ...]:
+    """The same of a folder, or of a file and those beside it that it imports; each with its file."""
+    folder, files = (path, sorted(path.glob("*.py"))) if path.is_dir() else (path.parent, [path])
     with _collect() as declared, _siblings(folder):
-        for path in sorted(folder.glob("*.py")):
-            if not _loaded_as_sibling(path):
-                sys.modules.setdefault(path.stem, load_file(path))
+        for file in files:
+            if not _loaded_as_sibling(file):
+                sys.modules.setdefault(file.stem, load_file(file))
     found = list(_of_folder(folder, declared))
     if not found:
         raise UsageError(f"no file of {str(folder)!r} declares a kernel; decorate a function with @kernel(op)")
-    names = [k.name for k in found]
+    names = [one.kernel.name for one in found]
     for name in names:
         _check_name(name)
     twice = sorted({n for n in names if names.count(n) > 1})
@@ -250,12 +264,12 @@ def _module_under_way() -> tuple[str, Path]:
     return str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
 
 
-def _of_folder(folder: Path, declared: Iterable[_Declaration]) -> Iterator[Kernel]:
+def _of_folder(folder: Path, declared: Iterable[_Declaration]) -> Iterator[Loaded]:
     """The kernels of the files of a folder; of a file that was executed under two names, those of the first."""
     modules: dict[Path, str] = {}
     for one in declared:
         if one.file.parent.resolve() == folder.resolve() and modules.setdefault(one.file, one.module) == one.module:
-            yield one.kernel
+            yield Loaded(one.kernel, one.file)
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import os
 import pytest
 import torch
 
+from harness.calling.process_state import kept_process_state
 from harness.case import parse_case
 from harness.inputs import build, guarded_allocations
 from harness.kernel import Kernel
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, verify_case
-from harness.verify.process_state import kept_process_state
 from references.rms_norm import rms_norm
 from tests.faults.hostile import HOSTILE, RIGHT, Hostile, is_wrapped, norm, static_output
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter

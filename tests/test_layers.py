@@ -39,7 +39,8 @@ BELOW_VERIFY = (
     "harness.inputs",
     "harness.interpret",
 )
-ABOVE_VERIFY = (*BELOW_VERIFY, "harness.judging", "harness.verify", "harness.outcomes")
+CALLS = ("harness.calling", "harness.isolation")
+ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.verify", "harness.outcomes")
 BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
@@ -96,7 +97,26 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.numerics",
         "harness.inputs",
     ),
-    "harness.verify": (*BELOW_VERIFY, "harness.calibrate", "harness.judging"),
+    "harness.calling": (
+        "harness.errors",
+        "harness.timing",
+        "harness.result",
+        "harness.inputs",
+        "harness.interpret",
+    ),
+    "harness.isolation": (
+        "harness.errors",
+        "harness.timing",
+        "harness.dtypes",
+        "harness.kernel",
+        "harness.result",
+        "harness.inputs",
+        "harness.interpret",
+        "harness.calling",
+        "harness.isolation.runner",
+    ),
+    "harness.isolation.runner": ("harness.kernel",),
+    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging"),
     "harness.diagnosing": (
         "harness.errors",
         "harness.config",

@@ -17,6 +17,8 @@ from harness.devices import machine, made_current
 from harness.errors import UnsupportedCase
 from harness.inputs import Inputs, build, fingerprints
 from harness.interpret import races
+from harness.isolation.answers import Raised
+from harness.isolation.process import KernelProcessEnded
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.judging.problems import PROBLEMS
@@ -24,7 +26,7 @@ from harness.kernel import Kernel
 from harness.numerics import Premises, remembering
 from harness.op import Contract, Op, check_arguments
 from harness.result import CaseResult, Finding, Judgement, Verdict
-from harness.verify.calls import Caller
+from harness.verify.calls import Caller, Performer
 from harness.verify.memory import out_of_memory
 from harness.verify.other_values import ELSEWHERE
 from harness.verify.placed import placement_findings
@@ -40,6 +42,7 @@ class Subject:
     Attributes:
         strict: notices fail a case.
         races: interpreted kernels are watched for races between programs.
+        performer: where its calls are performed, if not in this process.
     """
 
     kernel: Kernel
@@ -48,6 +51,7 @@ class Subject:
     premises: Premises = field(default_factory=Premises)
     strict: bool = False
     races: bool = False
+    performer: Performer | None = None
 
     @property
     def contract(self) -> Contract:
@@ -139,7 +143,7 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
     except (
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
-        raised = traceback.format_exc()
+        raised = error.traceback if isinstance(error, Raised) else traceback.format_exc()
         PROBLEMS.forget()  # nobody knows what the kernel did before
         lacking = out_of_memory(error, kernel, subject.device)
         verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
@@ -191,7 +195,8 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
     """Everything that the kernel is called for but placement; what it was given is held no longer than that."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
-    caller = Caller(subject.kernel, subject.device, tuple(problem.required), problem.op.optional_results)
+    results = tuple(problem.required)
+    caller = Caller(subject.kernel, subject.device, results, problem.op.optional_results, subject.performer)
     with races() if subject.races else nullcontext():
         return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
 
@@ -228,6 +233,9 @@ def _reason(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Type and first line of an exception, and the last one where the first announces it, as a compiler's does."""
+    if isinstance(error, KernelProcessEnded):
+        return f"{error}; the other cases of its group did not run"
+    kind = error.kind if isinstance(error, Raised) else type(error).__name__
     lines = str(error).strip().splitlines() or [""]
     text = f"{lines[0]} {lines[-1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return f"{type(error).__name__}: {text}".rstrip(": ")
+    return f"{kind}: {text}".rstrip(": ")

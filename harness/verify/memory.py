@@ -9,6 +9,7 @@ import traceback
 
 import torch
 
+from harness.isolation.answers import Raised
 from harness.kernel import Kernel
 from harness.result import CaseResult, Verdict
 
@@ -16,6 +17,7 @@ _OUT = "out of memory on "
 LATER = "in a later call of the same case"
 """Note of an error that a kernel raised in another call than its first."""
 
+_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 _PHRASES = ("out of memory", "can't allocate memory")  # of CUDA and Triton, of torch on the CPU
 _ASKED = re.compile(r"[Tt]ried to allocate (\d[\d.]* \w+)")
 _FREE = re.compile(r"total capacity of (\d[\d.]* \w+) of which (\d[\d.]* \w+) is free")
@@ -47,12 +49,15 @@ def give_back(device: torch.device, *, beyond: int = 0) -> None:
 
 
 def _is_out(error: BaseException) -> bool:
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    return known or (isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in _PHRASES))
+    kinds = error.kinds if isinstance(error, Raised) else [kind.__name__ for kind in type(error).__mro__]
+    known = not _OF_MEMORY.isdisjoint(kinds)
+    return known or ("RuntimeError" in kinds and any(phrase in str(error).lower() for phrase in _PHRASES))
 
 
 def _raised_in(kernel: Kernel, error: BaseException) -> bool:
-    """Whether the error passed through the kernel's function, or its file."""
+    """Whether the error passed through the kernel's function, or its file, or came from a process of its own."""
+    if isinstance(error, Raised):
+        return True
     code, file = getattr(inspect.unwrap(kernel.call), "__code__", None), kernel.source.rpartition(":")[0]
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_code is code or frame.f_code.co_filename == file for frame in frames)
@@ -60,7 +65,8 @@ def _raised_in(kernel: Kernel, error: BaseException) -> bool:
 
 def _asked(error: BaseException) -> str:
     """`asked for 2.00 GiB with 1.19 GiB of 79.25 GiB free`, as far as the error says."""
+    kind = error.kind if isinstance(error, Raised) else type(error).__name__
     asked, free = _ASKED.search(str(error)), _FREE.search(str(error))
     if asked and free:
         return f"asked for {asked[1]} with {free[2]} of {free[1]} free"
-    return f"asked for {asked[1]}" if asked else f"raised {type(error).__name__}: {str(error)[:200]}".rstrip(": ")
+    return f"asked for {asked[1]}" if asked else f"raised {kind}: {str(error)[:200]}".rstrip(": ")

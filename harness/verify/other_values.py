@@ -44,6 +44,7 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
     inputs = build(case, caller.device)
     try:
         call = caller.guarded(inputs)
+        caller.unseen(inputs)
     except UnsupportedCase:
         return None
     except Exception as error:

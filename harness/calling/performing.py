@@ -1,0 +1,224 @@
+"""One call of a kernel, and what the process in which it runs can see of it.
+
+Nothing here knows what the results must be: who asks for a call judges it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from harness.calling.process_state import kept_process_state
+from harness.errors import KernelError
+from harness.inputs.allocations import guarded_allocations
+from harness.inputs.guards import Guarded, extent, twin
+from harness.inputs.overlap import overlaps
+from harness.inputs.poison import Poison
+from harness.inputs.rebound import rebound
+from harness.inputs.written import Check
+from harness.interpret import descending
+from harness.interpret.faults import Blank, Fault, collected
+from harness.result import Finding
+from harness.timing import KERNEL, timed
+
+INPUT = "input "
+"""What stands before the name of an input where a result may have the same name."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call is to be.
+
+    Attributes:
+        params: the parameters of the case.
+        results: names of the results that the kernel must return.
+        may_return: names of those that it may leave out.
+        poison: what the memory that it allocates is filled with, 0 or 1; None for memory as it is without lastbit.
+        stages: what it shall store besides.
+        descending: interpreted programs run from the last to the first.
+    """
+
+    params: Mapping[str, Any]
+    results: tuple[str, ...]
+    may_return: frozenset[str] = frozenset()
+    poison: int | None = None
+    stages: tuple[str, ...] = ()
+    descending: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the kernel is called with beside tensors."""
+        return {**self.params, "stages": self.stages} if self.stages else dict(self.params)
+
+
+class Said(Protocol):
+    """Something that a kernel must not do to a tensor."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def tensor(self) -> str: ...
+    @property
+    def sentence(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Performed:
+    """What came of a call, as far as its process can see.
+
+    Attributes:
+        named: what the kernel returned, by name: other objects than its own, which it may hold on to.
+        results: names of the results among these.
+        own: the results that lie in no input.
+        inside: names of what lies in the allocation of an input, all of which is restored.
+        shared: pairs of a returned tensor and another one, or an `input NAME`, that share memory.
+        poison: result → what its memory, and other memory of the kernel's, was filled with.
+        rebound: what became of the tensors that the kernel was handed.
+        checks: what must hold of the memory that it allocated; whoever is given these makes them.
+        violations: what was found where they were made already.
+        findings: what it did to the process, and in its programs.
+        reused: results that lie in memory of an earlier call.
+        descended: several programs of a launch ran in descending order.
+        private: nobody but who is given this can write to `named`.
+    """
+
+    named: dict[str, Tensor]
+    results: tuple[str, ...]
+    own: dict[str, Tensor] = field(default_factory=dict)
+    inside: frozenset[str] = frozenset()
+    shared: tuple[tuple[str, str], ...] = ()
+    poison: Mapping[str, Poison] = field(default_factory=dict)
+    rebound: tuple[Said, ...] = ()
+    checks: tuple[Check, ...] = ()
+    violations: tuple[Said, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    reused: tuple[Finding, ...] = ()
+    descended: bool = False
+    private: bool = False
+
+
+def perform(
+    call: Callable[..., object],
+    guards: Sequence[Guarded],
+    asked: Asked,
+    device: torch.device,
+    held: Mapping[str, Tensor],
+) -> Performed:
+    """Call a kernel on guarded tensors; `held` are results of an earlier call, whose memory is not its any more.
+
+    Raises what the kernel raises, or a `KernelError` where what it returned cannot be judged.
+    """
+    handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
+    with descending() if asked.descending else nullcontext() as descent:
+        if asked.poison is None:
+            allocations, returned = None, returned_by(call, handed, asked.arguments, device)
+        else:
+            with guarded_allocations(asked.poison) as allocations:
+                returned = returned_by(call, handed, asked.arguments, device, allocations.blank)
+    named = named_results(returned.value, asked.results)
+    results = (*asked.results, *(name for name in named if name in asked.may_return))
+    shared = tuple(_shared(named, guards))
+    borrowed = {a for a, b in shared if b.startswith(INPUT)}
+    plain = {name: tensor.detach() for name, tensor in named.items()}
+    own = {name: plain[name] for name in results if name not in borrowed}
+    return Performed(
+        named=plain,
+        results=results,
+        own=own,
+        inside=frozenset(borrowed | {name for name, tensor in plain.items() if _within(guards, tensor)}),
+        shared=shared,
+        poison={} if allocations is None else {name: allocations.poison_of(named[name]) for name in results},
+        rebound=tuple(filter(None, (rebound(handed[guarded.name], guarded) for guarded in guards))),
+        checks=() if allocations is None else tuple(allocations.checks(named)),
+        findings=tuple(returned.findings),
+        reused=tuple(_reused(held, own)),
+        descended=descent is not None and descent.seen,
+    )
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a kernel returned, and what else it did: to the process, in its programs."""
+
+    value: object
+    findings: list[Finding]
+
+
+def returned_by(
+    call: Callable[..., object],
+    tensors: Mapping[str, Tensor],
+    arguments: Mapping[str, Any],
+    device: torch.device,
+    blank: Blank = lambda tensor: None,
+) -> Returned:
+    """Call a kernel and wait for the device."""
+    with kept_process_state() as changed, collected(blank) as seen, timed(KERNEL):
+        value = call(**tensors, **arguments)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+    return Returned(value, changed + [_fault(fault, tensors) for fault in seen.faults.values()])
+
+
+def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
+    """A fault of an interpreted program, with the case's names of tensors where they are known."""
+    named = next((name for name, tensor in handed.items() if _covers(tensor, fault.start)), fault.tensor)
+    other = next((name for name, tensor in handed.items() if _covers(tensor, fault.address)), named)
+    there = "" if other == named else f", where input {other} is, which the launch was not given"
+    return Finding(fault.kind, named, f"{fault.sentence}{there}.")
+
+
+def _covers(tensor: Tensor, address: int) -> bool:
+    reach = extent(tuple(tensor.shape), tensor.stride()) * tensor.element_size()
+    return tensor.device.type == "cpu" and 0 <= address - tensor.data_ptr() < reach
+
+
+def _within(guards: Sequence[Guarded], tensor: Tensor) -> bool:
+    """Whether a tensor lies in the allocation of an input."""
+    memory = tensor.untyped_storage().data_ptr()
+    return any(memory == guarded.words.untyped_storage().data_ptr() for guarded in guards)
+
+
+def _shared(named: Mapping[str, Tensor], guards: Sequence[Guarded]) -> list[tuple[str, str]]:
+    """Pairs of a returned tensor and another one, or an `input NAME`, that share memory."""
+    guarded = {f"{INPUT}{g.name}": g.tensor for g in guards}
+    return [(a, b) for a, b in overlaps({**named, **guarded}) if a in named]
+
+
+def _reused(held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[Finding]:
+    for (name, tensor), (old, kept) in product(own.items(), held.items()):
+        if overlaps({"held": kept, "own": tensor}):
+            sentence = (
+                f"result {name} of a second call lies in the memory of the first call's {old}; whoever keeps a result "
+                "sees it change."
+            )
+            yield Finding("reused_memory", name, sentence)
+
+
+def named_results(returned: object, results: tuple[str, ...]) -> dict[str, Tensor]:
+    """The kernel's return value as a mapping from stages to tensors; `results` are those that it must hold."""
+    if isinstance(returned, Tensor) and len(results) == 1:
+        returned = {results[0]: returned}
+    if not isinstance(returned, Mapping):
+        expected = f"a tensor or {{{results[0]!r}: tensor}}" if len(results) == 1 else f"a mapping with {list(results)}"
+        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}")
+    for name, value in returned.items():
+        if not isinstance(value, Tensor):
+            raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")
+        _check_memory(name, value)
+    missing = [name for name in results if name not in returned]
+    if missing:
+        raise KernelError(f"the kernel returned {sorted(returned)}, which lacks the result {missing[0]!r}")
+    return dict(returned)
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Raise unless the tensor lies within its storage, which may have been resized: reading it would be a crash."""
+    reach = (tensor.storage_offset() + extent(tuple(tensor.shape), tensor.stride())) * tensor.element_size()
+    if tensor.numel() and reach > (size := tensor.untyped_storage().nbytes()):
+        raise KernelError(f"the kernel returned {name!r} with a storage of {size:,} bytes, but it needs {reach:,}")

@@ -1,0 +1,243 @@
+"""What a kernel process says, read as what it is: data of a stranger.
+
+Every field is looked at before it is used: names from tables, numbers within bounds, texts cut.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from harness.dtypes import BY_NAME
+from harness.errors import LastbitError
+from harness.inputs.poison import Poison
+from harness.isolation.runner import ALIGNMENT
+from harness.result import Finding
+
+T = TypeVar("T")
+
+_TEXT, _NAME, _MOST = 20_000, 200, 1_000
+_DIMENSIONS, _ELEMENTS = 64, 1 << 48
+_KINDS = frozenset(
+    {
+        *("wrote_outside", "rebound_input", "process_state", "reused_memory"),
+        *("out_of_bounds", "uninitialised", "race", "masked"),
+    }
+)
+"""Kinds of findings that the process of a call can see."""
+
+_OTHER_DTYPES = ("bool", "int8", "int16", "uint16", "uint32", "uint64", "complex64", "complex128", "float64")
+_DTYPES = {
+    name: getattr(torch, name)
+    for name in dict.fromkeys((*(dtype.torch_name for dtype in BY_NAME.values()), *_OTHER_DTYPES))
+    if hasattr(torch, name)
+}
+
+
+class Unreadable(LastbitError):
+    """An answer that no kernel process of lastbit gives."""
+
+
+class Raised(LastbitError):
+    """What a kernel raised in its process.
+
+    Attributes:
+        kind: the name of its type.
+        kinds: names of that type and those that it derives from.
+        traceback: of the other process.
+    """
+
+    def __init__(self, kinds: tuple[str, ...], text: str, traceback: str) -> None:
+        super().__init__(text)
+        self.kinds, self.kind, self.traceback = kinds, kinds[0], traceback
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that a kernel returned, without gaps: `at` which byte of the memory of results it starts, or -1."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+    at: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def parsed(text: bytes) -> Mapping[str, Any]:
+    """The fields of an answer.
+
+    Raises:
+        Unreadable: it is no JSON object.
+        Raised: it says that the kernel raised.
+    """
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreadable("the kernel process gave an answer that is no JSON") from None
+    if not isinstance(answer, dict):
+        raise Unreadable("the kernel process gave an answer that is no object")
+    if "raised" in answer:
+        fields = _mapping(answer["raised"])
+        kinds = _list(fields.get("kinds"), name_of) or ("Exception",)
+        raise Raised(kinds, text_of(fields.get("text")), text_of(fields.get("traceback")))
+    return answer
+
+
+def results_of(answer: Mapping[str, Any]) -> tuple[list[Result], int]:
+    """The tensors that were returned, and the bytes that they take, each at its place."""
+    results = list(_list(answer.get("returned"), _result))
+    if len({result.name for result in results}) < len(results):
+        raise Unreadable("the kernel process names a result twice")
+    needed = 0
+    for result in results:
+        if result.at < 0 and result.nbytes and result.device.type != "meta":
+            raise Unreadable(f"the kernel process has no memory for {result.name!r}")
+        if result.at >= 0:
+            if result.at != needed or result.nbytes == 0:
+                raise Unreadable(f"the kernel process puts {result.name!r} where nobody expects it")
+            needed += -(-result.nbytes // ALIGNMENT) * ALIGNMENT
+    return results, needed
+
+
+def _result(given: object) -> Result:
+    fields = _mapping(given)
+    shape = _list(fields.get("shape"), lambda size: integer(size, 0, _ELEMENTS), most=_DIMENSIONS)
+    dtype = _DTYPES.get(name_of(fields.get("dtype")))
+    if dtype is None:
+        raise Unreadable(f"the kernel returned a tensor of {name_of(fields['dtype'])}, which lastbit does not know")
+    if math.prod(shape) > _ELEMENTS:
+        raise Unreadable(f"the kernel returned a tensor of shape {list(shape)}, which is too large")
+    strides = _list(fields.get("strides"), lambda stride: integer(stride, 0, _ELEMENTS), most=_DIMENSIONS)
+    if 0 not in shape and not _is_dense(shape, strides):
+        raise Unreadable("the kernel process gave strides that leave gaps, or make elements overlap")
+    at = integer(fields.get("at"), -1, _ELEMENTS)
+    return Result(name_of(fields.get("name")), dtype, shape, strides, _device(fields.get("device")), at)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a tensor takes as many elements of memory as it has, in whatever order of dimensions."""
+    if len(shape) != len(strides):
+        return False
+    reach = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
+        if stride != reach:
+            return False
+        reach *= size
+    return True
+
+
+def _device(given: object) -> torch.device:
+    kind, _, index = name_of(given).partition(":")
+    if kind not in ("cpu", "meta", "cuda", "xpu", "hpu", "mps", "npu") or (index and not index.isdecimal()):
+        raise Unreadable("the kernel returned a tensor on a device that lastbit does not know")
+    return torch.device(kind, integer(int(index), 0, 127)) if index else torch.device(kind)
+
+
+def findings(given: object) -> tuple[Finding, ...]:
+    """Findings of kinds that a call can have."""
+    return _list(given, _finding)
+
+
+def _finding(given: object) -> Finding:
+    kind, name, sentence = _list(given, text_of, most=3)
+    if kind not in _KINDS:
+        raise Unreadable("the kernel process found what it cannot see")
+    return Finding(kind, name[:_NAME], sentence)
+
+
+def pairs(given: object) -> tuple[tuple[str, str], ...]:
+    """Pairs of names."""
+    return _list(given, lambda pair: _pair(_list(pair, name_of, most=2)))
+
+
+def listed(given: object) -> tuple[dict[str, Any], ...]:
+    """A list of named fields."""
+    return _list(given, _mapping)
+
+
+def rows(given: object, length: int) -> tuple[tuple[Any, ...], ...]:
+    """A list of lists of so many fields."""
+    found = _list(given, lambda row: _list(row, lambda part: part, most=length))
+    if any(len(row) != length for row in found):
+        raise Unreadable("the kernel process gave a list of another length")
+    return found
+
+
+def texts(given: object) -> dict[str, str]:
+    """Name → name."""
+    return {name_of(name): name_of(value) for name, value in _mapping(given).items()}
+
+
+def names(given: object) -> tuple[str, ...]:
+    """A list of names."""
+    return _list(given, name_of)
+
+
+def poisons(given: object) -> dict[str, Poison]:
+    """Result → what memory was filled with."""
+    return {name_of(name): _poison(value) for name, value in _mapping(given).items()}
+
+
+def _poison(given: object) -> Poison:
+    own, others = _pair(_list(given, lambda part: part, most=2))
+    number = _number_of_canary
+    return Poison(None if own is None else number(own), frozenset(_list(others, number)))
+
+
+def _number_of_canary(given: object) -> int:
+    return integer(given, 0, 255)
+
+
+def flag(given: object) -> bool:
+    """True or False."""
+    if not isinstance(given, bool):
+        raise Unreadable("the kernel process gave something else than yes or no")
+    return given
+
+
+def integer(given: object, least: int, most: int) -> int:
+    """An integer within bounds."""
+    if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
+        raise Unreadable("the kernel process gave a number out of bounds")
+    return given
+
+
+def text_of(given: object) -> str:
+    """A text, cut where it is long."""
+    if not isinstance(given, str):
+        raise Unreadable("the kernel process gave something else than a text")
+    shown = (c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in given[:_TEXT])
+    return "".join(shown)
+
+
+def name_of(given: object) -> str:
+    """A name, cut where it is long."""
+    return text_of(given)[:_NAME]
+
+
+def _mapping(given: object) -> dict[str, Any]:
+    if not isinstance(given, dict) or len(given) > _MOST:
+        raise Unreadable("the kernel process gave something else than named fields")
+    return given
+
+
+def _list(given: object, read: Callable[[Any], T], *, most: int = _MOST) -> tuple[T, ...]:
+    if not isinstance(given, list) or len(given) > most:
+        raise Unreadable("the kernel process gave something else than a list, or a long one")
+    return tuple(read(part) for part in given)
+
+
+def _pair(given: tuple[T, ...]) -> tuple[T, T]:
+    if len(given) != 2:
+        raise Unreadable("the kernel process gave something else than a pair")
+    return given[0], given[1]

@@ -1,0 +1,183 @@
+"""Kernels in the judge: what their files declare, without a line of these having run there."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from harness.errors import KernelError, LastbitError
+from harness.isolation import answers
+from harness.isolation.answers import Raised, Unreadable
+from harness.isolation.isolated import Pair
+from harness.isolation.limits import Limits
+from harness.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
+from harness.kernel import Kernel
+
+_LOADING = 120.0  # seconds that the files of a folder may take
+_MOST_TERMS = 1 << 48
+_KINDS = {kind.name: kind for kind in inspect._ParameterKind}
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Stands in for the function of a kernel whose file is loaded in kernel processes alone.
+
+    Attributes:
+        path: the file.
+        name: of the kernel, as the file declares it.
+        parameters: those of the function, or why nobody knows them.
+    """
+
+    path: Path
+    name: str
+    parameters: tuple[inspect.Parameter, ...] | str
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        if isinstance(self.parameters, str):
+            raise ValueError(self.parameters)
+        return inspect.Signature(self.parameters)
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise LastbitError(f"kernel {self.name!r} runs in processes of its own; it cannot be called in this one")
+
+
+@dataclass(eq=False)
+class Kernels:
+    """Kernel processes on one type of device, and the kernels that they load.
+
+    Attributes:
+        server: forks them.
+        device_type: where they run.
+        limits: how much each may use.
+        readable: folders that they can read beside those of their kernels.
+        printed: takes what a process printed, and whose it was.
+    """
+
+    server: ForkServer
+    device_type: str = "cpu"
+    limits: Limits = field(default_factory=Limits)
+    readable: tuple[Path, ...] = ()
+    printed: Callable[[str, str], None] = lambda whose, text: None
+    _asked: dict[Path, KernelProcess] = field(default_factory=dict)
+
+    def declared(self, folder: Path) -> tuple[Kernel, ...]:
+        """The kernels of a folder, as `load_kernels` finds them.
+
+        Raises:
+            LastbitError: what `load_kernels` raises, or the files ended the process that loaded them.
+        """
+        with self._process(folder, bare=False) as process:
+            answer = _loaded(process, folder)
+            files = {path.name: path for path in folder.glob("*.py")}
+            return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
+
+    @contextmanager
+    def pair(self, kernel: Kernel, timeout: float) -> Iterator[Pair]:
+        """The processes for an item of a kernel, which they have loaded.
+
+        Raises:
+            LastbitError: they cannot load it now.
+        """
+        call = kernel.call
+        assert isinstance(call, Elsewhere)
+        with self._process(call.path, bare=False) as guarded, self._process(call.path, bare=True) as bare:
+            for process in (guarded, bare):
+                _loaded(process, call.path)
+            yield Pair(guarded, bare, call.name, timeout)
+
+    def asked(self, file: Path) -> KernelProcess:
+        """A process that has loaded a file and answers questions about its kernels, until the server ends."""
+        process = self._asked.get(file)
+        if process is None or process.over:
+            process = self._asked[file] = self.server.start(self._start(file, bare=False))
+            _loaded(process, file)
+        return process
+
+    def _start(self, path: Path, *, bare: bool) -> Start:
+        folder = path if path.is_dir() else path.parent
+        return Start(bare, self.device_type, (folder.resolve(), *self.readable), self.limits)
+
+    @contextmanager
+    def _process(self, path: Path, *, bare: bool) -> Iterator[KernelProcess]:
+        process = self.server.start(self._start(path, bare=bare))
+        try:
+            yield process
+        finally:
+            process.end()
+            if process.printed:
+                self.printed(path.name, process.printed)
+
+    def _kernel(self, fields: Mapping[str, Any], files: Mapping[str, Path]) -> Kernel:
+        """A kernel as its file declares it; `files` are those that it may come from."""
+        file = files.get(answers.name_of(fields.get("file")))
+        if file is None:
+            raise Unreadable("the kernel process names a file that is not of the folder")
+        name = answers.name_of(fields.get("name"))
+        call = Elsewhere(file, name, _parameters(fields.get("parameters")))
+        order = fields.get("order")
+        return Kernel(
+            name=name,
+            op=answers.name_of(fields.get("op")),
+            contract=answers.name_of(fields.get("contract")),
+            call=call,
+            stages=answers.names(fields.get("stages")),
+            mutates=answers.names(fields.get("mutates")),
+            devices=answers.names(fields.get("devices")),
+            depth=_Depth(self, call) if answers.flag(fields.get("depth")) else None,
+            order=None if order is None else answers.integer(order, 1, _MOST_TERMS),
+            placement=answers.name_of(fields.get("placement")),
+            unordered=answers.names(fields.get("unordered")),
+            source=answers.text_of(fields.get("source")),
+            held=answers.texts(fields.get("held")),
+        )
+
+
+@dataclass(eq=False)
+class _Depth:
+    """The height of the summation tree of a kernel, for which its file is asked.
+
+    It is what the file says within what any sum can have: a height of at least that of a binary tree, of at most that
+    of a sum from first to last.
+    """
+
+    kernels: Kernels
+    call: Elsewhere
+    known: dict[int, int] = field(default_factory=dict)
+
+    def __call__(self, terms: int) -> int:
+        if terms not in self.known:
+            message = {"do": "depth", "kernel": self.call.name, "terms": terms}
+            answer = self.kernels.asked(self.call.path).ask(message, _LOADING)
+            self.known[terms] = max(answers.integer(answer.get("depth"), 0, _MOST_TERMS), (terms - 1).bit_length())
+        return self.known[terms]
+
+
+def _loaded(process: KernelProcess, path: Path) -> Mapping[str, Any]:
+    """Let a process load a file or folder; what it says of it."""
+    try:
+        return process.ask({"do": "load", "path": str(path)}, _LOADING)
+    except Raised as error:
+        known = "UsageError" in error.kinds or "KernelError" in error.kinds
+        raise KernelError(str(error) if known else f"{path} raised {error.kind} while it was loaded: {error}") from None
+    except KernelProcessEnded as ended:
+        raise KernelError(f"{path} cannot be loaded: {ended}") from None
+
+
+def _parameters(given: object) -> tuple[inspect.Parameter, ...] | str:
+    """Parameters of a function: those that it does not need have some default."""
+    if isinstance(given, str):
+        return answers.text_of(given)
+    return tuple(_parameter(fields) for fields in answers.rows(given, 3))
+
+
+def _parameter(fields: tuple[Any, ...]) -> inspect.Parameter:
+    name, kind, required = answers.name_of(fields[0]), _KINDS.get(answers.name_of(fields[1])), answers.flag(fields[2])
+    if kind is None or not name.isidentifier():
+        raise Unreadable("the kernel process names a parameter that no function has")
+    variadic = kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return inspect.Parameter(name, kind, default=inspect.Parameter.empty if required or variadic else ...)

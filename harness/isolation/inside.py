@@ -1,0 +1,112 @@
+"""A kernel process that calls its kernel as lastbit calls kernels: amid guards, and watched by the interpreter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.calling.performing import Asked, Performed, Said, perform
+from harness.inputs.guards import Guarded
+from harness.inputs.written import violations
+from harness.interpret import races
+from harness.isolation.runner import placed
+from harness.kernel import Kernel, loaded_kernels
+from harness.result import Finding
+
+Message = Mapping[str, Any]
+
+
+class Work:
+    """What a judge asks of a kernel process: to load kernels, and to call one of them."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Kernel] = {}
+        self._held: Mapping[str, Tensor] = {}
+
+    def load(self, message: Message) -> dict[str, Any]:
+        """Load a folder or a file of one; what its kernels declare."""
+        loaded = loaded_kernels(Path(message["path"]))
+        self._kernels = {one.kernel.name: one.kernel for one in loaded}
+        return {"kernels": [{**_declared(one.kernel), "file": one.file.name} for one in loaded]}
+
+    def depth(self, message: Message) -> dict[str, Any]:
+        """The height of the summation tree of a kernel for a number of terms."""
+        depth = self._kernels[message["kernel"]].depth
+        return {"depth": None if depth is None else int(depth(message["terms"]))}
+
+    def call(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
+        """Call a kernel: what it returned, and what else there is to say of the call."""
+        guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
+        call, later = self._kernels[message["kernel"]].call, bool(message["later"])
+        self._held = self._held if later else {}
+        with races() if message["races"] else nullcontext():
+            performed = perform(call, guards, _asked(message), torch.device(message["device"]), self._held)
+        said = _said(performed)
+        if not later:
+            self._held = performed.own
+        return performed.named, said
+
+
+def _asked(message: Message) -> Asked:
+    return Asked(
+        params=message["params"],
+        results=tuple(message["results"]),
+        may_return=frozenset(message["may_return"]),
+        poison=message["poison"],
+        stages=tuple(message["stages"]),
+        descending=message["descending"],
+    )
+
+
+def _said(performed: Performed) -> dict[str, Any]:
+    return {
+        "results": performed.results,
+        "shared": performed.shared,
+        "poison": {name: [p.own, sorted(p.others)] for name, p in performed.poison.items()},
+        "rebound": _sentences(performed.rebound),
+        "violations": _sentences(violations(performed.checks)),
+        "findings": _findings(performed.findings),
+        "reused": _findings(performed.reused),
+        "descended": performed.descended,
+    }
+
+
+def _sentences(said: Sequence[Said]) -> list[list[str]]:
+    return [[one.kind, one.tensor, one.sentence] for one in said]
+
+
+def _findings(findings: Sequence[Finding]) -> list[list[str]]:
+    return [[one.kind, one.stage, one.sentence] for one in findings]
+
+
+def _declared(kernel: Kernel) -> dict[str, Any]:
+    """What a kernel declares, as data; `parameters` are its own and whether it needs them, or why nobody knows."""
+    return {
+        "name": kernel.name,
+        "op": kernel.op,
+        "contract": kernel.contract,
+        "stages": list(kernel.stages),
+        "mutates": list(kernel.mutates),
+        "devices": list(kernel.devices),
+        "depth": kernel.depth is not None,
+        "order": kernel.order,
+        "placement": kernel.placement,
+        "unordered": list(kernel.unordered),
+        "source": kernel.source,
+        "held": dict(kernel.held),
+        "parameters": _parameters(kernel),
+    }
+
+
+def _parameters(kernel: Kernel) -> list[list[Any]] | str:
+    try:
+        parameters = inspect.signature(kernel.call).parameters.values()
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return [[p.name, p.kind.name, p.default is p.empty] for p in parameters]

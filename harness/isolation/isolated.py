@@ -1,0 +1,225 @@
+"""The judge's side of a call: inputs are copied to a kernel process, and what comes back is made one's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.calling.performing import INPUT, Asked, Performed
+from harness.errors import KernelError, UnsupportedCase
+from harness.inputs import Inputs, Poison
+from harness.inputs.guards import ALIGNMENT, Guarded
+from harness.interpret.order import watching_races
+from harness.isolation import answers
+from harness.isolation.answers import Raised, Result
+from harness.isolation.memory import Block, Blocks
+from harness.isolation.process import KernelProcess, KernelProcessEnded
+from harness.timing import KERNEL, timed
+
+_RESULTS = 0  # key of the block for results among blocks whose keys are addresses
+MOST_RESULTS = 1 << 34
+"""Bytes that a call may return."""
+
+_FIRST_RESULTS = 1 << 20
+_SHORTEST = 0.001  # seconds
+
+
+@dataclass
+class Pair:
+    """The kernel processes of an item: one that calls its kernel amid guards, and one with nothing of lastbit.
+
+    Attributes:
+        name: of the kernel, as its file declares it.
+        timeout: seconds that a case may take.
+        blocks: memory that both have.
+        latest: when the case that is under way must be over.
+    """
+
+    guarded: KernelProcess
+    bare: KernelProcess
+    name: str
+    timeout: float = 120.0
+    blocks: Blocks = field(default_factory=Blocks)
+    latest: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        """One of them has ended: nothing more can be asked."""
+        return self.guarded.over or self.bare.over
+
+    def begin(self) -> None:
+        """A case begins."""
+        self.blocks.begin()
+        self.latest = time.monotonic() + self.timeout
+
+    def ask(self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[Block]) -> Mapping[str, Any]:
+        """What a kernel process answers to a message about memory in some blocks."""
+        new = {b.number: b for b in blocks if b.number not in process.known}
+        gone = process.known - self.blocks.numbers()
+        process.known = (process.known - gone) | new.keys()
+        shared = {"new": [block.as_json for block in new.values()], "gone": sorted(gone)}
+        fds = [block.descriptor for block in new.values() if block.descriptor is not None]
+        try:
+            with timed(KERNEL):
+                return process.ask({**message, **shared}, max(self.latest - time.monotonic(), _SHORTEST), fds)
+        except KernelProcessEnded as ended:
+            raise ended.within(self.timeout) from None
+
+    def end(self) -> None:
+        """End both."""
+        self.guarded.end()
+        self.bare.end()
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """Performs the calls of a kernel in its processes.
+
+    Attributes:
+        pair: these.
+        device: where it runs.
+        later: the first call of the case is over.
+    """
+
+    pair: Pair
+    device: torch.device
+    later: bool = False
+
+    def perform(self, inputs: Inputs, asked: Asked) -> Performed:
+        if not self.later:
+            self.pair.begin()
+        process = self.pair.bare if asked.poison is None else self.pair.guarded
+        blocks = [self.pair.blocks.of(guarded.words) for guarded in inputs.guards]
+        there = [_there(guarded, block) for guarded, block in zip(inputs.guards, blocks, strict=True)]
+        for guarded, words in zip(inputs.guards, there, strict=True):
+            words.copy_(guarded.words)
+        answer, into = self._answered(process, self._message(inputs.guards, blocks, asked), blocks)
+        for guarded, words in zip(inputs.guards, there, strict=True):
+            guarded.words.copy_(words)
+        results, _ = answers.results_of(answer)
+        return _performed(answer, {result.name: _own(result, into) for result in results}, inputs, asked)
+
+    def after(self, own: Mapping[str, Tensor]) -> Isolated:
+        return replace(self, later=True)
+
+    def _answered(
+        self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[Block]
+    ) -> tuple[Mapping[str, Any], Block]:
+        """The answer to a call, and the memory that its results were copied to."""
+        into = self._results(_FIRST_RESULTS)
+        _wait(self.device)
+        try:
+            answer = self.pair.ask(process, {**message, "into": into.number}, [*blocks, into])
+            _, size = answers.results_of(answer)
+            if size > into.nbytes:
+                if size > MOST_RESULTS:
+                    raise KernelError(f"the kernel returned {size:,} bytes, of which lastbit takes {MOST_RESULTS:,}")
+                into = self._results(size)
+                self.pair.ask(process, {"do": "copy", "into": into.number}, [into])
+        except Raised as error:
+            if "UnsupportedCase" in error.kinds:
+                raise UnsupportedCase(str(error)) from None
+            raise
+        return answer, into
+
+    def _results(self, size: int) -> Block:
+        return self.pair.blocks.sized(_RESULTS, self.device, size)
+
+    def _message(self, guards: Sequence[Guarded], blocks: Sequence[Block], asked: Asked) -> dict[str, Any]:
+        return {
+            "do": "call",
+            "kernel": self.pair.name,
+            "tensors": [_described(guarded, block) for guarded, block in zip(guards, blocks, strict=True)],
+            "params": dict(asked.params),
+            "results": list(asked.results),
+            "may_return": sorted(asked.may_return),
+            "poison": asked.poison,
+            "stages": list(asked.stages),
+            "descending": asked.descending,
+            "races": watching_races(),
+            "later": self.later,
+            "device": str(self.device),
+        }
+
+
+def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inputs, asked: Asked) -> Performed:
+    """What came of a call: of what its process said, what it could know."""
+    if missing := [name for name in asked.results if name not in named]:
+        raise KernelError(f"the kernel returned {sorted(named)}, which lacks the result {missing[0]!r}")
+    results = (*asked.results, *(name for name in named if name in asked.may_return))
+    known = {*named, *(f"{INPUT}{guarded.name}" for guarded in inputs.guards)}
+    poison = answers.poisons(answer.get("poison", {}))
+    return Performed(
+        named=named,
+        results=results,
+        shared=tuple((a, b) for a, b in answers.pairs(answer.get("shared", [])) if a in named and b in known),
+        poison={name: poison.get(name, Poison()) for name in results},
+        rebound=_said(answer, "rebound"),
+        violations=_said(answer, "violations"),
+        findings=answers.findings(answer.get("findings", [])),
+        reused=answers.findings(answer.get("reused", [])),
+        descended=answers.flag(answer.get("descended", False)),
+        private=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a process said of a tensor."""
+
+    kind: str
+    tensor: str
+    sentence: str
+
+
+def _said(answer: Mapping[str, Any], what: str) -> tuple[_Said, ...]:
+    found = answers.findings(answer.get(what, []))
+    return tuple(_Said(finding.kind, finding.stage, finding.sentence) for finding in found)
+
+
+def _described(guarded: Guarded, block: Block) -> dict[str, Any]:
+    """What a kernel process needs of a tensor to make it; nothing of where its values come from."""
+    tensor = guarded.tensor
+    return {
+        "name": guarded.name,
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "start": guarded.start,
+        "memory": block.number,
+        "offset": guarded.words.data_ptr() % ALIGNMENT,
+        "bytes": guarded.words.nbytes,
+    }
+
+
+def _there(guarded: Guarded, block: Block) -> Tensor:
+    """Where the words of an input lie in its block: as far from an aligned address as the judge's own."""
+    start = guarded.words.data_ptr() % ALIGNMENT // 8
+    return block.words[start : start + guarded.words.numel()]
+
+
+def _own(result: Result, into: Block) -> Tensor:
+    """A result in memory of this process alone."""
+    if result.at < 0:
+        return _empty(result)
+    there = torch.tensor([], dtype=result.dtype, device=into.words.device)
+    there.set_(into.words.untyped_storage(), result.at // result.dtype.itemsize, result.shape, result.strides)
+    return there.clone() if result.device.type == there.device.type else there.to(result.device)
+
+
+def _empty(result: Result) -> Tensor:
+    try:
+        return torch.empty(result.shape, dtype=result.dtype, device=result.device)
+    except RuntimeError as error:
+        raise KernelError(f"the kernel returned {result.name!r} on {result.device}: {error}") from None
+
+
+def _wait(device: torch.device) -> None:
+    """Let what was copied be there before another process is told of it."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,79 @@
+"""How much a kernel process may use, and the part of it that the system itself enforces."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import asdict, dataclass, field
+
+MB, GB = 1 << 20, 1 << 30
+
+
+def _memory() -> int:
+    """8 GB, or half of what the machine has where that is less: the other half is the judge's.
+
+    A process with torch and Triton has 0.26 GB of its own before it does anything, a compiler it starts 0.3 GB, and
+    the largest case of the design, interpreted, makes intermediates of 1 GB. Inputs and results are not counted: they
+    lie in memory of the judge.
+    """
+    return min(8 * GB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
+def _processes() -> int:
+    """Threads count as processes: torch has one per core for each of two pools, a compiler some dozens in all."""
+    return 128 + 4 * (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a kernel process and all that it starts may use.
+
+    Attributes:
+        memory: bytes, besides what the judge shares with it. Each process is held to it by the system on the CPU, and
+            all together by the judge's watch everywhere.
+        processes: processes and threads.
+        file_size: bytes of a file; compiled kernels and their sources are far smaller.
+        open_files: files, sockets and pipes of a process at the same time.
+        seconds: processor time of a process, for one that outlives its judge; the judge's own clock is much shorter.
+    """
+
+    memory: int = field(default_factory=_memory)
+    processes: int = field(default_factory=_processes)
+    file_size: int = 256 * MB
+    open_files: int = 1024
+    seconds: int = 4 * 3600
+
+    @property
+    def as_json(self) -> dict[str, int]:
+        """The numbers by their names."""
+        return asdict(self)
+
+
+def apply(limits: Limits, device_type: str) -> None:
+    """Hold this process and all that it will start to the limits, as far as the system can.
+
+    Only on the CPU are writable pages limited: the drivers of accelerators reserve far more than they use. Limits of
+    a process that already has lower ones stay.
+    """
+    bounds = {
+        resource.RLIMIT_NPROC: limits.processes,
+        resource.RLIMIT_FSIZE: limits.file_size,
+        resource.RLIMIT_NOFILE: limits.open_files,
+        resource.RLIMIT_CPU: limits.seconds,
+        resource.RLIMIT_CORE: 0,
+        **({resource.RLIMIT_DATA: limits.memory} if device_type == "cpu" else {}),
+    }
+    for kind, most in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        lowest = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (lowest, lowest))
+    _end_first()
+
+
+def _end_first() -> None:
+    """Where the machine's memory runs out, this process is to end and not its judge."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        pass  # a system without that file, or one that holds the score higher already

@@ -1,0 +1,108 @@
+"""Memory of the judge that kernel processes have, too: files without a name, or memory of a device.
+
+What a judge looks at and what it keeps lies elsewhere. It copies inputs there before a call, and what it finds there
+after the call to memory of its own: whoever writes there later changes nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_LEAST = 1 << 18  # bytes of a block
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class Block:
+    """Memory that is shared whole.
+
+    Attributes:
+        number: what the judge and its kernel processes call it.
+        words: all of it as int64, as the judge sees it.
+        descriptor: of the file; None for memory of a device.
+        handle: by which another process opens memory of a device; None for a file.
+    """
+
+    number: int
+    words: Tensor
+    descriptor: int | None
+    handle: list[int | str | bool] | None
+
+    @staticmethod
+    def on(device: torch.device, size: int) -> Block:
+        """Memory of at least `size` bytes."""
+        size = max(_LEAST, 1 << (size - 1).bit_length()) if size <= _FEW else -(-size // _LEAST) * _LEAST
+        return _of_file(size) if device.type == "cpu" else _of_device(device, size)
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What a kernel process needs to map it, beside the descriptor."""
+        return {"number": self.number, "bytes": self.nbytes, "cuda": self.handle}
+
+
+_FEW = 64 << 20  # bytes up to which blocks are powers of two, so that one serves many cases
+
+
+def _of_file(size: int) -> Block:
+    descriptor = os.memfd_create("tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    words = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.int64)
+    block = Block(next(_numbers), words, descriptor, None)
+    weakref.finalize(block, os.close, descriptor)
+    return block
+
+
+def _of_device(device: torch.device, size: int) -> Block:
+    words = torch.empty(size // 8, dtype=torch.int64, device=device)
+    shared = words.untyped_storage()._share_cuda_()
+    return Block(next(_numbers), words, None, [part.hex() if isinstance(part, bytes) else part for part in shared])
+
+
+@dataclass
+class Blocks:
+    """The blocks of a judge: those that a case has in use by the memory of its tensors, and those that are free."""
+
+    used: dict[int, Block] = field(default_factory=dict)
+    free: list[Block] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """Another case begins: whatever the last one had is free; what it had no use for is given back."""
+        self.free = list(self.used.values())
+        self.used = {}
+
+    def of(self, words: Tensor) -> Block:
+        """The block for the memory of a tensor; the same one each time in a case."""
+        return self.sized(words.data_ptr(), words.device, words.nbytes + _ROOM)
+
+    def sized(self, key: int, device: torch.device, size: int) -> Block:
+        """The block by a key, which has `size` bytes or more."""
+        block = self.used.get(key)
+        if block is None or block.nbytes < size or block.words.device != device:
+            fitting = [b for b in self.free if size <= b.nbytes <= _WASTE * size + _LEAST and b.words.device == device]
+            block = min(fitting, key=lambda b: b.nbytes, default=None) or Block.on(device, size)
+            self.free = [b for b in self.free if b is not block]
+            self.used[key] = block
+        return block
+
+    def numbers(self) -> set[int]:
+        """Of all blocks that there are."""
+        return {block.number for block in (*self.used.values(), *self.free)}
+
+
+_ROOM = 256  # bytes by which the start of a tensor is moved, so that its address is aligned as the judge's is
+_WASTE = 4

@@ -1,0 +1,293 @@
+"""The judge's handles on its fork server and on kernel processes: start one, ask it, end it."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.errors import LastbitError
+from harness.isolation.answers import Unreadable, parsed
+from harness.isolation.confinement import Confinement
+from harness.isolation.environment import clean_environment
+from harness.isolation.limits import Limits
+from harness.isolation.output import Output
+from harness.isolation.server import PROGRAM
+
+LONGEST_ANSWER = 1 << 22
+"""Bytes of what a kernel process may answer."""
+
+_GRACE = 20.0  # seconds for a process to come up
+_PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket
+_LENGTH = struct.Struct("!I")
+
+
+class KernelProcessEnded(LastbitError):
+    """A kernel process is there no more: it ended itself, or was ended because it took too long.
+
+    Attributes:
+        code: its exit code, if it exited.
+        signal: what ended it, if a signal did.
+        limit: the seconds that it had, if it took longer.
+    """
+
+    def __init__(self, code: int | None = None, signal: int | None = None, limit: float | None = None) -> None:
+        super().__init__(_sentence(code, signal, limit))
+        self.code, self.signal, self.limit = code, signal, limit
+
+    def within(self, limit: float) -> KernelProcessEnded:
+        """The same, where the seconds that it had were the rest of a case that had so many."""
+        return self if self.limit is None else KernelProcessEnded(limit=limit)
+
+
+def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
+    if limit is not None:
+        return f"no result after {limit:g} s (--timeout), so its process was stopped"
+    if number is not None:
+        name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+        return f"its process was ended by signal {name}"
+    return "its process ended" if code is None else f"its process ended with exit code {code}, without an exception"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a kernel process is to be.
+
+    Attributes:
+        bare: nothing of lastbit is to be seen in it.
+        device_type: of what it runs on.
+        readable: folders and files that it can read beside Python and what is installed.
+        limits: how much it may use.
+        cache: a folder for what is compiled; one of its own if None.
+    """
+
+    bare: bool = False
+    device_type: str = "cpu"
+    readable: tuple[Path, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    cache: Path | None = None
+
+    def as_json(self, folder: Path) -> dict[str, Any]:
+        return {
+            "bare": self.bare,
+            "device_type": self.device_type,
+            "readable": [str(path) for path in self.readable],
+            "limits": self.limits.as_json,
+            "cache": None if self.cache is None else str(self.cache),
+            "folder": str(folder),
+        }
+
+
+class ForkServer:
+    """A process that forks kernel processes; it is started for the first one, and ends with this process."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = clean_environment(os.environ if environ is None else environ)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._is_up = False
+
+    def begin(self) -> None:
+        """Start the server, if it does not run, and do not wait for it."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+            )
+        atexit.register(self.close)
+
+    def start(self, start: Start) -> KernelProcess:
+        """A new kernel process, in an empty folder of its own.
+
+        Raises:
+            LastbitError: the server does not start, or not this process.
+        """
+        self.begin()
+        folder = Path(tempfile.mkdtemp(prefix="kernel-"))
+        ours, theirs = socket.socketpair()
+        reading, writing = os.pipe()
+        try:
+            pid = self._ask({"start": start.as_json(folder)}, [theirs.fileno(), writing])["pid"]
+        finally:
+            theirs.close()
+            os.close(writing)
+        return KernelProcess(self, int(pid), ours, Output(reading), folder)
+
+    def ended(self, pid: int, patience: float) -> int | None:
+        """End a kernel process and what it started: how it ended by itself within some seconds, None if it did not."""
+        try:
+            status = self._ask({"end": pid, "patience": patience}, [])["status"]
+        except LastbitError:
+            return None
+        return None if status is None else int(status)
+
+    def close(self) -> None:
+        """End the server, and with it all kernel processes."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            try:
+                self._process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._socket, self._process, self._is_up = None, None, False
+        atexit.unregister(self.close)
+
+    def _ask(self, message: Mapping[str, Any], fds: Sequence[int]) -> Mapping[str, Any]:
+        assert self._socket is not None
+        self._socket.settimeout(_GRACE + 40)
+        try:
+            if not self._is_up:
+                self._is_up = bool(json.loads(_received(self._socket))["ready"])
+            send(self._socket, message, fds)
+            answer: Mapping[str, Any] = json.loads(_received(self._socket))
+            return answer
+        except (OSError, EOFError, ValueError) as error:
+            raise LastbitError(f"the process that starts kernel processes does not answer: {error!r}") from error
+
+
+class KernelProcess:
+    """A kernel process: it is asked, one thing after the other, until it ends.
+
+    Attributes:
+        printed: what it has printed, once it has ended.
+        confinement: what it was kept from before it loaded anything.
+    """
+
+    def __init__(self, server: ForkServer, pid: int, connection: socket.socket, output: Output, folder: Path) -> None:
+        self._server, self._pid, self._socket, self._output, self._folder = server, pid, connection, output, folder
+        self.known: set[int] = set()
+        self.printed = ""
+        self._over: KernelProcessEnded | None = None
+        self.confinement = Confinement.from_json(json.loads(self._answer(_GRACE))["confinement"])
+
+    @property
+    def over(self) -> bool:
+        """It has ended."""
+        return self._over is not None
+
+    def ask(self, message: Mapping[str, Any], timeout: float, fds: Sequence[int] = ()) -> Mapping[str, Any]:
+        """What the process answers within so many seconds.
+
+        Raises:
+            KernelProcessEnded: it does not; it is there no more.
+            Raised: what it was asked to do raised an exception.
+            Unreadable: the answer is none that a kernel process gives; it is there no more.
+        """
+        if self._over is not None:
+            raise self._over
+        try:
+            self._socket.settimeout(timeout)
+            send(self._socket, message, fds)
+        except OSError as error:  # it ended, or does not listen
+            raise self._ended(timeout if isinstance(error, TimeoutError) else None) from None
+        answer = self._answer(timeout)
+        try:
+            return parsed(answer)
+        except Unreadable:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End it, with all that it has started."""
+        if self._over is None:
+            self._over = self._ended(None, patient=False)
+
+    def _answer(self, timeout: float) -> bytes:
+        """The next message of the process, whose output is read meanwhile."""
+        latest, received = time.monotonic() + timeout, bytearray()
+        waiting: list[Any] = [self._socket, self._output]
+        self._socket.settimeout(0)
+        while True:
+            ready, _, _ = select.select(waiting, [], [], max(latest - time.monotonic(), 0))
+            if self._output in ready and not self._output.read():
+                waiting.remove(self._output)
+            if self._socket in ready:
+                if not (part := self._part(received)):
+                    raise self._ended(None)
+                received += part
+                if _is_whole(received):
+                    return bytes(received[_LENGTH.size :])
+            if time.monotonic() >= latest:
+                raise self._ended(timeout)
+
+    def _part(self, received: bytearray) -> bytes:
+        """What there is of a message, nothing if no more comes of it or it is too long."""
+        with suppress(OSError):
+            if len(received) <= LONGEST_ANSWER:
+                return self._socket.recv(_missing(received))
+        return b""
+
+    def _ended(self, limit: float | None, *, patient: bool = True) -> KernelProcessEnded:
+        """End the process, and say how it ended; who is patient lets it end itself, for it has begun to."""
+        self._socket.close()
+        status = self._server.ended(self._pid, patience=_PARTING if limit is None and patient else 0.0)
+        self.printed = self._output.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        code, number = (None, None) if status is None or limit is not None else _how(status)
+        self._over = KernelProcessEnded(code, number, limit)
+        return self._over
+
+
+def _how(status: int) -> tuple[int | None, int | None]:
+    """The exit code or the signal of a status of `os.waitpid`."""
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
+
+
+def _missing(received: bytearray) -> int:
+    """How many bytes to read next of a message that begins with its length."""
+    if len(received) < _LENGTH.size:
+        return _LENGTH.size - len(received)
+    return min(int(_LENGTH.unpack_from(received)[0]), LONGEST_ANSWER + 1) + _LENGTH.size - len(received)
+
+
+def _is_whole(received: bytearray) -> bool:
+    return len(received) >= _LENGTH.size and _missing(received) == 0
+
+
+def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Send a message with file descriptors."""
+    text = json.dumps(message).encode()
+    with suppress(InterruptedError):
+        socket.send_fds(connection, [_LENGTH.pack(len(text))], list(fds))
+    connection.sendall(text)
+
+
+def _received(connection: socket.socket) -> bytes:
+    """The next message; the other end is trusted to finish what it began."""
+    head = _exactly(connection, _LENGTH.size)
+    return _exactly(connection, _LENGTH.unpack(head)[0])
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = []
+    while count:
+        part = connection.recv(min(count, 1 << 16))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

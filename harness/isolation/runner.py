@@ -1,0 +1,184 @@
+"""What a kernel process does: it takes messages, maps memory, calls a function and copies what that returns.
+
+It imports nothing of lastbit, so that a *bare* kernel process can run the text of this file, where nothing of lastbit
+is to be seen but what the kernel's own file imports.
+"""
+
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+LONGEST = 1 << 22
+"""Bytes of a message."""
+
+ALIGNMENT = 256
+"""Bytes between the starts of results in memory, of which they are multiples."""
+
+_MOST_FDS = 64
+_LENGTH = struct.Struct("!I")
+_TEXT, _TRACE = 20_000, 16_000
+
+
+class Channel:
+    """Messages of JSON through a socket, each with file descriptors."""
+
+    def __init__(self, connection):
+        self._socket = connection
+
+    def send(self, content):
+        text = json.dumps(content).encode()
+        self._socket.sendall(_LENGTH.pack(len(text)) + text)
+
+    def receive(self):
+        """The next message and its descriptors; None and none at the end."""
+        head, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _MOST_FDS)
+        head += self._exactly(_LENGTH.size - len(head)) if head else b""
+        if len(head) < _LENGTH.size:
+            return None, fds
+        return json.loads(self._exactly(_LENGTH.unpack(head)[0])), fds
+
+    def _exactly(self, count):
+        parts = []
+        while count:
+            part = self._socket.recv(count)
+            if not part:
+                return b""
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+class Mapped:
+    """Memory of the judge by number: bytes of a file that both have mapped, or of a device."""
+
+    def __init__(self):
+        self._blocks = {}
+
+    def take(self, new, gone, fds):
+        """Map what is new, and forget what is gone."""
+        fds = list(fds)
+        for number in gone:
+            self._blocks.pop(number, None)
+        for block in new:
+            if block["cuda"] is None:
+                fd = fds.pop(0)
+                self._blocks[block["number"]] = mmap.mmap(fd, block["bytes"])
+                os.close(fd)
+            else:
+                handle = [bytes.fromhex(part) if isinstance(part, str) else part for part in block["cuda"]]
+                self._blocks[block["number"]] = torch.UntypedStorage._new_shared_cuda(*handle)
+
+    def words(self, place):
+        """A tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
+        block, offset, size = self._blocks[place["memory"]], place["offset"], place["bytes"]
+        if isinstance(block, mmap.mmap):
+            return torch.frombuffer(block, dtype=torch.int64, count=size // 8, offset=offset)
+        part = torch._C._construct_storage_from_data_pointer(block.data_ptr() + offset, block.device, size)
+        return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
+
+    def size(self, number):
+        block = self._blocks.get(number)
+        return 0 if block is None else len(block) if isinstance(block, mmap.mmap) else block.nbytes()
+
+
+class Results:
+    """What a call returned, until it was copied where the judge wants it."""
+
+    def __init__(self, memory, named):
+        self._memory, self._tensors, self._listed, self._bytes = memory, [], [], 0
+        for name, tensor in named.items():
+            size = tensor.numel() * tensor.element_size()
+            held = tensor.device.type != "meta" and size > 0
+            kind = {"dtype": str(tensor.dtype).removeprefix("torch."), "device": str(tensor.device)}
+            strides = torch.empty_like(tensor, device="meta", memory_format=torch.preserve_format).stride()
+            place = {"at": self._bytes if held else -1, "shape": list(tensor.shape), "strides": list(strides)}
+            self._listed.append({"name": str(name), **kind, **place})
+            if held:
+                self._tensors.append((self._bytes, tensor.detach(), strides))
+                self._bytes += -(-size // ALIGNMENT) * ALIGNMENT
+
+    def copied(self, into):
+        """Copy everything to memory `into` if it is large enough; what there is to copy."""
+        done = self._bytes <= self._memory.size(into)
+        if done and self._bytes:
+            words = self._memory.words({"memory": into, "offset": 0, "bytes": self._bytes})
+            for at, tensor, strides in self._tensors:
+                there = torch.tensor([], dtype=tensor.dtype, device=words.device)
+                there.set_(words.untyped_storage(), at // tensor.element_size(), tensor.shape, strides)
+                there.copy_(tensor)
+            if words.device.type != "cpu":
+                torch.accelerator.synchronize(words.device)
+        return {"returned": self._listed, "bytes": self._bytes, "copied": done}
+
+
+def placed(words, tensor):
+    """The tensor that a message describes, at its place among the words; no view, as autograd sees it."""
+    made = torch.tensor([], dtype=getattr(torch, tensor["dtype"]), device=words.device)
+    return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
+
+
+def raised(error):
+    """An exception as data."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return {"raised": {"kinds": kinds, "text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}}
+
+
+def serve(connection, work):
+    """Do what the judge asks for, until it asks no more.
+
+    `work` has `load`, `call` and `depth`: `call` gets a message and its tensors, as pairs of a description and the
+    words that hold it, and returns named tensors and what else there is to say.
+    """
+    channel, memory, results = Channel(connection), Mapped(), None
+    while True:
+        message, fds = channel.receive()
+        if message is None:
+            return
+        try:
+            memory.take(message.get("new", ()), message.get("gone", ()), fds)
+            if message["do"] == "call":
+                results = None
+                named, said = work.call(message, [(t, memory.words(t)) for t in message["tensors"]])
+                results = Results(memory, named)
+                del named
+                answer = {**results.copied(message["into"]), **said}
+            elif message["do"] == "copy":
+                answer = results.copied(message["into"])
+            else:
+                answer = getattr(work, message["do"])(message)
+        except BaseException as error:
+            answer = raised(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        channel.send(answer)
+
+
+class Bare:
+    """A kernel that is called with nothing of lastbit around it."""
+
+    def load(self, message):
+        from harness.kernel import loaded_kernels  # of which the kernel's own file imports
+
+        self.call_of = {one.kernel.name: one.kernel.call for one in loaded_kernels(Path(message["path"]))}
+        return {"kernels": []}
+
+    def call(self, message, tensors):
+        arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
+        stages = {"stages": tuple(message["stages"])} if message["stages"] else {}
+        value = self.call_of[message["kernel"]](**arguments, **message["params"], **stages)
+        if message["device"] != "cpu":
+            torch.accelerator.synchronize(torch.device(message["device"]))
+        if isinstance(value, torch.Tensor):
+            value = {message["results"][0]: value}
+        return value, {}

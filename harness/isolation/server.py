@@ -1,0 +1,153 @@
+"""The fork server of a judge: it has imported what kernels need, and forks kernel processes when it is asked.
+
+It has one thread, and neither a CUDA context nor threads of OpenMP: of these a forked process would have half.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.interpret.faults import collected
+from harness.isolation import runner
+from harness.isolation.confine import confine
+from harness.isolation.inside import Work
+from harness.isolation.limits import Limits
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_PAUSE = 0.005  # seconds between two looks at a process that is ending
+
+PROGRAM = """import sys
+from harness.isolation.server import forked
+kernel_process = forked(int(sys.argv[1]))
+if kernel_process is not None:
+    exec(*kernel_process)
+"""
+"""What a fork server runs. A bare kernel process goes on from its last line, with nothing of lastbit on the stack."""
+
+Program = tuple[Any, dict[str, Any]]
+
+
+def forked(descriptor: int) -> Program | None:
+    """Fork what the judge asks for: returns in each kernel process with what that shall execute, at the end None."""
+    _prepare()
+    connection = socket.socket(fileno=descriptor)
+    _die_with(os.getppid())
+    channel, running, server = runner.Channel(connection), set[int](), os.getpid()
+    channel.send({"ready": os.getpid()})
+    while True:
+        message, fds = channel.receive()
+        if message is None:
+            break
+        if "end" in message:
+            channel.send({"status": _ended(message["end"], running, message["patience"])})
+            continue
+        if (pid := os.fork()) == 0:
+            connection.close()
+            return _kernel_process(message["start"], fds, server)
+        running.add(pid)
+        for fd in fds:
+            os.close(fd)
+        channel.send({"pid": pid})
+    for pid in list(running):
+        _ended(pid, running, 0.0)
+    return None
+
+
+def _prepare() -> None:
+    """Import and set up what every kernel process needs."""
+    torch.set_num_threads(1)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from harness.interpret import install
+
+        install()
+    else:
+        with suppress(ImportError):
+            import triton  # noqa: F401
+    gc.collect()
+    gc.freeze()  # pages that no collection writes to are shared with kernel processes
+
+
+def _ended(pid: int, running: set[int], patience: float) -> int | None:
+    """End a kernel process with all of its group, and reap it.
+
+    The status that `os.waitpid` gives if it ends by itself within some seconds, otherwise None.
+    """
+    if pid not in running:
+        return None
+    running.discard(pid)
+    latest = time.monotonic() + patience
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < latest:
+        time.sleep(_PAUSE)
+    for kill in (os.killpg, os.kill):
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    if ended[0]:
+        return ended[1]
+    os.waitpid(pid, 0)
+    return None
+
+
+def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Program:
+    """Make this new process one of its own, and say what it shall execute."""
+    own, output = fds
+    _die_with(parent)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    confinement = confine(
+        Limits(**asked["limits"]),
+        Path(asked["folder"]),
+        [Path(path) for path in asked["readable"]],
+        asked["device_type"],
+        cache=Path(asked["cache"]) if asked["cache"] else None,
+        kept=[own],
+    )
+    connection = socket.socket(fileno=own)
+    runner.Channel(connection).send({"confinement": confinement.as_json})
+    return _bare(connection) if asked["bare"] else _guarded(connection)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when its parent ends, which it has not done yet."""
+    ctypes.CDLL(None, use_errno=True).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _guarded(connection: socket.socket) -> Program:
+    serve: Callable[..., None] = runner.serve
+    return compile("serve(connection, work)", "<kernel process>", "exec"), {
+        "serve": serve,
+        "connection": connection,
+        "work": Work(),
+    }
+
+
+def _bare(connection: socket.socket) -> Program:
+    """The text of the runner, in a process that has forgotten lastbit."""
+    spec = importlib.util.find_spec("harness.isolation.runner")
+    assert spec is not None and spec.origin is not None
+    text = Path(spec.origin).read_text() + "\n\nserve(connection, Bare())\n"
+    faults = collected()
+    faults.__enter__()  # for good: a fault of an interpreted program raises nothing, and the other process tells of it
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("harness", "reports")]:
+        del sys.modules[name]
+    return compile(text, "<kernel process>", "exec"), {
+        "__name__": "__main__",
+        "connection": connection,
+        "faults": faults,
+    }
