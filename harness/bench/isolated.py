@@ -197,7 +197,7 @@ def _flops(timed: Timed) -> int:
 
 def _written_late(count: int) -> Judgement:
     sentence = (
-        f"{count} of the words of results that were read when the process answered were others right after: work went on "
-        "when the clock had stopped."
+        f"{count} words of results that were read when the process answered were others right after: work went on when "
+        "the clock had stopped."
     )
     return Judgement(Verdict.FAILED, findings=(Finding("late", "", sentence),))

@@ -1,9 +1,9 @@
 """Inputs that a kernel process has not seen, and its results, both in memory of the judge.
 
 Each call has inputs of its own: other values, drawn by seeds that nobody knows before, in other memory. The process
-gets that memory with the message to go, when all of it is written. Its results are to lie in memory of the judge when it
-answers. The judge then reads elements that it has drawn before, thousands out of all results, and the clock stops when
-it has them; after that it copies everything. What is written later shows, because those elements are compared.
+gets that memory with the message to go, when all of it is written. Its results are to lie in memory of the judge when
+it answers. The judge then reads words that it has drawn before, thousands out of all results, and the clock stops when
+it has them; after that it copies everything. What is written later shows, because those words are compared.
 """
 
 from __future__ import annotations

@@ -83,6 +83,10 @@ class Mapped:
         part = torch._C._construct_storage_from_data_pointer(block.data_ptr() + offset, block.device, size)
         return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
 
+    def whole(self, number):
+        """A tensor of int64 over all of a block."""
+        return self.words({"memory": number, "offset": 0, "bytes": self.size(number)})
+
     def size(self, number):
         block = self._blocks.get(number)
         return 0 if block is None else len(block) if isinstance(block, mmap.mmap) else block.nbytes()
@@ -141,6 +145,7 @@ def serve(connection, work):
     words that hold it, and returns named tensors and what else there is to say.
     """
     channel, memory, results = Channel(connection), Mapped(), None
+    work.memory = memory
     while True:
         message, fds = channel.receive()
         if message is None:

@@ -31,8 +31,8 @@ class Timed:
 class Sets:
     """Calls that are to be made: where the tensors of each lie in memory, and where its results are to lie.
 
-    `tensors` and `results` have name, dtype, shape, strides, and for each call the element `at` which it starts, counted
-    from the start of the memory.
+    `tensors` and `results` have name, dtype, shape, strides, and for each call the element of the memory `at` which it
+    starts.
     """
 
     def __init__(self, message):
@@ -98,10 +98,12 @@ class Offers:
         found = None if options else self._taken(size, dtype or torch.get_default_dtype(), device or "cpu")
         return self._own[0](*size, dtype=dtype, device=device, **options) if found is None else found
 
-    def _empty_like(self, tensor, **options):
-        fits = not options and tensor.is_contiguous()
-        found = self._taken(tensor.shape, tensor.dtype, tensor.device) if fits else None
-        return self._own[1](tensor, **options) if found is None else found
+    def _empty_like(self, tensor, *, dtype=None, memory_format=torch.preserve_format, **options):
+        fits = not options and (tensor.is_contiguous() or memory_format is torch.contiguous_format)
+        found = self._taken(tensor.shape, dtype or tensor.dtype, tensor.device) if fits else None
+        if found is None:
+            return self._own[1](tensor, dtype=dtype, memory_format=memory_format, **options)
+        return found
 
     def _new_empty(self, tensor, *size, dtype=None, **options):
         found = None if options else self._taken(size, dtype or tensor.dtype, tensor.device)

