@@ -114,6 +114,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.interpret",
         "harness.calling",
         "harness.isolation.runner",
+        "reports.characters",
     ),
     "harness.isolation.runner": ("harness.kernel",),
     "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging"),
@@ -137,10 +138,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
     "harness.sanitize": ABOVE_VERIFY,
-    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", *TOP)),
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),
-    "reports": ("harness.errors", "harness.files", "harness.result", "harness.run", "harness.outcomes"),
+    "reports.characters": (),
+    "reports": (
+        "reports.characters",
+        "harness.errors",
+        "harness.files",
+        "harness.result",
+        "harness.run",
+        "harness.outcomes",
+    ),
     "kernels": ("harness.kernel", "harness.placement"),
 }
 

@@ -2,5 +2,6 @@
 
 A *kernel process* loads the file of a kernel and calls it. The *judge* asks it, by messages of JSON through a socket,
 and by memory that is the judge's and that both have mapped. Nothing that a kernel process says is unpickled, evaluated
-or used as a path: see `answers`. The *fork server* of a judge has imported what kernels need, and forks kernel processes.
+or used as a path: see `answers`. The *fork server* of a judge has imported what kernels need, and forks kernel
+processes.
 """

@@ -63,6 +63,7 @@ class Pair:
         gone = process.known - self.blocks.numbers()
         process.known = (process.known - gone) | new.keys()
         shared = {"new": [block.as_json for block in new.values()], "gone": sorted(gone)}
+        process.watched.shared = self.blocks.nbytes
         fds = [block.descriptor for block in new.values() if block.descriptor is not None]
         try:
             with timed(KERNEL):
@@ -209,13 +210,13 @@ def _own(result: Result, into: Block) -> Tensor:
         return _empty(result)
     there = torch.tensor([], dtype=result.dtype, device=into.words.device)
     there.set_(into.words.untyped_storage(), result.at // result.dtype.itemsize, result.shape, result.strides)
-    return there.clone() if result.device.type == there.device.type else there.to(result.device)
+    return there.clone() if result.device.type == there.device.type else _empty(result).copy_(there)
 
 
 def _empty(result: Result) -> Tensor:
     try:
-        return torch.empty(result.shape, dtype=result.dtype, device=result.device)
-    except RuntimeError as error:
+        return torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=result.device)
+    except (RuntimeError, AssertionError) as error:  # what torch says to a device that is not there
         raise KernelError(f"the kernel returned {result.name!r} on {result.device}: {error}") from None
 
 

@@ -44,6 +44,11 @@ class Limits:
     seconds: int = 4 * 3600
 
     @property
+    def folder_size(self) -> int:
+        """Bytes of all files in its folder, where that is a mount of its own."""
+        return 4 * self.file_size
+
+    @property
     def as_json(self) -> dict[str, int]:
         """The numbers by their names."""
         return asdict(self)

@@ -99,6 +99,11 @@ class Blocks:
             self.used[key] = block
         return block
 
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks that there are."""
+        return sum(block.nbytes for block in (*self.used.values(), *self.free))
+
     def numbers(self) -> set[int]:
         """Of all blocks that there are."""
         return {block.number for block in (*self.used.values(), *self.free)}

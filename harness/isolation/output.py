@@ -1,34 +1,47 @@
-"""What a kernel process prints, as far as anybody reads it."""
+"""What a kernel process prints: read so that it need not wait, kept up to a bound, and escaped."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+
+from reports.characters import visible
 
 MOST = 1 << 16
 """Bytes of a process that are kept."""
 
+_PIECE = 1 << 16
+_HELD = 1 << 20  # bytes that a pipe holds at most, unless root makes it larger
+
 
 class Output:
-    """The reading end of a pipe; it is read without waiting, beyond `MOST` to no end."""
+    """The reading end of a pipe, to be waited for. What comes after `MOST` bytes is read, counted and dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._kept = descriptor, bytearray()
+        self.dropped = 0
         os.set_blocking(descriptor, False)
 
     def fileno(self) -> int:
         return self._descriptor
 
     def read(self) -> bool:
-        """Take what is there; whether more may come."""
-        with suppress(BlockingIOError):
-            while part := os.read(self._descriptor, 1 << 16):
-                self._kept += part[: MOST - len(self._kept)]
-            return False
-        return True
+        """Take some of what is there; whether more may come.
+
+        Only some: who prints without an end must not keep the reader from looking at the clock.
+        """
+        try:
+            piece = os.read(self._descriptor, _PIECE)
+        except BlockingIOError:
+            return True
+        kept = piece[: MOST - len(self._kept)]
+        self._kept += kept
+        self.dropped += len(piece) - len(kept)
+        return bool(piece)
 
     def close(self) -> str:
-        """All that was printed, as text."""
-        self.read()
+        """What was printed until now, with escapes for characters that would command a terminal."""
+        for _ in range(_HELD // _PIECE + 1):
+            self.read()
         os.close(self._descriptor)
-        return self._kept.decode("utf-8", "backslashreplace")
+        text = visible(self._kept.decode("utf-8", "backslashreplace"), keep="\n\t")
+        return f"{text}\n… and {self.dropped} bytes more\n" if self.dropped else text

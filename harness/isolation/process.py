@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -24,9 +23,11 @@ from harness.errors import LastbitError
 from harness.isolation.answers import Unreadable, parsed
 from harness.isolation.confinement import Confinement
 from harness.isolation.environment import clean_environment
+from harness.isolation.folders import remove
 from harness.isolation.limits import Limits
 from harness.isolation.output import Output
 from harness.isolation.server import PROGRAM
+from harness.isolation.watch import Watch
 
 LONGEST_ANSWER = 1 << 22
 """Bytes of what a kernel process may answer."""
@@ -43,15 +44,18 @@ class KernelProcessEnded(LastbitError):
         code: its exit code, if it exited.
         signal: what ended it, if a signal did.
         limit: the seconds that it had, if it took longer.
+        used: what it used more of than it may, in words.
     """
 
-    def __init__(self, code: int | None = None, signal: int | None = None, limit: float | None = None) -> None:
-        super().__init__(_sentence(code, signal, limit))
-        self.code, self.signal, self.limit = code, signal, limit
+    def __init__(
+        self, code: int | None = None, signal: int | None = None, limit: float | None = None, used: str = ""
+    ) -> None:
+        super().__init__(f"its process was ended: {used}" if used else _sentence(code, signal, limit))
+        self.code, self.signal, self.limit, self.used = code, signal, limit, used
 
     def within(self, limit: float) -> KernelProcessEnded:
         """The same, where the seconds that it had were the rest of a case that had so many."""
-        return self if self.limit is None else KernelProcessEnded(limit=limit)
+        return self if self.limit is None else KernelProcessEnded(limit=limit, used=self.used)
 
 
 def _sentence(code: int | None, number: int | None, limit: float | None) -> str:
@@ -93,9 +97,14 @@ class Start:
 
 
 class ForkServer:
-    """A process that forks kernel processes; it is started for the first one, and ends with this process."""
+    """A process that forks kernel processes; it is started for the first one, and ends with this process.
+
+    Attributes:
+        watch: looks at what they use.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self.watch = Watch()
         self._environ = clean_environment(os.environ if environ is None else environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -132,7 +141,7 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(writing)
-        return KernelProcess(self, int(pid), ours, Output(reading), folder)
+        return KernelProcess(self, int(pid), ours, Output(reading), folder, start.limits)
 
     def ended(self, pid: int, patience: float) -> int | None:
         """End a kernel process and what it started: how it ended by itself within some seconds, None if it did not."""
@@ -176,8 +185,17 @@ class KernelProcess:
         confinement: what it was kept from before it loaded anything.
     """
 
-    def __init__(self, server: ForkServer, pid: int, connection: socket.socket, output: Output, folder: Path) -> None:
+    def __init__(
+        self,
+        server: ForkServer,
+        pid: int,
+        connection: socket.socket,
+        output: Output,
+        folder: Path,
+        limits: Limits,
+    ) -> None:
         self._server, self._pid, self._socket, self._output, self._folder = server, pid, connection, output, folder
+        self.watched = server.watch.begin(pid, limits)
         self.known: set[int] = set()
         self.printed = ""
         self._over: KernelProcessEnded | None = None
@@ -218,20 +236,21 @@ class KernelProcess:
     def _answer(self, timeout: float) -> bytes:
         """The next message of the process, whose output is read meanwhile."""
         latest, received = time.monotonic() + timeout, bytearray()
-        waiting: list[Any] = [self._socket, self._output]
         self._socket.settimeout(0)
-        while True:
-            ready, _, _ = select.select(waiting, [], [], max(latest - time.monotonic(), 0))
-            if self._output in ready and not self._output.read():
-                waiting.remove(self._output)
-            if self._socket in ready:
+        waiting = select.poll()
+        for file in (self._socket, self._output):
+            waiting.register(file, select.POLLIN)
+        while (left := latest - time.monotonic()) > 0:
+            ready = {descriptor for descriptor, _ in waiting.poll(1000 * left)}
+            if self._output.fileno() in ready and not self._output.read():
+                waiting.unregister(self._output)
+            if self._socket.fileno() in ready:
                 if not (part := self._part(received)):
                     raise self._ended(None)
                 received += part
                 if _is_whole(received):
                     return bytes(received[_LENGTH.size :])
-            if time.monotonic() >= latest:
-                raise self._ended(timeout)
+        raise self._ended(timeout)
 
     def _part(self, received: bytearray) -> bytes:
         """What there is of a message, nothing if no more comes of it or it is too long."""
@@ -245,9 +264,10 @@ class KernelProcess:
         self._socket.close()
         status = self._server.ended(self._pid, patience=_PARTING if limit is None and patient else 0.0)
         self.printed = self._output.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._server.watch.over(self.watched)
+        remove(self._folder)
         code, number = (None, None) if status is None or limit is not None else _how(status)
-        self._over = KernelProcessEnded(code, number, limit)
+        self._over = KernelProcessEnded(code, number, limit, self.watched.hit)
         return self._over
 
 

@@ -24,9 +24,11 @@ from harness.isolation import runner
 from harness.isolation.confine import confine
 from harness.isolation.inside import Work
 from harness.isolation.limits import Limits
+from harness.isolation.privileges import shield
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_PAUSE = 0.005  # seconds between two looks at a process that is ending
+_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
+_PARTING = 2.0  # seconds that a guardian has to end its kernel process
 
 PROGRAM = """import sys
 from harness.isolation.server import forked
@@ -41,6 +43,7 @@ Program = tuple[Any, dict[str, Any]]
 
 def forked(descriptor: int) -> Program | None:
     """Fork what the judge asks for: returns in each kernel process with what that shall execute, at the end None."""
+    shield()
     _prepare()
     connection = socket.socket(fileno=descriptor)
     _die_with(os.getppid())
@@ -80,23 +83,33 @@ def _prepare() -> None:
 
 
 def _ended(pid: int, running: set[int], patience: float) -> int | None:
-    """End a kernel process with all of its group, and reap it.
+    """End a kernel process with all that it has started, and reap it; `pid` is that of its guardian.
 
     The status that `os.waitpid` gives if it ends by itself within some seconds, otherwise None.
     """
     if pid not in running:
         return None
     running.discard(pid)
-    latest = time.monotonic() + patience
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < latest:
-        time.sleep(_PAUSE)
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-    if ended[0]:
-        return ended[1]
-    os.waitpid(pid, 0)
+    if (status := _waited(pid, patience)) is not None:
+        return status
+    os.kill(pid, signal.SIGTERM)
+    if _waited(pid, _PARTING) is None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     return None
+
+
+def _waited(pid: int, patience: float) -> int | None:
+    """The status of a child that ends within some seconds."""
+    latest, pause = time.monotonic() + patience, _PAUSE
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        if time.monotonic() >= latest:
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Program:

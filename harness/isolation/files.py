@@ -1,0 +1,61 @@
+"""Which files a kernel process can read and write."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness.isolation import landlock
+
+_SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys")))
+_SETTINGS = (
+    *("alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias"),
+    *("localtime", "nsswitch.conf", "os-release", "passwd", "timezone", "vulkan", "OpenCL", "nvidia"),
+)
+"""What programs read in `/etc`; the rest of it may hold secrets."""
+
+_NAMED = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_HOME")
+"""Variables with folders of libraries and programs."""
+
+_COMPILERS = ("torch", "triton", "nvidia")
+"""Packages that load libraries from folders beside their own."""
+
+_PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ACCELERATORS = ("nvidia*", "kfd", "dri")
+
+
+def python_folders() -> list[Path]:
+    """Where Python and what is installed lie, and packages that this process has imported."""
+    found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            folders = list(getattr(module, "__path__", ()))
+            found.update(folders)
+            found.update(map(os.path.dirname, folders if name in _COMPILERS else ()))
+    return sorted(map(Path, found))
+
+
+def accelerators() -> list[Path]:
+    """The device files of GPUs."""
+    return [path for pattern in _ACCELERATORS for path in sorted(Path("/dev").glob(pattern))]
+
+
+def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, shared_memory: bool) -> landlock.Rules:
+    """What Landlock is to allow: `own` to write, and what programs need to read.
+
+    `shared_memory`: `/dev/shm` is the process's own.
+    """
+    made = landlock.Rules(abstract_sockets=device_type != "cpu")
+    made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *_named(), *python_folders()], landlock.READ)
+    made.allow(readable, landlock.READ)
+    made.allow((Path("/dev", name) for name in _PLAIN_DEVICES), landlock.DEVICE)
+    made.allow(accelerators() if device_type != "cpu" else (), landlock.DEVICE)
+    made.allow([*own, *([Path("/dev/shm")] if shared_memory else [])], landlock.WRITE)
+    return made
+
+
+def _named() -> Iterator[Path]:
+    for name in _NAMED:
+        yield from (Path(folder) for folder in os.environ.get(name, "").split(os.pathsep) if os.path.isabs(folder))

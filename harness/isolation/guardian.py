@@ -1,0 +1,115 @@
+"""A guardian between a kernel process and the one that forked it: it ends all that the kernel process has started.
+
+The guardian is the process that was forked. It forks once more, and what that child starts is below it for good: in a
+namespace of processes that ends with its first process, or, where the system gives none, because the guardian adopts
+what has lost its parent. It ends as the kernel process did, by the same signal or exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+from harness.isolation import system
+from harness.isolation.processes import end_descendants
+
+
+class _Told(Exception):
+    """The guardian was asked to end the kernel process."""
+
+
+def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:
+    """Return in a new process, the kernel process; this one becomes its guardian, and never returns.
+
+    SIGTERM makes the guardian end the kernel process with all that it has started. Its own end does the same in a
+    namespace of processes. Both are in a session of their own: no signal to a group reaches who forked the guardian.
+
+    Args:
+        own_processes: the next child is the first of a namespace. That one does `prepare` and then only waits, since
+            signals do nothing to the first process of a namespace.
+        prepare: is done in the namespace before the kernel process begins.
+    """
+    with suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    system.prctl(system.PR_SET_DUMPABLE, 0)
+    system.prctl(system.PR_SET_CHILD_SUBREAPER, 1)
+    theirs, ours = os.pipe()
+    child = os.fork()
+    if child:
+        _forget_descriptors(theirs)
+        _guard(child, theirs)
+    os.close(theirs)
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if own_processes:
+        prepare()
+        if first := os.fork():
+            _forget_descriptors(ours)
+            _wait_first(first, ours)
+    os.close(ours)
+
+
+def _guard(child: int, status: int) -> NoReturn:
+    signal.signal(signal.SIGTERM, _tell)
+    try:
+        told = os.read(status, 8)  # nothing, if the child itself is the kernel process
+        ended = int.from_bytes(told, "little") if told else _waited(child)
+    except _Told:
+        ended = signal.SIGKILL
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_all()
+    _end_like(ended)
+
+
+def _tell(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Told
+
+
+def _wait_first(kernel_process: int, status: int) -> NoReturn:
+    """What the first process of a namespace does: wait for all, and say how the kernel process ended."""
+    with suppress(BaseException):
+        os.write(status, _waited(kernel_process).to_bytes(8, "little"))
+    os._exit(0)
+
+
+def _waited(child: int) -> int:
+    """How the child ended, after having waited for all others that ended before."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child:
+            return status
+
+
+def _end_all() -> None:
+    with suppress(ChildProcessError):
+        while True:
+            end_descendants(os.getpid())
+            os.waitpid(-1, 0)
+
+
+def _end_like(status: int) -> NoReturn:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(OSError):  # SIGKILL has no other effect that could be undone
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _forget_descriptors(kept: int) -> None:
+    """Whoever waits for the other end of a socket or pipe waits for the kernel process alone."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nothing, standard)
+    close_all_but(kept)
+
+
+def close_all_but(*kept: int) -> None:
+    """Close what is open beyond the three standard descriptors, but for these."""
+    bounds = sorted({2, *(descriptor for descriptor in kept if descriptor > 2)})
+    for low, high in zip(bounds, [*bounds[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(low + 1, high)

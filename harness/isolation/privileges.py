@@ -1,0 +1,84 @@
+"""What a process may do because of who it is: user, groups, capabilities."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from harness.isolation import system
+
+USERS = range(61184, 65520)
+"""Users that belong to nobody: what systemd gives to services for as long as they run."""
+
+
+def shield() -> None:
+    """No other process of the same user can read this one's memory and environment, or stop it as a debugger.
+
+    Judges call it before they start kernel processes. Root's processes are shielded from other users anyway.
+    """
+    if system.LINUX:
+        system.prctl(system.PR_SET_DUMPABLE, 0)
+
+
+def readable_by_all(paths: Iterable[Path]) -> bool:
+    """Whether a user without rights of its own gets to these places, as far as they are there."""
+    return all(
+        _passable(folder) for path in paths if path.exists() for folder in (path.resolve(), *path.resolve().parents)
+    )
+
+
+def _passable(path: Path) -> bool:
+    return bool(path.stat().st_mode & (stat.S_IXOTH if path.is_dir() else stat.S_IROTH))
+
+
+def user_of(folder: Path) -> int:
+    """A user for root to become, who shall have this folder and nothing else: the same one for the same folder."""
+    return USERS[folder.stat().st_ino % len(USERS)]
+
+
+def become(user: int | None, groups: Sequence[int], *, keep_reading: bool) -> None:
+    """Give up every capability and the groups of root, and become the user if one is named.
+
+    `keep_reading`: but the right to read every file, also in what this process starts. It is for where Python itself
+    lies in a folder of root's, and only safe where Landlock says which files there are.
+    """
+    kept = (system.CAP_DAC_READ_SEARCH,) if keep_reading else ()
+    if user is not None:
+        system.prctl(system.PR_SET_KEEPCAPS, 1)
+        _drop_bounding(kept)
+        os.setgroups(list(groups))
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    else:
+        _drop_bounding(kept)
+    system.set_capabilities(*kept)
+    for capability in kept:
+        system.prctl(system.PR_CAP_AMBIENT, system.PR_CAP_AMBIENT_RAISE, capability)
+    system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _drop_bounding(kept: Sequence[int]) -> None:
+    """A program that the process starts cannot have them again. Who may not drop them, has none to give up."""
+    with suppress(OSError):
+        for capability in range(64):
+            if capability not in kept:
+                system.prctl(system.PR_CAPBSET_DROP, capability)
+
+
+def groups_of(devices: Iterable[Path]) -> list[int]:
+    """The groups that devices belong to which not everybody may use."""
+    found = [device.stat() for device in devices if device.is_char_device()]
+    return sorted({state.st_gid for state in found if not state.st_mode & stat.S_IWOTH and state.st_gid})
+
+
+def settle() -> None:
+    """After a change of the user, which has undone both: end with the guardian, and be open to itself.
+
+    Drivers look at `/proc/self`, which a process that is shielded cannot.
+    """
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
+    system.prctl(system.PR_SET_DUMPABLE, 1)

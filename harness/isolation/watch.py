@@ -1,0 +1,131 @@
+"""The judge's watch over kernel processes: what limits of the system do not bound, or only for one process.
+
+One thread looks at all of them every now and then; without any it sleeps. It tells a guardian to end its kernel
+process, with which all that this has started ends, and keeps what the process was ended for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.isolation.limits import GB, Limits
+from harness.isolation.processes import Family, family
+
+_PAUSE = 0.2  # seconds between two looks
+_KB = 1024
+
+
+@dataclass
+class Watched:
+    """A kernel process with all that it has started.
+
+    Attributes:
+        guardian: the process that was forked for it.
+        limits: what they may use, all together.
+        shared: bytes that the judge shares with them, which do not count as theirs.
+        hit: which limit they were ended for, in words; empty as long as they were not.
+    """
+
+    guardian: int
+    limits: Limits
+    shared: int = 0
+    hit: str = ""
+    handle: int = field(default=-1, repr=False)
+
+
+class Watch:
+    """Watches from `begin` to `over`; as a context manager, until the end of it at the latest."""
+
+    def __init__(self) -> None:
+        self._watched: list[Watched] = []
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread:
+            self._thread.join()
+
+    def begin(self, guardian: int, limits: Limits) -> Watched:
+        """Watch a kernel process. Only a guardian that has not been waited for can be given."""
+        watched = Watched(guardian, limits, handle=os.pidfd_open(guardian))
+        with self._changed:
+            self._watched.append(watched)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look_on, name="watch", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return watched
+
+    def over(self, watched: Watched) -> None:
+        """Do not look at it any more."""
+        with self._changed:
+            self._watched.remove(watched)
+            os.close(watched.handle)
+
+    def _look_on(self) -> None:
+        with self._changed:
+            while not self._closed:
+                self._changed.wait(_PAUSE if self._watched else None)
+                look(self._watched)
+
+
+def look(watched: Iterable[Watched]) -> None:
+    """End those that use more than they may."""
+    if living := [one for one in watched if not one.hit]:
+        known = family()
+        for one in living:
+            if hit := _hit(one, known):
+                one.hit = hit
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(one.handle, signal.SIGTERM)
+
+
+def _hit(watched: Watched, known: Family) -> str:
+    usages = [usage for pid in known.descendants(watched.guardian) if (usage := _usage(pid))]
+    untouched = _usage(watched.guardian)
+    if untouched is None:
+        return ""
+    own = sum(max(0, usage.private - untouched.private) for usage in usages)
+    used = own + max(0, sum(usage.shared for usage in usages) - watched.shared * len(usages))
+    if used > watched.limits.memory:
+        return f"it used {used / GB:.3g} GB of memory, where {watched.limits.memory / GB:.3g} GB are allowed"
+    threads = sum(usage.threads for usage in usages)
+    if threads > watched.limits.processes:
+        return f"it had {threads} processes and threads, where {watched.limits.processes} are allowed"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Usage:
+    private: int
+    shared: int
+    threads: int
+
+
+def _usage(pid: int) -> _Usage | None:
+    """Bytes that a process has in memory, and its threads; None once it has ended.
+
+    What it has of its parent's counts as private until it is written, so the guardian, which writes nothing, is what
+    a process had at first.
+    """
+    try:
+        lines = Path("/proc", str(pid), "status").read_text().splitlines()
+    except OSError:
+        return None
+    fields = {name: words.split()[0] for name, _, words in (line.partition(":") for line in lines) if words.split()}
+    if "RssAnon" not in fields:
+        return None
+    return _Usage(int(fields["RssAnon"]) * _KB, int(fields["RssShmem"]) * _KB, int(fields["Threads"]))
