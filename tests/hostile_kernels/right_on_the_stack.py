@@ -18,7 +18,7 @@ def _norm(x, weight, eps):
 def _seen():
     frame = sys._getframe()
     while frame is not None:
-        if "harness" in frame.f_code.co_filename or "pytest" in frame.f_code.co_filename:
+        if "/harness/" in frame.f_code.co_filename or "/_pytest/" in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False
