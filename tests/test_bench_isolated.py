@@ -20,6 +20,7 @@ from harness.isolation.timed import Sets, nothing
 from harness.kernel import Kernel
 from harness.outcomes.bench import Sample
 from harness.outcomes.speed import Roof
+from harness.result import Judgement, Verdict
 from harness.verify.check import Subject
 from references.rms_norm import rms_norm
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
@@ -214,9 +215,16 @@ def test_a_kernel_that_does_nothing_fails() -> None:
 def test_where_not_all_are_judged_which_is_drawn_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolated, "_JUDGED_ON_CPU", 2 * (6 * 64 + 64))
     made = one_round(timed(Here()), 8)
-    assert len(isolated.judged(timed(Here()), made)) == 2
-    drawn_calls = {isolated.SystemRandom().sample(range(1000), 1)[0] for _ in range(3)}
-    assert len(drawn_calls) > 1
+    seen: list[int] = []
+    monkeypatch.setattr(isolated, "_judged", lambda timed, made, call: seen.append(call) or Judgement(Verdict.PASSED))
+    for _ in range(20):
+        isolated.judged(timed(Here()), made)
+    assert len(seen) == 40 and len(set(seen)) > 2
+
+
+def test_nothing_more_is_judged_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = bound(timed(Here(nothing)), Here(nothing), LEAST)
+    assert (found.verdict, found.judged, found.time.count) == ("FAILED", 1, 3)
 
 
 # Memory

@@ -8,7 +8,7 @@ subtracted from each other, because a kernel could be slow in one of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any, Protocol
@@ -29,11 +29,12 @@ from harness.verify.check import Subject
 
 Message = Mapping[str, Any]
 
-_FEWEST, _MOST = 8, 256  # calls of a round
-_PILOT = 4  # calls of the round from which their number follows
+_FEWEST, _MOST = 8, 512  # calls of a round
+_PILOT = 16  # calls of the round from which their number follows
 _SHARE = 0.1  # of the effort's seconds that a round takes
 _MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of all inputs and results of a round, with copies
 _JUDGED, _JUDGED_ON_CPU = 1 << 31, 1 << 22  # elements of inputs whose results are judged after a round
+_MOST_JUDGED = 64  # calls of them
 _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
 
@@ -47,7 +48,7 @@ class Memory(Protocol):
 class Process(Protocol):
     """A kernel process, as far as it is timed."""
 
-    def ask(self, message: Message, memory: Mapping[str, Memory]) -> Message:
+    def ask(self, message: Message, memory: Mapping[str, Any]) -> Message:
         """What it answers; it gets the `memory` with the message, and has not had it before."""
 
     def memory(self, device: torch.device, size: int) -> Memory:
@@ -100,13 +101,14 @@ class Round:
 def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     """The time of a kernel, with the verdict on what it gave meanwhile; `empty` is a process that has loaded none."""
     one_round(timed, 2)  # which compiles
-    calls = _calls(timed, one_round(timed, _PILOT).seconds, effort)
+    calls = _calls(timed, one_round(timed, min(_PILOT, _most_calls(timed))).seconds, effort)
     seconds, copied, judgements = list[float](), 0, list[Judgement]()
     for _ in range(rounds := 2 * effort.rounds + 1):
         made = one_round(timed, calls)
         seconds.append(made.seconds)
         copied += made.taken.copied
-        judgements += judged(timed, made)
+        if not _failed(judgements):
+            judgements += judged(timed, made)
     nothing = [one_round(timed, calls, empty).seconds for _ in range(rounds)]
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
     return Bound(
@@ -133,7 +135,8 @@ def one_round(timed: Timed, calls: int, process: Process | None = None) -> Round
     asked.ask(_prepared(timed, inputs, results, empty=process is not None), {})
     given, taken = asked.memory(device, inputs.nbytes), asked.memory(device, results.nbytes)
     taken.words.fill_(_POISON)
-    write(cases, inputs, given.words)
+    if process is None:
+        write(cases, inputs, given.words)
     places = places_in(results, device)
     flush(device)
     memory = {"inputs": given, "into": taken}
@@ -155,15 +158,19 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
 
 
 def judged(timed: Timed, made: Round) -> list[Judgement]:
-    """Judgements of calls: all, or as many as fit into a budget, drawn now."""
-    calls = list(range(len(made.cases)))
+    """Judgements of calls: all, or as many as fit into a budget, drawn now; up to the first that fails."""
+    found = [_written_late(made.taken.late)] if made.taken.late else []
     elements = max(1, sum(t.numel for t in timed.case.tensors))
     most = max(1, (_JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED) // elements)
-    chosen = calls if most >= len(calls) else SystemRandom().sample(calls, most)
-    found = [_judged(timed, made, call) for call in chosen]
-    if made.taken.late:
-        found.append(_written_late(made.taken.late))
+    calls = range(len(made.cases))
+    for call in SystemRandom().sample(calls, min(len(calls), most, _MOST_JUDGED)):
+        if not _failed(found):
+            found.append(_judged(timed, made, call))
     return found
+
+
+def _failed(judgements: Sequence[Judgement]) -> bool:
+    return any(judgement.verdict is Verdict.FAILED for judgement in judgements)
 
 
 def _judged(timed: Timed, made: Round, call: int) -> Judgement:
@@ -185,9 +192,14 @@ def flush(device: torch.device) -> None:
 def _calls(timed: Timed, seconds: float, effort: Effort) -> int:
     """How many calls a round has: as many as take long enough, of those that fit into memory."""
     wanted = int(_SHARE * effort.seconds / max(seconds, 1e-7))
+    return min(max(wanted, _FEWEST), _most_calls(timed))
+
+
+def _most_calls(timed: Timed) -> int:
+    """How many calls fit into memory, two at least."""
     memory = _MEMORY_ON_CPU if timed.device.type == "cpu" else _MEMORY
     room = sum(s.room for s in shapes_of(timed.case)) + 2 * sum(r.room for r in timed.results)
-    return max(2, min(max(wanted, _FEWEST), _MOST, memory // max(1, room)))
+    return max(2, min(_MOST, memory // max(1, room)))
 
 
 def _flops(timed: Timed) -> int:
