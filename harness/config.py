@@ -33,12 +33,14 @@ class Config:
         site: folders of installed packages that come before those of this environment.
         lines: case lines to run instead of generated cases.
         seed: of the generated cases.
+        random: the values of each case are of another seed, which nobody knows before it runs; a line tells which.
         cases: generated cases per kernel and group; None for the profile's number.
         timeout: seconds that one case may take.
         strict: notices fail a case.
         keep_going: a kernel that has failed runs its other cases all the same.
         sanitize: memory accesses are looked at, too: by compute-sanitizer on CUDA, for races where kernels are
             interpreted.
+        isolate: kernels run in processes of their own.
     """
 
     folder: str
@@ -57,6 +59,8 @@ class Config:
     strict: bool = False
     keep_going: bool = False
     sanitize: bool = False
+    random: bool = False
+    isolate: bool = False
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -65,6 +69,8 @@ class Config:
             raise UsageError(
                 f"timeout {self.timeout} must be a number of seconds above 0 and at most {LONGEST_TIMEOUT:,}"
             )
+        if self.isolate and self.sanitize and any(kind != "cpu" for kind in self.device_plan.types):
+            raise UsageError("--sanitize on an accelerator runs kernels where --isolate does not; give one of them")
         if self.cases is not None and self.cases < 0:
             raise UsageError(f"{self.cases} generated cases per group cannot be run; give 0 or more")
 

@@ -23,11 +23,13 @@ from harness.verify.notes import Failures, Notes, Unrecorded, read_json
 from harness.verify.schedule import Schedule, units
 
 if TYPE_CHECKING:
+    from harness.isolation.declared import Kernels
     from harness.verify.plan import Plan
     from harness.verify.recorder import Recorder
 
 _config = pytest.StashKey[Config]()
 _notes = pytest.StashKey[Notes]()
+_kernels = pytest.StashKey["Kernels | None"]()
 
 
 def _device_type() -> str:
@@ -110,20 +112,34 @@ def _plan(config: pytest.Config) -> Plan:
     import torch
 
     from harness.interpret import install
+    from harness.kernel import load_kernels
     from harness.verify.plan import make_plan
 
     torch.set_num_threads(1)  # workers share the cores
+    config.stash[_kernels] = _isolated(config)
     notes, device_type = config.stash[_notes], _device_type()
     if device_type == "cpu":
         install()
+    kernels = config.stash[_kernels]
     try:
-        plan = make_plan(config.stash[_config], device_type)
+        plan = make_plan(config.stash[_config], device_type, kernels.declared if kernels else load_kernels)
     except LastbitError as error:
         notes.write("refused", str(error))
         raise
     gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
     notes.write("plan", {"items": [asdict(i) for i in plan.planned], "not_run": [asdict(n) for n in plan.not_run]})
     return plan
+
+
+def _isolated(config: pytest.Config) -> Kernels | None:
+    """What calls kernels in processes of their own, where the run is to do that."""
+    if not config.stash[_config].isolate:
+        return None
+    from harness.verify.isolating import kernels_for
+
+    kernels = kernels_for(config.stash[_config], _device_type())
+    config.add_cleanup(kernels.server.close)
+    return kernels
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -142,3 +158,9 @@ def recorder(request: pytest.FixtureRequest) -> Recorder:
 
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
     return Recorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)
+
+
+@pytest.fixture(scope="session")
+def kernels(request: pytest.FixtureRequest) -> Kernels | None:
+    """What calls the kernels of this worker process, if it does not call them itself."""
+    return request.config.stash[_kernels]

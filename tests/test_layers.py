@@ -106,6 +106,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "harness.isolation": (
         "harness.errors",
+        "harness.files",
         "harness.timing",
         "harness.dtypes",
         "harness.kernel",

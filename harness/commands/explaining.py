@@ -28,6 +28,7 @@ OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 
 NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
+ISOLATED = "the run kept kernels in processes of their own (--isolate), where none is explained"
 
 
 def with_explanations(config: Config, run: Run) -> Run:
@@ -37,6 +38,8 @@ def with_explanations(config: Config, run: Run) -> Run:
     keyboard ends it, and the run has what was found until then.
     """
     failures, passed = failures_of(run), [] if config.lines else ordinary_of(run)
+    if config.isolate:
+        return replace(run, explanations=tuple(unexplained(failure, ISOLATED) for failure in failures))
     explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
     try:
         for explanation in explained(of_run(config, failures), failures):

@@ -56,6 +56,19 @@ def add_sanitize(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sanitize", action="store_true", help=help)
 
 
+def add_isolate(parser: argparse.ArgumentParser) -> None:
+    """Add --isolate."""
+    help = "call kernels in processes of their own, which have neither reference nor seeds nor records"
+    parser.add_argument("--isolate", action="store_true", help=help)
+
+
+def seed(text: str) -> int | None:
+    """A number, or None for one of each case that nobody knows before it runs."""
+    if text != "random" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor random")
+    return None if text == "random" else int(text)
+
+
 def workers_of(options: argparse.Namespace) -> list[str]:
     """The option -n for pytest, where it was given or the command has a default."""
     return [] if options.workers is None else ["-n", options.workers]
@@ -83,6 +96,7 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
         settings["timeout"] = options.timeout
     settings["strict"] = given.get("strict", False)
     settings["sanitize"] = given.get("sanitize", False)
+    settings["isolate"] = given.get("isolate", False)
     if "run_folder" in given:
         settings["folder"] = str(_run_folder(options.run_folder))
     return Config(**{"folder": "", **settings, **changes})

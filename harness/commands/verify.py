@@ -8,7 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.case import parse_case
-from harness.commands.options import add_device, add_kernel_choice, add_run, add_sanitize, config_of, workers_of
+from harness.commands.options import (
+    add_device,
+    add_isolate,
+    add_kernel_choice,
+    add_run,
+    add_sanitize,
+    config_of,
+    seed,
+    workers_of,
+)
 from harness.commands.running import Interrupted, execute
 from harness.config import PROFILES, Config
 from harness.result import Verdict
@@ -24,6 +33,7 @@ def add_repro(parser: argparse.ArgumentParser) -> None:
     add_kernel_choice(parser)
     add_run(parser, workers="1")
     add_sanitize(parser)
+    add_isolate(parser)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -38,21 +48,25 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
     parser.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
     parser.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
+    help = "seed of the generated cases; random: each case has one of its own (default: 0, with --isolate random)"
+    parser.add_argument("--seed", type=seed, default=argparse.SUPPRESS, help=help)
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
     parser.add_argument("--keep-going", action="store_true", help=help)
     add_device(parser)
     add_kernel_choice(parser)
     add_run(parser)
     add_sanitize(parser)
+    add_isolate(parser)
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    given: int | None = vars(options).get("seed", None if options.isolate else 0)
     config = config_of(
         options,
         profile=options.profile or ("smoke" if options.sanitize else "ci"),
         ops=tuple(options.op),
-        seed=options.seed,
+        seed=given or 0,
+        random=given is None,
         cases=options.cases_per_group,
         keep_going=options.keep_going or options.base is not None,  # two revisions are compared on common cases
     )

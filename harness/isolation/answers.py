@@ -50,11 +50,12 @@ class Raised(LastbitError):
         kind: the name of its type.
         kinds: names of that type and those that it derives from.
         traceback: of the other process.
+        lost: that process cannot use its device any more.
     """
 
-    def __init__(self, kinds: tuple[str, ...], text: str, traceback: str) -> None:
+    def __init__(self, kinds: tuple[str, ...], text: str, traceback: str, *, lost: bool = False) -> None:
         super().__init__(text)
-        self.kinds, self.kind, self.traceback = kinds, kinds[0], traceback
+        self.kinds, self.kind, self.traceback, self.lost = kinds, kinds[0], traceback, lost
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def parsed(text: bytes) -> Mapping[str, Any]:
     if "raised" in answer:
         fields = _mapping(answer["raised"])
         kinds = _list(fields.get("kinds"), name_of) or ("Exception",)
-        raise Raised(kinds, text_of(fields.get("text")), text_of(fields.get("traceback")))
+        texts = text_of(fields.get("text")), text_of(fields.get("traceback"))
+        raise Raised(kinds, *texts, lost=flag(fields.get("lost")))
     return answer
 
 

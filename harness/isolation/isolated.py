@@ -91,6 +91,10 @@ class Isolated:
     device: torch.device
     later: bool = False
 
+    @property
+    def over(self) -> bool:
+        return self.pair.over
+
     def perform(self, inputs: Inputs, asked: Asked) -> Performed:
         if not self.later:
             self.pair.begin()
@@ -125,6 +129,8 @@ class Isolated:
         except Raised as error:
             if "UnsupportedCase" in error.kinds:
                 raise UnsupportedCase(str(error)) from None
+            if error.lost:
+                self.pair.end()
             raise
         return answer, into
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.isolation.runner import exported
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LEAST = 1 << 18  # bytes of a block
 _numbers = itertools.count(1)
@@ -36,13 +38,7 @@ class Block:
     number: int
     words: Tensor
     descriptor: int | None
-    handle: list[int | str | bool] | None
-
-    @staticmethod
-    def on(device: torch.device, size: int) -> Block:
-        """Memory of at least `size` bytes."""
-        size = max(_LEAST, 1 << (size - 1).bit_length()) if size <= _FEW else -(-size // _LEAST) * _LEAST
-        return _of_file(size) if device.type == "cpu" else _of_device(device, size)
+    handle: list[int | str] | None
 
     @property
     def nbytes(self) -> int:
@@ -58,6 +54,7 @@ _FEW = 64 << 20  # bytes up to which blocks are powers of two, so that one serve
 
 
 def _of_file(size: int) -> Block:
+    size = max(_LEAST, 1 << (size - 1).bit_length()) if size <= _FEW else -(-size // _LEAST) * _LEAST
     descriptor = os.memfd_create("tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -67,10 +64,15 @@ def _of_file(size: int) -> Block:
     return block
 
 
-def _of_device(device: torch.device, size: int) -> Block:
-    words = torch.empty(size // 8, dtype=torch.int64, device=device)
-    shared = words.untyped_storage()._share_cuda_()
-    return Block(next(_numbers), words, None, [part.hex() if isinstance(part, bytes) else part for part in shared])
+def _of_device(device: torch.device, size: int, pool: object) -> Block:
+    """Memory in a segment of its own, since another process that opens a part of a segment has all of it."""
+    size = -(-max(size, _LEAST_SEGMENT) // _SEGMENTS) * _SEGMENTS
+    with torch.cuda.use_mem_pool(pool, device):  # type: ignore[arg-type]
+        words = torch.zeros(size // 8, dtype=torch.int64, device=device)
+    return Block(next(_numbers), words, None, [words.device.index, *exported(words.data_ptr())])
+
+
+_LEAST_SEGMENT, _SEGMENTS = 10 << 20, 2 << 20  # bytes from which torch's allocator gives segments of their own
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Blocks:
 
     used: dict[int, Block] = field(default_factory=dict)
     free: list[Block] = field(default_factory=list)
+    pools: dict[torch.device, object] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Another case begins: whatever the last one had is free; what it had no use for is given back."""
@@ -93,11 +96,18 @@ class Blocks:
         """The block by a key, which has `size` bytes or more."""
         block = self.used.get(key)
         if block is None or block.nbytes < size or block.words.device != device:
-            fitting = [b for b in self.free if size <= b.nbytes <= _WASTE * size + _LEAST and b.words.device == device]
-            block = min(fitting, key=lambda b: b.nbytes, default=None) or Block.on(device, size)
+            fitting = [b for b in self.free if size <= b.nbytes <= _WASTE * size + _LEAST_SEGMENT and b.words.device == device]
+            block = min(fitting, key=lambda b: b.nbytes, default=None) or self._made(device, size)
             self.free = [b for b in self.free if b is not block]
             self.used[key] = block
         return block
+
+    def _made(self, device: torch.device, size: int) -> Block:
+        if device.type == "cpu":
+            return _of_file(size)
+        if device not in self.pools:
+            self.pools[device] = torch.cuda.MemPool()
+        return _of_device(device, size, self.pools[device])
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import LastbitError
+from harness.files import BUILT_IN
 from harness.isolation.answers import Unreadable, parsed
 from harness.isolation.confinement import Confinement
 from harness.isolation.environment import clean_environment
@@ -105,7 +106,9 @@ class ForkServer:
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.watch = Watch()
-        self._environ = clean_environment(os.environ if environ is None else environ)
+        own = clean_environment(os.environ if environ is None else environ)
+        path = os.pathsep.join(filter(None, [own.get("PYTHONPATH"), str(BUILT_IN)]))
+        self._environ = {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # its working directory changes
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._is_up = False

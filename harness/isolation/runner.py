@@ -4,6 +4,7 @@ It imports nothing of lastbit, so that a *bare* kernel process can run the text 
 is to be seen but what the kernel's own file imports.
 """
 
+import ctypes
 import json
 import mmap
 import os
@@ -55,6 +56,45 @@ class Channel:
         return b"".join(parts)
 
 
+class Handle(ctypes.Structure):
+    """By which the driver of CUDA lets another process have memory of a device."""
+
+    _fields_ = [("reserved", ctypes.c_ubyte * 64)]
+
+
+def driver(name, *arguments):
+    """Call a function of the driver of CUDA, in the context that torch has made current."""
+    status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    if status:
+        raise RuntimeError(f"{name} of the CUDA driver failed with error {status}")
+
+
+def exported(address):
+    """By what another process opens the segment that holds an address, and where in it the address is."""
+    handle, base, size = Handle(), ctypes.c_uint64(), ctypes.c_size_t()
+    driver("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+    driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    return bytes(handle.reserved).hex(), address - base.value
+
+
+class Opened:
+    """Memory of a device that another process has exported; it stays where it is until this process ends.
+
+    A kernel may keep a tensor of an earlier call, and look at it.
+    """
+
+    def __init__(self, index, handle, offset, size):
+        self.device, self._size, base = torch.device("cuda", index), size, ctypes.c_uint64()
+        with torch.cuda.device(self.device):
+            torch.empty(1, device=self.device)  # makes its context the current one
+            handle = Handle.from_buffer_copy(bytes.fromhex(handle))
+            driver("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, ctypes.c_uint(1))
+        self.address = base.value + offset
+
+    def __len__(self):
+        return self._size
+
+
 class Mapped:
     """Memory of the judge by number: bytes of a file that both have mapped, or of a device."""
 
@@ -72,15 +112,14 @@ class Mapped:
                 self._blocks[block["number"]] = mmap.mmap(fd, block["bytes"])
                 os.close(fd)
             else:
-                handle = [bytes.fromhex(part) if isinstance(part, str) else part for part in block["cuda"]]
-                self._blocks[block["number"]] = torch.UntypedStorage._new_shared_cuda(*handle)
+                self._blocks[block["number"]] = Opened(*block["cuda"], block["bytes"])
 
     def words(self, place):
         """A tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
         block, offset, size = self._blocks[place["memory"]], place["offset"], place["bytes"]
         if isinstance(block, mmap.mmap):
             return torch.frombuffer(block, dtype=torch.int64, count=size // 8, offset=offset)
-        part = torch._C._construct_storage_from_data_pointer(block.data_ptr() + offset, block.device, size)
+        part = torch._C._construct_storage_from_data_pointer(block.address + offset, block.device, size)
         return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
 
     def whole(self, number):
@@ -88,8 +127,7 @@ class Mapped:
         return self.words({"memory": number, "offset": 0, "bytes": self.size(number)})
 
     def size(self, number):
-        block = self._blocks.get(number)
-        return 0 if block is None else len(block) if isinstance(block, mmap.mmap) else block.nbytes()
+        return len(self._blocks.get(number, ()))
 
 
 class Results:
@@ -128,14 +166,25 @@ def placed(words, tensor):
     return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
 
 
-def raised(error):
+def is_lost(device):
+    """Whether a device can no longer be used, as after an illegal access to memory."""
+    try:
+        if device != "cpu":
+            torch.accelerator.synchronize(torch.device(device))
+    except Exception:
+        return True
+    return False
+
+
+def raised(error, device):
     """An exception as data."""
     try:
         text = str(error)
     except Exception:
         text = ""
     kinds = [kind.__name__ for kind in type(error).__mro__]
-    return {"raised": {"kinds": kinds, "text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}}
+    texts = {"text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}
+    return {"raised": {"kinds": kinds, **texts, "lost": is_lost(device)}}
 
 
 def serve(connection, work):
@@ -163,7 +212,7 @@ def serve(connection, work):
             else:
                 answer = getattr(work, message["do"])(message)
         except BaseException as error:
-            answer = raised(error)
+            answer = raised(error, message.get("device", "cpu"))
         sys.stdout.flush()
         sys.stderr.flush()
         channel.send(answer)

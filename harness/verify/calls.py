@@ -47,6 +47,10 @@ class Call:
 class Performer(Protocol):
     """Where the calls of a kernel are performed; it raises what the kernel raises, or `KernelError`."""
 
+    @property
+    def over(self) -> bool:
+        """No call can be performed any more."""
+
     def perform(self, inputs: Inputs, asked: Asked) -> Performed:
         """The call on inputs, whose memory the kernel gets."""
 
@@ -69,6 +73,7 @@ class Here:
     kernel: Kernel
     device: torch.device
     held: Mapping[str, Tensor] = field(default_factory=dict)
+    over = False
 
     def perform(self, inputs: Inputs, asked: Asked) -> Performed:
         return perform(self.kernel.call, inputs.guards, asked, self.device, self.held)

@@ -32,6 +32,7 @@ from harness.verify.other_values import ELSEWHERE
 from harness.verify.placed import placement_findings
 from harness.verify.repeats import Calls, make_calls
 
+_REST = "the other cases of its group did not run"
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share
 
 
@@ -66,6 +67,11 @@ class Subject:
         """
         kernel = self.kernel
         return replace(self.premises, depth=kernel.depth, order=kernel.order, atomic=frozenset(kernel.unordered))
+
+    @property
+    def is_lost(self) -> bool:
+        """Its calls were performed in a process that has ended."""
+        return self.performer is not None and self.performer.over
 
     def problem(self, inputs: Inputs) -> Problem:
         """What the kernel has to compute for a case."""
@@ -228,13 +234,16 @@ def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
 
 def _reason(error: BaseException) -> str:
     """The first line of an exception, and in which call it was raised unless that is the first."""
-    return " ".join([first_line(error), *(n for n in getattr(error, "__notes__", ()) if n.startswith(ELSEWHERE))])
+    rest = f"; {_REST}" if isinstance(error, Raised) and error.lost else ""
+    return " ".join(
+        [f"{first_line(error)}{rest}", *(n for n in getattr(error, "__notes__", ()) if n.startswith(ELSEWHERE))]
+    )
 
 
 def first_line(error: BaseException) -> str:
     """Type and first line of an exception, and the last one where the first announces it, as a compiler's does."""
     if isinstance(error, KernelProcessEnded):
-        return f"{error}; the other cases of its group did not run"
+        return f"{error}; {_REST}"
     kind = error.kind if isinstance(error, Raised) else type(error).__name__
     lines = str(error).strip().splitlines() or [""]
     text = f"{lines[0]} {lines[-1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]

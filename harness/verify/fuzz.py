@@ -6,10 +6,12 @@ Only what the item consists of counts as a case. What is tried while a failure i
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from harness.case import Case
+from harness.inputs.given import is_given
 from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from harness.verify.check import takes, verify_case
 from harness.verify.drawing import draw
@@ -54,46 +56,60 @@ def run_item(
     verify: Verify = directly,
     failures: Failures | None = None,
     leave: Leave = lambda item, cases: None,
+    random: bool = False,
 ) -> None:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
 
     With `failures`, which it adds to, a kernel that has failed runs nothing more, and `leave` is told how much that is,
     before the failure is made small, which the process may not survive. Lines that a reader asked for are all
-    run, as they are: the reader wants to know of these.
+    run, as they are: the reader wants to know of these. With `random`, all other cases have seeds that nobody knows
+    before the kernel has been loaded.
 
     Raises:
         CaseFailed: with the smallest failing case that was found.
         Stopped: the kernel has failed in another item; the message says so.
     """
-    explorer = Explorer(item, record, started, verify)
+    explorer, fresh = Explorer(item, record, started, verify), random and not item.asked
+
+    if failures is not None and not item.asked and _has_failed(item, failures):
+        leave(item, item.planned(cases).cases)
+        raise Stopped(HAS_FAILED)
+    drawn = [reseeded(case) if fresh else case for case in draw(item.group, cases, seed_)]
     if failures is None or item.asked:
-        _run_all(explorer, draw(item.group, cases, seed_), shrinks=not item.asked)
+        _run_all(explorer, drawn, shrinks=not item.asked)
     else:
-        _run_until_failure(explorer, item, cases, seed_, failures, leave)
+        _run_until_failure(explorer, item, drawn, failures, leave)
+
+
+def _has_failed(item: Item, failures: Failures) -> bool:
+    return failures.has(item.subject.kernel.name, str(item.subject.device))
+
+
+def reseeded(case: Case) -> Case:
+    """The case with values of a seed that nobody knew before, unless its line lists values."""
+    given = any(is_given(tensor.regime) for tensor in case.tensors)
+    return case if given else replace(case, seed=secrets.randbits(63))
 
 
 def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> None:
-    results = [explorer.run(case) for case in drawn]
+    results = []
+    for case in drawn:
+        results.append(explorer.run(case))
+        if explorer.is_lost:
+            raise CaseFailed(results[-1])
     for case, result in zip(drawn, results, strict=True):
         if result.verdict in BAD:
             raise CaseFailed(explorer.shrunk(case, result, drawn) if shrinks else result)
 
 
-def _run_until_failure(
-    explorer: Explorer, item: Item, cases: int, seed_: int, failures: Failures, leave: Leave
-) -> None:
-    names = item.subject.kernel.name, str(item.subject.device)
-    if failures.has(*names):
-        leave(item, item.planned(cases).cases)
-        raise Stopped(HAS_FAILED)
-    drawn = draw(item.group, cases, seed_)
+def _run_until_failure(explorer: Explorer, item: Item, drawn: Sequence[Case], failures: Failures, leave: Leave) -> None:
     for place, case in enumerate(drawn):
-        if failures.has(*names):
+        if _has_failed(item, failures):
             leave(item, len(drawn) - place)
             raise Stopped(HAS_FAILED)
         result = explorer.run(case)
         if result.verdict in BAD:
-            failures.add(*names)
+            failures.add(item.subject.kernel.name, str(item.subject.device))
             if rest := len(drawn) - place - 1:
                 leave(item, rest)
             raise CaseFailed(explorer.shrunk(case, result, drawn))
@@ -134,9 +150,14 @@ class Explorer:
         shrink(case, self._item.subject.op, alike, trial)
         return trial.smallest
 
+    @property
+    def is_lost(self) -> bool:
+        """The process in which the kernel is called has ended."""
+        return self._item.subject.is_lost
+
     def takes(self, case: Case) -> bool:
-        """Whether the case means something to the kernel's signature and to the reference."""
-        return takes(self._item.subject, case)
+        """Whether the case means something to the kernel's signature and to the reference, and can be run."""
+        return not self.is_lost and takes(self._item.subject, case)
 
     def fails_like(self, failed: CaseResult, case: Case) -> CaseResult | None:
         """The result of a case of no item if it fails as another did, with all calls, as the failure may need them.

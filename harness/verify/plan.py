@@ -21,14 +21,14 @@ from harness.config import PROFILES, Config
 from harness.devices import machine
 from harness.errors import unknown
 from harness.inputs.values import check_regime
-from harness.kernel import REVISION_MARK, Kernel
+from harness.kernel import REVISION_MARK, Kernel, load_kernels
 from harness.op import Op
 from harness.run import NotRun
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.design import designed
 from harness.verify.drawing import free
-from harness.verify.project import Project, open_project
+from harness.verify.project import Load, Project, open_project
 from harness.verify.stage_names import stage_names
 
 _MOST_NAMES = 4
@@ -111,13 +111,13 @@ class Plan:
         return sum(planned.cases for planned in self.planned)
 
 
-def make_plan(config: Config, device_type: str) -> Plan:
-    """The plan for the devices of one type, `cpu` or an accelerator's.
+def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Plan:
+    """The plan for the devices of one type, `cpu` or an accelerator's; `load` finds the kernels of a folder.
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
     """
-    project = open_project(config)
+    project = replace(open_project(config), load=load)
     others, lacking = project.kernels_of_revisions()
     kernels = _selected(project, config, (*project.kernels(), *others))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]

@@ -5,7 +5,7 @@ Files are loaded by path, so that another project's folders work like the ones t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,9 @@ from harness.run import NotRun
 from harness.verify.case_files import read_cases
 from harness.verify.declarations import check_kernel, check_op
 
+Load = Callable[[Path], tuple[Kernel, ...]]
+"""Finds the kernels of a folder; raises as `load_kernels` does."""
+
 
 @dataclass(frozen=True)
 class Project:
@@ -32,6 +35,7 @@ class Project:
         folders: the folders that were searched.
         kernel_folders: the folders that kernels are loaded from.
         revisions: label → folder of another revision's kernels, each of which is called `KERNEL@LABEL`.
+        load: how the kernels of a folder are found.
     """
 
     ops: Mapping[str, Op]
@@ -39,6 +43,7 @@ class Project:
     folders: tuple[Path, ...]
     kernel_folders: tuple[Path, ...]
     revisions: Mapping[str, Path]
+    load: Load = load_kernels
 
     @property
     def own(self) -> tuple[Path, ...]:
@@ -76,7 +81,7 @@ class Project:
 
     def _load(self, folder: Path) -> tuple[Kernel, ...]:
         """The kernels of a folder; what they declare exists."""
-        found = load_kernels(folder)
+        found = self.load(folder)
         for kernel in found:
             check_kernel(kernel, self.op(kernel.op))
         return found

@@ -15,6 +15,7 @@ from harness.case import Case
 from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
+from harness.verify.isolating import SLACK
 from harness.verify.notes import LEFT, TIME, Failures, write_json, written
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
@@ -31,7 +32,9 @@ class Recorder:
     """
 
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
-        self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
+        self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
+        self.timeout, self._dump = config.timeout, dump
+        self._limit = config.timeout + SLACK * config.isolate
         self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
         self.failures = None if config.keep_going else Failures(self._folder)
         self._lacking: list[dict[str, str | int]] = []
@@ -64,12 +67,12 @@ class Recorder:
             "device": str(subject.device),
             "group": item.group.name,
             "source": subject.kernel.source,
-            "limit": self._timeout,
+            "limit": self._limit,
             "counted": counted,
         }
         with written(self._under_way):
             write_json(self._under_way, under_way)
-        faulthandler.dump_traceback_later(self._timeout, exit=True, file=self._trace)
+        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._trace)
 
     def record(self, result: CaseResult) -> None:
         """Keep a result; end the process if the kernel has left the accelerator unusable.

@@ -184,7 +184,7 @@ def environment_of(config: Config) -> dict[str, str]:
         "options": options_of(config),
         "base": ", ".join(config.revisions),
         "profile": config.profile,
-        "seed": str(config.seed),
+        "seed": "random" if config.random else str(config.seed),
         "cases_per_group": str(config.cases_per_group),
         "records": config.folder,
     }
@@ -193,7 +193,13 @@ def environment_of(config: Config) -> dict[str, str]:
 def options_of(config: Config) -> str:
     """The options that say where kernels and ops are, for a command that runs a case of this run again."""
     folders = [("--kernels", f) for f in config.kernel_folders] + [("--project", f) for f in config.projects]
-    return " ".join([*(f"{option} {shlex.quote(folder)}" for option, folder in folders), *["--strict"] * config.strict])
+    return " ".join(
+        [
+            *(f"{option} {shlex.quote(folder)}" for option, folder in folders),
+            *["--strict"] * config.strict,
+            *["--isolate"] * config.isolate,
+        ]
+    )
 
 
 def _version(package: str, site: Sequence[str]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from harness.isolation.declared import Kernels
 from harness.verify.check import first_line
 from harness.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
+from harness.verify.isolating import in_processes
 from harness.verify.memory import give_back
 from harness.verify.notes import Unrecorded
 from harness.verify.plan import Item
@@ -14,20 +16,22 @@ from harness.verify.recorder import Recorder
 _MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s
 
 
-def test_kernel(item: Item, recorder: Recorder) -> None:
+def test_kernel(item: Item, recorder: Recorder, kernels: Kernels | None) -> None:
     """The kernel keeps its contract on every case of the group."""
     device = item.subject.device
     try:
-        run_item(
-            item,
-            cases=recorder.cases,
-            seed_=recorder.seed,
-            record=recorder.record,
-            started=recorder.started,
-            verify=recorder.verify_on(device),
-            failures=recorder.failures,
-            leave=recorder.leave,
-        )
+        with in_processes(item, kernels, recorder.timeout) as prepared:
+            run_item(
+                prepared,
+                cases=recorder.cases,
+                seed_=recorder.seed,
+                record=recorder.record,
+                started=recorder.started,
+                verify=recorder.verify_on(device),
+                failures=recorder.failures,
+                leave=recorder.leave,
+                random=recorder.random,
+            )
     except Stopped as stopped:
         pytest.skip(str(stopped))
     except CaseFailed as failure:

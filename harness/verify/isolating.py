@@ -1,0 +1,52 @@
+"""The items of a run whose kernels are called in processes of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from harness.config import Config
+from harness.isolation.declared import Kernels
+from harness.isolation.isolated import Isolated
+from harness.isolation.process import ForkServer
+from harness.verify.plan import Item
+
+SLACK = 60.0
+"""Seconds after the limit of a case until the judge of a kernel in another process is taken to hang itself."""
+
+
+def kernels_for(config: Config, device_type: str) -> Kernels:
+    """What loads and calls the kernels of a run on devices of one type, in processes that begin to start now."""
+    server = ForkServer()
+    server.begin()
+    readable = (*(Path(folder).resolve() for folder in config.site), *_importable(Path.cwd()))
+    return Kernels(server, device_type, readable=readable, printed=_print)
+
+
+def _importable(folder: Path) -> Iterator[Path]:
+    """The modules of a folder that kernels may import: not all that it holds, such as the records of runs."""
+    for path in folder.iterdir():
+        if path.suffix == ".py" or (path / "__init__.py").is_file():
+            yield path
+
+
+def _print(whose: str, text: str) -> None:
+    print(f"printed in a process of {whose}:\n{text}", file=sys.stderr)
+
+
+@contextmanager
+def in_processes(item: Item, kernels: Kernels | None, timeout: float) -> Iterator[Item]:
+    """The item with its kernel in processes that have loaded it, which end with the context; without `kernels` as is.
+
+    Raises:
+        LastbitError: its file cannot be loaded.
+    """
+    if kernels is None:
+        yield item
+        return
+    subject = item.subject
+    with kernels.pair(subject.kernel, timeout) as pair:
+        yield replace(item, subject=replace(subject, performer=Isolated(pair, subject.device)))
