@@ -1,23 +1,31 @@
 """lastbit: verifies numerical kernels to the last bit, against a rounding contract instead of a tolerance."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from harness.errors import LastbitError, UnsupportedCase
 from harness.kernel import kernel
 
 if TYPE_CHECKING:
+    from harness.judges.pool import Judges, judge
     from harness.verify.assertion import ContractViolation, assert_contract
 
-__all__ = ["ContractViolation", "LastbitError", "UnsupportedCase", "assert_contract", "kernel"]
+_FROM = {
+    "ContractViolation": "harness.verify.assertion",
+    "Judges": "harness.judges.pool",
+    "assert_contract": "harness.verify.assertion",
+    "judge": "harness.judges.pool",
+}
+"""What needs torch → the module that has it."""
+
+__all__ = ["ContractViolation", "Judges", "LastbitError", "UnsupportedCase", "assert_contract", "judge", "kernel"]
 
 
 def __getattr__(name: str) -> object:
     """What needs torch, when it is first asked for: importing it takes longer than a command line may."""
-    if name not in __all__:
+    if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from harness.verify import assertion
-
-    return getattr(assertion, name)
+    return getattr(import_module(_FROM[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from reports.characters import visible
 COMMANDS = {
     "verify": ("verify", "check kernels against their rounding contracts"),
     "repro": ("verify", "run one case line again, bit for bit"),
+    "judge": ("judge", "judge kernel files that nobody trusts, for a program that asks often"),
     "report": ("report", "write what a run found as HTML, Markdown, JUnit, SARIF or annotations"),
     "diff": ("diff", "say what got better or worse from one run to another"),
     "golden": ("golden", "keep what kernels give, and see what changes"),

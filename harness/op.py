@@ -126,6 +126,7 @@ class Op:
         latent: see `Latent`.
         optional_results: results that a kernel may leave out; it is judged on the others.
         flops: what its products take on given tensors and parameters, where these are what takes time.
+        torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Op:
     latent: Latent | None = None
     optional_results: frozenset[str] = frozenset()
     flops: Callable[..., int] | None = None
+    torch_ops: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -235,6 +237,7 @@ def op(
     latent: Latent | None = None,
     optional_results: tuple[str, ...] = (),
     flops: Callable[..., int] | None = None,
+    torch_ops: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
@@ -271,12 +274,14 @@ def op(
             latent=latent,
             optional_results=frozenset(optional_results),
             flops=flops,
+            torch_ops=torch_ops,
         )
         check_signature(where, parameters)
         for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():
             check_names(where, what, given, made.inputs)
-        if not is_names(optional_results):
-            raise OpError(f"{where}: optional_results={optional_results!r} must be a tuple of names")
+        for what, given in {"optional_results": optional_results, "torch_ops": torch_ops}.items():
+            if not is_names(given):
+                raise OpError(f"{where}: {what}={given!r} must be a tuple of names")
         if latent is not None:
             check_latent(where, {"through": latent.through, "also": latent.also}, latent.instead, made.axes)
         targets = [*(name for name in made.inputs if name not in made.integers), *FORMATS]

@@ -36,6 +36,7 @@ from references._shapes import width_of
     },
     rounds={"output": "x"},
     latent=Latent("rstd", through=("normalized", "affine", "output")),
+    torch_ops=("aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm", "aten::_fused_rms_norm"),
 )
 def layer_norm_gated(
     x: Enclosure,

@@ -27,6 +27,7 @@ from references.layer_norm_gated import activated, check, fused_with_gate, times
     axes={"rounding": {"single_rounding": {}}, "scaling": {"": {}, "scaled_sums": {}}},
     rounds={"dx": "x", "dz": "z", "dw": "weight", "db": "bias", "output": "x"},
     latent=Latent("c1", through=("dgated_input", "dx", "dz"), instead={"scaled_sums": "s1"}, also=("c2",)),
+    torch_ops=("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"),
 )
 def layer_norm_gated_backward(
     x: Enclosure,

@@ -39,6 +39,7 @@ SMALLEST_SCALE = 1 / (448.0 * 512.0)
     },
     rounds={"residual_sum": "x", "output": "x", "quantized": "e4m3"},
     latent=Latent("inv_rms", through=("normalized", "product", "output"), instead={"divided": "rms"}),
+    torch_ops=("aten::rms_norm", "aten::_fused_rms_norm"),
 )
 def rms_norm(
     x: Enclosure,

@@ -33,6 +33,7 @@ BELOW_VERIFY = (
     "harness.declared",
     "harness.bundles",
     "harness.in_place",
+    "harness.of_file",
     *NOUNS,
     "harness.config",
     "harness.numerics",
@@ -41,7 +42,7 @@ BELOW_VERIFY = (
 )
 CALLS = ("harness.calling", "harness.isolation")
 ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.verify", "harness.outcomes")
-BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize")
+BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize", "harness.judges")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
@@ -59,6 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.dtypes": (),
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": ("harness.errors", "harness.declared", "harness.bundles", "harness.in_place", *NOUNS),
+    "harness.of_file": ("harness.errors", "harness.op", "harness.kernel"),
     "harness.result": ("harness.errors", *NOUNS),
     "harness.run": ("harness.result", "harness.outcomes"),
     "harness.row_check": (),
@@ -110,6 +112,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.timing",
         "harness.dtypes",
         "harness.kernel",
+        "harness.of_file",
         "harness.result",
         "harness.inputs",
         "harness.interpret",
@@ -117,7 +120,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.isolation.runner",
         "reports.characters",
     ),
-    "harness.isolation.runner": ("harness.kernel",),
+    "harness.isolation.runner": ("harness.kernel", "harness.of_file"),
     "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging"),
     "harness.diagnosing": (
         "harness.errors",
@@ -138,6 +141,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
+    "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
     "references": ("harness.op", "harness.numerics"),

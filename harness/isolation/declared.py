@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from harness.isolation.isolated import Pair
 from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
 from harness.kernel import Kernel
+from harness.of_file import Role
 
 _LOADING = 120.0  # seconds that the files of a folder may take
 _MOST_TERMS = 1 << 48
@@ -90,6 +91,37 @@ class Kernels:
                 _loaded(process, call.path)
             yield Pair(guarded, bare, call.name, timeout)
 
+    @contextmanager
+    def of_file(self, path: Path, role: Role, timeout: float) -> Iterator[tuple[Kernel, Pair]]:
+        """The kernel of a file in a role, as the file declares it, and its processes for an item.
+
+        Raises:
+            LastbitError: the file ends the process that loads it, or raises, or no kernel in it has the role.
+        """
+        with self._process(path, bare=False) as guarded, self._process(path, bare=True) as bare:
+            answer = _loaded(guarded, path, role=asdict(role))
+            [fields] = answers.listed(answer.get("kernels"))[:1] or [{}]
+            kernel = self._kernel(fields, {path.name: path})
+            plain = answers.name_of(answer.get("plain"))
+            _loaded(bare, path, role=asdict(role), kernel=kernel.name, plain=plain)
+            self._asked[path] = guarded
+            try:
+                yield kernel, Pair(guarded, bare, kernel.name, timeout)
+            finally:
+                del self._asked[path]
+
+    def run(
+        self, path: Path, function: Callable[..., object], arguments: Mapping[str, Any], timeout: float
+    ) -> Mapping[str, Any]:
+        """What a function of a module of lastbit says of a file in a process of its own: the data of a stranger.
+
+        Raises:
+            LastbitError: it ended the process, or raised, or took longer than so many seconds.
+        """
+        message = {"module": function.__module__, "function": function.__name__, "arguments": dict(arguments)}
+        with self._process(path, bare=False) as process:
+            return process.ask({"do": "run", **message}, timeout)
+
     def asked(self, file: Path) -> KernelProcess:
         """A process that has loaded a file and answers questions about its kernels, until the server ends."""
         process = self._asked.get(file)
@@ -157,10 +189,10 @@ class _Depth:
         return self.known[terms]
 
 
-def _loaded(process: KernelProcess, path: Path) -> Mapping[str, Any]:
+def _loaded(process: KernelProcess, path: Path, **asked: Any) -> Mapping[str, Any]:
     """Let a process load a file or folder; what it says of it."""
     try:
-        return process.ask({"do": "load", "path": str(path)}, _LOADING)
+        return process.ask({"do": "load", "path": str(path), **asked}, _LOADING)
     except Raised as error:
         known = "UsageError" in error.kinds or "KernelError" in error.kinds
         raise KernelError(str(error) if known else f"{path} raised {error.kind} while it was loaded: {error}") from None

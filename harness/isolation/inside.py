@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.calling.operators import operators_called
 from harness.calling.performing import Asked, Performed, Said, perform
 from harness.inputs.guards import Guarded
 from harness.inputs.written import violations
 from harness.interpret import races
 from harness.isolation.runner import placed
 from harness.kernel import Kernel, loaded_kernels
+from harness.of_file import Role, kernel_of_file, plain_name, role_of
 from harness.result import Finding
 
 Message = Mapping[str, Any]
@@ -30,10 +33,22 @@ class Work:
         self._held: Mapping[str, Tensor] = {}
 
     def load(self, message: Message) -> dict[str, Any]:
-        """Load a folder or a file of one; what its kernels declare."""
+        """Load a folder or a file of one, or the kernel of a file that has a role; what it declares."""
+        if "role" in message:
+            return self._load_in_role(Path(message["path"]), role_of(message["role"]))
         loaded = loaded_kernels(Path(message["path"]))
         self._kernels = {one.kernel.name: one.kernel for one in loaded}
         return {"kernels": [{**_declared(one.kernel), "file": one.file.name} for one in loaded]}
+
+    def _load_in_role(self, path: Path, role: Role) -> dict[str, Any]:
+        kernel = kernel_of_file(path, role)
+        self._kernels = {kernel.name: kernel}
+        return {"kernels": [{**_declared(kernel), "file": path.name}], "plain": plain_name(kernel)}
+
+    def run(self, message: Message) -> dict[str, Any]:
+        """What a function of a module of lastbit returns here, an object of JSON."""
+        function: Callable[..., dict[str, Any]] = getattr(import_module(message["module"]), message["function"])
+        return function(**message["arguments"])
 
     def depth(self, message: Message) -> dict[str, Any]:
         """The height of the summation tree of a kernel for a number of terms."""
@@ -45,8 +60,11 @@ class Work:
         guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
         call, later = self._kernels[message["kernel"]].call, bool(message["later"])
         self._held = self._held if later else {}
+        asked, device = _asked(message), torch.device(message["device"])
+        if message.get("operators"):
+            return {}, {"operators": sorted(operators_called(lambda: perform(call, guards, asked, device, self._held)))}
         with races() if message["races"] else nullcontext():
-            performed = perform(call, guards, _asked(message), torch.device(message["device"]), self._held)
+            performed = perform(call, guards, asked, device, self._held)
         said = _said(performed)
         if not later:
             self._held = performed.own

@@ -99,15 +99,28 @@ class Isolated:
         if not self.later:
             self.pair.begin()
         process = self.pair.bare if asked.poison is None else self.pair.guarded
-        blocks = [self.pair.blocks.of(guarded.words) for guarded in inputs.guards]
-        there = [_there(guarded, block) for guarded, block in zip(inputs.guards, blocks, strict=True)]
-        for guarded, words in zip(inputs.guards, there, strict=True):
-            words.copy_(guarded.words)
+        blocks, there = self._shared(inputs)
         answer, into = self._answered(process, self._message(inputs.guards, blocks, asked), blocks)
         for guarded, words in zip(inputs.guards, there, strict=True):
             guarded.words.copy_(words)
         results, _ = answers.results_of(answer)
         return _performed(answer, {result.name: _own(result, into) for result in results}, inputs, asked)
+
+    def operators(self, inputs: Inputs, asked: Asked) -> tuple[str, ...]:
+        """The operators of torch that the kernel calls, as its process sees them in a call by itself."""
+        self.pair.begin()
+        blocks, _ = self._shared(inputs)
+        message = {**self._message(inputs.guards, blocks, asked), "operators": True}
+        answer, _ = self._answered(self.pair.guarded, message, blocks)
+        return answers.names(answer.get("operators"))
+
+    def _shared(self, inputs: Inputs) -> tuple[list[Block], list[Tensor]]:
+        """The blocks for inputs, and where their words lie in them, copied."""
+        blocks = [self.pair.blocks.of(guarded.words) for guarded in inputs.guards]
+        there = [_there(guarded, block) for guarded, block in zip(inputs.guards, blocks, strict=True)]
+        for guarded, words in zip(inputs.guards, there, strict=True):
+            words.copy_(guarded.words)
+        return blocks, there
 
     def after(self, own: Mapping[str, Tensor]) -> Isolated:
         return replace(self, later=True)

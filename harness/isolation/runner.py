@@ -5,6 +5,7 @@ is to be seen but what the kernel's own file imports.
 """
 
 import ctypes
+import importlib.util
 import json
 import mmap
 import os
@@ -218,13 +219,33 @@ def serve(connection, work):
         channel.send(answer)
 
 
+def executed(path):
+    """The module that a file makes, which can import its siblings meanwhile."""
+    spec = importlib.util.spec_from_file_location(f"kernel_file_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
 class Bare:
     """A kernel that is called with nothing of lastbit around it."""
 
     def load(self, message):
-        from harness.kernel import loaded_kernels  # of which the kernel's own file imports
+        path = Path(message["path"])
+        if message.get("plain"):
+            self.call_of = {message["kernel"]: vars(executed(path))[message["plain"]]}
+        elif "role" in message:
+            from harness.of_file import kernel_of_file, role_of
 
-        self.call_of = {one.kernel.name: one.kernel.call for one in loaded_kernels(Path(message["path"]))}
+            self.call_of = {message["kernel"]: kernel_of_file(path, role_of(message["role"])).call}
+        else:
+            from harness.kernel import loaded_kernels  # of which the kernel's own file imports
+
+            self.call_of = {one.kernel.name: one.kernel.call for one in loaded_kernels(path)}
         return {"kernels": []}
 
     def call(self, message, tensors):

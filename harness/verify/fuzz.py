@@ -122,14 +122,27 @@ def unfinished(item: Item, reason: str) -> CaseResult:
     return subject.outcome(Verdict.ERRORED, case, "", reason=reason, group=group)
 
 
+def kind_of(case: Case) -> object:
+    """What makes a kernel take another path within an item: dtypes, layout of the first tensor, which tensors."""
+    main = case.tensors[0]
+    return case.dtypes, main.strides is None and not main.offset, frozenset(t.name for t in case.tensors)
+
+
 class Explorer:
     """Runs cases of an item one after the other, and records the results.
 
     A contract that one of them has ruled out for some dtypes is not tried on others of these dtypes.
     """
 
-    def __init__(self, item: Item, record: Record, started: Started, verify: Verify = directly) -> None:
-        self._item, self._record, self._started, self._verify = item, record, started, verify
+    def __init__(
+        self,
+        item: Item,
+        record: Record,
+        started: Started,
+        verify: Verify = directly,
+        kind: Callable[[Case], object] = kind_of,
+    ) -> None:
+        self._item, self._record, self._started, self._verify, self._kind = item, record, started, verify, kind
         self._repeated: set[object] = set()
         self._settled: dict[str, set[str]] = {}
 
@@ -138,9 +151,9 @@ class Explorer:
 
         It is called with other values, too, if it is the first of its kind, or a reader asked for it.
         """
-        result = self._verified(case, repeat=self._item.asked or _kind(case) not in self._repeated)
+        result = self._verified(case, repeat=self._item.asked or self._kind(case) not in self._repeated)
         if result.verdict not in TURNED_DOWN:
-            self._repeated.add(_kind(case))
+            self._repeated.add(self._kind(case))
         self._record(result)
         return result
 
@@ -211,9 +224,3 @@ def way(result: CaseResult) -> tuple[str, ...]:
         return result.verdict, _NUMBERS.sub("#", result.reason)
     stage = result.failing_stage
     return result.verdict, stage.name if stage else "", *(finding.kind for finding in result.faults[:1])
-
-
-def _kind(case: Case) -> object:
-    """What makes a kernel take another path within an item: dtypes, layout of the first tensor, which tensors."""
-    main = case.tensors[0]
-    return case.dtypes, main.strides is None and not main.offset, frozenset(t.name for t in case.tensors)

@@ -35,6 +35,9 @@ from harness.verify.run import environment_for
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Opening = Callable[[Config, Watch, Tick], Workplace]
+"""Makes a process one that does work for a configuration."""
+
 LOG = "worker.log"
 """The file in the folder of a run that takes what the processes of its commands print."""
 
@@ -59,8 +62,9 @@ class Worker:
     """A process that runs the kernels of a configuration with one device, as a context manager.
 
     It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
-    `launcher` stands before the command that starts it, and `environ` is added to its environment. What it prints goes
-    to a file in the folder of the configuration, if that has one.
+    `launcher` stands before the command that starts it, and `environ` is added to its environment. `opening`, a
+    function of a module, makes its `Workplace`. What it prints goes to a file in the folder of the configuration, if
+    that has one.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class Worker:
         *,
         launcher: Sequence[str] = (),
         environ: Mapping[str, str] = MappingProxyType({}),
+        opening: Opening = open_workplace,
     ) -> None:
         self._config, self._tick, self._launcher, self._environ = config, tick, launcher, environ
+        self._opening = opening
         self._device_type = one_device(config).partition(":")[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -98,6 +104,11 @@ class Worker:
         result: T = self._outcome()
         return result
 
+    def kill(self) -> None:
+        """End the process at once, for another thread: work that is under way there raises `WorkerEnded`."""
+        if (process := self._process) is not None:
+            process.kill()
+
     def _start(self) -> None:
         self._pipe, theirs = Pipe()
         with theirs, self._log() as log:
@@ -109,7 +120,7 @@ class Worker:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
             )
-        self._send(self._config)
+        self._send((self._config, self._opening))
         self._outcome()
 
     def _log(self) -> AbstractContextManager[IO[bytes] | None]:
@@ -199,8 +210,8 @@ def serve(descriptor: int) -> None:
         pipe.send_bytes(pickled((kind, content)))
 
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
-        config: Config = pickle.loads(pipe.recv_bytes())
-        kind, place = _tried(open_workplace, config, _watch(config.timeout, say), partial(say, "tick"))
+        config, opening = pickle.loads(pipe.recv_bytes())
+        kind, place = _tried(opening, config, _watch(config.timeout, say), partial(say, "tick"))
         say(kind, None if isinstance(place, Workplace) else place)
         while isinstance(place, Workplace):
             work, args, kwargs = pickle.loads(pipe.recv_bytes())

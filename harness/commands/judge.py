@@ -1,0 +1,101 @@
+"""`lastbit judge`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.commands.running import worst_code
+from harness.config import PROFILES
+from harness.devices import plan_devices
+from harness.errors import UsageError
+from harness.judges.pool import Judges, default_count
+from harness.judges.question import EXPLAIN, PROFILE, RANDOM
+from harness.kernel import PLACEMENTS
+from harness.outcomes.file_verdict import FileVerdict
+from reports.judged import as_json_line, print_judged
+from reports.paper import make_console
+
+_ASKED = (
+    *("op", "contract", "function", "placement", "forbid_torch_op", "strict"),
+    *("profile", "seed", "fail_fast", "explain", "timeout", "memory"),
+)
+"""Options that are fields of a `Question`."""
+
+
+def add_judge(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Judge kernel files that nobody trusts, one by one: each is loaded in a confined process of its own, and held "
+        "to the contract that is given here, whatever it declares. For programs: --json, and exit codes as of verify."
+    )
+    parser.set_defaults(command=_judge)
+    parser.add_argument("file", nargs="+", type=Path, help="Python files with a kernel each")
+    parser.add_argument("--op", required=True, help="what the kernel computes")
+    parser.add_argument("--device", default="cpu", help="auto, or torch devices as in cuda:0,cuda:1 (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per file")
+    _add_kernel(parser.add_argument_group("what the kernel is and may do; its file is not believed"))
+    _add_effort(parser.add_argument_group("how much is done"))
+
+
+def _add_kernel(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--contract", default="", help="contract options joined by + (default: the first of each axis)")
+    add("--function", default="", help="its name, where the file does not make clear which it is")
+    add("--mutates", action="append", default=[], metavar="INPUT[=RESULT]", help="an input that it may overwrite")
+    add("--unordered", action="append", default=[], metavar="RESULT", help="a result whose bits may differ")
+    add("--placement", choices=PLACEMENTS, default="refuses", help="with tensors elsewhere (default: refuses)")
+    add("--forbid-torch-op", action="store_true", help="it fails if it calls torch's own operator for the op")
+    add("--strict", action="store_true", help="notices fail a case, too")
+    add("--project", action="append", default=[], metavar="DIR", help="a folder with references/ and cases/")
+
+
+def _add_effort(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--profile", default=PROFILE, choices=tuple(PROFILES), help=f"how many cases (default: {PROFILE})")
+    add("--case", action="append", default=[], metavar="LINE", help="judge on this case line instead (repeatable)")
+    add("--seed", default=RANDOM, help="of the cases; by default nobody knows it before the kernel is loaded")
+    add("--fail-fast", action="store_true", help="stop at the first failing case, and do not make it small")
+    seconds = f"look for the wrong line for so long (default: {EXPLAIN:g}, or 0 with --fail-fast)"
+    add("--explain", type=float, metavar="SECONDS", help=seconds)
+    add("--timeout", type=float, default=120.0, help="seconds that one case may take (default: 120)")
+    add("--memory", type=int, metavar="BYTES", help="that the kernel's process may take")
+    add("-n", dest="judges", type=_judges, help="judges (default: one for each core or file, whichever are fewer)")
+
+
+def _judges(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of judges from 1 on")
+    return int(text)
+
+
+def _judge(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if missing := [path for path in options.file if not path.is_file()]:
+        raise UsageError(f"{str(missing[0])!r} is no file")
+    show = _as_json if options.json else _as_text()
+    codes = []
+    count = options.judges or min(len(options.file), default_count(plan_devices(options.device).devices))
+    with Judges(count, device=options.device, projects=options.project, **_asked(options)) as judges:
+        futures = [judges.judge(path) for path in options.file]
+        for found in (future.result() for future in futures):  # in the order of the files
+            show(found)
+            codes.append(found.exit_code)
+    return worst_code(codes)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the question."""
+    given = {name: getattr(options, name) for name in _ASKED}
+    mutates = dict(text.partition("=")[::2] for text in options.mutates)
+    return {**given, "mutates": mutates, "unordered": tuple(options.unordered), "lines": tuple(options.case)}
+
+
+def _as_json(found: FileVerdict) -> None:
+    print(as_json_line(found), flush=True)
+
+
+def _as_text() -> Callable[[FileVerdict], None]:
+    console = make_console()
+    return lambda found: print_judged(found, console)

@@ -1,0 +1,86 @@
+"""The cases that a kernel of a file is judged on: those of its op that it takes, the cheapest first."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from harness.case import Case, Group, parse_case
+from harness.config import PROFILES
+from harness.inputs.values import check_regime
+from harness.judges.question import RANDOM, Question
+from harness.verify.design import designed
+from harness.verify.drawing import draw
+from harness.verify.project import Project
+
+_SEEDS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A case, and the name and cases of the group that it is of."""
+
+    case: Case
+    group: str
+    alike: Sequence[Case]
+
+
+@dataclass
+class CaseOrder:
+    """Makes cases, and keeps what it made: to draw them takes as long as to judge some.
+
+    Attributes:
+        small: cases are cut to what the interpreter runs in a moment.
+    """
+
+    project: Project
+    small: bool
+    _known: dict[tuple[object, ...], tuple[Chosen, ...]] = field(default_factory=dict)
+
+    def of(self, question: Question, accepts: frozenset[str]) -> tuple[Chosen, ...]:
+        """The cases for a kernel that takes `accepts`, by their number of elements.
+
+        Where the seed is random, each case gets one that was not there before the call, unless a reader gave its line.
+
+        Raises:
+            UsageError: a line is malformed, or of another op.
+        """
+        if question.lines:
+            return _of_lines(question)
+        key = question.op, accepts, question.profile, question.seed
+        if key not in self._known:
+            self._known[key] = tuple(sorted(self._drawn(question, accepts), key=lambda chosen: elements(chosen.case)))
+        chosen = self._known[key]
+        return tuple(map(reseeded, chosen)) if question.seed == RANDOM else chosen
+
+    def _drawn(self, question: Question, accepts: frozenset[str]) -> list[Chosen]:
+        count = PROFILES[question.profile]
+        groups = designed(
+            self.project.groups(question.op, accepts, small=self.small), count, whole=count >= PROFILES["ci"]
+        )
+        seed = 0 if question.seed == RANDOM else int(question.seed)
+        return [chosen for group in groups for chosen in _of_group(group, count, seed)]
+
+
+def _of_group(group: Group, count: int, seed: int) -> list[Chosen]:
+    drawn = tuple(draw(group, count, seed))
+    return [Chosen(case, group.name, drawn) for case in drawn]
+
+
+def _of_lines(question: Question) -> tuple[Chosen, ...]:
+    cases = [parse_case(line) for line in question.lines]
+    for case in cases:
+        for tensor in case.tensors:
+            check_regime(tensor)
+    return tuple(Chosen(case, "lines", ()) for case in cases)
+
+
+def reseeded(chosen: Chosen) -> Chosen:
+    """The same case with a seed that nobody could have known."""
+    return replace(chosen, case=replace(chosen.case, seed=secrets.randbelow(_SEEDS)))
+
+
+def elements(case: Case) -> int:
+    """Elements of all its tensors: what a case costs, within an op."""
+    return sum(tensor.numel for tensor in case.tensors)

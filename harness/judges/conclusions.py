@@ -1,0 +1,95 @@
+"""What the cases of a file say together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from harness.case import parse_case
+from harness.judges.case_order import elements
+from harness.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
+from harness.result import BAD, CaseResult, Finding, Verdict, simplest
+from harness.run import Power, Run
+
+ERRORED = "errored"
+"""The kind of a finding: the kernel gave nothing that can be judged."""
+
+Repro = Callable[[str], str]
+"""The command that runs a case line again."""
+
+
+def concluded(
+    empty: FileVerdict, results: Sequence[CaseResult], power: Sequence[Power], planned: int, repro: Repro
+) -> FileVerdict:
+    """The document with what follows from the results of its cases, those tried while a failure was shrunk included."""
+    if not results:
+        return replace(empty, reason="no case of the op is one that the kernel takes")
+    run = Run(tuple(results), power=tuple(power))
+    name, device = results[0].kernel, results[0].device
+    verdict = run.verdict(name, device)
+    counted = Counter(result.verdict for result in results if result.counted)
+    return replace(
+        empty,
+        verdict=verdict,
+        reason=_reason(run, verdict, name, device),
+        cases={str(each): counted[each] for each in Verdict},
+        planned=planned,
+        decided=_decided(run, name, device),
+        findings=tuple(_findings(results, repro)),
+        contracts=contracts_of(results, verdict, empty.contract),
+    )
+
+
+def failure_of(results: Sequence[CaseResult]) -> CaseResult | None:
+    """The cheapest case in which the kernel gave what it must not."""
+    failed = [result for result in results if result.verdict is Verdict.FAILED]
+    return min(failed, key=_cost, default=None)
+
+
+def _reason(run: Run, verdict: Verdict, kernel: str, device: str) -> str:
+    """Why there is no verdict on values, where there is none."""
+    if verdict is Verdict.INCONCLUSIVE:
+        apart = [f"{power.alternative} ({power.dtypes})" for power in run.power if power.missing]
+        little = [f"{d.stage} ({d.dtype})" for d in run.decided(kernel, device) if d.missing]
+        told = [f"no case told the contract from {', '.join(apart)}"] if apart else []
+        return "; ".join(told + ([f"too little was decided of {', '.join(little)}"] if little else []))
+    silent = verdict in (Verdict.PASSED, Verdict.FAILED)
+    return "" if silent else next(result.reason for result in run.results if result.verdict is verdict)
+
+
+def _decided(run: Run, kernel: str, device: str) -> tuple[DecidedShare, ...]:
+    return tuple(
+        DecidedShare(d.stage, d.dtype, d.numel, d.decided, round(d.decided / d.numel, 6) if d.numel else 1.0)
+        for d in run.decided(kernel, device)
+    )
+
+
+def _cost(result: CaseResult) -> int:
+    return elements(parse_case(result.case))
+
+
+def _findings(results: Sequence[CaseResult], repro: Repro) -> Iterator[CaseFinding]:
+    """One of each kind and stage, from the cheapest case that shows it; those of the cheapest case first."""
+    seen: set[tuple[str, str]] = set()
+    for result in sorted((r for r in results if r.verdict in BAD), key=_cost):
+        errored = [Finding(ERRORED, "", result.reason)] if result.verdict is Verdict.ERRORED else []
+        for finding in (*errored, *result.faults):
+            if (finding.kind, finding.stage) not in seen:
+                seen.add((finding.kind, finding.stage))
+                yield CaseFinding(finding.kind, finding.stage, finding.sentence, result.case, repro(result.case))
+
+
+def contracts_of(results: Sequence[CaseResult], verdict: Verdict, claimed: str) -> Contracts:
+    """What the results say about the contract that the kernel is held to, and about others."""
+    out = {c for r in results for c, outside in r.ruled_out.items() if outside}
+    asked = dict.fromkeys(c for r in results for c in r.ruled_out)
+    failed = [r for r in results if r.verdict is Verdict.FAILED and r.failing_stage is not None]
+    if failed:
+        common = [c for c in failed[0].explained_by if all(c in r.explained_by for r in failed)]
+        keeps = tuple(c for c in simplest(common, claimed) if c not in out)
+    else:
+        keeps = (claimed,) if verdict in (Verdict.PASSED, Verdict.FAILED) else ()
+    asked |= {claimed: None} if failed else {}
+    open_ = tuple(c for c in asked if c not in (*out, *keeps, claimed))
+    return Contracts(keeps, open_, tuple(c for c in asked if c in out or (c == claimed and failed)))

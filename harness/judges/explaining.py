@@ -1,0 +1,67 @@
+"""Why a kernel of a file fails, found out where its code runs, and told as data that nobody has to trust."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.calibrate import load_premises
+from harness.case import parse_case
+from harness.config import Config
+from harness.diagnosing.explain import KEEPS, explain_case
+from harness.of_file import held_to, kernel_of_file, role_of
+from harness.outcomes.explanation import Explanation
+from harness.outcomes.file_verdict import Culprit
+from harness.result import Verdict
+from harness.verify.check import Subject
+from harness.verify.project import open_project
+from reports.encoding import decoded, encoded
+from reports.explanation import computed, decision
+
+NOT_FOUND = "the kernel fails, but no line of it was found to be the one that is wrong"
+
+
+def explanation_of(
+    path: str, role: Mapping[str, Any], line: str, projects: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """What `lastbit explain` finds out about the kernel of a file on the CPU, in types that JSON has.
+
+    This process runs the kernel beside its reference, so that nobody may trust it.
+    """
+    given, device = role_of(role), torch.device("cpu")
+    op = open_project(Config(folder="", projects=tuple(projects))).op(given.op)
+    kernel, _ = held_to(kernel_of_file(Path(path), given), given, op)
+    subject = Subject(kernel, op, device, load_premises(device))
+    found: dict[str, Any] = encoded(explain_case(subject, parse_case(line), seconds=seconds))
+    return found
+
+
+def read(given: Mapping[str, Any], device: str) -> tuple[Culprit | None, str]:
+    """The line that is wrong, or why there is none, from what another process says that it found.
+
+    It says what it likes: this is no verdict, and the file and line are for a reader.
+    """
+    try:
+        found: Explanation = decoded(Explanation, given)
+        return _culprit(found), _reason(found, device)
+    except Exception:  # whatever it said
+        return None, "the process that looked for it gave an answer that is none"
+
+
+def _culprit(found: Explanation) -> Culprit | None:
+    step = found.culprit
+    if found.verdict is not Verdict.FAILED or step is None:
+        return None
+    sentence = decision(found.deciding) if found.deciding is not None else computed(step)
+    return Culprit(step.file, step.line, step.code or step.text, sentence)
+
+
+def _reason(found: Explanation, device: str) -> str:
+    if found.verdict is Verdict.PASSED:
+        return KEEPS.format(device) if device != "cpu" else "it passed when it was run again"
+    if found.verdict is Verdict.FAILED and found.culprit is not None:
+        return ""
+    return found.reason or found.trace.reason or NOT_FOUND

@@ -1,0 +1,179 @@
+"""One kernel file, judged: its cases one after the other, and what they say together."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import platform
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from harness.case import Case, Group, parse_case
+from harness.errors import LastbitError, UsageError, unknown
+from harness.judges.case_order import Chosen, elements
+from harness.judges.conclusions import concluded, failure_of
+from harness.judges.culprits import with_culprit
+from harness.judges.opening import Desk, Opened, opened
+from harness.judges.question import Question
+from harness.outcomes.file_verdict import FileVerdict
+from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from harness.verify.fuzz import Explorer, kind_of
+from harness.verify.plan import Item
+from harness.verify.power import power_of
+
+TORCH_OP = "torch_op"
+"""The kind of a finding: the kernel calls torch's own operator for the whole op, where that is forbidden."""
+
+_BITS = 4
+"""Cases of one kind differ in their number of elements by a factor of less than 2 to this power."""
+
+_PACKAGES = ("lastbit", "torch", "triton")
+
+
+def ready(desk: Desk) -> None:
+    """Nothing: whoever asks for it knows that the process has begun."""
+
+
+def judge_file(desk: Desk, path: str, question: Question) -> FileVerdict:
+    """The verdict on the kernel of a file, which is loaded in a process of its own.
+
+    Raises:
+        UsageError: the question names an op, contract, input or case that there is not.
+    """
+    start = time.perf_counter()
+    _check(desk, question)
+    contract = str(desk.project.op(question.op).contract(question.contract))
+    empty = replace(unjudged(path, question, desk.config.devices[0]), contract=contract)
+    try:
+        with opened(desk, Path(path), question) as kernel:
+            found = _judged(desk, kernel, question, empty)
+    except LastbitError as error:  # of the file: what the question names is there
+        found = replace(empty, verdict=Verdict.ERRORED, reason=str(error))
+    return replace(found, seconds=round(time.perf_counter() - start, 4))
+
+
+def _check(desk: Desk, question: Question) -> None:
+    """Raise `UsageError` if a question means nothing for the project, whatever the file."""
+    op = desk.project.op(question.op)
+    op.contract(question.contract)
+    for name in question.mutates:
+        if name not in op.inputs:
+            raise unknown(f"input of {op.name} that may be overwritten:", name, op.inputs)
+    for line in question.lines:
+        if (named := parse_case(line).op) != question.op:
+            raise UsageError(f"the case is of {named}, and the file is judged as {question.op}: {line}")
+
+
+def unjudged(
+    path: str, question: Question, device: str, *, verdict: Verdict = Verdict.SKIPPED, reason: str = ""
+) -> FileVerdict:
+    """What is known of a file that was not judged."""
+    return FileVerdict(
+        file=path,
+        sha256=_sha256(Path(path)),
+        op=question.op,
+        kernel=question.function,
+        contract=question.contract,
+        device=device,
+        verdict=verdict,
+        reason=reason,
+        cases=dict.fromkeys(Verdict, 0),
+        seed=question.seed,
+        profile="" if question.lines else question.profile,
+        versions=_versions(),
+    )
+
+
+def _sha256(path: Path) -> str:
+    """Of a file that can be read; empty for any other, which cannot be loaded either."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) -> FileVerdict:
+    """The verdict on a kernel that is loaded."""
+    subject = kernel.subject
+    empty = replace(empty, kernel=subject.kernel.name, notes=kernel.notes, confinement=kernel.confinement)
+    if subject.kernel.devices and subject.device.type not in subject.kernel.devices:
+        reason = f"the file declares it for {', '.join(subject.kernel.devices)} only"
+        return replace(empty, verdict=Verdict.UNSUPPORTED, reason=reason)
+    chosen = desk.cases.of(question, subject.kernel.accepts)
+    results = _results(desk, kernel, question, chosen)
+    called, seen_in = _torch_ops(kernel, results)
+    if seen_in is not None and called and question.forbid_torch_op:
+        results.append(_with_torch_op(seen_in, called))
+    power = () if any(r.verdict in BAD for r in results) else power_of(results, desk.project)
+    repro = partial(question.repro, empty.file, device=empty.device)
+    found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro)
+    return with_culprit(found, desk, question, failure_of(results))
+
+
+def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Chosen]) -> list[CaseResult]:
+    """The results of the cases, in order, until the kernel's process is gone, or to the first failing one."""
+    results: list[CaseResult] = []
+
+    def watched(attempt: Callable[[], CaseResult]) -> CaseResult:
+        with desk.watch(question.op), redirect_stderr(io.StringIO()):  # tracebacks are for the log of a run
+            return attempt()
+
+    def explorer(name: str) -> Explorer:
+        item = Item(kernel.subject, Group(name), asked=bool(question.lines))
+        return Explorer(item, results.append, lambda item, case, counted: None, watched, _kind)
+
+    explorers = {name: explorer(name) for name in dict.fromkeys(one.group for one in chosen)}
+    for one in chosen:
+        result = explorers[one.group].run(one.case)
+        desk.tick(result)
+        if kernel.gone or (question.fail_fast and result.verdict in BAD):
+            return results
+    first = next(((c, r) for c, r in zip(chosen, results, strict=True) if r.verdict in BAD), None)
+    if first is not None and not question.lines:
+        explorers[first[0].group].shrunk(first[0].case, first[1], first[0].alike)
+    return results
+
+
+def _kind(case: Case) -> object:
+    """What makes a kernel take another path: of these, one is called with other values as well."""
+    return kind_of(case), elements(case).bit_length() // _BITS
+
+
+def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:
+    """The operators of torch that compute the whole op, as far as one more call shows them, and its case.
+
+    It is one of the cases that the kernel took, drawn when all are over.
+    """
+    names = kernel.subject.op.torch_ops
+    ran = [r for r in results if r.counted and r.verdict not in (*TURNED_DOWN, Verdict.ERRORED)]
+    ran = [r for r in ran if elements(parse_case(r.case))]
+    if not names or not ran or kernel.gone:
+        return (), None
+    result = secrets.choice(ran)
+    called = kernel.operators(parse_case(result.case))
+    return tuple(name for name in names if name in called), result
+
+
+def _with_torch_op(result: CaseResult, called: Sequence[str]) -> CaseResult:
+    sentence = f"the kernel calls {' and '.join(called)} of torch, which computes the whole op."
+    findings = (*result.findings, Finding(TORCH_OP, "", sentence))
+    return replace(result, verdict=Verdict.FAILED, findings=findings, counted=False)

@@ -1,0 +1,114 @@
+"""A kernel file opened for judging: its code runs in kernel processes alone, never in this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from harness.calibrate import load_premises
+from harness.calling.performing import Asked
+from harness.case import Case
+from harness.config import Config
+from harness.files import BUILT_IN
+from harness.inputs import build
+from harness.isolation.declared import Kernels
+from harness.isolation.isolated import Isolated
+from harness.isolation.limits import Limits
+from harness.isolation.process import ForkServer
+from harness.judges.case_order import CaseOrder
+from harness.judges.question import Question
+from harness.of_file import held_to
+from harness.outcomes.file_verdict import Held
+from harness.verify.check import Subject
+from harness.verify.declarations import check_kernel
+from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
+from harness.verify.plan import Plan
+from harness.verify.project import open_project
+from harness.verify.run import environment_for
+
+
+@dataclass(frozen=True)
+class Desk(Workplace):
+    """The workplace of a judge of files: it loads no kernel, and forks the processes that do."""
+
+    @cached_property
+    def device(self) -> torch.device:
+        return torch.device(one_device(self.config))
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """Kernel processes on the device."""
+        return Kernels(ForkServer(), self.device.type)
+
+    @cached_property
+    def on_cpu(self) -> Kernels:
+        """Kernel processes on the CPU, which can read references: a kernel that has failed is explained there."""
+        server = self.kernels.server if self.device.type == "cpu" else ForkServer(environment_for("cpu"))
+        return Kernels(server, readable=(BUILT_IN, *map(Path, self.config.projects)))
+
+    @cached_property
+    def cases(self) -> CaseOrder:
+        """The cases of the project, which are kept as long as the process judges."""
+        return CaseOrder(self.project, self.config.small)
+
+
+def open_desk(config: Config, watch: Watch, tick: Tick) -> Desk:
+    """Make this process a judge of files for a configuration with one device."""
+    prepare(torch.device(one_device(config)))
+    desk = Desk(config, open_project(config), Plan((), (), 0), watch, tick)
+    desk.kernels.server.begin()
+    return desk
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A kernel that is held to what the caller says.
+
+    Attributes:
+        isolated: performs its calls.
+        notes: what its file declares otherwise.
+    """
+
+    subject: Subject
+    isolated: Isolated
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> bool:
+        """Its processes have ended: nothing more can be asked."""
+        return self.isolated.pair.over
+
+    @property
+    def confinement(self) -> Mapping[str, Held]:
+        """What its process is kept from."""
+        measures = self.isolated.pair.guarded.confinement.measures
+        return {measure.name: Held(measure.holds, measure.how) for measure in measures}
+
+    def operators(self, case: Case) -> tuple[str, ...]:
+        """The operators of torch that a call of the kernel on a case calls."""
+        inputs = build(case.gathered(), self.subject.device)
+        results = tuple(self.subject.problem(inputs).required)
+        asked = Asked(inputs.case.params, results, self.subject.op.optional_results, poison=0)
+        return self.isolated.operators(inputs, asked)
+
+
+@contextmanager
+def opened(desk: Desk, path: Path, question: Question) -> Iterator[Opened]:
+    """The kernel of a file, and its processes for as long as the context is open.
+
+    Raises:
+        LastbitError: the file cannot be loaded, or has no kernel that could be meant.
+    """
+    limits = desk.kernels.limits if question.memory is None else Limits(memory=question.memory)
+    kernels = replace(desk.kernels, limits=limits)
+    with kernels.of_file(path.resolve(), question.role, question.timeout) as (declared, pair):
+        own, notes = held_to(declared, question.role, op := desk.project.op(question.op))
+        check_kernel(own, op)
+        isolated = Isolated(pair, desk.device)
+        premises = load_premises(desk.device)
+        yield Opened(Subject(own, op, desk.device, premises, question.strict, performer=isolated), isolated, notes)

@@ -1,0 +1,129 @@
+"""A pool of judges that stay warm: processes with references loaded, each of which judges one file after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from harness.config import LONGEST_TIMEOUT, Config
+from harness.devices import DevicePlan, plan_devices
+from harness.errors import UsageError
+from harness.judges.judge_file import judge_file, ready, unjudged
+from harness.judges.opening import open_desk
+from harness.judges.question import Question
+from harness.outcomes.file_verdict import FileVerdict
+from harness.result import Verdict
+from harness.verify.run import workers_for
+from harness.verify.worker import Worker, WorkerEnded
+
+_TRIES = 2
+"""How often a file is given to a judge: one that ends may have ended for another reason than the file."""
+
+
+class Judges:
+    """Judges that wait for files, as a context manager.
+
+        with harness.Judges(op="OP", contract="OPTION", fail_fast=True) as judges:
+            futures = [judges.judge(path) for path in paths]
+            for future in futures:
+                print(future.result().verdict)
+
+    Args:
+        workers: processes; by default as many as `lastbit verify` has.
+        device: of the kernels; several, joined by commas, are shared out among the judges.
+        projects: folders with references/ and cases/ of your own ops.
+        asked: fields of a `Question` that hold for every file unless its own call says otherwise.
+    """
+
+    def __init__(
+        self, workers: int | None = None, *, device: str = "cpu", projects: Sequence[str | Path] = (), **asked: Any
+    ) -> None:
+        configs = _configs(plan_devices(device).devices, tuple(map(str, projects)), workers)
+        self._asked, self._closed = asked, False
+        self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=open_desk)]}
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(max_workers=len(configs), thread_name_prefix="judge")
+
+    def __enter__(self) -> Judges:
+        for worker in self._workers:
+            self._threads.submit(self._warm, worker)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+        self._threads.shutdown(cancel_futures=error is not None)
+        for worker in self._workers:
+            worker.__exit__(kind, error, trace)
+
+    def judge(self, path: str | Path, **asked: Any) -> Future[FileVerdict]:
+        """The verdict on the kernel of a file, in the future; see `Question` for what can be asked.
+
+        The future raises `UsageError` where the question means nothing, such as an op that there is not. Whatever is
+        wrong with the file is its verdict.
+        """
+        question = Question(**{**self._asked, **asked})
+        return self._threads.submit(self._judged, str(path), question)
+
+    def _warm(self, worker: Worker) -> None:
+        """Let a judge begin before the first file comes; what goes wrong here goes wrong there as well."""
+        try:
+            worker.do(ready)
+        finally:
+            self._idle.put(worker)
+
+    def _judged(self, path: str, question: Question) -> FileVerdict:
+        """The verdict of a judge that has nothing to do; where it ends, of the one that takes its place."""
+        worker, reason = self._idle.get(), ""
+        try:
+            for _ in range(_TRIES):
+                if not self._closed:
+                    try:
+                        return worker.do(judge_file, path, question)
+                    except WorkerEnded as ended:
+                        reason = str(ended)
+            return unjudged(path, question, self._workers[worker], verdict=Verdict.ERRORED, reason=reason)
+        finally:
+            self._idle.put(worker)
+
+
+def _configs(devices: Sequence[str], projects: tuple[str, ...], count: int | None) -> list[Config]:
+    """What each judge works for: one device, all devices in turn. A kernel's own process has a limit of its own."""
+    plans = [DevicePlan((device,), ("of the judge",)) for device in devices]
+    configs = [Config(folder="", device_plan=plan, projects=projects, timeout=LONGEST_TIMEOUT) for plan in plans]
+    count = default_count(devices) if count is None else count
+    if count < 1:
+        raise UsageError(f"{count} judges judge nothing; give 1 or more")
+    return [configs[number % len(configs)] for number in range(count)]
+
+
+def default_count(devices: Sequence[str]) -> int:
+    """How many judges there are for devices unless somebody says otherwise: as many as a run has workers."""
+    plan = DevicePlan(tuple(devices), ("of the judges",) * len(devices))
+    return max(len(devices), *(workers_for(type_, Config(folder="", device_plan=plan)) for type_ in plan.types))
+
+
+def judge(path: str | Path, *, device: str = "cpu", projects: Sequence[str | Path] = (), **asked: Any) -> FileVerdict:
+    """The verdict on the kernel of one file; a program that has several keeps `Judges`, which start once.
+
+        verdict = harness.judge("kernel.py", op="OP", contract="OPTION")
+
+    Args:
+        path: the file.
+        device: the one device that it is judged on.
+        projects: folders with references/ and cases/ of your own ops.
+        asked: see `harness.judges.question.Question`.
+
+    Raises:
+        UsageError: the question means nothing, such as an op that there is not.
+    """
+    with Judges(1, device=device, projects=projects, **asked) as judges:
+        return judges.judge(path).result()

@@ -1,0 +1,93 @@
+"""What a caller asks about a kernel file: what it must compute, and how much is done to find out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from harness.config import PROFILES
+from harness.errors import UsageError, unknown
+from harness.kernel import PLACEMENTS
+from harness.of_file import Role
+
+RANDOM = "random"
+"""The seed of a question whose cases get seeds that nobody knows before the kernel is loaded."""
+
+PROFILE = "ci"
+EXPLAIN = 15.0
+"""Seconds in which the failure of a kernel is explained, unless the caller says otherwise or wants the first one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked about a file. The contract is the caller's, whatever the file declares.
+
+    Attributes:
+        op, contract: what the kernel must compute; an axis that the contract does not name takes its default.
+        function: the name of the kernel's function; empty where the file makes clear which one it is.
+        mutates: inputs that the kernel may overwrite → the result that each holds afterwards, or nothing.
+        unordered: results whose bits may differ between calls.
+        placement: what the kernel does with tensors on other devices.
+        profile: one of `PROFILES`.
+        lines: case lines to judge it on instead, as they are.
+        seed: `RANDOM`, or the seed that the cases are drawn from.
+        fail_fast: the first failing case is the last one, and is not made small.
+        explain: seconds in which a failure is explained, 0 for none; None for `EXPLAIN`, and none with `fail_fast`.
+        forbid_torch_op: a kernel that calls torch's own operator for the whole op fails.
+        strict: notices fail a case.
+        timeout: seconds that one case may take.
+        memory: bytes that the process of the kernel may take; None for the default of isolation.
+    """
+
+    op: str
+    contract: str = ""
+    function: str = ""
+    mutates: Mapping[str, str] = field(default_factory=dict)
+    unordered: tuple[str, ...] = ()
+    placement: str = "refuses"
+    profile: str = PROFILE
+    lines: tuple[str, ...] = ()
+    seed: str = RANDOM
+    fail_fast: bool = False
+    explain: float | None = None
+    forbid_torch_op: bool = False
+    strict: bool = False
+    timeout: float = 120.0
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise unknown("profile", self.profile, PROFILES)
+        if self.placement not in PLACEMENTS:
+            raise unknown("placement", self.placement, PLACEMENTS)
+        if self.seed != RANDOM and not self.seed.isdecimal():
+            raise UsageError(f"seed {self.seed!r} is neither {RANDOM} nor a whole number from 0 on")
+
+    @property
+    def role(self) -> Role:
+        """What it says of the kernel itself."""
+        return Role(self.op, self.contract, self.function, self.mutates, self.unordered, self.placement)
+
+    @property
+    def explaining(self) -> float:
+        """Seconds in which a failure is explained."""
+        return self.explain if self.explain is not None else 0.0 if self.fail_fast else EXPLAIN
+
+    def repro(self, file: str, line: str, device: str) -> str:
+        """The command that asks the same about a file on one case."""
+        return shlex.join(["lastbit", "judge", file, *self._options(), "--device", device, "--case", line])
+
+    def _options(self) -> Iterator[str]:
+        yield from ("--op", self.op)
+        for option in ("contract", "function"):
+            if value := getattr(self, option):
+                yield from (f"--{option}", value)
+        for name, result in self.mutates.items():
+            yield from ("--mutates", f"{name}={result}" if result else name)
+        for name in self.unordered:
+            yield from ("--unordered", name)
+        if self.placement != "refuses":
+            yield from ("--placement", self.placement)
+        yield from ["--strict"] * self.strict
+        yield from ["--forbid-torch-op"] * self.forbid_torch_op

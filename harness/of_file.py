@@ -1,0 +1,154 @@
+"""The kernel of a file that need not have been written for lastbit: found by name, and held to what the caller says.
+
+What the file says of itself is trusted with nothing but what tightens a bound or says how to call the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from harness.errors import UsageError, no_such
+from harness.kernel import Kernel, _collect, _siblings, declarations_of, kernel, load_file
+from harness.op import Op
+
+
+@dataclass(frozen=True)
+class Role:
+    """What somebody who does not trust a file says of the kernel in it; see `Kernel`.
+
+    Attributes:
+        function: its name; empty where the file makes clear which it is.
+        mutates: inputs that it may overwrite → the result that each holds afterwards, or an empty name.
+    """
+
+    op: str
+    contract: str = ""
+    function: str = ""
+    mutates: Mapping[str, str] = field(default_factory=dict)
+    unordered: tuple[str, ...] = ()
+    placement: str = "refuses"
+
+
+def role_of(fields: Mapping[str, Any]) -> Role:
+    """The role of which `dataclasses.asdict` made JSON."""
+    return Role(**{**fields, "unordered": tuple(fields["unordered"])})
+
+
+def plain_name(kernel: Kernel) -> str:
+    """The name under which the function of a kernel stands in its file, as it is; empty if it is wrapped."""
+    module = sys.modules.get(str(getattr(kernel.call, "__module__", "")))
+    return next((name for name, value in vars(module).items() if value is kernel.call), "") if module else ""
+
+
+def kernel_of_file(path: Path, role: Role) -> Kernel:
+    """The kernel of a file as it is declared, or as its role declares a function without a declaration.
+
+    It is the one that the role names, or the one that is declared for the op, or the function called like the op,
+    or the only public function that the file defines. The file can import its siblings by name.
+
+    Raises:
+        UsageError: none of these is there, or several are; the message lists what there is.
+        KernelError: the file raises while it is loaded.
+    """
+    with _collect() as declared, _siblings(path.parent):
+        module = load_file(path)
+    own = [one.kernel for one in declared if one.file.resolve() == path.resolve() and one.kernel.op == role.op]
+    if role.function:
+        return _named(module, own, role)
+    if len(own) > 1:
+        names = ", ".join(k.name for k in own)
+        raise UsageError(f"{path.name} declares several kernels of {role.op}: {names}; --function names one")
+    return _with_results(own[0], role) if own else _declared(_only(module, role.op), role)
+
+
+def _named(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
+    """The kernel that the role names: by the name of its declaration, or by that of a function of the file."""
+    named = [k for k in own if k.name == role.function]
+    function = vars(module).get(role.function)
+    if not named and callable(function):
+        named = [k for k in declarations_of(function) if k.op == role.op]
+        return _with_results(named[0], role) if named else _declared(function, role)
+    if not named:
+        names = dict.fromkeys([*(k.name for k in own), *_public(module)])
+        raise UsageError(no_such(f"function of {Path(str(module.__file__)).name}", role.function, names))
+    return _with_results(named[0], role)
+
+
+def _only(module: ModuleType, op: str) -> Callable[..., Any]:
+    """The function called like the op, or the only public one."""
+    public = _public(module)
+    if op in public or len(public) == 1:
+        return public.get(op) or next(iter(public.values()))
+    name = Path(str(module.__file__)).name
+    there = f"defines {', '.join(public)}" if public else "defines no public function"
+    raise UsageError(f"{name} {there}; --function says which is the kernel, or call it {op!r}")
+
+
+def _public(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The public functions that the file itself defines, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def _declared(function: Callable[..., Any], role: Role) -> Kernel:
+    """What `@kernel` makes of a function with what its role says of it."""
+    declare = kernel(
+        role.op,
+        contract=role.contract,
+        mutates=role.mutates,
+        placement=role.placement,
+        unordered=role.unordered,
+    )
+    with _collect() as made:
+        declare(function)
+    return made[0].kernel
+
+
+def _with_results(own: Kernel, role: Role) -> Kernel:
+    """A declared kernel, whose inputs hold the results that its role says they do if the file says nothing."""
+    if own.held or not any(role.mutates.values()):
+        return own
+    made = _declared(inspect.unwrap(own.call), role)
+    return replace(own, call=made.call, mutates=made.mutates, held=made.held)
+
+
+def held_to(own: Kernel, role: Role, op: Op) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel as the caller wants it judged, and a sentence for each thing that its file declares otherwise."""
+    held = {name: result for name, result in own.held.items() if name in role.mutates or name not in op.inputs}
+    asked = replace(
+        own,
+        contract=role.contract,
+        mutates=tuple(role.mutates),
+        held=held,
+        unordered=role.unordered,
+        placement=role.placement,
+    )
+    return asked, tuple(_contrary(own, asked, op))
+
+
+def _contrary(own: Kernel, asked: Kernel, op: Op) -> Iterator[str]:
+    if (contract := _contract(op, own.contract)) != (claimed := str(op.contract(asked.contract))):
+        yield f"the file declares the contract {contract}; it is held to {claimed}"
+    if more := sorted({*own.mutates} - {*asked.mutates}):
+        yield f"the file declares that it overwrites {', '.join(more)}, which the caller does not allow"
+    if more := sorted({*own.unordered} - {*asked.unordered}):
+        yield f"the file declares {', '.join(more)} to be unordered, which the caller does not allow"
+    if own.placement != asked.placement:
+        yield f"the file declares placement={own.placement!r}; it is held to {asked.placement!r}"
+
+
+def _contract(op: Op, text: str) -> str:
+    """The contract by its name, or the text where it is none of the op."""
+    try:
+        return str(op.contract(text))
+    except UsageError:
+        return text

@@ -1,0 +1,67 @@
+"""What `lastbit judge` found of a file: a line of JSON for a program, or a few lines for a reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.files import BUILT_IN
+from harness.outcomes.file_verdict import FileVerdict
+from harness.result import Verdict
+from reports.encoding import encoded
+from reports.paper import line, paragraph, verdict_word
+from reports.summary import shown_path, tally
+
+_WIDTH = 10  # of labels
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the document."""
+    loaded: dict[str, Any] = json.loads((BUILT_IN / "reports" / "schemas" / "judge-1.json").read_text())
+    return loaded
+
+
+def document(found: FileVerdict) -> dict[str, Any]:
+    """The verdict on a file in types that JSON has, as the schema says."""
+    made: dict[str, Any] = encoded(found)
+    return made
+
+
+def as_json_line(found: FileVerdict) -> str:
+    """The document on one line."""
+    return json.dumps(document(found), allow_nan=False)
+
+
+def print_judged(found: FileVerdict, console: Console) -> None:
+    """The verdict, the first finding, the line that is to blame, and what to do next."""
+    kernel = f":{found.kernel}" if found.kernel else ""
+    head = f"  contract {found.contract} of {found.op} on {found.device}  {found.seconds:.2f} s"
+    line(console, Text.assemble(verdict_word(found.verdict), f"  {shown_path(found.file)}{kernel}", (head, "dim")))
+    for label, text in _fields(found):
+        paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
+
+
+def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
+    """Label and text of each line below the verdict."""
+    if sum(found.cases.values()):
+        counted = tally(Verdict(verdict) for verdict, count in found.cases.items() for _ in range(count))
+        left = found.planned - sum(found.cases.values())
+        yield "cases", counted + (f", {left:,} not run" if left else "")
+    if found.reason:
+        yield "reason", found.reason
+    for finding in found.findings[:1]:
+        yield "finding", finding.sentence
+    if (culprit := found.culprit) is not None:
+        yield "line", f"{shown_path(f'{culprit.file}:{culprit.line}')}  {culprit.expression}"
+        yield "", culprit.sentence
+    if found.verdict is Verdict.FAILED and found.contracts.keeps:
+        yield "keeps", " or ".join(found.contracts.keeps)
+    if found.torch_ops:
+        yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"
+    yield from (("note", note) for note in found.notes)
+    if found.findings:
+        yield "next", found.findings[0].repro
