@@ -16,7 +16,7 @@ from harness.errors import LastbitError, UsageError
 from harness.inputs import build
 from harness.isolation import answers
 from harness.isolation.isolated import Isolated
-from harness.isolation.memory import Block
+from harness.isolation.memory import Block, fresh
 from harness.isolation.process import ForkServer, KernelProcess, Start
 from harness.outcomes.speed import Bound
 from harness.verify.calls import Caller
@@ -38,15 +38,15 @@ class Asked(Process):
     given: list[int] = field(default_factory=list)
 
     def ask(self, message: Mapping[str, Any], memory: Mapping[str, Block]) -> Mapping[str, Any]:
-        gone, self.given = self.given, [block.number for block in memory.values()]
+        close, self.given = self.given, [block.number for block in memory.values()]
         numbers = {what: block.number for what, block in memory.items()}
-        shared = {"new": [block.as_json for block in memory.values()], "gone": gone}
+        shared = {"new": [block.as_json for block in memory.values()], "close": close}
         fds = [block.descriptor for block in memory.values() if block.descriptor is not None]
         answer = self.process.ask({**message, **numbers, **shared}, self.timeout, fds)
         return {"copied": answers.integer(answer.get("copied", 0), 0, 1 << 40)}
 
     def memory(self, device: torch.device, size: int) -> Block:
-        return Block.on(device, size)
+        return fresh(device, size)
 
 
 def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> Bound:

@@ -90,7 +90,12 @@ class Opened:
             torch.empty(1, device=self.device)  # makes its context the current one
             handle = Handle.from_buffer_copy(bytes.fromhex(handle))
             driver("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, ctypes.c_uint(1))
-        self.address = base.value + offset
+        self.address, self._base = base.value + offset, base
+
+    def close(self):
+        """Let it go: whatever still lies there is no memory any more."""
+        with torch.cuda.device(self.device):
+            driver("cuIpcCloseMemHandle", self._base)
 
     def __len__(self):
         return self._size
@@ -122,6 +127,11 @@ class Mapped:
             return torch.frombuffer(block, dtype=torch.int64, count=size // 8, offset=offset)
         part = torch._C._construct_storage_from_data_pointer(block.address + offset, block.device, size)
         return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
+
+    def close(self, number):
+        """Forget a block, and let its memory of a device go."""
+        if isinstance(block := self._blocks.pop(number, None), Opened):
+            block.close()
 
     def whole(self, number):
         """A tensor of int64 over all of a block."""

@@ -18,6 +18,8 @@ class Timed:
 
     def prepare(self, message):
         """Get ready for calls, whose inputs come later; those without a kernel do nothing."""
+        for number in message["close"]:
+            self.memory.close(number)
         self._call = nothing if message["kernel"] is None else self._bare.call_of[message["kernel"]]
         self._sets = Sets(message)
         return {}
