@@ -34,6 +34,7 @@ class Hostile:
         contract: that it is held to.
         cuda: it is hostile on a CUDA device only.
         limit: what confinement it runs into, if it does.
+        plain_note: what else becomes of a run without isolation.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Hostile:
     contract: str = ""
     cuda: bool = False
     limit: str = ""
+    plain_note: str = ""
 
     @property
     def file(self) -> Path:
@@ -74,16 +76,25 @@ HOSTILE = (
     Hostile("computes_once", "the check sees a first call, the clock the others"),
     Hostile("reads_frames", "the reference computes its result", plain="PASSED"),
     Hostile("reads_gc", "the reference computes its result", plain="PASSED"),
-    Hostile("writes_process_memory", "the judge's verdict is overwritten", plain=DIED),
-    Hostile("traces_the_judge", "the judge is read and stopped by a debugger"),
-    Hostile("kills_its_parent", "nobody is left to judge", plain=DIED),
+    Hostile(
+        "writes_process_memory",
+        "the judge's verdict is overwritten",
+        plain=DIED,
+        plain_note="the word is overwritten in the process that reads the records, too, which fails on it",
+    ),
+    Hostile(
+        "traces_the_judge",
+        "the judge is read and stopped by a debugger",
+        plain_note="after it has attached to the process that started its own",
+    ),
+    Hostile("kills_its_parent", "nobody is left to judge", plain=DIED, plain_note="the run is lost"),
     Hostile("patches_torch", "comparisons say yes"),
     Hostile("patches_the_guards", "nobody sees that it writes beyond its input", plain="PASSED"),
     Hostile("patches_the_judge", "the judge finds nothing", plain="PASSED"),
     Hostile("patches_the_comparison", "what is expected is compared with itself", plain="PASSED"),
     Hostile("patches_the_verdict", "all verdicts are PASSED", plain="PASSED"),
     Hostile("traces_python", "a result is mended when somebody looks", plain="PASSED"),
-    Hostile("fakes_the_clock", "no time passes", isolated="PASSED", plain="PASSED"),
+    Hostile("fakes_the_clock", "no time passes", isolated="PASSED", plain="PASSED", plain_note="the values are right"),
     Hostile("right_in_the_environment", "right while it is tested", plain="PASSED"),
     Hostile("wrong_in_the_environment", "passes where it sees no test", isolated="PASSED"),
     Hostile("right_among_modules", "right while it is tested", plain="PASSED"),
@@ -92,24 +103,108 @@ HOSTILE = (
     Hostile("right_on_the_stack", "right while it is tested", plain="PASSED"),
     Hostile("wrong_on_the_stack", "passes where it sees no test"),
     Hostile("writes_later", "work goes on after the call"),
-    Hostile("changes_earlier_results", "a result is wrong after it was checked", isolated="PASSED", plain="PASSED"),
-    Hostile("lazy_tensor", "work is put off until somebody looks", isolated="PASSED", plain="PASSED"),
-    Hostile("exits_hard", "an exit code of 0 is taken for success", isolated="ERRORED", plain="ERRORED"),
+    Hostile(
+        "changes_earlier_results",
+        "a result is wrong after it was checked",
+        isolated="PASSED",
+        plain="PASSED",
+        plain_note="it is copied before it changes",
+    ),
+    Hostile(
+        "lazy_tensor",
+        "work is put off until somebody looks",
+        isolated="PASSED",
+        plain="PASSED",
+        plain_note="the values are right",
+    ),
+    Hostile(
+        "exits_hard",
+        "an exit code of 0 is taken for success",
+        isolated="ERRORED",
+        plain="ERRORED",
+        plain_note="the case under way, and those after it are not run",
+    ),
     Hostile("exits_softly", "an exit code of 0 is taken for success", isolated="ERRORED", plain="ERRORED"),
-    Hostile("hangs", "the judge waits for ever", isolated="ERRORED", plain="ERRORED"),
+    Hostile("hangs", "the judge waits for ever", isolated="ERRORED", plain="ERRORED", plain_note="after --timeout"),
     Hostile("zeros_within_tolerance", "a tolerance of 1e-2 forgives it"),
     Hostile("half_precision", "a tolerance forgives it"),
     Hostile("zeroes_inputs", "the judge computes zeros, too"),
     Hostile("returns_its_input", "no memory is written but that of the caller"),
     Hostile("reads_stale_memory", "the reference's result lies there"),
-    Hostile("calls_torch", "torch does the work", isolated="PASSED", plain="PASSED", contract="fp32_multiply"),
+    Hostile(
+        "calls_torch",
+        "torch does the work",
+        isolated="PASSED",
+        plain="PASSED",
+        contract="fp32_multiply",
+        plain_note="the values are right",
+    ),
     Hostile("prints_a_verdict", "whoever reads the output is deceived"),
-    Hostile("writes_the_records", "the records say PASSED"),
-    Hostile("forges_at_exit", "the records say PASSED", plain=DIED),
-    Hostile("leaves_a_daemon", "the records say PASSED", plain=DIED),
-    Hostile("forks", "200 processes", isolated="ERRORED", plain="PASSED", limit="processes"),
-    Hostile("takes_memory", "2 GiB of memory", isolated="ERRORED", plain="PASSED", limit="memory"),
-    Hostile("fills_the_disk", "a file of 4 GiB", isolated="ERRORED", plain="PASSED", limit="file size"),
-    Hostile("side_stream", "events see nothing of the work", isolated="PASSED", plain="PASSED", cuda=True),
-    Hostile("persists_in_l2", "inputs stay in the cache", isolated="PASSED", plain="PASSED", cuda=True),
+    Hostile(
+        "writes_the_records",
+        "the records say PASSED",
+        plain_note="on the terminal, where one record was read in time; every record on disk says PASSED",
+    ),
+    Hostile(
+        "forges_at_exit",
+        "the records say PASSED",
+        plain=DIED,
+        plain_note="the records were rewritten while they were read, the run fails on that",
+    ),
+    Hostile(
+        "leaves_a_daemon",
+        "the records say PASSED",
+        plain=DIED,
+        plain_note="the records were rewritten while they were read, the run fails on that",
+    ),
+    Hostile(
+        "forks",
+        "200 processes",
+        isolated="ERRORED",
+        plain="PASSED",
+        limit="processes",
+        plain_note="200 processes are there",
+    ),
+    Hostile(
+        "takes_memory",
+        "2 GiB of memory",
+        isolated="ERRORED",
+        plain="PASSED",
+        limit="memory",
+        plain_note="the memory is taken",
+    ),
+    Hostile(
+        "fills_the_disk",
+        "a file of 4 GiB",
+        isolated="ERRORED",
+        plain="PASSED",
+        limit="file size",
+        plain_note="the file is there",
+    ),
+    Hostile(
+        "side_stream",
+        "events see nothing of the work",
+        isolated="PASSED",
+        plain="PASSED",
+        cuda=True,
+        plain_note="the values are right",
+    ),
+    Hostile(
+        "persists_in_l2",
+        "inputs stay in the cache",
+        isolated="PASSED",
+        plain="PASSED",
+        cuda=True,
+        plain_note="the values are right",
+    ),
 )
+
+
+def rows() -> str:
+    """The table of docs/hostile.md."""
+    lines = ["| kernel | what it is to achieve | with `--isolate` | without |", "|---|---|---|---|"]
+    for h in HOSTILE:
+        limit = f" ({h.limit})" if h.limit else ""
+        name = f"[{h.name}](../tests/hostile_kernels/{h.name}.py)"
+        lines.append(f"| {name} | {h.claims} | {h.isolated}{limit} | {h.plain}{h.plain_note and f': {h.plain_note}'} |")
+    return "\n".join(lines)

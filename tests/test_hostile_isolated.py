@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.bench.asked import bound_of
+from harness.bench.samples import Effort
 from harness.case import parse_case
 from harness.config import Config
+from harness.errors import UsageError
 from harness.isolation.declared import Kernels
 from harness.isolation.isolated import Isolated
 from harness.isolation.limits import Limits
@@ -20,7 +23,7 @@ from harness.isolation.process import ForkServer
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, verify_case
 from harness.verify.project import open_project
-from tests.hostile import FILES, HOSTILE, LINES, Hostile, planted
+from tests.hostile import FILES, HOSTILE, LINES, Hostile, planted, rows
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels are for the CPU")
@@ -83,3 +86,38 @@ def test_there_is_a_row_for_each_file_and_a_source_in_each() -> None:
         words = ast.get_docstring(ast.parse(hostile.file.read_text())) or ""
         assert "Models:" in words or "reverse of" in words, hostile
     assert len(HOSTILE) >= 24
+
+
+TIMED = {
+    "wrong_in_the_environment": "PASSED",
+    "fakes_the_clock": "PASSED",
+    "computes_once": "FAILED",
+    "right_ten_times": "FAILED",
+    "writes_later": "FAILED",
+}
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_the_verdict_of_a_timed_kernel_is_of_its_timed_calls(judge: Judge, name: str, tmp_path: Path) -> None:
+    [hostile] = [hostile for hostile in HOSTILE if hostile.name == name]
+    kernels = Kernels(judge.server, limits=LIMITS)
+    [kernel] = kernels.declared(planted(hostile, tmp_path / name))
+    with kernels.pair(kernel, timeout=60.0) as pair:
+        subject = Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU))
+        found = bound_of(subject, parse_case(LINES[0]), judge.server, Effort(seconds=0.001, rounds=1))
+    assert found.verdict == TIMED[name], found
+    assert found.time.low > 0 < found.empty.low
+
+
+def test_given_values_cannot_be_timed(judge: Judge, tmp_path: Path) -> None:
+    kernels = Kernels(judge.server, limits=LIMITS)
+    [kernel] = kernels.declared(planted(HOSTILE[0], tmp_path / "given"))
+    case = parse_case("rms_norm x=bf16[1,1]:values(1) weight=bf16[1] eps=1e-06 seed=0")
+    with kernels.pair(kernel, timeout=60.0) as pair:
+        subject = Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU))
+        with pytest.raises(UsageError, match="the values of x are given"):
+            bound_of(subject, case, judge.server, Effort(seconds=0.001, rounds=1))
+
+
+def test_the_table_in_the_documents_is_that_of_the_tests() -> None:
+    assert rows() in (Path(__file__).parent.parent / "docs" / "hostile.md").read_text()
