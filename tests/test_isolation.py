@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from harness.case import parse_case
+from harness.calling.performing import Asked
+from harness.case import Case, Group, parse_case
 from harness.config import Config
 from harness.errors import KernelError, LastbitError
+from harness.inputs import build, unequal
 from harness.interpret import install
+from harness.isolation import answers
+from harness.isolation.answers import Raised, Unreadable
 from harness.isolation.declared import Elsewhere, Kernels
 from harness.isolation.isolated import Isolated
 from harness.isolation.process import ForkServer
 from harness.kernel import Kernel, load_kernels
 from harness.result import CaseResult, Verdict
+from harness.verify.calls import Here
 from harness.verify.check import Subject, verify_case
+from harness.verify.fuzz import CaseFailed, reseeded, run_item
+from harness.verify.isolating import in_processes
+from harness.verify.notes import Failures
+from harness.verify.plan import Item, make_plan
 from harness.verify.project import open_project
 
 FOLDER = Path(__file__).parent / "isolated"
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
 CASE = parse_case("rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1")
-CONTRACT = "native_multiply"
+RESULT = {"name": "y", "dtype": "float32", "shape": [4], "strides": [1], "device": "cpu", "at": 0}
 
 
 @dataclass
@@ -179,8 +192,6 @@ os._exit(0)
 
 
 def _wait_for_end(pid: int) -> None:
-    import time
-
     latest = time.monotonic() + 20
     while time.monotonic() < latest:
         try:
@@ -190,3 +201,131 @@ def _wait_for_end(pid: int) -> None:
             return
         time.sleep(0.02)
     raise AssertionError(f"process {pid} has not ended")
+
+
+# Calls with tensors on other devices
+
+
+def test_an_attempt_is_the_same_in_a_process_of_its_own(isolation: Isolation) -> None:
+    asked = Asked(CASE.params, ("output",))
+    kernel = isolation.there["warning"]
+    with isolation.kernels.pair(kernel, 60.0) as pair:
+        there, here = build(CASE, CPU), build(CASE, CPU)
+        found = Isolated(pair, CPU).attempt(there, asked, None)
+        expected = Here(isolation.here["warning"], CPU).attempt(here, asked, None)
+        assert [(type(w), str(w).replace("\\x1b", "\x1b")) for w in found.warnings] == [
+            (type(w), str(w)) for w in expected.warnings
+        ]
+        assert unequal([(found.results["output"], expected.results["output"])]) == [False]
+        assert there.violations() == here.violations() != []
+        raised = Isolated(pair, CPU).attempt(build(replaced(CASE, 3), CPU), asked, CPU).error
+        assert isinstance(raised, Raised)
+        assert (raised.kind, str(raised)) == ("ValueError", "x is on cpu, but weight is on cuda:1")
+
+
+# Items
+
+
+def replaced(case: Case, rows: int) -> Case:
+    return parse_case(str(case).replace("[4,", f"[{rows},"))
+
+
+def ran(isolation: Isolation, name: str, rows: Sequence[int], **how: Any) -> tuple[list[CaseResult], list[int]]:
+    """The results of an item with cases of so many rows, and how many cases it left."""
+    kernel, left, results = isolation.there[name], list[int](), list[CaseResult]()
+    group = Group("mine", examples=tuple(replaced(CASE, n) for n in rows))
+    item = Item(Subject(kernel, RMS_NORM, CPU), group, how.pop("asked", False))
+    with in_processes(item, isolation.kernels, 60.0) as prepared, suppress(CaseFailed):
+        run_item(
+            prepared,
+            cases=0,
+            seed_=0,
+            record=results.append,
+            started=lambda *_, **__: None,
+            leave=lambda _, count: left.append(count),
+            **how,
+        )
+    return results, left
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_process_that_ends_costs_the_rest_of_its_item(isolation: Isolation, tmp_path: Path, keep_going: bool) -> None:
+    """Nothing is made small, since nothing can be run."""
+    failures = None if keep_going else Failures(tmp_path)
+    results, left = ran(isolation, "exiting_later", (4, 3, 5, 6), failures=failures)
+    assert [result.verdict for result in results] == [Verdict.PASSED, Verdict.ERRORED]
+    assert results[-1].reason.startswith("its process ended with exit code 3")
+    assert left == ([] if keep_going else [2])
+    if failures is not None:
+        assert failures.has("exiting_later", "cpu")
+
+
+def test_seeds_that_nobody_knew(isolation: Isolation) -> None:
+    """Each case has one of its own, and all else as it was; lines that a reader gave stay as they are."""
+    runs = [ran(isolation, "bundled", (4, 5), random=True)[0] for _ in range(2)]
+    cases = [parse_case(result.case) for results in runs for result in results]
+    assert all(result.verdict is Verdict.PASSED for results in runs for result in results)
+    assert len({case.seed for case in cases}) == len(cases)
+    assert [replace(case, seed=1) for case in cases] == [replaced(CASE, 4), replaced(CASE, 5)] * 2
+    asked, _ = ran(isolation, "bundled", (4,), random=True, asked=True)
+    assert [result.case for result in asked] == [str(CASE)]
+    given = parse_case("rms_norm x=bf16[1,3]:values(1.5,-2,0.5) eps=1e-06 seed=0")
+    assert reseeded(given) is given
+
+
+def test_a_plan_without_a_line_of_a_kernel(isolation: Isolation) -> None:
+    config = Config("", kernel_folders=(str(FOLDER),), kernels=("bundled",), lines=(str(CASE),), isolate=True)
+    [item] = make_plan(config, "cpu", isolation.kernels.declared).items
+    assert isinstance(item.subject.kernel.call, Elsewhere)
+    assert item.subject.kernel.call.path == FOLDER / "kernels.py"
+
+
+# What a stranger says
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"[]",
+        b"[" * 10_000,
+        b'{"returned": 1}',
+        b'{"returned": [1]}',
+        *(
+            json.dumps({"returned": [{**RESULT, name: value}]}).encode()
+            for name, value in (
+                ("name", 3),
+                ("dtype", "__class__"),
+                ("dtype", "quint8"),
+                ("shape", [-1]),
+                ("shape", [True, 1]),
+                ("shape", [1 << 40, 1 << 40]),
+                ("shape", [1] * 100),
+                ("shape", 5),
+                ("strides", [0]),
+                ("strides", [2]),
+                ("strides", []),
+                ("device", "cuda:x"),
+                ("device", "somewhere"),
+                ("at", 256),
+                ("at", -2),
+                ("at", -1),
+            )
+        ),
+        json.dumps({"returned": [RESULT, RESULT]}).encode(),
+    ],
+)
+def test_answers_that_no_kernel_process_gives(said: bytes) -> None:
+    with pytest.raises(Unreadable):
+        answers.results_of(answers.parsed(said))
+
+
+def test_an_answer_that_is_one() -> None:
+    [result], size = answers.results_of(answers.parsed(json.dumps({"returned": [RESULT]}).encode()))
+    assert (result.dtype, result.shape, size) == (torch.float32, (4,), 256)
+
+
+@pytest.mark.parametrize("given", [[["values", "x", "wrong"]], [["race", "x"]], "race", [[1, 2, 3]], [["race"] * 4]])
+def test_findings_that_no_call_can_have(given: object) -> None:
+    with pytest.raises(Unreadable):
+        answers.findings(given)

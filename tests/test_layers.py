@@ -109,6 +109,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.isolation": (
         "harness.errors",
         "harness.files",
+        "harness.placement",
         "harness.timing",
         "harness.dtypes",
         "harness.kernel",
@@ -136,6 +137,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.inputs",
         "harness.outcomes",
         "harness.judging",
+        "harness.calling",
         "harness.verify",
     ),
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),

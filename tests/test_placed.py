@@ -19,7 +19,7 @@ from harness.inputs import Inputs, build
 from harness.kernel import Kernel
 from harness.placement import PlacementWarning, moved
 from harness.result import Finding
-from harness.verify.placed import placement_findings
+from harness.verify.placed import in_this_process, placement_findings
 
 LINE = "scale x=fp32[4,8] weight=fp32[8] bias=fp32[8] seed=3"
 
@@ -49,7 +49,8 @@ def findings(function: Function, *elsewhere: str, device: torch.device = CPU, **
     def call(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"y": function(**tensors)}
 
-    return placement_findings(Kernel("mine", "scale", "", function, **declared), inputs(*elsewhere), device, call)
+    kernel = Kernel("mine", "scale", "", function, **declared)
+    return placement_findings(kernel, inputs(*elsewhere), device, in_this_process(call))
 
 
 def sentences(function: Function, *elsewhere: str, **declared: Any) -> str:
@@ -302,9 +303,8 @@ def on_accelerator(function: Function, line: str, **declared: Any) -> tuple[Find
         built = build(parse_case(line), device)
     except UnsupportedCase as error:
         pytest.skip(str(error))
-    return placement_findings(
-        Kernel("mine", "scale", "", function, **declared), built, device, lambda tensors: {"y": function(**tensors)}
-    )
+    attempt = in_this_process(lambda tensors: {"y": function(**tensors)})
+    return placement_findings(Kernel("mine", "scale", "", function, **declared), built, device, attempt)
 
 
 @pytest.mark.gpu

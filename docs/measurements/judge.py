@@ -27,6 +27,7 @@ from tests.faults.plant import FOLDER, mutated, read_sources
 from tests.hostile import FILES as HOSTILE_FILES
 from tests.hostile import HOSTILE
 
+USUAL = {"op": "rms_norm", "contract": "native_multiply"}
 PASSED, FAILED = "PASSED", "FAILED"
 
 PLAIN = """import torch
@@ -168,7 +169,7 @@ def hostile(folder: Path) -> Iterator[Asked]:
         text = one.file.read_text().replace("return y * weight", "return (y * weight).to(x.dtype)")
         path = written(folder / one.name, text)
         shutil.copy(HOSTILE_FILES / "known_inputs.txt", path.parent)
-        question = {"op": "rms_norm", "contract": "input_multiply", "timeout": 5.0}
+        question = {"op": "rms_norm", "contract": "input_multiply", "timeout": 5.0, "memory": 3 << 29}
         yield Asked("hostile", one.name, path, (FAILED, "ERRORED"), question)
 
 
@@ -182,7 +183,7 @@ def written(folder: Path, text: str) -> Path:
 def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> Iterator[tuple[Asked, FileVerdict]]:
     """The files with their verdicts, in their order, as far as the time allows."""
     latest = time.monotonic() + arguments.seconds
-    asked = {"device": arguments.device, "profile": arguments.profile, "fail_fast": True}
+    asked = {"device": arguments.device, "profile": arguments.profile, "fail_fast": True, **USUAL}
     with suppress(TimeoutError), harness.Judges(arguments.judges, **asked) as judges:
         for one, future in [(one, judges.judge(one.path, **one.question)) for one in files]:
             yield one, future.result(max(latest - time.monotonic(), 0))

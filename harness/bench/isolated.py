@@ -149,7 +149,7 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
     return {
         "do": "prepare",
         "kernel": None if empty else timed.subject.kernel.name,
-        "tensors": inputs.as_json,
+        "arguments": inputs.as_json,
         "results": results.as_json,
         "params": dict(timed.case.params),
         "device": str(timed.device),

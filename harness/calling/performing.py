@@ -165,6 +165,14 @@ def returned_by(
     return Returned(value, changed + [_fault(fault, tensors) for fault in seen.faults.values()])
 
 
+def results_of(
+    call: Callable[..., object], asked: Asked, device: torch.device, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The results alone, for tensors that may be on any device."""
+    named = named_results(returned_by(call, tensors, asked.arguments, device).value, asked.results)
+    return {name: named[name] for name in (*asked.results, *(n for n in named if n in asked.may_return))}
+
+
 def _fault(fault: Fault, handed: Mapping[str, Tensor]) -> Finding:
     """A fault of an interpreted program, with the case's names of tensors where they are known."""
     named = next((name for name, tensor in handed.items() if _covers(tensor, fault.start)), fault.tensor)

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from harness.commands.seen_stages import ordinary_of, traced
@@ -14,6 +15,7 @@ from harness.devices import DevicePlan
 from harness.diagnosing.explain import Explainer
 from harness.diagnosing.handover import OF_STAGES
 from harness.errors import LastbitError
+from harness.judges.confined import ConfinedExplainer
 from harness.kernel import REVISION_MARK
 from harness.outcomes.explanation import Explanation
 from harness.outcomes.trace import KernelTrace
@@ -28,21 +30,20 @@ OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 
 NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
-ISOLATED = "the run kept kernels in processes of their own (--isolate), where none is explained"
 
 
 def with_explanations(config: Config, run: Run) -> Run:
     """The run with why its kernels fail, and with the stages of those that declare none, as far as time allows.
 
-    It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An interruption from the
-    keyboard ends it, and the run has what was found until then.
+    Of a run whose kernels have processes of their own, failures are explained in confined ones, and no stages are
+    looked for. It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An
+    interruption from the keyboard ends it, and the run has what was found until then.
     """
-    failures, passed = failures_of(run), [] if config.lines else ordinary_of(run)
-    if config.isolate:
-        return replace(run, explanations=tuple(unexplained(failure, ISOLATED) for failure in failures))
+    failures, passed = failures_of(run), [] if config.lines or config.isolate else ordinary_of(run)
+    explaining = partial(explained, explainer=ConfinedExplainer) if config.isolate else explained
     explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
     try:
-        for explanation in explained(of_run(config, failures), failures):
+        for explanation in explaining(of_run(config, failures), failures):
             explanations.append(explanation)
         for trace in traced(of_run(config, passed), passed):
             traces.append(trace)
@@ -84,7 +85,7 @@ def explained(
     config: Config,
     failures: Sequence[CaseResult],
     *,
-    explainer: Callable[..., Explainer] = Explainer,
+    explainer: Callable[[Config], Explainer | ConfinedExplainer] = Explainer,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Explanation]:
     """Why each of the failures is one, in their order; those for which there is no time say so."""
@@ -98,7 +99,7 @@ def explained(
                 yield found
 
 
-def _explained(process: Explainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
+def _explained(process: Explainer | ConfinedExplainer, failure: CaseResult, left: Callable[[], float]) -> Explanation:
     """Why it is one, as far as the seconds that are left suffice; the process starts before those of the kernel run."""
     if left() <= 0:
         return unexplained(failure, NO_TIME)

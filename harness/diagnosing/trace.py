@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from harness.calling.performing import Asked, results_of
 from harness.case import Case, parse_case
 from harness.diagnosing.buffers import Buffer, Held, buffers
 from harness.diagnosing.handover import OF_STAGES
@@ -28,7 +29,6 @@ from harness.tracing.follow import Visit
 from harness.tracing.log import LIMIT
 from harness.tracing.memory import Addresses, Write
 from harness.tracing.of_torch import UNWRITTEN, addresses_of, array_of
-from harness.verify.calls import Caller
 from harness.verify.check import Subject, examine, first_line
 from harness.verify.inprocess import Watch, Workplace, unwatched
 
@@ -237,12 +237,12 @@ class _Tracing:
     def call(self, wanted: Collection[Program] = ()) -> Seen:
         """A call in which all operations of these programs are kept."""
         kernel, problem = self.subject.kernel, self.problem
-        asked = {"stages": kernel.stages} if self.stage in kernel.stages else {}
+        stages = kernel.stages if self.stage in kernel.stages else ()
         needed = tuple(dict.fromkeys([*problem.required, self.stage]))
-        caller = Caller(kernel, self.subject.device, needed, problem.op.optional_results - {self.stage})
+        asked = Asked(self.inputs.case.params, needed, problem.op.optional_results - {self.stage}, stages=stages)
         handed = self.inputs.hand_out()
         with guarded_allocations(0) as allocated, traced(handed, wanted, self.limit) as log:
-            results = caller.results_of(handed, {**self.inputs.case.params, **asked})
+            results = results_of(kernel.call, asked, self.subject.device, handed)
         tensor = results[self.stage].detach()
         index = (0,) * tensor.ndim if self.index is None else self.index
         seen = _located(log, tensor, addresses_of(tensor), index)

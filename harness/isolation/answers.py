@@ -123,7 +123,7 @@ def _result(given: object) -> Result:
     if 0 not in shape and not _is_dense(shape, strides):
         raise Unreadable("the kernel process gave strides that leave gaps, or make elements overlap")
     at = integer(fields.get("at"), -1, _ELEMENTS)
-    return Result(name_of(fields.get("name")), dtype, shape, strides, _device(fields.get("device")), at)
+    return Result(name_of(fields.get("name")), dtype, shape, strides, device_of(fields.get("device")), at)
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -138,7 +138,8 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _device(given: object) -> torch.device:
+def device_of(given: object) -> torch.device:
+    """A device that torch may know, be it there or not."""
     kind, _, index = name_of(given).partition(":")
     if kind not in ("cpu", "meta", "cuda", "xpu", "hpu", "mps", "npu") or (index and not index.isdecimal()):
         raise Unreadable("the kernel returned a tensor on a device that lastbit does not know")
@@ -147,11 +148,10 @@ def _device(given: object) -> torch.device:
 
 def findings(given: object) -> tuple[Finding, ...]:
     """Findings of kinds that a call can have."""
-    return _list(given, _finding)
+    return tuple(_finding(*map(text_of, fields)) for fields in rows(given, 3))
 
 
-def _finding(given: object) -> Finding:
-    kind, name, sentence = _list(given, text_of, most=3)
+def _finding(kind: str, name: str, sentence: str) -> Finding:
     if kind not in _KINDS:
         raise Unreadable("the kernel process found what it cannot see")
     return Finding(kind, name[:_NAME], sentence)
@@ -165,6 +165,14 @@ def pairs(given: object) -> tuple[tuple[str, str], ...]:
 def listed(given: object) -> tuple[dict[str, Any], ...]:
     """A list of named fields."""
     return _list(given, _mapping)
+
+
+def warnings(given: object) -> tuple[tuple[Any, ...], ...]:
+    """Warnings: a text, or a text, the name of a tensor and two devices."""
+    found = _list(given, lambda row: _list(row, lambda part: part, most=4))
+    if any(len(row) not in (1, 4) for row in found):
+        raise Unreadable("the kernel process gave a warning that is none")
+    return found
 
 
 def rows(given: object, length: int) -> tuple[tuple[Any, ...], ...]:

@@ -110,6 +110,10 @@ class Kernels:
             finally:
                 del self._asked[path]
 
+    def begin(self) -> None:
+        """Be up when this returns, so that the first kernel does not wait."""
+        self.server.start(Start(device_type=self.device_type)).end()
+
     def run(
         self, path: Path, function: Callable[..., object], arguments: Mapping[str, Any], timeout: float
     ) -> Mapping[str, Any]:

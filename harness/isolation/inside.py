@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.calling.attempting import attempted
 from harness.calling.operators import operators_called
-from harness.calling.performing import Asked, Performed, Said, perform
-from harness.inputs.guards import Guarded
+from harness.calling.performing import Asked, Performed, Said, perform, results_of
+from harness.inputs.guards import Guarded, twin
+from harness.inputs.rebound import rebound
 from harness.inputs.written import violations
 from harness.interpret import races
 from harness.isolation.runner import placed
 from harness.kernel import Kernel, loaded_kernels
 from harness.of_file import Role, kernel_of_file, plain_name, role_of
+from harness.placement import PlacementWarning
 from harness.result import Finding
 
 Message = Mapping[str, Any]
@@ -60,15 +64,44 @@ class Work:
         guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
         call, later = self._kernels[message["kernel"]].call, bool(message["later"])
         self._held = self._held if later else {}
-        asked, device = _asked(message), torch.device(message["device"])
-        if message.get("operators"):
-            return {}, {"operators": sorted(operators_called(lambda: perform(call, guards, asked, device, self._held)))}
         with races() if message["races"] else nullcontext():
-            performed = perform(call, guards, asked, device, self._held)
+            performed = perform(call, guards, _asked(message), torch.device(message["device"]), self._held)
         said = _said(performed)
         if not later:
             self._held = performed.own
         return performed.named, said
+
+    def operators(
+        self, message: Message, tensors: Sequence[tuple[Message, Tensor]]
+    ) -> tuple[dict[str, Tensor], Message]:
+        """The operators of torch that the kernel calls, as a call without guards shows them."""
+        arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
+        call = partial(self._kernels[message["kernel"]].call, **arguments, **message["params"])
+        return {}, {"operators": sorted(operators_called(call))}
+
+    def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
+        """Call a kernel with tensors that may be on any device, or on one: see `harness.calling.attempting`."""
+        guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
+        call, device = self._kernels[message["kernel"]].call, torch.device(message["device"])
+        handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}
+        given = handed if message["to"] is None else {name: t.to(message["to"]) for name, t in handed.items()}
+        attempt = attempted(partial(results_of, call, _asked(message), device), given)
+        if attempt.error is not None:
+            raise attempt.error
+        changed = [rebound(handed[guarded.name], guarded) for guarded in guards]
+        said = {
+            "warnings": [_warning(warning) for warning in attempt.warnings],
+            "rebound": _sentences([change for change in changed if change is not None]),
+            "violations": _sentences(attempt.violations),
+        }
+        return dict(attempt.results), said
+
+
+def _warning(warning: Warning) -> list[str]:
+    """A warning as data: its text, and of one about a device the name of the tensor and both devices."""
+    if isinstance(warning, PlacementWarning):
+        return [str(warning), warning.name, str(warning.source), str(warning.target)]
+    return [str(warning)]
 
 
 def _asked(message: Message) -> Asked:

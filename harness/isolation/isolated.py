@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.calling.attempting import Attempt
 from harness.calling.performing import INPUT, Asked, Performed
 from harness.errors import KernelError, UnsupportedCase
 from harness.inputs import Inputs, Poison
@@ -19,6 +20,7 @@ from harness.isolation import answers
 from harness.isolation.answers import Raised, Result
 from harness.isolation.memory import Block, Blocks
 from harness.isolation.process import KernelProcess, KernelProcessEnded
+from harness.placement import PlacementWarning
 from harness.timing import KERNEL, timed
 
 _RESULTS = 0  # key of the block for results among blocks whose keys are addresses
@@ -46,6 +48,9 @@ class Pair:
     timeout: float = 120.0
     blocks: Blocks = field(default_factory=Blocks)
     latest: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.begin()
 
     @property
     def over(self) -> bool:
@@ -90,6 +95,7 @@ class Isolated:
     pair: Pair
     device: torch.device
     later: bool = False
+    parted = True
 
     @property
     def over(self) -> bool:
@@ -99,31 +105,46 @@ class Isolated:
         if not self.later:
             self.pair.begin()
         process = self.pair.bare if asked.poison is None else self.pair.guarded
-        blocks, there = self._shared(inputs)
-        answer, into = self._answered(process, self._message(inputs.guards, blocks, asked), blocks)
-        for guarded, words in zip(inputs.guards, there, strict=True):
-            guarded.words.copy_(words)
-        results, _ = answers.results_of(answer)
-        return _performed(answer, {result.name: _own(result, into) for result in results}, inputs, asked)
+        answer, named = self._called(process, inputs, {"do": "call", "later": self.later, **_how(asked)})
+        return _performed(answer, named, inputs, asked)
 
-    def operators(self, inputs: Inputs, asked: Asked) -> tuple[str, ...]:
+    def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
+        to = None if device is None else str(device)
+        try:
+            answer, named = self._called(self.pair.guarded, inputs, {"do": "attempt", "to": to, **_how(asked)})
+        except (Raised, UnsupportedCase) as error:
+            return Attempt(error=error)
+        warned = tuple(_warning(words) for words in answers.warnings(answer.get("warnings", [])))
+        return Attempt(named, None, warned, _said(answer, "rebound"), _said(answer, "violations"))
+
+    def operators(self, inputs: Inputs) -> tuple[str, ...]:
         """The operators of torch that the kernel calls, as its process sees them in a call by itself."""
         self.pair.begin()
-        blocks, _ = self._shared(inputs)
-        message = {**self._message(inputs.guards, blocks, asked), "operators": True}
-        answer, _ = self._answered(self.pair.guarded, message, blocks)
+        message = {"do": "operators", "params": dict(inputs.case.params)}
+        answer, _ = self._called(self.pair.guarded, inputs, message)
         return answers.names(answer.get("operators"))
 
-    def _shared(self, inputs: Inputs) -> tuple[list[Block], list[Tensor]]:
-        """The blocks for inputs, and where their words lie in them, copied."""
+    def after(self, own: Mapping[str, Tensor]) -> Isolated:
+        return replace(self, later=True)
+
+    def _called(
+        self, process: KernelProcess, inputs: Inputs, message: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+        """What a process answers to a call on inputs, and what it returned; what it did to inputs is done to these."""
         blocks = [self.pair.blocks.of(guarded.words) for guarded in inputs.guards]
         there = [_there(guarded, block) for guarded, block in zip(inputs.guards, blocks, strict=True)]
         for guarded, words in zip(inputs.guards, there, strict=True):
             words.copy_(guarded.words)
-        return blocks, there
-
-    def after(self, own: Mapping[str, Tensor]) -> Isolated:
-        return replace(self, later=True)
+        pairs = zip(inputs.guards, blocks, strict=True)
+        tensors = [_described(guarded, block) for guarded, block in pairs]
+        message = {**message, "kernel": self.pair.name, "device": str(self.device), "tensors": tensors}
+        try:
+            answer, into = self._answered(process, message, blocks)
+        finally:
+            for guarded, words in zip(inputs.guards, there, strict=True):
+                guarded.words.copy_(words)
+        results, _ = answers.results_of(answer)
+        return answer, {result.name: _own(result, into) for result in results}
 
     def _answered(
         self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[Block]
@@ -150,21 +171,27 @@ class Isolated:
     def _results(self, size: int) -> Block:
         return self.pair.blocks.sized(_RESULTS, self.device, size)
 
-    def _message(self, guards: Sequence[Guarded], blocks: Sequence[Block], asked: Asked) -> dict[str, Any]:
-        return {
-            "do": "call",
-            "kernel": self.pair.name,
-            "tensors": [_described(guarded, block) for guarded, block in zip(guards, blocks, strict=True)],
-            "params": dict(asked.params),
-            "results": list(asked.results),
-            "may_return": sorted(asked.may_return),
-            "poison": asked.poison,
-            "stages": list(asked.stages),
-            "descending": asked.descending,
-            "races": watching_races(),
-            "later": self.later,
-            "device": str(self.device),
-        }
+
+def _how(asked: Asked) -> dict[str, Any]:
+    """What a kernel process needs to know of a call."""
+    return {
+        "params": dict(asked.params),
+        "results": list(asked.results),
+        "may_return": sorted(asked.may_return),
+        "poison": asked.poison,
+        "stages": list(asked.stages),
+        "descending": asked.descending,
+        "races": watching_races(),
+    }
+
+
+def _warning(words: tuple[Any, ...]) -> Warning:
+    """A warning of the kernel's, as it would have been here."""
+    if len(words) == 1:
+        return UserWarning(answers.text_of(words[0]))
+    _, name, *devices = words
+    source, target = (answers.device_of(device) for device in devices)
+    return PlacementWarning(answers.name_of(name), source, target)
 
 
 def _performed(answer: Mapping[str, Any], named: dict[str, Tensor], inputs: Inputs, asked: Asked) -> Performed:

@@ -107,7 +107,9 @@ class Blocks:
         """The block by a key, which has `size` bytes or more."""
         block = self.used.get(key)
         if block is None or block.nbytes < size or block.words.device != device:
-            fitting = [b for b in self.free if size <= b.nbytes <= _WASTE * size + _LEAST_SEGMENT and b.words.device == device]
+            fitting = [
+                b for b in self.free if size <= b.nbytes <= _WASTE * size + _LEAST_SEGMENT and b.words.device == device
+            ]
             block = min(fitting, key=lambda b: b.nbytes, default=None) or self._made(device, size)
             self.free = [b for b in self.free if b is not block]
             self.used[key] = block

@@ -4,6 +4,8 @@ It imports nothing of lastbit, so that a *bare* kernel process can run the text 
 is to be seen but what the kernel's own file imports.
 """
 
+from __future__ import annotations
+
 import ctypes
 import importlib.util
 import json
@@ -13,9 +15,17 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor
+
+Message = Mapping[str, Any]
+Placed = Sequence[tuple[Message, Tensor]]
+"""Descriptions of tensors, and the words that hold each of them."""
 
 LONGEST = 1 << 22
 """Bytes of a message."""
@@ -31,14 +41,14 @@ _TEXT, _TRACE = 20_000, 16_000
 class Channel:
     """Messages of JSON through a socket, each with file descriptors."""
 
-    def __init__(self, connection):
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
-    def send(self, content):
+    def send(self, content: object) -> None:
         text = json.dumps(content).encode()
         self._socket.sendall(_LENGTH.pack(len(text)) + text)
 
-    def receive(self):
+    def receive(self) -> tuple[Any, list[int]]:
         """The next message and its descriptors; None and none at the end."""
         head, fds, _, _ = socket.recv_fds(self._socket, _LENGTH.size, _MOST_FDS)
         head += self._exactly(_LENGTH.size - len(head)) if head else b""
@@ -46,7 +56,7 @@ class Channel:
             return None, fds
         return json.loads(self._exactly(_LENGTH.unpack(head)[0])), fds
 
-    def _exactly(self, count):
+    def _exactly(self, count: int) -> bytes:
         parts = []
         while count:
             part = self._socket.recv(count)
@@ -63,14 +73,14 @@ class Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_ubyte * 64)]
 
 
-def driver(name, *arguments):
+def driver(name: str, *arguments: object) -> None:
     """Call a function of the driver of CUDA, in the context that torch has made current."""
     status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
     if status:
         raise RuntimeError(f"{name} of the CUDA driver failed with error {status}")
 
 
-def exported(address):
+def exported(address: int) -> tuple[str, int]:
     """By what another process opens the segment that holds an address, and where in it the address is."""
     handle, base, size = Handle(), ctypes.c_uint64(), ctypes.c_size_t()
     driver("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
@@ -84,30 +94,30 @@ class Opened:
     A kernel may keep a tensor of an earlier call, and look at it.
     """
 
-    def __init__(self, index, handle, offset, size):
+    def __init__(self, size: int, index: int, handle: str, offset: int) -> None:
         self.device, self._size, base = torch.device("cuda", index), size, ctypes.c_uint64()
         with torch.cuda.device(self.device):
             torch.empty(1, device=self.device)  # makes its context the current one
-            handle = Handle.from_buffer_copy(bytes.fromhex(handle))
-            driver("cuIpcOpenMemHandle_v2", ctypes.byref(base), handle, ctypes.c_uint(1))
+            known = Handle.from_buffer_copy(bytes.fromhex(handle))
+            driver("cuIpcOpenMemHandle_v2", ctypes.byref(base), known, ctypes.c_uint(1))
         self.address, self._base = base.value + offset, base
 
-    def close(self):
+    def close(self) -> None:
         """Let it go: whatever still lies there is no memory any more."""
         with torch.cuda.device(self.device):
             driver("cuIpcCloseMemHandle", self._base)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self._size
 
 
 class Mapped:
     """Memory of the judge by number: bytes of a file that both have mapped, or of a device."""
 
-    def __init__(self):
-        self._blocks = {}
+    def __init__(self) -> None:
+        self._blocks: dict[int, mmap.mmap | Opened] = {}
 
-    def take(self, new, gone, fds):
+    def take(self, new: Iterable[Message], gone: Iterable[int], fds: Iterable[int]) -> None:
         """Map what is new, and forget what is gone."""
         fds = list(fds)
         for number in gone:
@@ -118,9 +128,9 @@ class Mapped:
                 self._blocks[block["number"]] = mmap.mmap(fd, block["bytes"])
                 os.close(fd)
             else:
-                self._blocks[block["number"]] = Opened(*block["cuda"], block["bytes"])
+                self._blocks[block["number"]] = Opened(block["bytes"], *block["cuda"])
 
-    def words(self, place):
+    def words(self, place: Message) -> Tensor:
         """A tensor of int64 over the bytes of a place, in a storage that has these bytes alone."""
         block, offset, size = self._blocks[place["memory"]], place["offset"], place["bytes"]
         if isinstance(block, mmap.mmap):
@@ -128,24 +138,27 @@ class Mapped:
         part = torch._C._construct_storage_from_data_pointer(block.address + offset, block.device, size)
         return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
 
-    def close(self, number):
+    def close(self, number: int) -> None:
         """Forget a block, and let its memory of a device go."""
-        if isinstance(block := self._blocks.pop(number, None), Opened):
+        block = self._blocks.pop(number, None)
+        if isinstance(block, Opened):
             block.close()
 
-    def whole(self, number):
+    def whole(self, number: int) -> Tensor:
         """A tensor of int64 over all of a block."""
         return self.words({"memory": number, "offset": 0, "bytes": self.size(number)})
 
-    def size(self, number):
+    def size(self, number: int) -> int:
         return len(self._blocks.get(number, ()))
 
 
 class Results:
     """What a call returned, until it was copied where the judge wants it."""
 
-    def __init__(self, memory, named):
-        self._memory, self._tensors, self._listed, self._bytes = memory, [], [], 0
+    def __init__(self, memory: Mapped, named: Mapping[str, Tensor]) -> None:
+        self._memory, self._bytes = memory, 0
+        self._tensors: list[tuple[int, Tensor, Sequence[int]]] = []
+        self._listed: list[Message] = []
         for name, tensor in named.items():
             size = tensor.numel() * tensor.element_size()
             held = tensor.device.type != "meta" and size > 0
@@ -157,7 +170,7 @@ class Results:
                 self._tensors.append((self._bytes, tensor.detach(), strides))
                 self._bytes += -(-size // ALIGNMENT) * ALIGNMENT
 
-    def copied(self, into):
+    def copied(self, into: int) -> Message:
         """Copy everything to memory `into` if it is large enough; what there is to copy."""
         done = self._bytes <= self._memory.size(into)
         if done and self._bytes:
@@ -171,13 +184,13 @@ class Results:
         return {"returned": self._listed, "bytes": self._bytes, "copied": done}
 
 
-def placed(words, tensor):
+def placed(words: Tensor, tensor: Message) -> Tensor:
     """The tensor that a message describes, at its place among the words; no view, as autograd sees it."""
     made = torch.tensor([], dtype=getattr(torch, tensor["dtype"]), device=words.device)
     return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
 
 
-def is_lost(device):
+def is_lost(device: str) -> bool:
     """Whether a device can no longer be used, as after an illegal access to memory."""
     try:
         if device != "cpu":
@@ -187,7 +200,7 @@ def is_lost(device):
     return False
 
 
-def raised(error, device):
+def raised(error: BaseException, device: str) -> Message:
     """An exception as data."""
     try:
         text = str(error)
@@ -198,23 +211,26 @@ def raised(error, device):
     return {"raised": {"kinds": kinds, **texts, "lost": is_lost(device)}}
 
 
-def serve(connection, work):
+def serve(connection: socket.socket, work: object, memory: Mapped | None = None) -> None:
     """Do what the judge asks for, until it asks no more.
 
-    `work` has `load`, `call` and `depth`: `call` gets a message and its tensors, as pairs of a description and the
-    words that hold it, and returns named tensors and what else there is to say.
+    `work` has a method for each thing that it can be asked, which gets the message and returns what to answer. With
+    tensors, it gets these too, as pairs of a description and the words that hold it, and returns named tensors besides.
+    Who needs the judge's `memory` otherwise gives it.
     """
-    channel, memory, results = Channel(connection), Mapped(), None
-    work.memory = memory
+    channel, memory = Channel(connection), memory or Mapped()
+    results = Results(memory, {})
+    answer: Message
     while True:
         message, fds = channel.receive()
         if message is None:
             return
         try:
             memory.take(message.get("new", ()), message.get("gone", ()), fds)
-            if message["do"] == "call":
-                results = None
-                named, said = work.call(message, [(t, memory.words(t)) for t in message["tensors"]])
+            if "tensors" in message:
+                results = Results(memory, {})
+                asked = getattr(work, message["do"])
+                named, said = asked(message, [(t, memory.words(t)) for t in message["tensors"]])
                 results = Results(memory, named)
                 del named
                 answer = {**results.copied(message["into"]), **said}
@@ -229,9 +245,10 @@ def serve(connection, work):
         channel.send(answer)
 
 
-def executed(path):
+def executed(path: Path) -> ModuleType:
     """The module that a file makes, which can import its siblings meanwhile."""
     spec = importlib.util.spec_from_file_location(f"kernel_file_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     try:
@@ -244,7 +261,7 @@ def executed(path):
 class Bare:
     """A kernel that is called with nothing of lastbit around it."""
 
-    def load(self, message):
+    def load(self, message: Message) -> Message:
         path = Path(message["path"])
         if message.get("plain"):
             self.call_of = {message["kernel"]: vars(executed(path))[message["plain"]]}
@@ -258,7 +275,7 @@ class Bare:
             self.call_of = {one.kernel.name: one.kernel.call for one in loaded_kernels(path)}
         return {"kernels": []}
 
-    def call(self, message, tensors):
+    def call(self, message: Message, tensors: Placed) -> tuple[Mapping[str, Tensor], Message]:
         arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
         stages = {"stages": tuple(message["stages"])} if message["stages"] else {}
         value = self.call_of[message["kernel"]](**arguments, **message["params"], **stages)

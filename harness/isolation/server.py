@@ -156,7 +156,7 @@ _FORGOTTEN = ("harness", "reports", "hypothesis", "pytest", "_pytest")
 def _bare(connection: socket.socket) -> Program:
     """The text of the runner, in a process that has forgotten lastbit."""
     texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("runner", "timed")]
-    text = "\n\n".join([*texts, "serve(connection, Timed(Bare()))\n"])
+    text = "\n\n".join([*texts, "memory = Mapped()\nserve(connection, Timed(Bare(), memory), memory)\n"])
     faults = collected()
     faults.__enter__()  # for good: a fault of an interpreted program raises nothing, and the other process tells of it
     for name in [name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN]:

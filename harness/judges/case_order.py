@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,9 +11,8 @@ from harness.inputs.values import check_regime
 from harness.judges.question import RANDOM, Question
 from harness.verify.design import designed
 from harness.verify.drawing import draw
+from harness.verify.fuzz import reseeded
 from harness.verify.project import Project
-
-_SEEDS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class CaseOrder:
     def of(self, question: Question, accepts: frozenset[str]) -> tuple[Chosen, ...]:
         """The cases for a kernel that takes `accepts`, by their number of elements.
 
-        Where the seed is random, each case gets one that was not there before the call, unless a reader gave its line.
+        Where the seed is random, each case gets one that was not there before the call, unless a line lists its values.
 
         Raises:
             UsageError: a line is malformed, or of another op.
@@ -52,7 +50,9 @@ class CaseOrder:
         if key not in self._known:
             self._known[key] = tuple(sorted(self._drawn(question, accepts), key=lambda chosen: elements(chosen.case)))
         chosen = self._known[key]
-        return tuple(map(reseeded, chosen)) if question.seed == RANDOM else chosen
+        if question.seed != RANDOM:
+            return chosen
+        return tuple(replace(one, case=reseeded(one.case)) for one in chosen)
 
     def _drawn(self, question: Question, accepts: frozenset[str]) -> list[Chosen]:
         count = PROFILES[question.profile]
@@ -74,11 +74,6 @@ def _of_lines(question: Question) -> tuple[Chosen, ...]:
         for tensor in case.tensors:
             check_regime(tensor)
     return tuple(Chosen(case, "lines", ()) for case in cases)
-
-
-def reseeded(chosen: Chosen) -> Chosen:
-    """The same case with a seed that nobody could have known."""
-    return replace(chosen, case=replace(chosen.case, seed=secrets.randbelow(_SEEDS)))
 
 
 def elements(case: Case) -> int:

@@ -20,11 +20,12 @@ from harness.errors import LastbitError, UsageError, unknown
 from harness.judges.case_order import Chosen, elements
 from harness.judges.conclusions import concluded, failure_of
 from harness.judges.culprits import with_culprit
-from harness.judges.opening import Desk, Opened, opened
+from harness.judges.opening import Desk, Opened, desk_of, opened
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.verify.fuzz import Explorer, kind_of
+from harness.verify.inprocess import Workplace
 from harness.verify.plan import Item
 from harness.verify.power import power_of
 
@@ -37,17 +38,25 @@ _BITS = 4
 _PACKAGES = ("lastbit", "torch", "triton")
 
 
-def ready(desk: Desk) -> None:
-    """Nothing: whoever asks for it knows that the process has begun."""
+def ready(place: Workplace, question: Question | None) -> None:
+    """Be ready for files: what starts kernel processes is up, and cases of the question were evaluated, one a group."""
+    desk = desk_of(place)
+    desk.kernels.begin()
+    if question is not None:
+        _check(desk, question)
+        op = desk.project.op(question.op)
+        of_groups = {one.group: one.case for one in desk.cases.of(question, frozenset((*op.inputs, *op.params)))}
+        for case in of_groups.values():
+            desk.evaluate(op, op.contract(question.contract), case)
 
 
-def judge_file(desk: Desk, path: str, question: Question) -> FileVerdict:
+def judge_file(place: Workplace, path: str, question: Question) -> FileVerdict:
     """The verdict on the kernel of a file, which is loaded in a process of its own.
 
     Raises:
         UsageError: the question names an op, contract, input or case that there is not.
     """
-    start = time.perf_counter()
+    start, desk = time.perf_counter(), desk_of(place)
     _check(desk, question)
     contract = str(desk.project.op(question.op).contract(question.contract))
     empty = replace(unjudged(path, question, desk.config.devices[0]), contract=contract)
@@ -145,7 +154,7 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
     for one in chosen:
         result = explorers[one.group].run(one.case)
         desk.tick(result)
-        if kernel.gone or (question.fail_fast and result.verdict in BAD):
+        if kernel.subject.is_lost or (question.fail_fast and result.verdict in BAD):
             return results
     first = next(((c, r) for c, r in zip(chosen, results, strict=True) if r.verdict in BAD), None)
     if first is not None and not question.lines:
@@ -166,7 +175,7 @@ def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str
     names = kernel.subject.op.torch_ops
     ran = [r for r in results if r.counted and r.verdict not in (*TURNED_DOWN, Verdict.ERRORED)]
     ran = [r for r in ran if elements(parse_case(r.case))]
-    if not names or not ran or kernel.gone:
+    if not names or not ran or kernel.subject.is_lost:
         return (), None
     result = secrets.choice(ran)
     called = kernel.operators(parse_case(result.case))

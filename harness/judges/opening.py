@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from harness.calibrate import load_premises
-from harness.calling.performing import Asked
 from harness.case import Case
 from harness.config import Config
 from harness.files import BUILT_IN
@@ -22,7 +21,9 @@ from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer
 from harness.judges.case_order import CaseOrder
 from harness.judges.question import Question
+from harness.judging.problem import Problem
 from harness.of_file import held_to
+from harness.op import Contract, Op
 from harness.outcomes.file_verdict import Held
 from harness.verify.check import Subject
 from harness.verify.declarations import check_kernel
@@ -56,6 +57,17 @@ class Desk(Workplace):
         """The cases of the project, which are kept as long as the process judges."""
         return CaseOrder(self.project, self.config.small)
 
+    def evaluate(self, op: Op, contract: Contract, case: Case) -> None:
+        """Evaluate a case: what that imports and compiles is there when a kernel is judged."""
+        tensors = build(case.gathered(), self.device).tensors
+        _ = Problem(op, contract, tensors, case.params, load_premises(self.device)).trace
+
+
+def desk_of(place: Workplace) -> Desk:
+    """The workplace as that of a judge, which it must be."""
+    assert isinstance(place, Desk)
+    return place
+
 
 def open_desk(config: Config, watch: Watch, tick: Tick) -> Desk:
     """Make this process a judge of files for a configuration with one device."""
@@ -79,11 +91,6 @@ class Opened:
     notes: tuple[str, ...] = ()
 
     @property
-    def gone(self) -> bool:
-        """Its processes have ended: nothing more can be asked."""
-        return self.isolated.pair.over
-
-    @property
     def confinement(self) -> Mapping[str, Held]:
         """What its process is kept from."""
         measures = self.isolated.pair.guarded.confinement.measures
@@ -91,10 +98,7 @@ class Opened:
 
     def operators(self, case: Case) -> tuple[str, ...]:
         """The operators of torch that a call of the kernel on a case calls."""
-        inputs = build(case.gathered(), self.subject.device)
-        results = tuple(self.subject.problem(inputs).required)
-        asked = Asked(inputs.case.params, results, self.subject.op.optional_results, poison=0)
-        return self.isolated.operators(inputs, asked)
+        return self.isolated.operators(build(case.gathered(), self.subject.device))
 
 
 @contextmanager

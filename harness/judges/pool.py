@@ -36,7 +36,8 @@ class Judges:
         workers: processes; by default as many as `lastbit verify` has.
         device: of the kernels; several, joined by commas, are shared out among the judges.
         projects: folders with references/ and cases/ of your own ops.
-        asked: fields of a `Question` that hold for every file unless its own call says otherwise.
+        asked: fields of a `Question` that hold for every file unless its own call says otherwise. With an op, judges
+            evaluate some of its cases before the first file comes.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Judges:
     ) -> None:
         configs = _configs(plan_devices(device).devices, tuple(map(str, projects)), workers)
         self._asked, self._closed = asked, False
+        self._usual = Question(**asked) if "op" in asked else None
         self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=open_desk)]}
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         self._threads = ThreadPoolExecutor(max_workers=len(configs), thread_name_prefix="judge")
@@ -76,7 +78,7 @@ class Judges:
     def _warm(self, worker: Worker) -> None:
         """Let a judge begin before the first file comes; what goes wrong here goes wrong there as well."""
         try:
-            worker.do(ready)
+            worker.do(ready, self._usual)
         finally:
             self._idle.put(worker)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from harness.calling.performing import INPUT, Asked, Performed, named_results, perform, returned_by
+from harness.calling.attempting import Attempt
+from harness.calling.performing import INPUT, Asked, Performed, perform, results_of
 from harness.inputs import Inputs, Poison, violations
 from harness.kernel import Kernel
 from harness.result import Finding
+from harness.verify import placed
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,18 @@ class Performer(Protocol):
     """Where the calls of a kernel are performed; it raises what the kernel raises, or `KernelError`."""
 
     @property
+    def parted(self) -> bool:
+        """Calls without guards on allocations are performed in another process than those with guards."""
+
+    @property
     def over(self) -> bool:
         """No call can be performed any more."""
 
     def perform(self, inputs: Inputs, asked: Asked) -> Performed:
         """The call on inputs, whose memory the kernel gets."""
 
-    def results_of(self, tensors: Mapping[str, Tensor], asked: Asked) -> dict[str, Tensor]:
-        """What the kernel returns for tensors that may be on any device, by name."""
+    def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
+        """The call on inputs that may be on any device, or on copies of them on one."""
 
     def after(self, own: Mapping[str, Tensor]) -> Performer:
         """The same for later calls of a case: `own` are the results of the first, which is the last one performed."""
@@ -73,13 +80,13 @@ class Here:
     kernel: Kernel
     device: torch.device
     held: Mapping[str, Tensor] = field(default_factory=dict)
-    over = False
+    parted = over = False
 
     def perform(self, inputs: Inputs, asked: Asked) -> Performed:
         return perform(self.kernel.call, inputs.guards, asked, self.device, self.held)
 
-    def results_of(self, tensors: Mapping[str, Tensor], asked: Asked) -> dict[str, Tensor]:
-        return named_results(returned_by(self.kernel.call, tensors, asked.arguments, self.device).value, asked.results)
+    def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
+        return placed.in_this_process(partial(results_of, self.kernel.call, asked, self.device))(inputs, device)
 
     def after(self, own: Mapping[str, Tensor]) -> Here:
         return replace(self, held=own)
@@ -114,17 +121,16 @@ class Caller:
 
     def unseen(self, inputs: Inputs) -> None:
         """Let what performs calls without guards see these values too, where that is a process of its own."""
-        if self.performer is not None:
+        if self._performer.parted:
             self.unguarded(inputs)
 
     def last(self, inputs: Inputs) -> Call:
         """A call under the second poison that also stores the stages, with all programs in descending order."""
         return self._called(inputs, self._asked(inputs, poison=1, stages=self.kernel.stages, descending=True))
 
-    def results_of(self, tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The results for tensors that may be on any device."""
-        named = self._performer.results_of(tensors, Asked(params, self.results, self.may_return))
-        return {name: named[name] for name in (*self.results, *(n for n in named if n in self.may_return))}
+    def attempt(self, inputs: Inputs, device: torch.device | None) -> Attempt:
+        """A call on inputs that may be on any device, or on copies of them on one: see `harness.verify.placed`."""
+        return self._performer.attempt(inputs, self._asked(inputs), device)
 
     def after(self, first: Call) -> Caller:
         """For later calls of the same case: they must return what the first one did, in other memory."""

@@ -224,12 +224,7 @@ def _placement(caller: Caller, case: Case) -> tuple[Finding, ...]:
         return ()
     peers = machine().peers(str(caller.device))
     with made_current(peers[0] if peers else caller.device):
-        return placement_findings(
-            caller.kernel,
-            build(case, caller.device),
-            caller.device,
-            lambda tensors: caller.results_of(tensors, case.params),
-        )
+        return placement_findings(caller.kernel, build(case, caller.device), caller.device, caller.attempt)
 
 
 def _reason(error: BaseException) -> str:

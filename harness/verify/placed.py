@@ -3,86 +3,70 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from harness.calling.attempting import Attempt, Results, attempted
 from harness.devices import indexed
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, Rebound, Violation, guarded_allocations
+from harness.inputs import Inputs
 from harness.inputs.bits import bits_of
+from harness.isolation.answers import Raised
 from harness.kernel import Kernel
 from harness.placement import PlacementWarning
 from harness.result import Finding
 
 KIND = "placement"
 
-Call = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+Attempting = Callable[[Inputs, torch.device | None], Attempt]
+"""Calls a kernel with its inputs where they are, or with copies of all of them on a device."""
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """One call: its results or the error that it raised, and its warnings."""
+def in_this_process(call: Results) -> Attempting:
+    """Attempts of a function that is called with tensors by name, waits for the device, and gives results by name."""
 
-    results: Mapping[str, Tensor]
-    error: Exception | None
-    warnings: tuple[Warning, ...]
+    def attempt(inputs: Inputs, device: torch.device | None) -> Attempt:
+        handed = inputs.hand_out()
+        if device is not None:
+            return attempted(call, {name: tensor.to(device) for name, tensor in handed.items()})
+        return replace(attempted(call, handed), rebound=tuple(inputs.rebound(handed)))
+
+    return attempt
 
 
-def placement_findings(kernel: Kernel, inputs: Inputs, device: torch.device, call: Call) -> tuple[Finding, ...]:
+def placement_findings(
+    kernel: Kernel, inputs: Inputs, device: torch.device, attempt: Attempting
+) -> tuple[Finding, ...]:
     """What the kernel does wrong with those of `inputs` that are not on `device`; empty if all are.
-
-    `call` calls the kernel with tensors by name, waits for the device, and returns the results by name.
 
     Raises:
         KernelError: the call left the accelerator unusable, or a kernel that moves raised.
         UnsupportedCase: the kernel does not claim to handle the case, wherever its tensors are.
     """
     device = indexed(device)
-    handed = inputs.hand_out()
-    displaced = {n: where for n, t in handed.items() if (where := indexed(t.device)) != device}
+    displaced = {n: where for n, t in inputs.hand_out().items() if (where := indexed(t.device)) != device}
     if not displaced:
         return ()
-    with guarded_allocations(0) as allocations:
-        attempt = _attempt(call, handed)
-        _check_usable(device, displaced, attempt)
-    expected = [name for name in kernel.mutates if name in handed]
-    spoiled: list[Violation | Rebound] = [*inputs.rebound(handed), *inputs.violations(expected)]
-    spoiled += allocations.violations()
+    found = attempt(inputs, None)
+    _check_usable(device, displaced, found)
+    expected = [guarded.name for guarded in inputs.guards if guarded.name in kernel.mutates]
+    spoiled = [*found.rebound, *inputs.violations(expected), *found.violations]
     inputs.restore()
-    found = [Finding(v.kind, v.tensor, f"With {_listed(displaced)}, the kernel {v.sentence}.") for v in spoiled]
+    said = [Finding(s.kind, s.tensor, f"With {_listed(displaced)}, the kernel {s.sentence}.") for s in spoiled]
     if kernel.placement == "refuses":
-        return (*found, *_refusal(attempt, displaced, device))
-    gathered = _gathered(inputs, device, call)
-    named = [*_moves(attempt, displaced, device), *_needless(gathered, displaced, device)]
-    return (*found, *named, *_other_bits(attempt.results, gathered.results, device, kernel.unordered))
-
-
-def _attempt(call: Call, tensors: Mapping[str, Tensor]) -> _Attempt:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            # Copies, because a result may share memory with an input that is restored afterwards.
-            results, error = {name: result.clone() for name, result in call(tensors).items()}, None
-        except Exception as raised:  # the kernel's own code runs here
-            results, error = {}, raised
-    return _Attempt(results, error, tuple(w.message for w in caught if isinstance(w.message, Warning)))
-
-
-def _gathered(inputs: Inputs, device: torch.device, call: Call) -> _Attempt:
-    """The call with every tensor moved beforehand."""
-    with guarded_allocations(0):
-        attempt = _attempt(call, {n: t.to(device) for n, t in inputs.hand_out().items()})
+        return (*said, *_refusal(found, displaced, device))
+    gathered = attempt(inputs, device)
     inputs.restore()
-    if attempt.error is not None:
-        raise attempt.error
-    return attempt
+    if gathered.error is not None:
+        raise gathered.error
+    named = [*_moves(found, displaced, device), *_needless(gathered, displaced, device)]
+    return (*said, *named, *_other_bits(found.results, gathered.results, device, kernel.unordered))
 
 
-def _check_usable(device: torch.device, displaced: Mapping[str, torch.device], attempt: _Attempt) -> None:
+def _check_usable(device: torch.device, displaced: Mapping[str, torch.device], attempt: Attempt) -> None:
     if device.type == "cpu":
         return
     try:
@@ -94,7 +78,7 @@ def _check_usable(device: torch.device, displaced: Mapping[str, torch.device], a
         ) from attempt.error
 
 
-def _refusal(attempt: _Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
+def _refusal(attempt: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
     """A kernel that refuses must raise an error that names the device of the run and another one."""
     if attempt.error is None:
         for name, where in displaced.items():
@@ -113,19 +97,19 @@ def _refusal(attempt: _Attempt, displaced: Mapping[str, torch.device], device: t
     yield Finding(
         KIND,
         next(iter(displaced)),
-        f"With {_listed(displaced)}, the kernel raised {type(attempt.error).__name__} without naming {device} and "
+        f"With {_listed(displaced)}, the kernel raised {_kind(attempt.error)} without naming {device} and "
         f"the other device: {text[:200]!r}. Check the devices before the launch and name both.",
     )
 
 
-def _moves(attempt: _Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
+def _moves(attempt: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
     """A kernel that moves must return, after exactly one warning for each tensor that says what it did."""
     if isinstance(attempt.error, UnsupportedCase):
         raise attempt.error
     if attempt.error is not None:
         raise KernelError(
             f'the kernel declares placement="moves", but with {_listed(displaced)} it raised '
-            f"{type(attempt.error).__name__}: {attempt.error}"
+            f"{_kind(attempt.error)}: {attempt.error}"
         ) from attempt.error
     for name, where in displaced.items():
         count = sum(_warns_of(w, name, where, device) for w in attempt.warnings)
@@ -140,7 +124,7 @@ def _moves(attempt: _Attempt, displaced: Mapping[str, torch.device], device: tor
             yield Finding(KIND, name, f"{count} warnings say in one call that {name} is on {where}; one is enough.")
 
 
-def _needless(gathered: _Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
+def _needless(gathered: Attempt, displaced: Mapping[str, torch.device], device: torch.device) -> Iterator[Finding]:
     for name, where in displaced.items():
         if any(isinstance(w, PlacementWarning) or _warns_of(w, name, where, device) for w in gathered.warnings):
             yield Finding(KIND, name, f"The kernel warns of the device of a tensor although all are on {device}.")
@@ -177,6 +161,11 @@ def _warns_of(warning: Warning, name: str, where: torch.device, device: torch.de
 def _names(text: str, word: str) -> bool:
     """Whether `word` stands in the text, not as a part of a longer name (cuda:1 in cuda:10)."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!:?\w)", text) is not None
+
+
+def _kind(error: Exception) -> str:
+    """The name of the type of what the kernel raised, here or in a process of its own."""
+    return error.kind if isinstance(error, Raised) else type(error).__name__
 
 
 def _listed(displaced: Mapping[str, torch.device]) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harness.kernel import UnsupportedCase, kernel
+from harness.placement import PlacementWarning
 
 
 @triton.jit
@@ -186,6 +188,23 @@ def printing(x, weight, *, eps):
 @kernel("rms_norm")
 def exiting(x, weight, *, eps):
     os._exit(0)
+
+
+@kernel("rms_norm")
+def exiting_later(x, weight, *, eps):
+    if x.shape[0] == 3:
+        os._exit(3)
+    return right(x, weight, eps)
+
+
+@kernel("rms_norm", placement="moves")
+def warning(x, weight, *, eps):
+    warnings.warn(PlacementWarning("weight", torch.device("cuda", 1), x.device), stacklevel=1)
+    warnings.warn("\x1b[31mmoved", stacklevel=1)
+    if x.shape[0] == 3:
+        raise ValueError("x is on cpu, but weight is on cuda:1")
+    x.zero_()
+    return weight
 
 
 @kernel("rms_norm")

@@ -1,0 +1,103 @@
+"""Why kernels of a run fail whose files are loaded in processes of their own alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.diagnosing.explain import FOLLOWED, KEEPS, explain_kernel
+from harness.errors import LastbitError
+from harness.files import BUILT_IN
+from harness.isolation.declared import Kernels
+from harness.isolation.process import ForkServer
+from harness.outcomes.explanation import Explanation
+from harness.result import Verdict
+from harness.verify.inprocess import open_workplace, unwatched
+from harness.verify.run import environment_for
+from reports.encoding import decoded, encoded
+
+
+class Named(NamedTuple):
+    """A kernel of a run, by name."""
+
+    kernel: str
+
+
+class ConfinedExplainer:
+    """Explains failures as `Explainer` does, in confined processes, of which it believes nothing.
+
+    `config` names one device, and the kernels and case lines that failed there. They are explained on the CPU. Smaller
+    tensors are not looked for.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._server = config, ForkServer(environment_for("cpu", config.site))
+        folders = (BUILT_IN, *map(Path, (*config.site, *config.projects, *config.kernel_folders)))
+        self._kernels = Kernels(self._server, readable=tuple(folder.resolve() for folder in folders))
+
+    def __enter__(self) -> ConfinedExplainer:
+        self._server.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+
+    @property
+    def planned(self) -> tuple[Named, ...]:
+        """The kernels that failed."""
+        return tuple(map(Named, self._config.kernels))
+
+    def explain(self, kernel: str, line: str, *, seconds: float) -> Explanation:
+        """Why a kernel fails on a case line; with the reason if its process does not say."""
+        device = self._config.devices[0]
+        names = kernel, line.partition(" ")[0], "", line, device
+        own = Explanation.of_nothing(*names, verdict=Verdict.FAILED, reason="")
+        try:
+            found = self._found(kernel, line, seconds)
+        except LastbitError as error:
+            return replace(own, reason=str(error))
+        if device == "cpu":
+            return found
+        if found.verdict is Verdict.PASSED:
+            return replace(own, reason=KEEPS.format(device))
+        return replace(found, device=device, reason="; ".join(filter(None, [found.reason, FOLLOWED])))
+
+    def _found(self, kernel: str, line: str, seconds: float) -> Explanation:
+        """What another process says that it found on the CPU."""
+        arguments = {
+            "kernel": kernel,
+            "line": line,
+            "projects": [str(Path(folder).resolve()) for folder in self._config.projects],
+            "kernel_folders": [str(Path(folder).resolve()) for folder in self._config.kernel_folders],
+            "seconds": seconds,
+        }
+        given = self._kernels.run(BUILT_IN, explanation_of_kernel, arguments, seconds)
+        try:
+            found: Explanation = decoded(Explanation, given)
+        except Exception:  # whatever it said
+            raise LastbitError("the process that explains it gave an answer that is none") from None
+        return replace(found, kernel=kernel, case=line, device="cpu", smallest="", test="")
+
+
+def explanation_of_kernel(
+    kernel: str, line: str, projects: Sequence[str], kernel_folders: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    """What `lastbit explain` finds out about a kernel of a folder on the CPU, in types that JSON has."""
+    config = Config(
+        folder="",
+        device_plan=DevicePlan(),
+        kernels=(kernel,),
+        projects=tuple(projects),
+        kernel_folders=tuple(kernel_folders),
+        lines=(line,),
+    )
+    place = open_workplace(config, unwatched, lambda result: None)
+    found: dict[str, Any] = encoded(explain_kernel(place, kernel, line, seconds=seconds))
+    return found
