@@ -51,7 +51,8 @@ class Judge:
         self.record.parent.mkdir(exist_ok=True)
         self.record.write_text(RECORD)
         folder = planted(hostile, self.folder / hostile.name, self.record.parent)
-        kernels, results = Kernels(self.server, limits=LIMITS, printed=self._keep), list[CaseResult]()
+        limits, results = LIMITS if hostile.limit else Limits(), list[CaseResult]()
+        kernels = Kernels(self.server, limits=limits, printed=self._keep)
         [kernel] = kernels.declared(folder)
         with kernels.pair(kernel, timeout=2.0 if hostile.name == "hangs" else 60.0) as pair:
             subject = Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU))
@@ -100,7 +101,7 @@ TIMED = {
 @pytest.mark.parametrize("name", TIMED)
 def test_the_verdict_of_a_timed_kernel_is_of_its_timed_calls(judge: Judge, name: str, tmp_path: Path) -> None:
     [hostile] = [hostile for hostile in HOSTILE if hostile.name == name]
-    kernels = Kernels(judge.server, limits=LIMITS)
+    kernels = Kernels(judge.server)
     [kernel] = kernels.declared(planted(hostile, tmp_path / name))
     with kernels.pair(kernel, timeout=60.0) as pair:
         subject = Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU))
@@ -110,7 +111,7 @@ def test_the_verdict_of_a_timed_kernel_is_of_its_timed_calls(judge: Judge, name:
 
 
 def test_given_values_cannot_be_timed(judge: Judge, tmp_path: Path) -> None:
-    kernels = Kernels(judge.server, limits=LIMITS)
+    kernels = Kernels(judge.server)
     [kernel] = kernels.declared(planted(HOSTILE[0], tmp_path / "given"))
     case = parse_case("rms_norm x=bf16[1,1]:values(1) weight=bf16[1] eps=1e-06 seed=0")
     with kernels.pair(kernel, timeout=60.0) as pair:
