@@ -127,7 +127,9 @@ def _plan(config: pytest.Config) -> Plan:
         notes.write("refused", str(error))
         raise
     gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
-    notes.write("plan", {"items": [asdict(i) for i in plan.planned], "not_run": [asdict(n) for n in plan.not_run]})
+    isolated = str(kernels.confinement) if kernels else ""
+    items, not_run = [asdict(item) for item in plan.planned], [asdict(note) for note in plan.not_run]
+    notes.write("plan", {"items": items, "not_run": not_run, "isolated": isolated})
     return plan
 
 

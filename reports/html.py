@@ -146,6 +146,7 @@ def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str
         ("Devices", environment.get("devices", "")),
         ("Profile", environment.get("profile", "")),
         ("Error bounds", environment.get("premises", "")),
+        ("Kernel processes were kept from", environment.get("isolated", "")),
         ("Records", shown_path(environment.get("records", ""))),
     ]
     return [(label, text) for label, text in said if text]

@@ -161,6 +161,8 @@ def _print_agreement(run: Run, console: Console) -> None:
 def _print_summary(run: Run, console: Console) -> None:
     if premises := run.environment.get("premises"):
         line(console, f"Error bounds: {premises}", "dim")
+    if isolated := run.environment.get("isolated"):
+        line(console, f"Kernels in processes of their own, which were kept from: {isolated}", "dim")
     if sanitized := run.environment.get("sanitized"):
         line(console, f"Sanitized: {sanitized}", "dim")
     if spent := wording.time_spent(run):

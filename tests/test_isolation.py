@@ -181,14 +181,16 @@ from harness.isolation.process import ForkServer, Start
 import os
 server = ForkServer()
 process = server.start(Start())
-print(server._process.pid, process._pid, len(os.listdir(f"/proc/{server._process.pid}/task")), flush=True)
+threads = len(os.listdir(f"/proc/{server._process.pid}/task"))
+print(server._process.pid, process._pid, threads, process._folder, flush=True)
 os._exit(0)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    server, process, threads = map(int, said.split())
-    assert threads == 1
+    server, process, threads, folder = said.split()
+    assert threads == "1"
     for pid in (server, process):
-        _wait_for_end(pid)
+        _wait_for_end(int(pid))
+    assert not Path(folder).exists()
 
 
 def _wait_for_end(pid: int) -> None:
@@ -289,10 +291,13 @@ def test_a_plan_without_a_line_of_a_kernel(isolation: Isolation) -> None:
         b"",
         b"[]",
         b"[" * 10_000,
-        b'{"returned": 1}',
-        b'{"returned": [1]}',
+        b"{}",
+        b'{"returned": []}',
+        b'{"returned": [], "number": 5}',
+        b'{"returned": 1, "number": "n"}',
+        b'{"returned": [1], "number": "n"}',
         *(
-            json.dumps({"returned": [{**RESULT, name: value}]}).encode()
+            json.dumps({"returned": [{**RESULT, name: value}], "number": "n"}).encode()
             for name, value in (
                 ("name", 3),
                 ("dtype", "__class__"),
@@ -312,16 +317,17 @@ def test_a_plan_without_a_line_of_a_kernel(isolation: Isolation) -> None:
                 ("at", -1),
             )
         ),
-        json.dumps({"returned": [RESULT, RESULT]}).encode(),
+        json.dumps({"returned": [RESULT, RESULT], "number": "n"}).encode(),
     ],
 )
 def test_answers_that_no_kernel_process_gives(said: bytes) -> None:
     with pytest.raises(Unreadable):
-        answers.results_of(answers.parsed(said))
+        answers.results_of(answers.parsed(said, "n"))
 
 
 def test_an_answer_that_is_one() -> None:
-    [result], size = answers.results_of(answers.parsed(json.dumps({"returned": [RESULT]}).encode()))
+    said = json.dumps({"returned": [RESULT], "number": "n"}).encode()
+    [result], size = answers.results_of(answers.parsed(said, "n"))
     assert (result.dtype, result.shape, size) == (torch.float32, (4,), 256)
 
 

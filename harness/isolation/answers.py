@@ -74,11 +74,11 @@ class Result:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def parsed(text: bytes) -> Mapping[str, Any]:
-    """The fields of an answer.
+def parsed(text: bytes, number: str) -> Mapping[str, Any]:
+    """The fields of an answer to the message with a number that nobody knew before.
 
     Raises:
-        Unreadable: it is no JSON object.
+        Unreadable: it is no JSON object, or answers something else.
         Raised: it says that the kernel raised.
     """
     try:
@@ -87,6 +87,8 @@ def parsed(text: bytes) -> Mapping[str, Any]:
         raise Unreadable("the kernel process gave an answer that is no JSON") from None
     if not isinstance(answer, dict):
         raise Unreadable("the kernel process gave an answer that is no object")
+    if answer.get("number") != number:
+        raise Unreadable("the kernel process gave an answer that nobody waits for")
     if "raised" in answer:
         fields = _mapping(answer["raised"])
         kinds = _list(fields.get("kinds"), name_of) or ("Exception",)

@@ -90,7 +90,7 @@ def _give_up_rights(
     """A user of its own where root starts it, and no capabilities."""
     if os.geteuid():
         return _same_user("lastbit does not run as root")
-    open_to_all = privileges.readable_by_all([*files.python_folders(), *readable])
+    open_to_all = privileges.readable_by_all([*files.python_folders(), *readable, *(path.parent for path in own)])
     if not (open_to_all or landlocked):
         return _same_user("only root can read Python or the kernel, and there is no Landlock")
     for path in own:

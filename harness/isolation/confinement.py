@@ -37,6 +37,9 @@ class Confinement:
         """`own user (lastbit does not run as root)`: what does not hold, and why; empty if everything does."""
         return ", ".join(f"{measure.name} ({measure.how})" for measure in self.measures if not measure.holds)
 
+    def __str__(self) -> str:
+        return self.holds + (f"; not {self.lacks}" if self.lacks else "") or "nothing"
+
     def has(self, name: str) -> bool:
         """Whether the measure of that name holds."""
         return any(measure.name == name and measure.holds for measure in self.measures)

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 from harness.errors import KernelError, LastbitError
 from harness.isolation import answers
 from harness.isolation.answers import Raised, Unreadable
+from harness.isolation.confinement import Confinement
+from harness.isolation.folders import cache_of
 from harness.isolation.isolated import Pair
 from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
@@ -56,14 +58,18 @@ class Kernels:
         device_type: where they run.
         limits: how much each may use.
         readable: folders that they can read beside those of their kernels.
+        caches: a folder for what they compile, each file apart, to find it again; None for nothing to be found.
         printed: takes what a process printed, and whose it was.
+        confinement: what the process that loaded a folder last was kept from.
     """
 
     server: ForkServer
     device_type: str = "cpu"
     limits: Limits = field(default_factory=Limits)
     readable: tuple[Path, ...] = ()
+    caches: Path | None = None
     printed: Callable[[str, str], None] = lambda whose, text: None
+    confinement: Confinement = field(default_factory=Confinement)
     _asked: dict[Path, KernelProcess] = field(default_factory=dict)
 
     def declared(self, folder: Path) -> tuple[Kernel, ...]:
@@ -72,7 +78,9 @@ class Kernels:
         Raises:
             LastbitError: what `load_kernels` raises, or the files ended the process that loaded them.
         """
+        folder = folder.resolve()  # kernel processes have another working directory
         with self._process(folder, bare=False) as process:
+            self.confinement = process.confinement
             answer = _loaded(process, folder)
             files = {path.name: path for path in folder.glob("*.py")}
             return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
@@ -136,7 +144,8 @@ class Kernels:
 
     def _start(self, path: Path, *, bare: bool) -> Start:
         folder = path if path.is_dir() else path.parent
-        return Start(bare, self.device_type, (folder.resolve(), *self.readable), self.limits)
+        cache = None if self.caches is None else cache_of(path, self.caches)
+        return Start(bare, self.device_type, (folder.resolve(), *self.readable), self.limits, cache)
 
     @contextmanager
     def _process(self, path: Path, *, bare: bool) -> Iterator[KernelProcess]:

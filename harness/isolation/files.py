@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from harness.isolation import landlock
@@ -26,12 +27,13 @@ _PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom")
 _ACCELERATORS = ("nvidia*", "kfd", "dri")
 
 
+@cache
 def python_folders() -> list[Path]:
-    """Where Python and what is installed lie, and packages that this process has imported."""
+    """Where Python and what is installed lie, and packages that this process has imported when it asks first."""
     found = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     for name, module in list(sys.modules.items()):
         if "." not in name:
-            folders = list(getattr(module, "__path__", ()))
+            folders = list(vars(module).get("__path__", ()))
             found.update(folders)
             found.update(map(os.path.dirname, folders if name in _COMPILERS else ()))
     return sorted(map(Path, found))
@@ -51,7 +53,10 @@ def rules(own: Sequence[Path], readable: Sequence[Path], device_type: str, *, sh
     made.allow([*_SYSTEM, *(Path("/etc", name) for name in _SETTINGS), *_named(), *python_folders()], landlock.READ)
     made.allow(readable, landlock.READ)
     made.allow((Path("/dev", name) for name in _PLAIN_DEVICES), landlock.DEVICE)
-    made.allow(accelerators() if device_type != "cpu" else (), landlock.DEVICE)
+    if device_type != "cpu":
+        made.allow(accelerators(), landlock.DEVICE)
+        # The driver of NVIDIA names its threads in /proc/self/task/*/comm, and fails with error 304 where it cannot.
+        made.allow([Path("/proc/self/task")], landlock.READ | landlock.WRITE_FILE)
     made.allow([*own, *([Path("/dev/shm")] if shared_memory else [])], landlock.WRITE)
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -18,3 +19,14 @@ def remove(folder: Path) -> None:
         pass
     except OSError:
         subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+def cache_of(file: Path, caches: Path) -> Path:
+    """The folder below `caches` for what the kernels of a file compile; a file has it for itself.
+
+    The user of kernel processes gets to it, but sees no other one.
+    """
+    folder = caches / hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
+    caches.mkdir(mode=0o711, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

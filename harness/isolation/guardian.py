@@ -42,7 +42,7 @@ def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:
     child = os.fork()
     if child:
         _forget_descriptors(theirs)
-        _guard(child, theirs)
+        _guard(child, theirs, alone=not own_processes)
     os.close(theirs)
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
     if own_processes:
@@ -53,16 +53,26 @@ def guarded(own_processes: bool, prepare: Callable[[], None]) -> None:
     os.close(ours)
 
 
-def _guard(child: int, status: int) -> NoReturn:
+def _guard(child: int, status: int, *, alone: bool) -> NoReturn:
+    """Wait until the kernel process ends, and end what it left: alone if no namespace does that."""
     signal.signal(signal.SIGTERM, _tell)
     try:
-        told = os.read(status, 8)  # nothing, if the child itself is the kernel process
-        ended = int.from_bytes(told, "little") if told else _waited(child)
+        ended = _waited(child) if alone else _told(status)
     except _Told:
         ended = signal.SIGKILL
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_all()
+    if alone:
+        _end_all()
+    else:
+        os.kill(child, signal.SIGKILL)  # nobody has waited for it yet
+        os.waitpid(child, 0)
     _end_like(ended)
+
+
+def _told(status: int) -> int:
+    """How the kernel process ended, as the first process of its namespace says, which somebody may have ended."""
+    said = os.read(status, 8)
+    return int.from_bytes(said, "little") if said else signal.SIGKILL
 
 
 def _tell(number: int, frame: FrameType | None) -> NoReturn:

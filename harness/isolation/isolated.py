@@ -18,14 +18,14 @@ from harness.inputs.guards import ALIGNMENT, Guarded
 from harness.interpret.order import watching_races
 from harness.isolation import answers
 from harness.isolation.answers import Raised, Result
-from harness.isolation.memory import Block, Blocks
+from harness.isolation.memory import Block, Blocks, memory_of
 from harness.isolation.process import KernelProcess, KernelProcessEnded
 from harness.placement import PlacementWarning
 from harness.timing import KERNEL, timed
 
 _RESULTS = 0  # key of the block for results among blocks whose keys are addresses
 MOST_RESULTS = 1 << 34
-"""Bytes that a call may return."""
+"""Bytes that a call may return, where they are not more than an eighth of the memory that there is."""
 
 _FIRST_RESULTS = 1 << 20
 _SHORTEST = 0.001  # seconds
@@ -156,8 +156,8 @@ class Isolated:
             answer = self.pair.ask(process, {**message, "into": into.number}, [*blocks, into])
             _, size = answers.results_of(answer)
             if size > into.nbytes:
-                if size > MOST_RESULTS:
-                    raise KernelError(f"the kernel returned {size:,} bytes, of which lastbit takes {MOST_RESULTS:,}")
+                if size > (most := min(MOST_RESULTS, memory_of(self.device) // 8)):
+                    raise KernelError(f"the kernel returned {size:,} bytes, of which lastbit takes {most:,}")
                 into = self._results(size)
                 self.pair.ask(process, {"do": "copy", "into": into.number}, [into])
         except Raised as error:
@@ -262,7 +262,7 @@ def _own(result: Result, into: Block) -> Tensor:
 def _empty(result: Result) -> Tensor:
     try:
         return torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device=result.device)
-    except (RuntimeError, AssertionError) as error:  # what torch says to a device that is not there
+    except (RuntimeError, AssertionError, ImportError) as error:  # what torch says to a device that is not there
         raise KernelError(f"the kernel returned {result.name!r} on {result.device}: {error}") from None
 
 

@@ -57,16 +57,16 @@ class Limits:
 def apply(limits: Limits, device_type: str) -> None:
     """Hold this process and all that it will start to the limits, as far as the system can.
 
-    Only on the CPU are writable pages limited: the drivers of accelerators reserve far more than they use. Limits of
-    a process that already has lower ones stay.
+    Only on the CPU are writable pages and files limited: the drivers of accelerators reserve far more memory than they
+    use, in files of their own, too. Limits of a process that already has lower ones stay.
     """
+    on_cpu = {resource.RLIMIT_DATA: limits.memory, resource.RLIMIT_FSIZE: limits.file_size}
     bounds = {
         resource.RLIMIT_NPROC: limits.processes,
-        resource.RLIMIT_FSIZE: limits.file_size,
         resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_CPU: limits.seconds,
         resource.RLIMIT_CORE: 0,
-        **({resource.RLIMIT_DATA: limits.memory} if device_type == "cpu" else {}),
+        **(on_cpu if device_type == "cpu" else {}),
     }
     for kind, most in bounds.items():
         hard = resource.getrlimit(kind)[1]

@@ -86,6 +86,13 @@ def _of_device(device: torch.device, size: int, pool: object) -> Block:
 _LEAST_SEGMENT, _SEGMENTS = 10 << 20, 2 << 20  # bytes from which torch's allocator gives segments of their own
 
 
+def memory_of(device: torch.device) -> int:
+    """Bytes of memory that a device has."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @dataclass
 class Blocks:
     """The blocks of a judge: those that a case has in use by the memory of its tensors, and those that are free."""

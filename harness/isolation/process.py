@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import secrets
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,16 +26,14 @@ from harness.isolation.confinement import Confinement
 from harness.isolation.environment import clean_environment
 from harness.isolation.folders import remove
 from harness.isolation.limits import Limits
+from harness.isolation.messages import LENGTH, LONGEST_ANSWER, is_whole, missing, received, send
 from harness.isolation.output import Output
+from harness.isolation.privileges import shield
 from harness.isolation.server import PROGRAM
 from harness.isolation.watch import Watch
 
-LONGEST_ANSWER = 1 << 22
-"""Bytes of what a kernel process may answer."""
-
 _GRACE = 20.0  # seconds for a process to come up
 _PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket
-_LENGTH = struct.Struct("!I")
 
 
 class KernelProcessEnded(LastbitError):
@@ -118,6 +116,7 @@ class ForkServer:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
+        shield()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -172,9 +171,9 @@ class ForkServer:
         self._socket.settimeout(_GRACE + 40)
         try:
             if not self._is_up:
-                self._is_up = bool(json.loads(_received(self._socket))["ready"])
+                self._is_up = bool(json.loads(received(self._socket))["ready"])
             send(self._socket, message, fds)
-            answer: Mapping[str, Any] = json.loads(_received(self._socket))
+            answer: Mapping[str, Any] = json.loads(received(self._socket))
             return answer
         except (OSError, EOFError, ValueError) as error:
             raise LastbitError(f"the process that starts kernel processes does not answer: {error!r}") from error
@@ -221,12 +220,12 @@ class KernelProcess:
             raise self._over
         try:
             self._socket.settimeout(timeout)
-            send(self._socket, message, fds)
+            send(self._socket, {**message, "number": (number := secrets.token_hex(8))}, fds)
         except OSError as error:  # it ended, or does not listen
             raise self._ended(timeout if isinstance(error, TimeoutError) else None) from None
         answer = self._answer(timeout)
         try:
-            return parsed(answer)
+            return parsed(answer, number)
         except Unreadable:
             self.end()
             raise
@@ -238,7 +237,7 @@ class KernelProcess:
 
     def _answer(self, timeout: float) -> bytes:
         """The next message of the process, whose output is read meanwhile."""
-        latest, received = time.monotonic() + timeout, bytearray()
+        latest, found = time.monotonic() + timeout, bytearray()
         self._socket.settimeout(0)
         waiting = select.poll()
         for file in (self._socket, self._output):
@@ -248,18 +247,18 @@ class KernelProcess:
             if self._output.fileno() in ready and not self._output.read():
                 waiting.unregister(self._output)
             if self._socket.fileno() in ready:
-                if not (part := self._part(received)):
+                if not (part := self._part(found)):
                     raise self._ended(None)
-                received += part
-                if _is_whole(received):
-                    return bytes(received[_LENGTH.size :])
+                found += part
+                if is_whole(found):
+                    return bytes(found[LENGTH.size :])
         raise self._ended(timeout)
 
-    def _part(self, received: bytearray) -> bytes:
+    def _part(self, found: bytearray) -> bytes:
         """What there is of a message, nothing if no more comes of it or it is too long."""
         with suppress(OSError):
-            if len(received) <= LONGEST_ANSWER:
-                return self._socket.recv(_missing(received))
+            if len(found) <= LONGEST_ANSWER:
+                return self._socket.recv(missing(found))
         return b""
 
     def _ended(self, limit: float | None, *, patient: bool = True) -> KernelProcessEnded:
@@ -278,39 +277,3 @@ def _how(status: int) -> tuple[int | None, int | None]:
     """The exit code or the signal of a status of `os.waitpid`."""
     code = os.waitstatus_to_exitcode(status)
     return (code, None) if code >= 0 else (None, -code)
-
-
-def _missing(received: bytearray) -> int:
-    """How many bytes to read next of a message that begins with its length."""
-    if len(received) < _LENGTH.size:
-        return _LENGTH.size - len(received)
-    return min(int(_LENGTH.unpack_from(received)[0]), LONGEST_ANSWER + 1) + _LENGTH.size - len(received)
-
-
-def _is_whole(received: bytearray) -> bool:
-    return len(received) >= _LENGTH.size and _missing(received) == 0
-
-
-def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-    """Send a message with file descriptors."""
-    text = json.dumps(message).encode()
-    with suppress(InterruptedError):
-        socket.send_fds(connection, [_LENGTH.pack(len(text))], list(fds))
-    connection.sendall(text)
-
-
-def _received(connection: socket.socket) -> bytes:
-    """The next message; the other end is trusted to finish what it began."""
-    head = _exactly(connection, _LENGTH.size)
-    return _exactly(connection, _LENGTH.unpack(head)[0])
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    parts = []
-    while count:
-        part = connection.recv(min(count, 1 << 16))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

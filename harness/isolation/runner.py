@@ -200,15 +200,15 @@ def is_lost(device: str) -> bool:
     return False
 
 
-def raised(error: BaseException, device: str) -> Message:
-    """An exception as data."""
+def raised(error: BaseException, lost: bool) -> Message:
+    """An exception as data; with `lost`, nothing more can be asked."""
     try:
         text = str(error)
     except Exception:
         text = ""
     kinds = [kind.__name__ for kind in type(error).__mro__]
     texts = {"text": text[:_TEXT], "traceback": traceback.format_exc()[-_TRACE:]}
-    return {"raised": {"kinds": kinds, **texts, "lost": is_lost(device)}}
+    return {"raised": {"kinds": kinds, **texts, "lost": lost}}
 
 
 def serve(connection: socket.socket, work: object, memory: Mapped | None = None) -> None:
@@ -225,8 +225,10 @@ def serve(connection: socket.socket, work: object, memory: Mapped | None = None)
         message, fds = channel.receive()
         if message is None:
             return
+        mapped = False
         try:
             memory.take(message.get("new", ()), message.get("gone", ()), fds)
+            mapped = True
             if "tensors" in message:
                 results = Results(memory, {})
                 asked = getattr(work, message["do"])
@@ -239,10 +241,10 @@ def serve(connection: socket.socket, work: object, memory: Mapped | None = None)
             else:
                 answer = getattr(work, message["do"])(message)
         except BaseException as error:
-            answer = raised(error, message.get("device", "cpu"))
+            answer = raised(error, not mapped or is_lost(message.get("device", "cpu")))
         sys.stdout.flush()
         sys.stderr.flush()
-        channel.send(answer)
+        channel.send({**answer, "number": message["number"]})
 
 
 def executed(path: Path) -> ModuleType:

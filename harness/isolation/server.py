@@ -22,6 +22,8 @@ import torch
 from harness.interpret.faults import collected
 from harness.isolation import runner
 from harness.isolation.confine import confine
+from harness.isolation.files import python_folders
+from harness.isolation.folders import remove
 from harness.isolation.inside import Work
 from harness.isolation.limits import Limits
 from harness.isolation.privileges import shield
@@ -46,8 +48,7 @@ def forked(descriptor: int) -> Program | None:
     shield()
     _prepare()
     connection = socket.socket(fileno=descriptor)
-    _die_with(os.getppid())
-    channel, running, server = runner.Channel(connection), set[int](), os.getpid()
+    channel, running, server = runner.Channel(connection), dict[int, str](), os.getpid()
     channel.send({"ready": os.getpid()})
     while True:
         message, fds = channel.receive()
@@ -59,12 +60,13 @@ def forked(descriptor: int) -> Program | None:
         if (pid := os.fork()) == 0:
             connection.close()
             return _kernel_process(message["start"], fds, server)
-        running.add(pid)
+        running[pid] = message["start"]["folder"]
         for fd in fds:
             os.close(fd)
         channel.send({"pid": pid})
-    for pid in list(running):
+    for pid, folder in list(running.items()):  # of a judge that has left them
         _ended(pid, running, 0.0)
+        remove(Path(folder))
     return None
 
 
@@ -78,18 +80,19 @@ def _prepare() -> None:
     else:
         with suppress(ImportError):
             import triton  # noqa: F401
+    python_folders()
     gc.collect()
     gc.freeze()  # pages that no collection writes to are shared with kernel processes
 
 
-def _ended(pid: int, running: set[int], patience: float) -> int | None:
+def _ended(pid: int, running: dict[int, str], patience: float) -> int | None:
     """End a kernel process with all that it has started, and reap it; `pid` is that of its guardian.
 
     The status that `os.waitpid` gives if it ends by itself within some seconds, otherwise None.
     """
     if pid not in running:
         return None
-    running.discard(pid)
+    del running[pid]
     if (status := _waited(pid, patience)) is not None:
         return status
     os.kill(pid, signal.SIGTERM)

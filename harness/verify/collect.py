@@ -46,6 +46,7 @@ class Ended:
         crashed: names of its workers that ended in the middle of an item.
         status: with which pytest ended; None if it did not come to say.
         unrecorded: why a result could not be written; empty if all could.
+        isolated: what its kernel processes were kept from; empty where it called kernels itself.
     """
 
     device_type: str
@@ -56,6 +57,7 @@ class Ended:
     crashed: frozenset[str]
     status: int | None
     unrecorded: str
+    isolated: str = ""
 
 
 def collect(
@@ -88,7 +90,7 @@ def collect(
         power=power,
         not_run=(*_left_out(ended.values(), stops.values()), *unfinished, *_of_failed(ended.values(), rest), *missing),
         agreement=agreement_of(results),
-        environment=environment_of(config),
+        environment=environment_of(config) | _isolation(ended.values()),
         spent=_spent(Path(config.folder), clock),
         coverage=coverage_of(planned, results),
     )
@@ -98,6 +100,12 @@ def _spent(folder: Path, clock: Clock) -> Spent:
     """Where the time of the workers went, as they noted it, and that of this process by its clock."""
     noted = (Spent(read_json(path), processes=1) for path in sorted(folder.glob(f"*{TIME}")))
     return sum(noted, Spent(clock.seconds))
+
+
+def _isolation(processes: Iterable[Ended]) -> dict[str, str]:
+    """What the kernel processes of each type of device were kept from, where there were any."""
+    told = [f"{process.device_type}: {process.isolated}" for process in processes if process.isolated]
+    return {"isolated": "; ".join(told)} if told else {}
 
 
 def _ended(child: Child) -> Ended:
@@ -116,6 +124,7 @@ def _ended(child: Child) -> Ended:
         crashed=frozenset(notes.read("crashed") or ()),
         status=done.get("status"),
         unrecorded=done.get("unrecorded", ""),
+        isolated=plan.get("isolated", ""),
     )
 
 

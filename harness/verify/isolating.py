@@ -13,6 +13,7 @@ from harness.isolation.declared import Kernels
 from harness.isolation.isolated import Isolated
 from harness.isolation.process import ForkServer
 from harness.verify.plan import Item
+from harness.verify.run import caches_of
 
 SLACK = 60.0
 """Seconds after the limit of a case until the judge of a kernel in another process is taken to hang itself."""
@@ -23,7 +24,7 @@ def kernels_for(config: Config, device_type: str) -> Kernels:
     server = ForkServer()
     server.begin()
     readable = (*(Path(folder).resolve() for folder in config.site), *_importable(Path.cwd()))
-    return Kernels(server, device_type, readable=readable, printed=_print)
+    return Kernels(server, device_type, readable=readable, caches=caches_of(config), printed=_print)
 
 
 def _importable(folder: Path) -> Iterator[Path]:

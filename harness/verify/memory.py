@@ -31,11 +31,12 @@ def ran_out(result: CaseResult) -> bool:
 def out_of_memory(error: BaseException, kernel: Kernel, device: torch.device) -> tuple[Verdict, str] | None:
     """Verdict and reason for a case that ran out of memory: ERRORED in the kernel's first call, otherwise SKIPPED.
 
-    In later calls lastbit holds inputs and results of the earlier ones. None if `error` is another one.
+    In later calls lastbit holds inputs and results of the earlier ones, unless the kernel has memory of its own. None
+    if `error` is another one.
     """
     if not _is_out(error):
         return None
-    if _raised_in(kernel, error) and LATER not in getattr(error, "__notes__", ()):
+    if _raised_in(kernel, error) and not (_shares(error, device) and LATER in getattr(error, "__notes__", ())):
         return Verdict.ERRORED, f"{_OUT}{device}: the kernel {_asked(error)}"
     need = f"the inputs and the reference of lastbit need more than there is ({_asked(error)})"
     return Verdict.SKIPPED, f"{_OUT}{device}: {need}; verify the case on another device, or one with fewer rows"
@@ -46,6 +47,11 @@ def give_back(device: torch.device, *, beyond: int = 0) -> None:
     if device.type != "cpu" and torch.accelerator.memory_reserved(device) > beyond:
         gc.collect()
         torch.accelerator.empty_cache()
+
+
+def _shares(error: BaseException, device: torch.device) -> bool:
+    """Whether the kernel had its memory from where lastbit has its own: not in a process of its own on the CPU."""
+    return not (isinstance(error, Raised) and device.type == "cpu")
 
 
 def _is_out(error: BaseException) -> bool:

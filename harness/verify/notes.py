@@ -30,9 +30,9 @@ class Unrecorded(LastbitError):
 class Notes:
     """Notes of the pytest process of one type of device, in the run's folder; each is there as a whole or not at all.
 
-    `refused`: why there is no plan, where a name or a declaration means nothing. `plan`: its items, and what it leaves
-    out. `selected`: ids of the items that pytest did not deselect, in its order. `crashed`: names of the worker
-    processes that ended in the middle of an item. `done`: how the session ended.
+    `refused`: why there is no plan, where a name or a declaration means nothing. `plan`: its items, what it leaves out,
+    and what kernel processes are kept from. `selected`: ids of the items that pytest did not deselect, in its order.
+    `crashed`: names of the worker processes that ended in the middle of an item. `done`: how the session ended.
     """
 
     folder: Path

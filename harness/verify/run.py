@@ -6,12 +6,14 @@ processes of their own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +23,7 @@ from pathlib import Path
 
 from harness.config import Config
 from harness.files import BUILT_IN
+from harness.isolation.folders import remove
 from harness.result import CaseResult
 from harness.verify.notes import Notes
 
@@ -69,6 +72,8 @@ def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]
         yield children
     finally:
         end(children)
+        if config.isolate:
+            remove(caches_of(config))
 
 
 def workers_for(device_type: str, config: Config) -> int:
@@ -86,6 +91,12 @@ def environment_for(device_type: str, site: Sequence[str] = ()) -> dict[str, str
     path = os.pathsep.join(filter(None, [*site, str(BUILT_IN), os.environ.get("PYTHONPATH"), os.getcwd()]))
     mode = "1" if device_type == "cpu" else "0"
     return dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
+
+
+def caches_of(config: Config) -> Path:
+    """Where the kernels of an isolated run find what they have compiled, in whichever worker; it ends with the run."""
+    name = hashlib.sha256(str(Path(config.folder).resolve()).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"lastbit-{name}")
 
 
 def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str]) -> Child:
