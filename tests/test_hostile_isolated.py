@@ -92,6 +92,10 @@ def test_there_is_a_row_for_each_file_and_a_source_in_each() -> None:
 TIMED = {
     "wrong_in_the_environment": "PASSED",
     "fakes_the_clock": "PASSED",
+    "lazy_tensor": "PASSED",
+    "cached_by_shape": "FAILED",
+    "cached_by_address": "FAILED",
+    "replays_first_call": "FAILED",
     "computes_once": "FAILED",
     "right_ten_times": "FAILED",
     "writes_later": "FAILED",
