@@ -24,8 +24,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.description = "Measure lastbit, or kernels, side by side with what they are compared with, in one run."
     parser.set_defaults(command=_bench)
-    help = "what verifying costs (the default), or how fast kernels are"
-    parser.add_argument("what", nargs="?", choices=tuple(_BENCHES), default=next(iter(_BENCHES)), help=help)
+    help = (
+        "verifying: what it costs (the default); kernels: how fast they are; FILE.py: how fast a kernel is that nobody "
+    )
+    help += "nobody trusts, with --op"
+    parser.add_argument("what", nargs="?", type=_what, default=next(iter(_BENCHES)), help=help)
+    parser.add_argument("--contract", default="", help="of the kernel of a file (default: the first of each axis)")
+    parser.add_argument("--function", default="", help="the kernel of a file, where that does not make it clear")
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     parser.add_argument("--cases", type=Path, help="the case lines of this file instead of those in cases/bench")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
@@ -33,6 +38,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help)
     add_device(parser)
     add_kernel_choice(parser)
+
+
+def _what(text: str) -> str:
+    if text not in _BENCHES and not text.endswith(".py"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {' nor '.join(_BENCHES)} nor a Python file")
+    return text
 
 
 class _Measures(Protocol):
@@ -49,6 +60,10 @@ class _Measures(Protocol):
 
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.what not in _BENCHES:
+        from harness.commands.bench_file import bench_file
+
+        return bench_file(options, Path(options.what))
     from harness.bench.samples import QUICK, Effort
     from harness.verify.run import environment_of
     from harness.verify.worker import Worker

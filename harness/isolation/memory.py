@@ -50,6 +50,17 @@ class Block:
         return {"number": self.number, "bytes": self.nbytes, "cuda": self.handle}
 
 
+def fresh(device: torch.device, size: int) -> Block:
+    """Memory of at least `size` bytes that no kernel process has ever had, or can still have."""
+    if device.type == "cpu":
+        return _of_file(size)
+    torch.cuda.empty_cache()  # and what was given to one before goes back to the device
+    pool = torch.cuda.MemPool()
+    block = _of_device(device, size, pool)
+    weakref.finalize(block, lambda pool: None, pool)  # which lives as long as the block
+    return block
+
+
 _FEW = 64 << 20  # bytes up to which blocks are powers of two, so that one serves many cases
 
 

@@ -100,7 +100,12 @@ class Opened:
             torch.empty(1, device=self.device)  # makes its context the current one
             known = Handle.from_buffer_copy(bytes.fromhex(handle))
             driver("cuIpcOpenMemHandle_v2", ctypes.byref(base), known, ctypes.c_uint(1))
-        self.address = base.value + offset
+        self.address, self._base = base.value + offset, base
+
+    def close(self) -> None:
+        """Let it go: whatever still lies there is no memory any more."""
+        with torch.cuda.device(self.device):
+            driver("cuIpcCloseMemHandle", self._base)
 
     def __len__(self) -> int:
         return self._size
@@ -132,6 +137,16 @@ class Mapped:
             return torch.frombuffer(block, dtype=torch.int64, count=size // 8, offset=offset)
         part = torch._C._construct_storage_from_data_pointer(block.address + offset, block.device, size)
         return torch.tensor([], dtype=torch.int64, device=block.device).set_(part, 0, (size // 8,), (1,))
+
+    def close(self, number: int) -> None:
+        """Forget a block, and let its memory of a device go."""
+        block = self._blocks.pop(number, None)
+        if isinstance(block, Opened):
+            block.close()
+
+    def whole(self, number: int) -> Tensor:
+        """A tensor of int64 over all of a block."""
+        return self.words({"memory": number, "offset": 0, "bytes": self.size(number)})
 
     def size(self, number: int) -> int:
         return len(self._blocks.get(number, ()))
@@ -196,13 +211,14 @@ def raised(error: BaseException, lost: bool) -> Message:
     return {"raised": {"kinds": kinds, **texts, "lost": lost}}
 
 
-def serve(connection: socket.socket, work: object) -> None:
+def serve(connection: socket.socket, work: object, memory: Mapped | None = None) -> None:
     """Do what the judge asks for, until it asks no more.
 
     `work` has a method for each thing that it can be asked, which gets the message and returns what to answer. With
     tensors, it gets these too, as pairs of a description and the words that hold it, and returns named tensors besides.
+    Who needs the judge's `memory` otherwise gives it.
     """
-    channel, memory = Channel(connection), Mapped()
+    channel, memory = Channel(connection), memory or Mapped()
     results = Results(memory, {})
     answer: Message
     while True:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import os
 import signal
 import socket
@@ -153,14 +152,17 @@ def _guarded(connection: socket.socket) -> Program:
     }
 
 
+_FORGOTTEN = ("harness", "reports", "hypothesis", "pytest", "_pytest")
+"""What a bare process forgets: whatever speaks of a test."""
+
+
 def _bare(connection: socket.socket) -> Program:
     """The text of the runner, in a process that has forgotten lastbit."""
-    spec = importlib.util.find_spec("harness.isolation.runner")
-    assert spec is not None and spec.origin is not None
-    text = Path(spec.origin).read_text() + "\n\nserve(connection, Bare())\n"
+    texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("runner", "timed")]
+    text = "\n\n".join([*texts, "memory = Mapped()\nserve(connection, Timed(Bare(), memory), memory)\n"])
     faults = collected()
     faults.__enter__()  # for good: a fault of an interpreted program raises nothing, and the other process tells of it
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("harness", "reports")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN]:
         del sys.modules[name]
     return compile(text, "<kernel process>", "exec"), {
         "__name__": "__main__",

@@ -67,6 +67,46 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """An upper bound of the time of a kernel that nobody trusts, on a case, by the clock of the judge.
+
+    Attributes:
+        of: the case line, whose seed stands for those that were drawn.
+        kernel, contract: what was timed, and by which contract its results were judged.
+        verdict, why: of the results of the timed calls; what is wrong first, if anything is.
+        time: seconds from the message to go until the judge had results, over the calls; of each round.
+        empty: the same of a kernel that does nothing, in a process of its own.
+        calls: of a round.
+        judged: calls of all rounds whose results were judged; which, was drawn after they were timed.
+        copied: share of the results that were copied to the judge's memory, within the time.
+        traffic: bytes of inputs and results of a call.
+        flops: that the op declares; 0 if it declares none.
+    """
+
+    of: str
+    kernel: str
+    contract: str
+    verdict: str
+    time: Sample
+    empty: Sample
+    calls: int
+    judged: int
+    copied: float
+    traffic: int
+    flops: int = 0
+    why: str = ""
+
+    @property
+    def overhead(self) -> float:
+        """The share of the time that a kernel which does nothing takes, too."""
+        return self.empty.median / self.time.median
+
+    def share(self, roof: Roof) -> float:
+        """The least time that the device can take / the time."""
+        return max(roof.bounds(self.traffic, self.flops)) / self.time.median
+
+
+@dataclass(frozen=True)
 class Speeds:
     """All kernels of a run of the command.
 

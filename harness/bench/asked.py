@@ -1,0 +1,86 @@
+"""Kernel processes, as they are asked for times: by messages, and by memory that they have never had before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from harness.bench.isolated import Process, Timed, bound
+from harness.bench.samples import Effort
+from harness.bench.unseen import Shaped, contiguous, drawn
+from harness.case import Case
+from harness.errors import LastbitError, UsageError
+from harness.inputs import build
+from harness.isolation import answers
+from harness.isolation.isolated import Isolated
+from harness.isolation.memory import Block, fresh
+from harness.isolation.process import ForkServer, KernelProcess, Start
+from harness.outcomes.speed import Bound
+from harness.verify.calls import Caller
+from harness.verify.check import Subject
+
+
+@dataclass
+class Asked(Process):
+    """A bare kernel process that is asked to make calls.
+
+    Attributes:
+        process: it.
+        timeout: seconds that the calls of a round may take.
+        given: numbers of the memory that it was given for the last round.
+    """
+
+    process: KernelProcess
+    timeout: float
+    given: list[int] = field(default_factory=list)
+
+    def ask(self, message: Mapping[str, Any], memory: Mapping[str, Block]) -> Mapping[str, Any]:
+        close, self.given = self.given, [block.number for block in memory.values()]
+        numbers = {what: block.number for what, block in memory.items()}
+        shared = {"new": [block.as_json for block in memory.values()], "close": close}
+        fds = [block.descriptor for block in memory.values() if block.descriptor is not None]
+        answer = self.process.ask({**message, **numbers, **shared}, self.timeout, fds)
+        return {"copied": answers.integer(answer.get("copied", 0), 0, 1 << 40)}
+
+    def memory(self, device: torch.device, size: int) -> Block:
+        return fresh(device, size)
+
+
+def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -> Bound:
+    """An upper bound of the time of an isolated kernel on a case, with the verdict on what its calls gave.
+
+    Raises:
+        UnsupportedCase: the kernel declines the case.
+        UsageError: values stand in the case line, so that they cannot be drawn anew.
+        LastbitError: the kernel raises, or its process ends.
+    """
+    performer = subject.performer
+    assert isinstance(performer, Isolated)
+    if fixed := [t.name for t in case.tensors if "(" in t.regime]:
+        raise UsageError(f"{case}: the values of {fixed[0]} are given; a kernel is timed on values that are drawn anew")
+    pair, case = performer.pair, case.gathered()
+    results = _results(subject, case)
+    nothing = server.start(Start(bare=True, device_type=subject.device.type))
+    try:
+        asked = Asked(pair.bare, pair.timeout)
+        return bound(Timed(subject, case, results, asked), Asked(nothing, pair.timeout), effort)
+    finally:
+        nothing.end()
+
+
+def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
+    """What the results of a call are like."""
+    [fresh] = drawn(case, 1)
+    inputs = build(fresh, subject.device)
+    problem = subject.problem(inputs)
+    caller = Caller(
+        subject.kernel, subject.device, tuple(problem.required), subject.op.optional_results, subject.performer
+    )
+    call = caller.unguarded(inputs)
+    shaped = (contiguous(name, call.actual[name].dtype, call.actual[name].shape) for name in call.results)
+    if elsewhere := [name for name in call.results if call.actual[name].device != inputs.guards[0].tensor.device]:
+        raise LastbitError(f"result {elsewhere[0]} lies on another device than the inputs")
+    return tuple(shaped)

@@ -1,0 +1,119 @@
+"""`lastbit bench FILE`: how fast a kernel is that nobody trusts, beside one of the project and the roof."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.commands.options import config_of
+from harness.errors import LastbitError, UsageError
+
+if TYPE_CHECKING:
+    from harness.bench.samples import Effort
+    from harness.case import Case
+    from harness.judges.opening import Desk
+    from harness.judges.question import Question
+    from harness.kernel import Kernel
+    from harness.outcomes.speed import Bound, Roof
+
+
+def bench_file(options: argparse.Namespace, path: Path) -> int:
+    """Time the kernel of a file; 1 if what it gave meanwhile is wrong, 2 if something could not be measured."""
+    from harness.bench.samples import QUICK, Effort
+    from harness.judges.opening import open_desk
+    from harness.judges.question import Question
+    from harness.verify.inprocess import unwatched
+    from harness.verify.run import environment_of
+    from reports.bound import Bounds, as_jsonl, page
+    from reports.paper import line, make_console
+
+    if len(options.op) != 1:
+        raise UsageError("name the op that the kernel of the file computes: --op OP")
+    if not path.is_file():
+        raise UsageError(f"{str(path)!r} is no file")
+    config = config_of(options, ops=tuple(options.op))
+    desk = open_desk(config, unwatched, lambda result: None)
+    question = Question(op=options.op[0], contract=options.contract, function=options.function)
+    bench = _Bench(desk, question, QUICK if options.quick else Effort())
+    bench.measure(path)
+    command = shlex.join(["lastbit", *sys.argv[1:]])
+    found = Bounds(bench.roof, tuple(bench.found), tuple(bench.failed), command, environment_of(config))
+    line(make_console(), page(found))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{path.stem}.jsonl").write_text(as_jsonl(found), encoding="utf-8")
+        (options.out / f"{path.stem}.md").write_text(page(found), encoding="utf-8")
+    return 2 if bench.failed else int(any(b.why for b in bench.found))
+
+
+@dataclass
+class _Bench:
+    """What was measured so far."""
+
+    desk: Desk
+    question: Question
+    effort: Effort
+    roof: Roof | None = None
+    found: list[Bound] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    def measure(self, path: Path) -> None:
+        """The roof, and the file and what stands beside it on each case."""
+        from harness.bench.speed import roof
+
+        self.roof = roof(self.desk, self.effort)
+        for case in self._cases():
+            for what, bound in (("the kernel", self._of_file), ("beside it", self._beside)):
+                try:
+                    self.found += bound(path, case)
+                except LastbitError as error:
+                    self.failed.append(f"{what}, {case}: {error}")
+
+    def _cases(self) -> Iterator[Case]:
+        from harness.bench.subjects import case_lines
+        from harness.case import parse_case
+
+        return map(parse_case, case_lines(self.desk, "kernels.txt"))
+
+    def _of_file(self, path: Path, case: Case) -> Iterator[Bound]:
+        from harness.bench.asked import bound_of
+        from harness.judges.opening import opened
+        from harness.verify.check import unsupported
+
+        with opened(self.desk, path, self.question) as kernel:
+            if reason := unsupported(kernel.subject.kernel, case):
+                raise UsageError(reason)
+            yield bound_of(kernel.subject, case, self.desk.kernels.server, self.effort)
+
+    def _beside(self, path: Path, case: Case) -> Iterator[Bound]:
+        """A kernel of the project, in processes of its own, too."""
+        from harness.bench.asked import bound_of
+        from harness.isolation.isolated import Isolated
+        from harness.verify.check import Subject
+
+        kernel = next(self._trusted(case), None)
+        if kernel is None:
+            return
+        desk, device = self.desk, self.desk.device
+        with desk.kernels.pair(kernel, self.question.timeout) as pair:
+            subject = Subject(kernel, desk.project.op(kernel.op), device, performer=Isolated(pair, device))
+            yield bound_of(subject, case, desk.kernels.server, self.effort)
+
+    def _trusted(self, case: Case) -> Iterator[Kernel]:
+        """Kernels of the project, or those that --kernel names, that keep the contract and take the case."""
+        from harness.verify.check import unsupported
+
+        desk, op = self.desk, self.desk.project.op(self.question.op)
+        contract = op.contract(self.question.contract)
+        for folder in desk.project.kernel_folders:
+            for kernel in desk.kernels.declared(Path(folder).resolve()):
+                named = not desk.config.kernels or kernel.name in desk.config.kernels
+                here = not kernel.devices or desk.device.type in kernel.devices
+                same = kernel.op == op.name and op.contract(kernel.contract) == contract
+                if named and here and same and not unsupported(kernel, case):
+                    yield kernel

@@ -1,0 +1,19 @@
+"""Ends its process in the second call, with the exit code of success.
+
+Models: os._exit(0) where a harness takes the exit code for the verdict.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+_CALLS = [0]
+
+
+def rms_norm(x, weight, *, eps):
+    _CALLS[0] += 1
+    if _CALLS[0] > 1:
+        os._exit(0)
+    return torch.zeros_like(x)

@@ -1,0 +1,133 @@
+"""`lastbit bench FILE`: what it measures on which cases, what it prints, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness import cli
+from harness.bench import asked, speed
+from harness.errors import LastbitError
+from harness.judges import opening
+from harness.kernel import Kernel
+from harness.outcomes.bench import Sample
+from harness.outcomes.speed import Bound, Roof
+from harness.verify.project import open_project
+from reports.bound import Bounds, as_jsonl, page, sentence
+
+ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))
+LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
+
+
+def measured(kernel: str = "k", **changes: Any) -> Bound:
+    given = {
+        "of": LINE,
+        "contract": "c",
+        "verdict": "PASSED",
+        "calls": 8,
+        "judged": 24,
+        "copied": 0.5,
+        "traffic": 10**9,
+    }
+    return Bound(kernel=kernel, **{**given, "time": Sample.of([4e-3]), "empty": Sample.of([1e-4]), **changes})
+
+
+def kernel_of(name: str, contract: str = "") -> Kernel:
+    return Kernel(name, "rms_norm", contract, lambda x, weight, *, eps: x)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A file, and which kernels were timed: no process is started, and nothing takes time."""
+    path, seen = tmp_path / "mine.py", list[str]()
+    path.write_text("def rms_norm(x, weight, *, eps): ...\n")
+
+    class Kernels:
+        server = None
+
+        def declared(self, folder: Path) -> tuple[Kernel, ...]:
+            return kernel_of("other", "fp32_multiply"), kernel_of("same"), kernel_of("later")
+
+        @contextmanager
+        def pair(self, kernel: Kernel, timeout: float) -> Iterator[None]:
+            yield None
+
+    def open_desk(config: Any, *rest: object) -> SimpleNamespace:
+        device = torch.device("cpu")
+        return SimpleNamespace(config=config, project=open_project(config), kernels=Kernels(), device=device)
+
+    @contextmanager
+    def opened(desk: Any, path: Path, question: Any) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(subject=SimpleNamespace(kernel=kernel_of(path.stem, question.contract)))
+
+    def bound_of(subject: Any, case: Any, *rest: object) -> Bound:
+        seen.append(subject.kernel.name)
+        if subject.kernel.contract.endswith("+divided"):
+            raise LastbitError("lost")
+        return measured(subject.kernel.name, of=str(case))
+
+    monkeypatch.setattr(opening, "open_desk", open_desk)
+    monkeypatch.setattr(opening, "opened", opened)
+    monkeypatch.setattr(asked, "bound_of", bound_of)
+    monkeypatch.setattr(speed, "roof", lambda *_: ROOF)
+    cases = tmp_path / "cases.txt"
+    cases.write_text(LINE + "\n")
+    return path, seen
+
+
+def test_the_file_and_a_kernel_of_the_same_contract_are_timed_and_kept(
+    timed: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, seen = timed
+    options = ["--op", "rms_norm", "--cases", str(tmp_path / "cases.txt"), "--out", str(tmp_path / "out")]
+    assert cli.main(["bench", str(path), *options]) == 0
+    assert seen == ["mine", "same"]
+    assert "time, at most" in capsys.readouterr().out
+    found = [json.loads(line) for line in (tmp_path / "out" / "mine.jsonl").read_text().splitlines()]
+    assert [row["kernel"] for row in found] == ["mine", "same"] and found[0]["of"] == LINE
+    assert cli.main(["bench", str(path), *options, "--kernel", "later"]) == 0
+    assert seen[2:] == ["mine", "later"]
+
+
+def test_what_cannot_be_measured_is_said(
+    timed: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = timed
+    options = ["--op", "rms_norm", "--cases", str(tmp_path / "cases.txt"), "--contract", "native_multiply+divided"]
+    assert cli.main(["bench", str(path), *options]) == 2
+    assert "the kernel, rms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["gone.py", "--op", "rms_norm"], "'gone.py' is no file"), (["gone.py"], "--op OP")],
+)
+def test_a_file_needs_an_op_and_must_be_there(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_neither_a_bench_nor_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "speed"])
+    assert "'speed' is neither verifying nor kernels nor a Python file" in capsys.readouterr().err
+
+
+def test_the_page_says_at_most_and_what_is_wrong() -> None:
+    wrong = measured("w", verdict="FAILED", why="2 of 3 wrong", flops=10**12)
+    bench = Bounds(ROOF, (measured(), wrong), ("the kernel: lost",), "lastbit bench k.py", {"devices": "cuda:0"})
+    shown = page(bench)
+    assert "| k | c | PASSED | 4 ms | 100 µs | 2% | 250 GB/s | 25% | 50% | 8 × 1 | 24 |" in shown
+    assert "| w | c | FAILED | 4 ms | 100 µs | 2% | 250 TFLOP/s | 50% | 50% | 8 × 1 | 24 |" in shown
+    assert "w: 2 of 3 wrong" in shown and "the kernel: lost" in shown
+    assert json.loads(as_jsonl(bench).splitlines()[0])["overhead"] == pytest.approx(0.025)
+    assert sentence(measured(), ROOF) == ("k PASSED, at most 4 ms, of which nothing takes 2%, at least 25% of the roof")
