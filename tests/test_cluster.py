@@ -16,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from harness.cli import main
+from harness.cluster.connection import on_cluster
+from harness.cluster.pool import RayPool
+from harness.cluster.run import run_on
 from harness.commands.running import execute
 from harness.config import Config
 from harness.devices import plan_devices
@@ -30,12 +34,12 @@ pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).with_name("cluster_project")
 ITEMS = 500
 CORES = 3  # more than the two of a small machine: several workers at any time, also while one is replaced
-LONGEST = 150.0  # seconds that anything may take here
+LONGEST = 60.0  # seconds that anything may take here
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A Ray cluster that somebody else has started; `raylet` is the process that starts its workers."""
+    """A Ray cluster that somebody else has started; `raylet` is the process that starts workers."""
 
     address: str
     raylet: int
@@ -57,7 +61,7 @@ def cluster(settings: Path) -> Iterator[Cluster]:
     from ray.cluster_utils import Cluster as RayCluster
 
     head = {"num_cpus": CORES, "include_dashboard": False, "object_store_memory": 100 << 20}
-    started = RayCluster(initialize_head=True, head_node_args={**head, "temp_dir": str(settings)})
+    started = RayCluster(initialize_head=True, head_node_args=head)
     try:
         yield Cluster(started.address, started.head_node.all_processes["raylet"][0].process.pid)
     finally:
@@ -67,35 +71,33 @@ def cluster(settings: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The 500 items on this machine, without a cluster."""
-    folder = tmp_path_factory.mktemp("local")
-    config = Config(
+    return execute(config_in(tmp_path_factory.mktemp("local")), ["-n", "2"], quiet=True)
+
+
+def config_in(folder: Path) -> Config:
+    """500 items, with a folder for their records; no case is left out because another one failed."""
+    return Config(
         folder=str(folder),
         device_plan=plan_devices("cpu"),
         projects=(str(PROJECT),),
         kernel_folders=(str(PROJECT / "kernels"),),
         ops=("halved_sum",),
         cases=1,
+        timeout=4.0,
         keep_going=True,
     )
-    return execute(config, ["-n", "2"], quiet=True)
 
 
-def started(where: str, folder: Path, kernels: str, *options: str) -> subprocess.Popen[str]:
-    """`lastbit verify` of a folder of kernels on a cluster, in a session of its own."""
-    command = [sys.executable, "-m", "harness", "verify", "--cluster", where, "--op", "halved_sum"]
-    command += ["--project", str(PROJECT), "--kernels", str(PROJECT / kernels), "--run-folder", str(folder)]
-    return subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
-def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """The exit code of a command and what it printed."""
-    try:
-        printed, _ = process.communicate(timeout=LONGEST)
-    finally:
-        process.kill()
-    return process.returncode, printed
+def ran(config: Config, address: str, tell: Callable[[CaseResult], None]) -> Run:
+    """A run on a cluster, driven by this process, which is told of each result."""
+    with on_cluster(config, address, "cpu", None) as cluster:
+        pool = RayPool(cluster.config.devices)
+        try:
+            run, _ = run_on(cluster, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
+        finally:
+            pool.close()
+    assert run is not None
+    return run
 
 
 def below(root: int) -> dict[int, str]:
@@ -121,18 +123,36 @@ def workers(root: int) -> list[int]:
     return sorted(pid for pid, line in below(root).items() if line.startswith("ray::") and not line.startswith(own))
 
 
-def recorded(folder: Path) -> int:
-    """How many results of a run have come so far."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*-*.jsonl"))
+class Trouble:
+    """Sends signals to workers of a cluster as soon as so many results have come."""
+
+    def __init__(self, cluster: Cluster, signals: dict[int, signal.Signals]) -> None:
+        self._cluster, self._signals, self.results, self.sent = cluster, signals, 0, list[int]()
+
+    def __call__(self, result: CaseResult) -> None:
+        self.results += 1
+        if number := self._signals.get(self.results):
+            self.sent.append(next(pid for pid in workers(self._cluster.raylet) if pid not in self.sent))
+            os.kill(self.sent[-1], number)
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for something to be true while a command runs."""
-    latest = time.monotonic() + LONGEST
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < latest, "it did not happen"
-        time.sleep(0.02)
+def test_dying_and_stopped_workers_change_no_result(cluster: Cluster, local: Run, tmp_path: Path) -> None:
+    """Two workers are killed in the middle of 500 items, and one stops without a word."""
+    trouble = Trouble(cluster, {60: signal.SIGSTOP, 200: signal.SIGKILL, 350: signal.SIGKILL})
+    run = ran(config_in(tmp_path), cluster.address, trouble)
+    assert len(trouble.sent) == 3
+    assert len({(r.kernel, r.device, r.group) for r in run.results}) == ITEMS
+    assert [key_of(result) for result in run.results] == [key_of(result) for result in local.results]
+    assert comparable(run.results) == comparable(local.results)
+    assert (run.broken, run.power, run.coverage) == ("", local.power, local.coverage)
+    assert run.exit_code == local.exit_code
+    assert (tmp_path / "cluster.log").read_text().count(
+        "was lost"
+    ) >= 2  # another worker may be done before the third is
+
+
+def key_of(result: CaseResult) -> tuple[Any, ...]:
+    return result.kernel, result.device, result.group, result.case, result.counted
 
 
 def comparable(results: tuple[CaseResult, ...]) -> list[CaseResult]:
@@ -140,63 +160,61 @@ def comparable(results: tuple[CaseResult, ...]) -> list[CaseResult]:
     return [replace(result, seconds=0.0) for result in results]
 
 
-def test_dying_and_stopped_workers_change_no_result(cluster: Cluster, local: Run, tmp_path: Path) -> None:
-    """Two workers are killed in the middle of 500 items, and one stops without a word."""
-    options = ("--keep-going", "--cases-per-group", "1", "--timeout", "4")
-    process = started(cluster.address, tmp_path, "kernels", *options)
-    for count, number in ((50, signal.SIGKILL), (150, signal.SIGSTOP), (250, signal.SIGKILL)):
-        until(lambda count=count: recorded(tmp_path) >= count and workers(cluster.raylet), process)
-        os.kill(workers(cluster.raylet)[0], number)
-    code, printed = finished(process)
-    run = records.read(tmp_path)
-    assert len({(r.kernel, r.device, r.group) for r in run.results}) == ITEMS
-    assert Counter(map(key_of, run.results)) == Counter(map(key_of, local.results))
-    assert comparable(run.results) == comparable(local.results)
-    assert (run.broken, run.power, run.coverage) == ("", local.power, local.coverage)
-    assert code == local.exit_code, printed
-
-
-def key_of(result: CaseResult) -> tuple[Any, ...]:
-    return result.kernel, result.device, result.group, result.case, result.counted
-
-
 def test_a_cluster_that_was_there_lives_on(cluster: Cluster) -> None:
-    """No worker of an earlier run is left on it."""
-    assert not workers(cluster.raylet)
+    """No worker of an earlier run is left on it; Ray ends one that is stopped after five seconds."""
+    until(lambda: not workers(cluster.raylet))
     assert any("raylet" in line for line in below(os.getpid()).values())
 
 
-def test_deadly_and_slow_kernels_get_their_local_results(cluster: Cluster, tmp_path: Path) -> None:
+def verify(where: str, folder: Path, kernels: str, *options: str) -> list[str]:
+    """The arguments of `lastbit verify` for a folder of kernels on a cluster."""
+    choice = ["--op", "halved_sum", "--project", str(PROJECT), "--kernels", str(PROJECT / kernels)]
+    return ["verify", "--cluster", where, *choice, "--run-folder", str(folder), *options]
+
+
+def test_deadly_and_slow_kernels_get_their_local_results(cluster: Cluster, settings: Path, tmp_path: Path) -> None:
     """A kernel that kills its process, one that hangs, and one whose worker holds up the end."""
-    options = ("--keep-going", "--cases-per-group", "0", "--timeout", "3", "--device", "any")
-    code, printed = finished(started(cluster.address, tmp_path, "deadly", *options))
-    run = records.read(tmp_path)
-    errored = {result.kernel: result for result in run.results if result.verdict is Verdict.ERRORED}
-    assert Counter(result.verdict for result in run.results) == {Verdict.PASSED: 4 * 50 - 2, Verdict.ERRORED: 2}
-    assert code == 2, printed
+    lines = settings / "lines.txt"
+    lines.write_text("".join(f"halved_sum x=fp32[2,{n}] y=fp32[2,{n}] seed=0\n" for n in (5, 7, 11, 13)))
+    options = ("--cases", str(lines), "--timeout", "3", "--device", "any")
+    assert main(verify(cluster.address, tmp_path, "deadly", *options)) == 2
+    results = records.read(tmp_path).results
+    errored = {result.kernel: result for result in results if result.verdict is Verdict.ERRORED}
+    assert Counter(result.kernel for result in results) == {"right": 4, "dawdles": 4, "kills": 2, "hangs": 3}
     assert "[2,7]" in errored["kills"].case
     assert errored["kills"].reason.startswith("the process died in this case without an exception")
     assert "[2,11]" in errored["hangs"].case
     assert errored["hangs"].reason.startswith("no result after 3 s (--timeout)")
+    assert all(result.verdict is Verdict.PASSED for result in results if result not in errored.values())
 
 
-def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(cluster: Cluster, tmp_path: Path) -> None:
-    code, printed = finished(started(cluster.address, tmp_path, "kernels", "--device", "cuda"))
-    assert code == 2
-    assert "cuda" in printed and "Traceback" not in printed
+def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(verify(cluster.address, tmp_path, "kernels", "--device", "cuda")) == 2
+    assert "device 'cuda' was asked for, but the cluster has cpu (3 cores)" in capsys.readouterr().err
     assert not workers(cluster.raylet)
 
 
 def test_ctrl_c_reports_what_is_there_and_leaves_nothing(settings: Path, tmp_path: Path) -> None:
-    process = started("local", tmp_path, "kernels", "--keep-going")
-    until(lambda: recorded(tmp_path) >= 20, process)
-    running = below(process.pid)
-    assert any("raylet" in line for line in running.values())
-    process.send_signal(signal.SIGINT)
-    code, printed = finished(process)
-    assert code == 130, printed
+    begun = Path(os.environ["DAWDLED"])
+    begun.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "harness", *verify("local", tmp_path, "deadly", "--kernel", "dawdles", "-n", "1")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        until(begun.exists)
+        running = below(process.pid)
+        process.send_signal(signal.SIGINT)
+        printed = process.communicate(timeout=LONGEST)[0]
+    assert process.returncode == 130, printed
     assert "interrupted" in printed and "records in" in printed
-    latest = time.monotonic() + 10
-    while left := [line for pid, line in running.items() if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < latest, left
-        time.sleep(0.1)
+    assert {result.verdict for result in records.read(tmp_path).results} == {Verdict.PASSED}
+    assert any("raylet" in line for line in running.values())
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something to be true."""
+    latest = time.monotonic() + LONGEST
+    while not condition():
+        assert time.monotonic() < latest, "it did not happen"
+        time.sleep(0.05)

@@ -1,43 +1,55 @@
-"""How many cases per second one worker verifies in a Ray cluster of this machine, and two: on cores, or on GPUs.
+"""How many cases per second one worker of a Ray cluster verifies, and two; and what one poisoned GPU of two costs.
 
     python3 docs/measurements/cluster.py cores
     python3 docs/measurements/cluster.py gpus [--warm]
     python3 docs/measurements/cluster.py poison
 
-Each run is `lastbit verify --cluster ADDRESS` on a cluster that has one core or GPU for it, or two. The rate is that of
-the time from the first result to the last; the whole time is that of the command. What CPU the cluster and its workers
-took is beside it, because a machine on which others work makes the time longer, and not that.
+Clusters of one core and of two, or of one GPU and of two, are started on this machine, and run the same items. The rate
+is that of the time from the first result to the last. What CPU the cluster and its workers took stands beside it: where
+others use the machine, the time grows, and that does not.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-HERE = Path(__file__).parents[2]
-PROJECT = HERE / "tests" / "cluster_project"
-ON_CORES = ("--op", "rms_norm", "--device", "cpu", "--profile", "smoke")
-ON_GPUS = ("--op", "rms_norm", "--device", "cuda", "--profile", "ci")
-POISON = ("--op", "halved_sum", "--project", str(PROJECT), "--kernels", str(PROJECT / "poisonous"), "--keep-going")
-PER_GPU = 8
+from harness.cluster.connection import Cluster, on_cluster
+from harness.cluster.pool import RayPool
+from harness.cluster.run import run_on
+from harness.config import Config
+from harness.run import Run
+from harness.verify.run import PER_ACCELERATOR
+from reports import records
+
+PROJECT = Path(__file__).parents[2] / "tests" / "cluster_project"
+ON_CORES = Config(folder="", ops=("rms_norm",), profile="smoke", keep_going=True)
+ON_GPUS = Config(folder="", ops=("rms_norm",), keep_going=True)
+POISON = Config(
+    folder="",
+    ops=("halved_sum",),
+    projects=(str(PROJECT),),
+    kernel_folders=(str(PROJECT / "poisonous"),),
+    cases=4,
+    keep_going=True,
+)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run: how many results, seconds from the first to the last, of the whole command, and of CPU."""
+    """A run: how many results, seconds from the first to the last, from the start to the end, and of CPU."""
 
     results: int
     between: float
     whole: float
     cpu: float
-    said: str
 
     @property
     def rate(self) -> float:
@@ -46,88 +58,87 @@ class Measured:
     def __str__(self) -> str:
         return (
             f"{self.results:,} results, {self.between:.1f} s from the first to the last, {self.rate:.1f} per second, "
-            f"{self.whole:.1f} s in all, {self.cpu:.1f} s of CPU · {self.said}"
+            f"{self.whole:.1f} s in all, {self.cpu:.1f} s of CPU, {1e3 * self.cpu / self.results:.1f} ms per result"
         )
 
 
 def main(what: str, *options: str) -> None:
     if what == "poison":
-        with cluster(cores=2 * PER_GPU, gpus=2) as address:
-            print(measured(address, [*POISON, "--device", "cuda"], show=True))
-        return
-    compared(ON_CORES if what == "cores" else ON_GPUS, gpus=what == "gpus", warm="--warm" in options)
+        poisoned()
+    else:
+        compared(ON_CORES if what == "cores" else ON_GPUS, gpus=what == "gpus", warm="--warm" in options)
 
 
-def compared(options: Sequence[str], *, gpus: bool, warm: bool) -> None:
-    """Print the rates of one worker and of two, on clusters of their own."""
+def compared(config: Config, *, gpus: bool, warm: bool) -> None:
+    """Print the rates of one core or GPU and of two."""
     found: list[Measured] = []
     for count in (2,) if warm else (1, 2):
-        with cluster(cores=count * (PER_GPU if gpus else 1), gpus=count if gpus else 0) as address:
-            found.append(measured(address, options))
-        print(f"{count} {'GPU' if gpus else 'core'}{'s' * (count > 1)}: {found[-1]}", flush=True)
+        one, run = measured(config, gpus=count if gpus else 0, cores=count * (PER_ACCELERATOR if gpus else 1))
+        found.append(one)
+        print(f"{count} {'GPU' if gpus else 'core'}{'s' * (count > 1)}: {one} · {verdicts(run)}", flush=True)
     if not warm:
         first, second = found
         print(f"two of one: {second.rate / first.rate:.2f} × per second, {first.whole / second.whole:.2f} × in all")
-        print(f"results per second of CPU: {first.results / first.cpu:.1f} and {second.results / second.cpu:.1f}")
+
+
+def poisoned() -> None:
+    """Print what comes of a run in which a kernel leaves a GPU unusable."""
+    _, run = measured(POISON, gpus=2, cores=4)
+    print(verdicts(run), f"· broken: {run.broken or 'no'}")
+    for result in run.results:
+        if result.verdict != "PASSED":
+            print(f"{result.verdict} {result.kernel} {result.group} {result.case}: {result.reason}")
+    for note in run.not_run:
+        print(f"not run: {note.what}: {note.reason}")
+
+
+def verdicts(run: Run) -> str:
+    return ", ".join(f"{verdict} {count:,}" for verdict, count in Counter(r.verdict for r in run.results).items())
+
+
+def measured(config: Config, *, cores: int, gpus: int) -> tuple[Measured, Run]:
+    """A run on a cluster of its own, and its figures."""
+    moments: list[float] = []
+    began, before = time.monotonic(), cpu_below(os.getpid())
+    with tempfile.TemporaryDirectory(prefix="run") as folder, cluster(cores, gpus) as address:
+        with on_cluster(replace(config, folder=folder), address, "cuda" if gpus else "cpu", None) as connected:
+            run = followed(connected, moments)
+            used = cpu_below(os.getpid()) - before
+        if Path(folder, "cluster.log").stat().st_size:
+            print(Path(folder, "cluster.log").read_text(), end="")
+    return Measured(len(moments), moments[-1] - moments[0], time.monotonic() - began, used), run
+
+
+def followed(connected: Cluster, moments: list[float]) -> Run:
+    """The run on a cluster; `moments` gets the time of each result."""
+    pool = RayPool(connected.config.devices)
+    tell = lambda result: moments.append(time.monotonic())  # noqa: E731
+    try:
+        run, _ = run_on(connected, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
+    finally:
+        pool.close()
+    assert run is not None
+    return run
 
 
 @contextmanager
-def cluster(*, cores: int, gpus: int) -> Iterator[str]:
+def cluster(cores: int, gpus: int) -> Iterator[str]:
     """A cluster of this machine, and its address."""
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster as RayCluster
 
     head = {"num_cpus": cores, "num_gpus": gpus, "include_dashboard": False, "object_store_memory": 100 << 20}
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        os.environ["RAY_AUTH_MODE"] = "disabled"
-        started = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": folder})
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": folder}
+        started = RayCluster(initialize_head=True, head_node_args=head)
         try:
             yield started.address
         finally:
             started.shutdown()
 
 
-def measured(address: str, options: Sequence[str], *, show: bool = False) -> Measured:
-    """A run on the cluster; what it prints goes to the terminal where it is to be shown."""
-    with tempfile.TemporaryDirectory(prefix="run") as name:
-        folder, began, before = Path(name, "run"), time.monotonic(), cpu_below(os.getpid())
-        command = [
-            sys.executable,
-            "-m",
-            "harness",
-            "verify",
-            "--cluster",
-            address,
-            "--run-folder",
-            str(folder),
-            *options,
-        ]
-        with Path(name, "printed").open("w+") as printed:
-            process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, cwd=HERE)
-            moments: list[tuple[float, int]] = []
-            used = before
-            while process.poll() is None:
-                moments.append((time.monotonic(), recorded(folder)))
-                used = max(used, cpu_below(os.getpid()))
-                time.sleep(0.05)
-            whole = time.monotonic() - began
-            printed.seek(0)
-            text = printed.read()
-    if show:
-        print(text)
-    total = max((count for _, count in moments), default=0)
-    first = next((moment for moment, count in moments if count), began)
-    last = next((moment for moment, count in moments if count >= total), began)
-    return Measured(total, max(last - first, 1e-9), whole, used - before, (text.splitlines() or [""])[-1])
-
-
-def recorded(folder: Path) -> int:
-    """How many results of a run have come so far."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*-*.jsonl"))
-
-
 def cpu_below(root: int) -> float:
     """Seconds of CPU, of users and system, that the processes below one took, those that have ended included."""
-    ticks: dict[int, float] = {}
+    ticks: dict[int, int] = {}
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
