@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.commands.running import _kept
+from harness.commands.running import kept
 from harness.config import Config
 from harness.errors import LastbitError
 from harness.plugin import _Session
@@ -230,9 +230,9 @@ def test_a_folder_that_is_gone_is_told(left: Left) -> None:
         left.run(None, result("k"))
 
 
-def test_records_that_cannot_be_kept_break_the_run(tmp_path: Path) -> None:
+def test_records_that_cannot_bekept_break_the_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    run = _kept(Run((result("k"),)), tmp_path / "file" / "run")
+    run = kept(Run((result("k"),)), tmp_path / "file" / "run")
     assert run.exit_code == 2
     assert "the records cannot be written" in run.broken
 

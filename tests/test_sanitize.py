@@ -26,7 +26,7 @@ from harness.sanitize.call import Called, Memory
 from harness.sanitize.looking import AFTER, Looking, Seen
 from harness.sanitize.run import MOST_ELEMENTS, chosen_of, sanitized, with_seen
 from harness.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
-from harness.verify.collect import INTERRUPTED
+from harness.verify.assemble import INTERRUPTED
 from harness.verify.worker import WorkerEnded
 from reports.summary import problems, repro_line
 

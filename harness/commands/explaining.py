@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 
 from harness.commands.seen_stages import ordinary_of, traced
 from harness.config import Config
@@ -30,13 +31,16 @@ NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
 
 
-def with_explanations(config: Config, run: Run) -> Run:
+def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
     """The run with why its kernels fail, and with the stages of those that declare none, as far as time allows.
 
     It changes no verdict and raises nothing: what goes wrong is the reason of an explanation. An interruption from the
-    keyboard ends it, and the run has what was found until then.
+    keyboard ends it, and the run has what was found until then. Devices that are not here, with the reason, are
+    `elsewhere`.
     """
-    failures, passed = failures_of(run), [] if config.lines else ordinary_of(run)
+    all_failures, all_passed = failures_of(run), [] if config.lines else ordinary_of(run)
+    failures = [failure for failure in all_failures if failure.device not in elsewhere]
+    passed = [result for result in all_passed if result.device not in elsewhere]
     explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
     try:
         for explanation in explained(of_run(config, failures), failures):
@@ -49,6 +53,7 @@ def with_explanations(config: Config, run: Run) -> Run:
         traceback.print_exc()
         ended = _bug(error)
     explanations += [unexplained(failure, ended) for failure in failures[len(explanations) :]]
+    explanations += [unexplained(f, elsewhere[f.device]) for f in all_failures if f.device in elsewhere]
     return replace(run, explanations=tuple(explanations), traces=tuple(traces))
 
 

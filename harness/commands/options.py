@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.config import Config
-from harness.devices import plan_devices
+from harness.devices import DevicePlan, plan_devices
 from harness.errors import UsageError
 from harness.verify.case_files import read_cases
 from harness.verify.run import MOST_ON_CPU, PER_ACCELERATOR
@@ -50,6 +52,22 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add --cluster."""
+    help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"
+    parser.add_argument("--cluster", metavar="ADDRESS", help=help)
+
+
+def check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    """Raise `UsageError` for what cannot be asked of a cluster."""
+    if rest:
+        raise UsageError(
+            f"--cluster runs no pytest, which {shlex.join(rest)} is for; choose what runs by --op, --kernel and --cases"
+        )
+    if options.sanitize:
+        raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
+
+
 def add_sanitize(parser: argparse.ArgumentParser) -> None:
     """Add --sanitize."""
     help = "look at memory accesses, too: on CUDA with compute-sanitizer, of interpreted kernels for races"
@@ -71,8 +89,9 @@ def _workers(text: str) -> str:
 def config_of(options: argparse.Namespace, **changes: Any) -> Config:
     """The configuration that the options of the functions above and --cases make, with `changes`."""
     given = vars(options)
+    on_cluster = given.get("cluster") is not None  # which says itself what devices it has
     settings: dict[str, Any] = {
-        "device_plan": plan_devices(options.device),
+        "device_plan": DevicePlan() if on_cluster else plan_devices(options.device),
         "kernels": tuple(given.get("kernel", ())),
         "projects": tuple(options.project),
         "kernel_folders": tuple(options.kernels),

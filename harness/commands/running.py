@@ -59,7 +59,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
         raise Interrupted(None)
     from harness.verify.collect import collect
 
-    run = _kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
+    run = kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if interrupted:
         raise Interrupted(run)
     if sanitizer is not None:
@@ -70,12 +70,12 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
     """The run with what compute-sanitizer finds in its cases."""
     from harness.sanitize.run import chosen_of, sanitized
-    from harness.verify.collect import INTERRUPTED
+    from harness.verify.assemble import INTERRUPTED
     from reports.progress import RunProgress
 
     with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
         run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
-    run = _kept(run, Path(config.folder))
+    run = kept(run, Path(config.folder))
     if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     return run
@@ -87,7 +87,7 @@ def _explained(config: Config, run: Run) -> Run:
 
     found = with_explanations(config, run)
     new = found.explanations or found.traces
-    return _kept(found, Path(config.folder), records.write_rest) if new else run
+    return kept(found, Path(config.folder), records.write_rest) if new else run
 
 
 def _import_ahead() -> None:
@@ -117,7 +117,7 @@ def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) 
         runs.wait(children, tick)
 
 
-def _kept(run: Run, folder: Path, write: Callable[[Run, Path], None] = records.write) -> Run:
+def kept(run: Run, folder: Path, write: Callable[[Run, Path], None] = records.write) -> Run:
     """The run with its records in `folder`, or broken because they cannot be written."""
     try:
         write(run, folder)

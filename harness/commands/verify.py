@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from harness.case import parse_case
-from harness.commands.options import add_device, add_kernel_choice, add_run, add_sanitize, config_of, workers_of
+from harness.commands.options import (
+    add_cluster,
+    add_device,
+    add_kernel_choice,
+    add_run,
+    add_sanitize,
+    check_cluster,
+    config_of,
+    workers_of,
+)
 from harness.commands.running import Interrupted, execute
 from harness.config import PROFILES, Config
 from harness.result import Verdict
@@ -42,12 +52,15 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
     parser.add_argument("--keep-going", action="store_true", help=help)
     add_device(parser)
+    add_cluster(parser)
     add_kernel_choice(parser)
     add_run(parser)
     add_sanitize(parser)
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.cluster is not None:
+        check_cluster(options, rest)
     config = config_of(
         options,
         profile=options.profile or ("smoke" if options.sanitize else "ci"),
@@ -56,14 +69,16 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         cases=options.cases_per_group,
         keep_going=options.keep_going or options.base is not None,  # two revisions are compared on common cases
     )
-    arguments = [*workers_of(options), *rest]
+    run = partial(_run, arguments=[*workers_of(options), *rest])
+    if options.cluster is not None:
+        run = partial(_run_on_cluster, options=options)
     if options.base is None:
-        return _run(config, arguments)
+        return run(config)
     from harness.history.revisions import kernels_at
     from harness.verify.project import open_project
 
     with kernels_at(options.base, open_project(config).kernel_folders) as folder:
-        return _run(replace(config, revisions={options.base: str(folder)}), arguments)
+        return run(replace(config, revisions={options.base: str(folder)}))
 
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -74,8 +89,21 @@ def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
+    return _shown(lambda: execute(config, arguments, explaining=True), show_inputs)
+
+
+def _run_on_cluster(config: Config, options: argparse.Namespace) -> int:
+    """The same on the devices of a cluster."""
+    from harness.commands.on_cluster import execute_on_cluster
+
+    workers = int(options.workers) if (options.workers or "").isdecimal() else None
+    return _shown(lambda: execute_on_cluster(config, options.cluster, options.device, workers))
+
+
+def _shown(execute: Callable[[], Run], show_inputs: bool = False) -> int:
+    """Print what comes of a run, even if it is interrupted."""
     try:
-        return _print(execute(config, arguments, explaining=True), show_inputs)
+        return _print(execute(), show_inputs)
     except Interrupted as interruption:
         if interruption.run is not None:
             _print(interruption.run, show_inputs)

@@ -16,7 +16,7 @@ from harness.result import TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.run import NotRun, Run
 from harness.sanitize.looking import Looking, Seen
 from harness.sanitize.tool import NAME, TOOLS, Sanitizer
-from harness.verify.collect import INTERRUPTED
+from harness.verify.assemble import INTERRUPTED
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the inputs of the largest cases that are looked at: compute-sanitizer visits every access."""

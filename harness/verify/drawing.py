@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from harness.case import Case, Group
 from harness.inputs.bits import key_of
@@ -39,7 +42,7 @@ def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:
 
 
 def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: int) -> None:
-    """Let Hypothesis draw `count` values, and hand over each."""
+    """Let Hypothesis draw `count` values, and hand over each: the same ones in every process."""
 
     @seed(seed_)
     @settings(
@@ -54,4 +57,21 @@ def drawing(strategy: Any, take: Callable[[Any], object], *, count: int, seed_: 
     def collect(value: Any) -> None:
         take(value)
 
-    collect()
+    with _no_constants_of_modules():
+        collect()
+
+
+@contextmanager
+def _no_constants_of_modules() -> Iterator[None]:
+    """Let Hypothesis try none of the numbers that it finds in the code of the modules that happen to be loaded.
+
+    It would draw other cases from one process to another, and in a process from one time to another.
+    """
+    before = providers._get_local_constants
+    providers._get_local_constants = lambda: Constants()
+    providers.CONSTANTS_CACHE.cache.clear()
+    try:
+        yield
+    finally:
+        providers._get_local_constants = before
+        providers.CONSTANTS_CACHE.cache.clear()

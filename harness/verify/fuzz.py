@@ -13,7 +13,7 @@ from harness.case import Case
 from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
 from harness.verify.check import takes, verify_case
 from harness.verify.drawing import draw
-from harness.verify.notes import HAS_FAILED, Failures
+from harness.verify.notes import HAS_FAILED, KnownFailures
 from harness.verify.plan import Item
 from harness.verify.sharing import Verify, directly
 from harness.verify.shrink import shrink
@@ -52,7 +52,7 @@ def run_item(
     record: Record,
     started: Started,
     verify: Verify = directly,
-    failures: Failures | None = None,
+    failures: KnownFailures | None = None,
     leave: Leave = lambda item, cases: None,
 ) -> None:
     """Run the item's examples and about `cases` other cases, recording each result; the first failure is made small.
@@ -80,7 +80,7 @@ def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> Non
 
 
 def _run_until_failure(
-    explorer: Explorer, item: Item, cases: int, seed_: int, failures: Failures, leave: Leave
+    explorer: Explorer, item: Item, cases: int, seed_: int, failures: KnownFailures, leave: Leave
 ) -> None:
     names = item.subject.kernel.name, str(item.subject.device)
     if failures.has(*names):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.errors import LastbitError
 from harness.files import replace_file
@@ -48,6 +48,16 @@ class Notes:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{self.device_type}.{name}.json"
+
+
+class KnownFailures(Protocol):
+    """The kernels of a run that have failed."""
+
+    def add(self, kernel: str, device: str) -> None:
+        """Note a failure."""
+
+    def has(self, kernel: str, device: str) -> bool:
+        """Whether a kernel has failed there."""
 
 
 @dataclass(frozen=True)

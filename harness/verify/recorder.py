@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -15,7 +15,7 @@ from harness.case import Case
 from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
-from harness.verify.notes import LEFT, TIME, Failures, write_json, written
+from harness.verify.notes import LEFT, TIME, Failures, KnownFailures, write_json, written
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
 
@@ -33,7 +33,7 @@ class Recorder:
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
         self.cases, self.seed, self._timeout, self._dump = config.cases_per_group, config.seed, config.timeout, dump
         self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
-        self.failures = None if config.keep_going else Failures(self._folder)
+        self.failures: KnownFailures | None = None if config.keep_going else Failures(self._folder)
         self._lacking: list[dict[str, str | int]] = []
         stem = self._folder / f"{worker}-{os.getpid()}"
         self._under_way, self._time = stem.with_suffix(".started"), stem.with_suffix(TIME)
@@ -56,19 +56,8 @@ class Recorder:
         Raises:
             Unrecorded: the note cannot be written.
         """
-        subject = item.subject
-        under_way = {
-            "case": str(case),
-            "kernel": subject.kernel.name,
-            "contract": str(subject.contract),
-            "device": str(subject.device),
-            "group": item.group.name,
-            "source": subject.kernel.source,
-            "limit": self._timeout,
-            "counted": counted,
-        }
         with written(self._under_way):
-            write_json(self._under_way, under_way)
+            write_json(self._under_way, note_of(item, case, self._timeout, counted=counted))
         faulthandler.dump_traceback_later(self._timeout, exit=True, file=self._trace)
 
     def record(self, result: CaseResult) -> None:
@@ -84,7 +73,7 @@ class Recorder:
                 self._results.flush()
         finally:
             self._under_way.unlink(missing_ok=True)
-        if result.verdict in (Verdict.ERRORED, Verdict.SKIPPED) and _is_lost(torch.device(result.device)):
+        if result.verdict in (Verdict.ERRORED, Verdict.SKIPPED) and is_lost(torch.device(result.device)):
             os._exit(_FATAL)
 
     def leave(self, item: Item, cases: int) -> None:
@@ -104,7 +93,22 @@ class Recorder:
             write_json(self._time, seconds_so_far())
 
 
-def _is_lost(device: torch.device) -> bool:
+def note_of(item: Item, case: Case, limit: float, *, counted: bool) -> dict[str, Any]:
+    """What is to be known of a case of an item, which may take `limit` seconds, if its process ends in its middle."""
+    subject = item.subject
+    return {
+        "case": str(case),
+        "kernel": subject.kernel.name,
+        "contract": str(subject.contract),
+        "device": str(subject.device),
+        "group": item.group.name,
+        "source": subject.kernel.source,
+        "limit": limit,
+        "counted": counted,
+    }
+
+
+def is_lost(device: torch.device) -> bool:
     """Whether an accelerator can no longer be used, as after an illegal access to memory."""
     if device.type == "cpu":
         return False

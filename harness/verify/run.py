@@ -171,16 +171,30 @@ def environment_of(config: Config) -> dict[str, str]:
 
     from harness.calibrate import load_premises
 
-    packages = {name: _version(name, config.site) for name in _PACKAGES}
     devices = [torch.device(d) for d in config.devices]
     accelerators = [torch.get_device_module(d).get_device_name(d) for d in devices if d.type != "cpu"]
     return {
-        "python": platform.python_version(),
-        **packages,
+        **versions(config.site),
+        **settings_of(
+            config,
+            accelerators=", ".join(accelerators),
+            premises="; ".join(f"{d}: {load_premises(d).device}" for d in devices),
+        ),
+    }
+
+
+def versions(site: Sequence[str] = ()) -> dict[str, str]:
+    """The versions of what results depend on, as a process of a run imports them."""
+    return {"python": platform.python_version(), **{name: _version(name, site) for name in _PACKAGES}}
+
+
+def settings_of(config: Config, *, accelerators: str, premises: str) -> dict[str, str]:
+    """The devices and settings of a run; names of its accelerators and of the premises of its devices."""
+    return {
         "devices": ", ".join(config.devices),
         "device_plan": str(config.device_plan),
-        "accelerators": ", ".join(accelerators),
-        "premises": "; ".join(f"{d}: {load_premises(d).device}" for d in devices),
+        "accelerators": accelerators,
+        "premises": premises,
         "options": options_of(config),
         "base": ", ".join(config.revisions),
         "profile": config.profile,

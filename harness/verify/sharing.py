@@ -38,11 +38,19 @@ def _give_back(device: torch.device) -> None:
 
 
 class SharedDevice:
-    """A device with memory of its own, and the files in `folder` by which workers take turns."""
+    """A device with memory of its own, and the files in `folder` by which workers take turns.
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    `waits` is called when a case has to wait for others, so that its clock is stopped.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        waits: Callable[[], None] = faulthandler.cancel_dump_traceback_later,
+    ) -> None:
         name = str(device).replace(":", "-")
-        self._device = device
+        self._device, self._waits = device, waits
         self._gate, self._cases = ((folder / f"{name}.{part}").open("w") for part in ("gate", "cases"))
 
     def verify(self, attempt: Attempt) -> CaseResult:
@@ -51,7 +59,7 @@ class SharedDevice:
             result = attempt()
         if not ran_out(result):
             return result
-        faulthandler.cancel_dump_traceback_later()  # the others may take as long as they are allowed to
+        self._waits()  # the others may take as long as they are allowed to
         with self.alone():
             result = attempt()
         return replace(result, reason=f"{result.reason}; no other case was running") if ran_out(result) else result

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from harness.verify.check import first_line
-from harness.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
-from harness.verify.memory import give_back
-from harness.verify.notes import Unrecorded
+from harness.verify.fuzz import CaseFailed, Stopped
+from harness.verify.perform import perform
 from harness.verify.plan import Item
 from harness.verify.recorder import Recorder
-
-_MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s
 
 
 def test_kernel(item: Item, recorder: Recorder) -> None:
     """The kernel keeps its contract on every case of the group."""
-    device = item.subject.device
     try:
-        run_item(
-            item,
-            cases=recorder.cases,
-            seed_=recorder.seed,
-            record=recorder.record,
-            started=recorder.started,
-            verify=recorder.verify_on(device),
-            failures=recorder.failures,
-            leave=recorder.leave,
-        )
+        perform(item, recorder)
     except Stopped as stopped:
         pytest.skip(str(stopped))
     except CaseFailed as failure:
         result = failure.result
         sentences = [result.reason] if result.reason else [f.sentence for f in result.faults]
         pytest.fail("\n".join([f"{result.verdict}: {result.kernel}", *sentences, result.case]), pytrace=False)
-    except Unrecorded:
-        raise
-    except Exception as error:
-        recorder.record(unfinished(item, first_line(error)))
-        raise
-    finally:
-        recorder.note_time()
-        give_back(device, beyond=_MUCH)  # another worker may need it while this one waits for its next item

@@ -1,0 +1,163 @@
+"""A process on a node of a Ray cluster that runs items of the plan, one after the other.
+
+Whatever comes from it is JSON. It says which device it has, makes the plan that all others make, and then runs the
+items that it is handed. Kernels run in one thread; another one tells of them, and sees when a case takes too long.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.cluster.travel import Asked, unpacked
+from harness.files import PACKAGE
+
+if TYPE_CHECKING:
+    from harness.verify.plan import Plan
+
+
+class Actor:
+    """Runs items on one device, which this process calls `cuda:0` if it is an accelerator, and the run `called`."""
+
+    def __init__(self, devices: list[str], called: str, run: str) -> None:
+        self._devices, self._called, self._run = devices, called, run
+        self._device = devices[-1]
+        self._asked: Asked | None = None
+        self._plan: Plan | None = None
+        self._thread = ThreadPoolExecutor(1)
+
+    def where(self) -> str:
+        """The node, process and accelerator, as Ray calls them."""
+        import ray
+
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids().get("GPU", [])
+        accelerator = ",".join(gpus) if self._device != "cpu" else ""
+        return json.dumps(
+            {
+                "node": context.get_node_id(),
+                "host": socket.gethostname(),
+                "address": ray.util.get_node_ip_address(),
+                "pid": os.getpid(),
+                "accelerator": accelerator,
+            }
+        )
+
+    def start(self) -> str:
+        """Make the plan: `items`, `not_run`, and what results depend on; or why it was `refused`."""
+        import torch
+
+        from harness.errors import LastbitError
+        from harness.verify.inprocess import prepare
+        from harness.verify.plan import make_plan
+
+        self._asked = asked = unpacked(Path.cwd(), self._devices)
+        device = torch.device(self._device)
+        prepare(device)
+        name = _tried(device)
+        try:
+            self._plan = plan = self._thread.submit(self._planned, make_plan).result()
+        except LastbitError as error:
+            return json.dumps({"refused": asked.at_home(str(error))})
+        gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
+        told = {
+            "items": [{**asdict(item), "device": self._called} for item in plan.planned],
+            "not_run": [asdict(note) for note in plan.not_run],
+            "device": name,
+            "premises": _premises(device),
+            "versions": _versions(),
+        }
+        return asked.at_home(json.dumps(told))
+
+    def run(self, place: int, failed: list[tuple[str, str]]) -> Iterator[str]:
+        """Perform an item of the plan, and yield its events, in batches."""
+        from harness.cluster.stream import Stream
+        from reports.records import dump
+
+        assert self._asked is not None and self._plan is not None
+        known = [(kernel, self._device) for kernel, device in failed if device == self._called]
+        stream = Stream(self._asked.config, self._called, dump, self._folder(), known)
+        self._thread.submit(self._perform, place, stream)
+        for batch in stream.batches():
+            yield self._asked.at_home(json.dumps(batch))
+
+    def _planned(self, make_plan: Any) -> Plan:
+        import torch
+
+        from harness.timing import PLANNING, Clock, listening, timed
+
+        torch.set_num_threads(1)  # of this thread, in which all kernels run
+        assert self._asked is not None
+        self._listening = listening(Clock())
+        self._listening.__enter__()
+        with timed(PLANNING):
+            plan: Plan = make_plan(self._asked.config, torch.device(self._device).type)
+        return plan
+
+    def _perform(self, place: int, stream: Any) -> None:
+        from harness.verify.fuzz import CaseFailed, Stopped
+        from harness.verify.perform import perform
+
+        assert self._plan is not None
+        try:
+            with suppress(CaseFailed, Stopped):
+                perform(self._plan.items[place], stream)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            stream.end()
+
+    def _folder(self) -> Path:
+        """Where the actors that share an accelerator of this node keep the files by which they take turns."""
+        accelerator = json.loads(self.where())["accelerator"].replace(",", "-") or "cpu"
+        return Path(tempfile.gettempdir(), f"lastbit-{self._run}-{accelerator}")
+
+    def end(self) -> None:
+        """Remove the files of this process."""
+        shutil.rmtree(self._folder(), ignore_errors=True)
+
+
+def _tried(device: Any) -> str:
+    """The name of a device on which something was done; an error if it cannot be used."""
+    import torch
+
+    from harness.calibrate import load_premises
+
+    if device.type == "cpu":
+        return ""
+    assert torch.ones(8, device=device).sum().item() == 8.0
+    load_premises(device)
+    return str(torch.get_device_module(device).get_device_name(device))
+
+
+def _premises(device: Any) -> str:
+    from harness.calibrate import load_premises
+
+    return load_premises(device).device
+
+
+def _versions() -> dict[str, str]:
+    """What results depend on in this process; of lastbit the code, too, which may be that of a checkout."""
+    from harness.verify.run import versions
+
+    return {**versions(), "lastbit_code": code_hash()}
+
+
+def code_hash() -> str:
+    """A hash of the code of lastbit that a process runs."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:12]

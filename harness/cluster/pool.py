@@ -1,0 +1,240 @@
+"""The calls of Ray: connecting, actors, and what comes from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any, Protocol
+
+from harness.cluster.actor import Actor
+from harness.cluster.resources import Kind, Node
+from harness.errors import LastbitError, UsageError
+
+LOCAL = "local"
+"""The address of a cluster that is started on this machine, and ends with the run."""
+
+_CLIENT = "ray://"
+_STORE = 100 << 20  # bytes of shared memory for objects: results are small
+_END = 2.0  # seconds that actors have to remove their files
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Something that came from an actor, or became of it.
+
+    `placed`: where it is. `ready`: what `Actor.start` returns. `failed`: why that raised. `events`: a batch of those of
+    `harness.cluster.stream`. `gone`: why there is no such process any more, where it did not fail to start.
+    """
+
+    actor: Hashable
+    kind: str
+    content: Any
+    node_died: bool = False
+
+
+class Pool(Protocol):
+    """Actors, by numbers."""
+
+    def start(self, kind: Kind) -> Hashable:
+        """Start an actor for a kind of device, as soon as there is room for it."""
+
+    def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
+        """Let it run an item."""
+
+    def kill(self, actor: Hashable) -> None:
+        """End its process; nothing more is heard of it."""
+
+    def hear(self, seconds: float) -> Sequence[Heard]:
+        """What has come, if something comes within so many seconds."""
+
+
+@contextmanager
+def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[Node]]:
+    """The nodes of a cluster that this process is connected to, on each of which actors find `folder`.
+
+    A cluster that is started here ends with the context.
+
+    Raises:
+        UsageError: Ray is missing, or cannot be used this way.
+        LastbitError: there is no cluster at the address, or it has other versions.
+    """
+    ray = _ray(address)
+    with _environment(address), _own_files(address) as files:
+        options = _of_a_local_one(workers, files) if files else {"address": address}
+        try:
+            with _own_signals():
+                ray.init(
+                    **options, runtime_env={"working_dir": str(folder)}, logging_level="ERROR", log_to_driver=False
+                )
+            yield [Node.of(told) for told in ray.nodes() if told["Alive"]]
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
+        finally:
+            ray.shutdown()
+
+
+def _ray(address: str) -> Any:
+    """The module of Ray, told to send nothing to its makers and to print nothing of other processes."""
+    if address.startswith(_CLIENT):
+        raise UsageError(
+            f"--cluster {address}: results cannot be streamed through Ray Client; run lastbit on a node of the "
+            "cluster, with --cluster auto, or as a job of Ray"
+        )
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(f"--cluster needs Ray ({error}): pip install 'lastbit[cluster]'") from error
+    from ray._private import worker
+
+    worker.print_to_stdstream = lambda *said, **options: None  # that actors die is no news: a run says what comes of it
+    return ray
+
+
+def _of_a_local_one(workers: int | None, files: str) -> dict[str, Any]:
+    """Options of a cluster on this machine, of as many cores as there are, or as workers that were asked for."""
+    return {
+        "address": LOCAL,
+        "num_cpus": max(os.cpu_count() or 1, workers or 1),
+        "include_dashboard": False,
+        "object_store_memory": _STORE,
+        "_temp_dir": files,
+    }
+
+
+@contextmanager
+def _own_files(address: str) -> Iterator[str]:
+    """A folder for what a cluster on this machine writes; nothing for another cluster."""
+    if address != LOCAL:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="lastbit-ray-", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+@contextmanager
+def _environment(address: str) -> Iterator[None]:
+    """Let kernels find what lies in the working directory, where the cluster is started in it."""
+    before = os.environ.get("PYTHONPATH")
+    if address == LOCAL:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, os.getcwd()]))
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH", None)
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what SIGTERM does: Ray would let it end the process at once, with all that it has started."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@dataclass
+class _One:
+    """An actor as Ray knows it, and what it was asked last."""
+
+    handle: Any
+    kind: Kind
+    asked: Any = None  # a reference, or a generator of references
+    asks: str = ""  # what the answer means
+
+
+class RayPool:
+    """A `Pool` of the cluster that this process is connected to."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        import ray
+
+        self._ray, self._remote = ray, ray.remote(Actor)
+        self._devices, self._run = list(devices), secrets.token_hex(4)
+        self._actors: dict[int, _One] = {}
+        self._started = 0
+
+    def start(self, kind: Kind) -> int:
+        interpreted = "1" if kind.type == "cpu" else "0"
+        options = {
+            "num_cpus": 1,
+            "num_gpus": kind.share,
+            "runtime_env": {"env_vars": {"TRITON_INTERPRET": interpreted, "PYTHONSAFEPATH": "1"}},
+        }
+        if kind.model:
+            options["accelerator_type"] = kind.model
+        cpu = ["cpu"] if "cpu" in self._devices and kind.type != "cpu" else []
+        handle = self._remote.options(**options).remote([*cpu, kind.here], kind.device, self._run)
+        self._started += 1
+        self._actors[self._started] = _One(handle, kind, handle.where.remote(), "placed")
+        return self._started
+
+    def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
+        one = self._actors[actor]  # type: ignore[index]
+        # One batch at a time: the next one is made when this one was taken, so that none is lost with its process.
+        method = one.handle.run.options(num_returns="streaming", _generator_backpressure_num_objects=1)
+        one.asked, one.asks = method.remote(place, list(failed)), "events"
+
+    def kill(self, actor: Hashable) -> None:
+        one = self._actors.pop(actor, None)  # type: ignore[call-overload]
+        if one is not None:
+            self._ray.kill(one.handle)
+
+    def hear(self, seconds: float) -> Sequence[Heard]:
+        waiting = {one.asked: actor for actor, one in self._actors.items() if one.asked is not None}
+        if not waiting:
+            return ()
+        ready, _ = self._ray.wait(list(waiting), timeout=seconds)
+        if ready:
+            ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+        return [heard for asked in ready if (heard := self._heard(waiting[asked])) is not None]
+
+    def _heard(self, actor: int) -> Heard | None:
+        one = self._actors[actor]
+        try:
+            reference = next(one.asked) if one.asks == "events" else one.asked
+            content = json.loads(self._ray.get(reference))
+        except StopIteration:
+            one.asked = None
+            return None
+        except self._ray.exceptions.RayError as error:
+            return self._without(actor, error)
+        asks = one.asks
+        if asks == "placed":
+            one.asked, one.asks = one.handle.start.remote(), "ready"
+        elif asks == "ready":
+            one.asked = None
+        return Heard(actor, asks, content)
+
+    def _without(self, actor: int, error: Exception) -> Heard:
+        """What an error says of an actor."""
+        one = self._actors[actor]
+        one.asked = None
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            return Heard(actor, "failed" if one.asks != "events" else "gone", lines[-1])
+        said = next((line for line in lines if line.startswith("The actor")), lines[0])
+        died = "node has died" in str(error) or "node died" in str(error)
+        return Heard(actor, "gone", said, node_died=died)
+
+    def close(self) -> None:
+        """End all actors, after they have had a moment to remove their files."""
+        handles = [one.handle for one in self._actors.values() if one.kind.type != "cpu" and one.asked is None]
+        with suppress(Exception):
+            self._ray.wait([h.end.remote() for h in handles], num_returns=len(handles), timeout=_END)
+        for actor in list(self._actors):
+            with suppress(Exception):
+                self.kill(actor)

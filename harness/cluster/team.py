@@ -1,0 +1,235 @@
+"""The actors for one kind of device of a cluster, and the items that they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.cluster.ledger import Ledger
+from harness.cluster.pool import Heard, Pool
+from harness.cluster.resources import Kind
+from harness.config import Config
+from harness.errors import LastbitError
+from harness.result import CaseResult
+from harness.run import NotRun, Spent
+from harness.verify.assemble import INTERRUPTED, Ended
+from harness.verify.plan import Planned
+
+TRIES = 2
+"""Starts of actors that fail on a device before the device is taken out."""
+
+START = 900.0
+"""Seconds that an actor may take to import what it needs and to make its plan, once it has a process."""
+
+
+@dataclass
+class Campaign:
+    """What all teams of a run have in common.
+
+    Attributes:
+        clock: seconds, of which only differences count.
+        parse: reads the line of a result.
+        tell: is told each result that is new.
+        log: is told what happens to actors, a line each.
+    """
+
+    config: Config
+    pool: Pool
+    clock: Callable[[], float]
+    parse: Callable[[bytes, str], CaseResult]
+    tell: Callable[[CaseResult], None]
+    log: Callable[[str], None]
+
+
+@dataclass
+class Member:
+    """An actor that is starting or works."""
+
+    where: Mapping[str, Any] = field(default_factory=dict)
+    began: float | None = None
+    ready: bool = False
+    idle: bool = False
+
+    def __str__(self) -> str:
+        if not self.where:
+            return "an actor without a process"
+        accelerator = f", GPU {self.where['accelerator']}" if self.where["accelerator"] else ""
+        return f"process {self.where['pid']} of node {self.where['address']} ({self.where['host']}{accelerator})"
+
+    @property
+    def device(self) -> tuple[str, str]:
+        """The node, and the accelerator there."""
+        return self.where.get("node", ""), self.where.get("accelerator", "")
+
+
+class Team:
+    """Starts actors, hands them items, and replaces those that are lost.
+
+    Attributes:
+        plan: what the first actor told of itself when it was ready; empty before.
+        told: what each actor told, by node.
+    """
+
+    def __init__(self, kind: Kind, campaign: Campaign) -> None:
+        self.kind, self._all = kind, campaign
+        self.plan: Mapping[str, Any] = {}
+        self.told: dict[str, Mapping[str, Any]] = {}
+        self.ledger: Ledger | None = None
+        self._members: dict[Hashable, Member] = {}
+        self._failures: Counter[tuple[str, str]] = Counter()
+        self._out: dict[str, str] = {}
+        self._spent: dict[Hashable, Spent] = {}
+        self._traces = 0
+
+    def open(self) -> None:
+        """Start the actors."""
+        for _ in range(self.kind.actors):
+            self._start()
+
+    def _start(self) -> None:
+        self._members[self._all.pool.start(self.kind)] = Member()
+
+    @property
+    def done(self) -> bool:
+        """Whether all items have run, or nobody is left who could run them."""
+        return (self.ledger is not None and self.ledger.done) or not self._members
+
+    def has(self, actor: Hashable) -> bool:
+        return actor in self._members
+
+    def hear(self, heard: Heard) -> None:
+        """Take note of what came from an actor of the team.
+
+        Raises:
+            LastbitError: there is no plan, and the message says why.
+        """
+        actor = heard.actor
+        match heard.kind:
+            case "placed":
+                self._members[actor].where = heard.content
+                self._members[actor].began = self._all.clock()
+                self._all.log(f"{self.kind.device}: {self._members[actor]} is there")
+            case "ready":
+                self._ready(actor, heard.content)
+            case "failed":
+                self._not_started(actor, heard.content, alive=True)
+            case "events":
+                self._events(actor, heard.content)
+            case "gone" if self._members[actor].ready:
+                self._lost(actor, heard.content, by_kernel=not heard.node_died)
+            case "gone":
+                self._not_started(actor, heard.content, alive=False)
+
+    def _ready(self, actor: Hashable, told: Mapping[str, Any]) -> None:
+        member = self._members[actor]
+        if "refused" in told:
+            if not self.plan:
+                raise LastbitError(told["refused"])
+            return self._out_of(actor, f"it cannot make the plan: {told['refused']}")
+        if not self.plan:
+            self.plan, self.ledger = told, self._ledger(told)
+        elif told["items"] != self.plan["items"]:
+            return self._out_of(actor, "it makes another plan than the first one: its versions or files are others")
+        self.told[member.where["node"]] = told
+        member.ready = member.idle = True
+        self._all.log(f"{self.kind.device}: {member} is ready")
+        return None
+
+    def _ledger(self, told: Mapping[str, Any]) -> Ledger:
+        items = [Planned(**item) for item in told["items"]]
+        everything = self._all
+        return Ledger(
+            items,
+            self.kind.actors,
+            everything.config.timeout,
+            parse=everything.parse,
+            keep=self._kept,
+            tell=everything.tell,
+        )
+
+    def _kept(self, trace: str) -> str:
+        """Write down the lines that were under way in a case that took too long."""
+        self._traces += 1
+        path = Path(self._all.config.folder, f"{self.kind.device.replace(':', '')}-{self._traces}.trace")
+        path.write_text(trace)
+        return str(path)
+
+    def _events(self, actor: Hashable, events: list[list[Any]]) -> None:
+        assert self.ledger is not None
+        for event in events:
+            if event[0] == "time":
+                self._spent[actor] = Spent(event[1], processes=1)
+            elif self.ledger.hear(actor, event, self._all.clock()):
+                self._members[actor].idle = True
+
+    def _lost(self, actor: Hashable, reason: str, *, by_kernel: bool) -> None:
+        """Another actor takes the place of one that is lost, as long as there is something to do."""
+        assert self.ledger is not None
+        member = self._members.pop(actor)
+        self._all.pool.kill(actor)
+        becomes = self.ledger.lose(actor, self._all.clock(), by_kernel=by_kernel)
+        self._all.log(f"{self.kind.device}: {member} was lost: {reason}{f'; its item: {becomes}' if becomes else ''}")
+        if not self.ledger.done:
+            self._start()
+
+    def _not_started(self, actor: Hashable, reason: str, *, alive: bool) -> None:
+        """Start another actor, unless the device has failed before: then an actor that lives keeps others off it."""
+        member = self._members[actor]
+        self._failures[member.device] += 1
+        self._all.log(f"{self.kind.device}: {member} did not start: {reason}")
+        if self._failures[member.device] < TRIES:
+            del self._members[actor]
+            self._all.pool.kill(actor)
+            self._start()
+        else:
+            self._out_of(actor, reason, alive=alive)
+
+    def _out_of(self, actor: Hashable, reason: str, *, alive: bool = True) -> None:
+        member = self._members.pop(actor)
+        if not alive or self.kind.type == "cpu":
+            self._all.pool.kill(actor)
+        where = f"node {member.where['address']} ({member.where['host']})" if member.where else "a node"
+        what = f"GPU {member.where['accelerator']} of {where}" if member.where.get("accelerator") else where
+        self._out.setdefault(f"{what}, for {self.kind.device}", reason)
+        self._all.log(f"{self.kind.device}: {what} is taken out: {reason}")
+
+    def watch(self) -> None:
+        """Hand items to those who are without work, and end those who have said nothing for too long."""
+        now = self._all.clock()
+        for actor, member in list(self._members.items()):
+            if not member.ready and member.began is not None and now - member.began > START:
+                self._not_started(actor, f"nothing was heard of it for {START:g} s", alive=False)
+        if self.ledger is None:
+            return
+        for actor in self.ledger.overdue(now):
+            self._lost(actor, "it said nothing for too long", by_kernel=True)
+        for actor, member in self._members.items():
+            if member.idle and (place := self.ledger.next(actor, now)) is not None:
+                member.idle = False
+                self._all.pool.run(actor, place, sorted(self.ledger.failed(place)))
+
+    def ended(self, log: Path, interrupted: bool) -> tuple[Ended, list[CaseResult]]:
+        """What the team leaves behind, and its results."""
+        ledger = self.ledger
+        assert ledger is not None
+        outcomes = ledger.outcomes()
+        stop = INTERRUPTED if interrupted else "" if ledger.done else f"every actor for {self.kind.device} was lost"
+        out = (NotRun(what, f"taken out: {reason}") for what, reason in self._out.items())
+        return Ended(
+            device_type=self.kind.device,
+            log=log,
+            items=ledger.items,
+            not_run=(*(NotRun(**note) for note in self.plan["not_run"]), *out),
+            stop=stop,
+            under_way=tuple(o.died for o in outcomes if o.died),
+            rest=ledger.rest(),
+            given_up=ledger.given_up(),
+        ), [result for outcome in outcomes for result in outcome.results]
+
+    @property
+    def spent(self) -> Spent:
+        """Where the time of the actors went."""
+        return sum(self._spent.values(), Spent())

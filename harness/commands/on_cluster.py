@@ -1,0 +1,96 @@
+"""`lastbit verify --cluster`: a run on a Ray cluster, watched and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+
+from harness.cluster.connection import Cluster, on_cluster
+from harness.cluster.pool import RayPool
+from harness.commands.running import Interrupted, kept
+from harness.config import Config
+from harness.run import Run
+from reports import records
+from reports.characters import visible
+from reports.progress import RunProgress
+
+_AFTERWARDS = ("harness.cluster.run", "pandas", "reports.terminal")
+"""Modules that a run needs once it is connected, and that take seconds to import."""
+
+
+def execute_on_cluster(config: Config, address: str, device: str, workers: int | None) -> Run:
+    """Run what `config` says on the devices of a cluster that --device means, and keep the records in its folder.
+
+    Raises:
+        UsageError: the cluster lacks the device, or Ray is missing.
+        LastbitError: the cluster cannot be used, or the run could not be planned.
+        Interrupted: from the keyboard; what was recorded is kept.
+    """
+    Thread(target=_import_ahead, daemon=True).start()
+    with on_cluster(config, address, device, workers) as cluster:
+        print(visible(str(cluster.config.device_plan), keep="\n"), flush=True)
+        run, interrupted = _followed(cluster)
+    if run is None:
+        raise Interrupted(None)
+    run = kept(run, Path(config.folder))
+    if interrupted:
+        raise Interrupted(run)
+    return _explained(cluster.config, run)
+
+
+def _followed(cluster: Cluster) -> tuple[Run | None, bool]:
+    """The run, whose progress is shown, and whether it was interrupted."""
+    from harness.cluster.run import run_on
+
+    with RunProgress() as progress, _actors(cluster.config) as pool:
+        return run_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
+
+
+@contextmanager
+def _actors(config: Config) -> Iterator[RayPool]:
+    pool = RayPool(config.devices)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def _explained(config: Config, run: Run) -> Run:
+    """The run with why its kernels fail, as far as this machine has the devices on which they do."""
+    from harness.commands.explaining import with_explanations
+
+    found = with_explanations(config, run, elsewhere=_elsewhere(run))
+    new = found.explanations or found.traces
+    return kept(found, Path(config.folder), records.write_rest) if new else run
+
+
+def _elsewhere(run: Run) -> Mapping[str, str]:
+    """The devices of a run that are not those of this machine → why nothing is explained there."""
+    devices = dict.fromkeys(result.device for result in run.results if result.device != "cpu")
+    names = dict(name.split(": ", 1) for name in run.environment["accelerators"].split(", ") if ": " in name)
+    return {
+        device: f"the kernel ran on {names.get(device, device)} of the cluster, and this machine has {here}; "
+        "`lastbit explain` there says why it fails"
+        for device in devices
+        if names.get(device) != (here := _name_here(device))
+    }
+
+
+def _name_here(device: str) -> str:
+    """The name of an accelerator of this machine."""
+    import torch
+
+    from harness.devices import machine
+
+    has = machine()
+    return str(torch.get_device_module(device).get_device_name(device)) if device in has.accelerators else "none"
+
+
+def _import_ahead() -> None:
+    """Import what the run needs while the cluster starts; what fails here fails there."""
+    for name in _AFTERWARDS:
+        with suppress(Exception):
+            import_module(name)

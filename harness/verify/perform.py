@@ -1,0 +1,76 @@
+"""One item of a plan in the process that has its kernel, whoever started that process and takes what comes of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from harness.case import Case
+from harness.result import CaseResult
+from harness.verify.check import first_line
+from harness.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
+from harness.verify.memory import give_back
+from harness.verify.notes import KnownFailures, Unrecorded
+from harness.verify.plan import Item
+from harness.verify.sharing import Verify
+
+_MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s
+
+
+class Records(Protocol):
+    """Takes note of what a process does, case by case, so that it is known even if the process ends there.
+
+    Attributes:
+        cases, seed: of the run, as its configuration has them.
+        failures: the kernels that have failed; None if those run on.
+    """
+
+    cases: int
+    seed: int
+    failures: KnownFailures | None
+
+    def verify_on(self, device: torch.device) -> Verify:
+        """How a case is verified there."""
+
+    def started(self, item: Item, case: Case, *, counted: bool = True) -> None:
+        """Note the case that is about to run, and start its clock."""
+
+    def record(self, result: CaseResult) -> None:
+        """Keep a result."""
+
+    def leave(self, item: Item, cases: int) -> None:
+        """Note how many cases of an item are not run because its kernel has failed."""
+
+    def note_time(self) -> None:
+        """Note where the time of this process went so far."""
+
+
+def perform(item: Item, records: Records) -> None:
+    """Run the cases of an item.
+
+    Raises:
+        CaseFailed: with the smallest failing case that was found.
+        Stopped: the kernel has failed in another item.
+        Unrecorded: a result could not be kept.
+    """
+    device = item.subject.device
+    try:
+        run_item(
+            item,
+            cases=records.cases,
+            seed_=records.seed,
+            record=records.record,
+            started=records.started,
+            verify=records.verify_on(device),
+            failures=records.failures,
+            leave=records.leave,
+        )
+    except (CaseFailed, Stopped, Unrecorded):
+        raise
+    except Exception as error:
+        records.record(unfinished(item, first_line(error)))
+        raise
+    finally:
+        records.note_time()
+        give_back(device, beyond=_MUCH)  # another worker may need it while this one waits for its next item
