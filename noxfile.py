@@ -25,7 +25,7 @@ def verify(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of lastbit itself; arguments after -- go to pytest."""
-    install(session, ".[dev]")
+    install(session, ".[dev,cluster]")
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
 
 

@@ -40,7 +40,7 @@ BELOW_VERIFY = (
     "harness.interpret",
 )
 ABOVE_VERIFY = (*BELOW_VERIFY, "harness.judging", "harness.verify", "harness.outcomes")
-BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize")
+BESIDE = ("harness.diagnosing", "harness.history", "harness.bench", "harness.sanitize", "harness.cluster")
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
@@ -117,6 +117,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
     "harness.sanitize": ABOVE_VERIFY,
+    "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", *TOP)),
     "references": ("harness.op", "harness.numerics"),
     "cases": ("harness.case", "harness.inputs"),

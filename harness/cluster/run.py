@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.cluster.connection import Cluster
 from harness.cluster.pool import Pool
 from harness.cluster.team import Campaign, Team
+from harness.errors import LastbitError
 from harness.result import CaseResult
 from harness.run import Run, Spent
-from harness.verify.assemble import Ended, assembled
+from harness.verify.assemble import assembled
 from harness.verify.run import settings_of
 
 LOG = "cluster.log"
@@ -21,7 +22,38 @@ LOG = "cluster.log"
 _PAUSE = 0.2  # seconds between two looks at actors that say nothing
 
 
-def run_on(
+@dataclass(frozen=True)
+class Worked:
+    """What the teams of a run did, to be put together when their actors have ended."""
+
+    cluster: Cluster
+    teams: tuple[Team, ...]
+    log: Path
+    interrupted: bool
+
+    @property
+    def planned(self) -> bool:
+        """Whether it is known what was to be done."""
+        return all(team.ledger or team.stuck for team in self.teams)
+
+    @property
+    def run(self) -> Run:
+        """The run, of which there is nothing if it was interrupted before it was planned."""
+        config, teams = self.cluster.config, self.teams
+        left = [team.ended(self.log, self.interrupted) for team in teams]
+        ended = [one for one, _ in left]
+        ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, *self.cluster.lacking))
+        return assembled(
+            config,
+            ended,
+            [result for _, results in left for result in results],
+            environment=_environment(self.cluster, teams),
+            spent=sum((team.spent for team in teams), Spent()),
+            interrupted=self.interrupted,
+        )
+
+
+def work_on(
     cluster: Cluster,
     pool: Pool,
     *,
@@ -29,8 +61,8 @@ def run_on(
     tell: Callable[[CaseResult], None],
     plan: Callable[[int], None],
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[Run | None, bool]:
-    """The run, and whether it was interrupted from the keyboard; None if that was before there was a plan.
+) -> Worked:
+    """Let actors run all items of the configuration; after an interruption from the keyboard, what was done until then.
 
     `plan` is told how many cases there will be, `tell` each result that is new.
 
@@ -41,20 +73,16 @@ def run_on(
     config.save()
     log, began = Path(config.folder, LOG), clock()
     with log.open("w") as file:
-        campaign = Campaign(config, pool, clock, parse, tell, lambda line: print(f"{clock() - began:.1f} s: {line}", file=file, flush=True))
-        teams = [Team(kind, campaign) for kind in cluster.kinds]
-        interrupted = False
+
+        def say(line: str) -> None:
+            print(f"{clock() - began:.1f} s: {line}", file=file, flush=True)
+
+        teams = [Team(kind, Campaign(config, pool, clock, parse, tell, say)) for kind in cluster.kinds]
         try:
             _work(teams, pool, plan)
         except KeyboardInterrupt:
-            interrupted = True
-    if not all(team.ledger for team in teams) and interrupted:
-        return None, True
-    ended, results = _left(teams, log, interrupted)
-    ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, *cluster.lacking))
-    spent = sum((team.spent for team in teams), Spent())
-    environment = _environment(cluster, teams)
-    return assembled(config, ended, results, environment=environment, spent=spent, interrupted=interrupted), interrupted
+            return Worked(cluster, tuple(teams), log, interrupted=True)
+    return Worked(cluster, tuple(teams), log, interrupted=False)
 
 
 def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None]) -> None:
@@ -69,14 +97,10 @@ def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None]) -> Non
                     team.hear(heard)
         for team in teams:
             team.watch()
-        if not planned and (planned := all(team.ledger for team in teams)):
+        if all(team.stuck for team in teams):
+            raise LastbitError("; ".join(team.stuck for team in teams))
+        if not planned and (planned := all(team.ledger or team.stuck for team in teams)):
             plan(sum(item.cases for team in teams if team.ledger for item in team.ledger.items))
-
-
-def _left(teams: Sequence[Team], log: Path, interrupted: bool) -> tuple[list[Ended], list[CaseResult]]:
-    """What the teams leave behind, and their results."""
-    found = [team.ended(log, interrupted) for team in teams]
-    return [ended for ended, _ in found], [result for _, results in found for result in results]
 
 
 def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -79,7 +78,7 @@ class Stream:
         """Tell of the case that is about to run, and start its clock once that was taken."""
         note = note_of(item, case, self._limit, counted=counted)
         self._tell("begins", {**note, "device": self._device}).wait()
-        faulthandler.dump_traceback_later(self._limit + _MARGIN, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(self._limit + _MARGIN, exit=True, file=2)
 
     def record(self, result: CaseResult) -> None:
         """Tell a result; end the process if the kernel has left the accelerator unusable."""
@@ -120,14 +119,13 @@ class Stream:
             for one in taken:
                 one.set()
 
-    def _next(self, latest: float) -> tuple[Sequence[list[Any]], Sequence[Event]]:
+    def _next(self, latest: float) -> tuple[list[list[Any]], list[Event]]:
         """The events that are there, at least one; `Empty` if none comes until `latest`."""
         patience = None if latest == float("inf") else max(latest - time.monotonic(), 0.0)
         found = [self._events.get(timeout=patience)]
         while not self._events.empty():
             found.append(self._events.get())
-        events, taken = zip(*found, strict=True)
-        return events, taken
+        return [event for event, _ in found], [taken for _, taken in found]
 
     def _tell(self, name: str, *content: object) -> Event:
         taken = Event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,20 +214,30 @@ class Team:
     def ended(self, log: Path, interrupted: bool) -> tuple[Ended, list[CaseResult]]:
         """What the team leaves behind, and its results."""
         ledger = self.ledger
-        assert ledger is not None
+        if ledger is None:
+            return Ended(self.kind.device, log, (), tuple(self._taken_out()), stop=self.stuck), []
         outcomes = ledger.outcomes()
         stop = INTERRUPTED if interrupted else "" if ledger.done else f"every actor for {self.kind.device} was lost"
-        out = (NotRun(what, f"taken out: {reason}") for what, reason in self._out.items())
         return Ended(
             device_type=self.kind.device,
             log=log,
             items=ledger.items,
-            not_run=(*(NotRun(**note) for note in self.plan["not_run"]), *out),
+            not_run=(*(NotRun(**note) for note in self.plan["not_run"]), *self._taken_out()),
             stop=stop,
             under_way=tuple(o.died for o in outcomes if o.died),
             rest=ledger.rest(),
             given_up=ledger.given_up(),
         ), [result for outcome in outcomes for result in outcome.results]
+
+    def _taken_out(self) -> Iterator[NotRun]:
+        return (NotRun(what, f"taken out: {reason}") for what, reason in self._out.items())
+
+    @property
+    def stuck(self) -> str:
+        """Why there is no plan, where nobody is left to make one; empty if there is one, or may be."""
+        if self.ledger is not None or self._members:
+            return ""
+        return f"no actor for {self.kind.device} could be started: {'; '.join(self._out.values())}"
 
     @property
     def spent(self) -> Spent:

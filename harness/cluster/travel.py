@@ -6,23 +6,23 @@ code of lastbit where that is a checkout, the folders that the run names, and wh
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.files import BUILT_IN
+from harness.verify.notes import read_json, write_json
 
 _CODE = ("harness", "references", "cases", "reports", "kernels")
 _OF_A_PROJECT = ("references", "cases", "kernels")
 _STAY = (".*", "__pycache__", "*.pyc", "golden", "node_modules", "*.egg-info")
-_FOLDERS, _ASKED = "travelled", "asked.json"
+_FOLDERS, _ASKED, _HOMES = "travelled", "asked", "homes.json"
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,30 @@ def packed(config: Config) -> Iterator[Path]:
         kernels = [_travelling(folder, homes, path) for path in config.kernel_folders]
         projects = [_travelling(folder, homes, path, _OF_A_PROJECT) for path in config.projects]
         revisions = {label: _travelling(folder, homes, path) for label, path in config.revisions.items()}
-        there = replace(config, kernel_folders=tuple(kernels), projects=tuple(projects), revisions=revisions, folder="")
-        (folder / _ASKED).write_text(json.dumps({"config": asdict(there), "homes": homes}))
+        replace(
+            config,
+            kernel_folders=tuple(kernels),
+            projects=tuple(projects),
+            revisions=revisions,
+            folder=str(folder / _ASKED),
+        ).save()
+        write_json(folder / _ASKED / _HOMES, homes)
         yield folder
 
 
 def unpacked(folder: Path, devices: Sequence[str]) -> Asked:
     """What `packed` put into a folder that has come to a node, for a process there that has these devices."""
-    asked = json.loads((folder / _ASKED).read_text())
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in asked["config"].items()}
-    plan = DevicePlan(tuple(devices), ("of the cluster",) * len(devices))
-    config = Config(**{**fields, "device_plan": plan})
+    config = Config.load(folder / _ASKED / "config.json")
     config = replace(
         config,
+        folder="",
+        device_plan=DevicePlan(tuple(devices), ("of the cluster",) * len(devices)),
         kernel_folders=tuple(str(folder / path) for path in config.kernel_folders),
         projects=tuple(str(folder / path) for path in config.projects),
         revisions={label: str(folder / path) for label, path in config.revisions.items()},
     )
-    return Asked(config, {os.path.normpath(folder / here): home for here, home in asked["homes"].items()})
+    homes = read_json(folder / _ASKED / _HOMES)
+    return Asked(config, {os.path.normpath(folder / here): home for here, home in homes.items()})
 
 
 def _travelling(into: Path, homes: dict[str, str], path: str, parts: Sequence[str] = ()) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from typing import TYPE_CHECKING
 
 from harness.cluster.connection import Cluster, on_cluster
 from harness.cluster.pool import RayPool
@@ -16,6 +17,9 @@ from harness.run import Run
 from reports import records
 from reports.characters import visible
 from reports.progress import RunProgress
+
+if TYPE_CHECKING:
+    from harness.cluster.run import Worked
 
 _AFTERWARDS = ("harness.cluster.run", "pandas", "reports.terminal")
 """Modules that a run needs once it is connected, and that take seconds to import."""
@@ -32,21 +36,21 @@ def execute_on_cluster(config: Config, address: str, device: str, workers: int |
     Thread(target=_import_ahead, daemon=True).start()
     with on_cluster(config, address, device, workers) as cluster:
         print(visible(str(cluster.config.device_plan), keep="\n"), flush=True)
-        run, interrupted = _followed(cluster)
-    if run is None:
+        worked = _followed(cluster)
+    if worked.interrupted and not worked.planned:
         raise Interrupted(None)
-    run = kept(run, Path(config.folder))
-    if interrupted:
+    run = kept(worked.run, Path(config.folder))
+    if worked.interrupted:
         raise Interrupted(run)
     return _explained(cluster.config, run)
 
 
-def _followed(cluster: Cluster) -> tuple[Run | None, bool]:
-    """The run, whose progress is shown, and whether it was interrupted."""
-    from harness.cluster.run import run_on
+def _followed(cluster: Cluster) -> Worked:
+    """What the actors of a cluster did, whose progress is shown."""
+    from harness.cluster.run import work_on
 
     with RunProgress() as progress, _actors(cluster.config) as pool:
-        return run_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
+        return work_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
 
 
 @contextmanager
