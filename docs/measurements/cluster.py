@@ -5,8 +5,8 @@
     python3 docs/measurements/cluster.py poison
 
 Clusters of one core and of two, or of one GPU and of two, are started on this machine, and run the same items. The rate
-is that of the time from the first result to the last. What CPU the cluster and its workers took stands beside it: where
-others use the machine, the time grows, and that does not.
+is that of the time from the first result to the last. What CPU the cluster and the driver took in that time stands
+beside it: where others use the machine, the time grows, and that hardly does.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from pathlib import Path
 
 from harness.cluster.connection import Cluster, on_cluster
 from harness.cluster.pool import RayPool
-from harness.cluster.run import run_on
+from harness.cluster.run import Worked, work_on
 from harness.config import Config
+from harness.result import CaseResult
 from harness.run import Run
 from harness.verify.run import PER_ACCELERATOR
 from reports import records
 
 PROJECT = Path(__file__).parents[2] / "tests" / "cluster_project"
-ON_CORES = Config(folder="", ops=("rms_norm",), profile="smoke", keep_going=True)
+ON_CORES = Config(folder="", ops=("rms_norm",), kernels=("F.rms_norm", "eager[fp32_multiply+rounded_sum]"))
 ON_GPUS = Config(folder="", ops=("rms_norm",), keep_going=True)
 POISON = Config(
     folder="",
@@ -40,25 +41,35 @@ POISON = Config(
     cases=4,
     keep_going=True,
 )
+_LOOK = 0.5  # seconds between two looks at the CPU that was taken
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A run: how many results, seconds from the first to the last, from the start to the end, and of CPU."""
+    """A run by when its results came, with the CPU that the cluster and the driver had taken by then; seconds, all."""
 
-    results: int
-    between: float
+    times: list[tuple[float, float]]
     whole: float
-    cpu: float
+
+    @property
+    def seconds(self) -> float:
+        """From the first result to the last."""
+        return self.times[-1][0] - self.times[0][0]
+
+    @property
+    def cpu(self) -> float:
+        """CPU between these."""
+        return self.times[-1][1] - self.times[0][1]
 
     @property
     def rate(self) -> float:
-        return self.results / self.between
+        """Results per second."""
+        return (len(self.times) - 1) / self.seconds
 
     def __str__(self) -> str:
         return (
-            f"{self.results:,} results, {self.between:.1f} s from the first to the last, {self.rate:.1f} per second, "
-            f"{self.whole:.1f} s in all, {self.cpu:.1f} s of CPU, {1e3 * self.cpu / self.results:.1f} ms per result"
+            f"{len(self.times):,} results in {self.seconds:.1f} s from first to last, {self.rate:.1f} per second, "
+            f"{1e3 * self.cpu / len(self.times):.1f} ms of CPU each, {self.whole:.1f} s until the actors had ended"
         )
 
 
@@ -98,27 +109,30 @@ def verdicts(run: Run) -> str:
 
 def measured(config: Config, *, cores: int, gpus: int) -> tuple[Measured, Run]:
     """A run on a cluster of its own, and its figures."""
-    moments: list[float] = []
-    began, before = time.monotonic(), cpu_below(os.getpid())
     with tempfile.TemporaryDirectory(prefix="run") as folder, cluster(cores, gpus) as address:
+        began = time.monotonic()
         with on_cluster(replace(config, folder=folder), address, "cuda" if gpus else "cpu", None) as connected:
-            run = followed(connected, moments)
-            used = cpu_below(os.getpid()) - before
-        if Path(folder, "cluster.log").stat().st_size:
-            print(Path(folder, "cluster.log").read_text(), end="")
-    return Measured(len(moments), moments[-1] - moments[0], time.monotonic() - began, used), run
+            times, worked = followed(connected)
+        whole = time.monotonic() - began
+        print(Path(folder, "cluster.log").read_text(), end="")
+        return Measured(times, whole), worked.run
 
 
-def followed(connected: Cluster, moments: list[float]) -> Run:
-    """The run on a cluster; `moments` gets the time of each result."""
+def followed(connected: Cluster) -> tuple[list[tuple[float, float]], Worked]:
+    """What was done on a cluster, and for each result when it came and the CPU that was taken by then."""
+    times: list[tuple[float, float]] = []
+    looked = [-_LOOK, 0.0]
+
+    def tell(result: CaseResult) -> None:
+        if time.monotonic() - looked[0] > _LOOK:
+            looked[:] = [time.monotonic(), cpu_below(os.getpid())]
+        times.append((time.monotonic(), looked[1]))
+
     pool = RayPool(connected.config.devices)
-    tell = lambda result: moments.append(time.monotonic())  # noqa: E731
     try:
-        run, _ = run_on(connected, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
+        return times, work_on(connected, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
     finally:
         pool.close()
-    assert run is not None
-    return run
 
 
 @contextmanager
@@ -137,7 +151,7 @@ def cluster(cores: int, gpus: int) -> Iterator[str]:
 
 
 def cpu_below(root: int) -> float:
-    """Seconds of CPU, of users and system, that the processes below one took, those that have ended included."""
+    """Seconds of CPU, of users and system, that the processes below one took, those that ended included."""
     ticks: dict[int, int] = {}
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):

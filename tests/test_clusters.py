@@ -19,7 +19,7 @@ import pytest
 from harness.cli import main
 from harness.cluster.connection import on_cluster
 from harness.cluster.pool import RayPool
-from harness.cluster.run import run_on
+from harness.cluster.run import work_on
 from harness.commands.running import execute
 from harness.config import Config
 from harness.devices import plan_devices
@@ -93,11 +93,10 @@ def ran(config: Config, address: str, tell: Callable[[CaseResult], None]) -> Run
     with on_cluster(config, address, "cpu", None) as cluster:
         pool = RayPool(cluster.config.devices)
         try:
-            run, _ = run_on(cluster, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
+            worked = work_on(cluster, pool, parse=records.parse, tell=tell, plan=lambda cases: None)
         finally:
             pool.close()
-    assert run is not None
-    return run
+    return worked.run
 
 
 def below(root: int) -> dict[int, str]:
