@@ -174,17 +174,19 @@ def verify(where: str, folder: Path, kernels: str, *options: str) -> list[str]:
 def test_deadly_and_slow_kernels_get_their_local_results(cluster: Cluster, settings: Path, tmp_path: Path) -> None:
     """A kernel that kills its process, one that hangs, and one whose worker holds up the end."""
     lines = settings / "lines.txt"
-    lines.write_text("".join(f"halved_sum x=fp32[2,{n}] y=fp32[2,{n}] seed=0\n" for n in (5, 7, 11, 13)))
-    options = ("--cases", str(lines), "--timeout", "3", "--device", "any")
+    sizes = (5, 7, 11, *(13,) * 40, 17)
+    lines.write_text("".join(f"halved_sum x=fp32[2,{n}] y=fp32[2,{n}] seed={i}\n" for i, n in enumerate(sizes)))
+    options = ("--cases", str(lines), "--timeout", "4", "--device", "any")
     assert main(verify(cluster.address, tmp_path, "deadly", *options)) == 2
     results = records.read(tmp_path).results
     errored = {result.kernel: result for result in results if result.verdict is Verdict.ERRORED}
-    assert Counter(result.kernel for result in results) == {"right": 4, "dawdles": 4, "kills": 2, "hangs": 3}
+    assert Counter(result.kernel for result in results) == {"right": 44, "dawdles": 44, "kills": 2, "hangs": 3}
     assert "[2,7]" in errored["kills"].case
     assert errored["kills"].reason.startswith("the process died in this case without an exception")
     assert "[2,11]" in errored["hangs"].case
-    assert errored["hangs"].reason.startswith("no result after 3 s (--timeout)")
+    assert errored["hangs"].reason.startswith("no result after 4 s (--timeout)")
     assert all(result.verdict is Verdict.PASSED for result in results if result not in errored.values())
+    assert Path(os.environ["DAWDLED"]).read_text().isdecimal(), "nobody else ran the item that held up the end"
 
 
 def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(

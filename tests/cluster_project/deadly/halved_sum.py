@@ -35,9 +35,15 @@ def hangs(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("halved_sum", contract="fp32_sum")
 def dawdles(x: Tensor, y: Tensor) -> Tensor:
-    """Takes half an hour where a row has thirteen columns, in the first process to get there."""
-    seen = Path(os.environ["DAWDLED"])
-    if x.shape[-1] == 13 and not seen.exists():
-        seen.touch()
-        time.sleep(1800)
+    """Takes half a second where a row has thirteen columns, in the first process to get there.
+
+    The file $DAWDLED says which one that is, until that process comes to a row of 17 columns.
+    """
+    first = Path(os.environ["DAWDLED"])
+    if x.shape[-1] == 13 and not first.exists():
+        first.write_text(str(os.getpid()))
+    if first.exists() and first.read_text() == str(os.getpid()):
+        time.sleep(0.5)
+        if x.shape[-1] == 17:
+            first.write_text("done")
     return right(x, y)
