@@ -113,6 +113,7 @@ class Ledger:
         self._lost: dict[int, Counter[str]] = {}
         self._longest: dict[int, Attempt] = {}  # of those that were lost, the one with most results
         self._told: Counter[int] = Counter()
+        self._looked = 0.0
 
     @property
     def done(self) -> bool:
@@ -136,7 +137,8 @@ class Ledger:
         if rest := max(self._rest.values(), key=len):
             yield rest.pop()
         running = Counter(attempt.place for attempt in self.attempts.values())
-        alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in self.settled]
+        known = self.settled.keys() | self._lost.keys()  # what was lost may be without end
+        alone = [a for a in self.attempts.values() if running[a.place] == 1 and a.place not in known]
         yield from (a.place for a in sorted(alone, key=lambda a: a.began) if now - a.began >= SLOW)
 
     def failed(self, place: int) -> set[tuple[str, str]]:
@@ -176,7 +178,11 @@ class Ledger:
             self._tell(result)
 
     def overdue(self, now: float) -> list[Hashable]:
-        """The actors that have said nothing for too long."""
+        """The actors that have said nothing for too long; while nobody asked, nobody may have listened either."""
+        if (absent := now - self._looked) > GRACE / 2:
+            for attempt in self.attempts.values():
+                attempt.heard += absent
+        self._looked = now
         patience = {True: self._limit + GRACE, False: self._limit + SILENCE}
         return [actor for actor, a in self.attempts.items() if now - a.heard > patience[a.under_way is not None]]
 
@@ -196,8 +202,6 @@ class Ledger:
             attempt.trace = f"Timeout ({self._limit:g} s)!\nThe process did not come to say in which lines it was.\n"
         longest = self._longest.setdefault(attempt.place, attempt)
         self._longest[attempt.place] = max(longest, attempt, key=lambda one: len(one.results))
-        if any(other.place == attempt.place for other in self.attempts.values()):
-            return "it runs elsewhere"
         return self._after_loss(attempt, lost)
 
     def _after_loss(self, attempt: Attempt, lost: Counter[str]) -> str:
@@ -206,6 +210,8 @@ class Ledger:
             died = None if attempt.fatal else self._died(attempt)
             self.settled[place] = Outcome(tuple(attempt.results), attempt.left, died)
             return "the kernel is what ends it"
+        if any(other.place == place for other in self.attempts.values()):
+            return "it runs elsewhere"
         if lost.total() >= MOST_LOST:
             reason = f"its process was lost {lost.total()} times, and no case is known to be why"
             self.settled[place] = Outcome(tuple(self._longest[place].results), attempt.left, given_up=reason)

@@ -1,0 +1,282 @@
+"""Campaigns on a cluster, with a pool in place of Ray: whatever happens to actors, results are those of whole runs."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.cluster.connection import Cluster
+from harness.cluster.ledger import GRACE, MOST_LOST
+from harness.cluster.pool import Heard
+from harness.cluster.resources import Kind
+from harness.cluster.run import Worked, work_on
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.errors import LastbitError
+from harness.result import CaseResult, Verdict
+from harness.verify.plan import Planned
+from reports.records import dump, parse
+
+CONTRACT = "native_multiply+rounded_sum"
+CPU, GPU = Kind("cpu", "", 4, 3), Kind("cuda:0", "H200", 2, 2)
+LIMIT = 100.0
+
+
+def item(name: str, cases: int = 3, device: str = "cpu", kernel: str = "") -> Planned:
+    return Planned(name, kernel or name, "rms_norm", CONTRACT, device, "g" if not kernel else name, "k.py:1", cases)
+
+
+def line(planned: Planned, number: int) -> str:
+    return f"rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed={number}"
+
+
+def result(planned: Planned, number: int, verdict: Verdict = Verdict.PASSED) -> CaseResult:
+    names = {"kernel": planned.kernel, "device": planned.device, "group": planned.group}
+    return CaseResult(verdict, case=line(planned, number), op="rms_norm", contract=CONTRACT, dtypes="bf16", **names)
+
+
+@dataclass
+class Does:
+    """What an item does in each run: `fails`, `dies`, `hangs` or poisons its device (`loses`) in its last case."""
+
+    planned: Planned
+    ends: str = ""
+
+    def events(self, failed: Sequence[tuple[str, str]]) -> Iterator[list[list[Any]] | str]:
+        if (self.planned.kernel, self.planned.device) in failed:
+            yield [["left", self.planned.cases], ["time", {}], ["done"]]
+            return
+        for number in range(self.planned.cases):
+            last = number == self.planned.cases - 1
+            yield [["begins", self.note(number)]]
+            if last and self.ends in ("dies", "hangs"):
+                yield self.ends
+                return
+            bad = last and self.ends in ("fails", "loses")
+            made = result(self.planned, number, Verdict.ERRORED if bad else Verdict.PASSED)
+            yield [["result", dump(made)]]
+            if last and self.ends == "loses":
+                yield [["lost"]]
+                yield "dies"
+                return
+        yield [["time", {"kernel calls": 1.0}], ["done"]]
+
+    def note(self, number: int) -> dict[str, Any]:
+        of = self.planned
+        names = {"kernel": of.kernel, "device": of.device, "group": of.group, "contract": CONTRACT, "source": ""}
+        return {**names, "case": line(of, number), "limit": LIMIT, "counted": True}
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Those of a run that nothing disturbs."""
+        passed = [Verdict.PASSED] * (self.planned.cases - 1)
+        return [*passed, Verdict.ERRORED if self.ends else Verdict.PASSED]
+
+
+@dataclass
+class Fake:
+    """A pool whose actors are lists of what they are about to say, in an order that chance chooses."""
+
+    items: Mapping[str, Sequence[Does]]
+    chance: Random
+    losses: int = 0  # actors that it ends by itself
+    broken: frozenset[str] = frozenset()  # accelerators on which no actor starts
+    slow: str = ""  # an item whose first run goes no further
+    now: float = 0.0
+    says: dict[int, deque[Any]] = field(default_factory=dict)
+    kinds: dict[int, Kind] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)  # actor → its accelerator
+    killed: list[int] = field(default_factory=list)
+    runs: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, list[Any]] = field(default_factory=dict)
+
+    def start(self, kind: Kind) -> int:
+        actor = len(self.kinds) + 1
+        held = {self.places[other] for other in self.says if self.kinds[other] == kind}
+        free = [str(n) for n in range(kind.count) if str(n) not in held] if kind.type != "cpu" else [""]
+        self.kinds[actor] = kind
+        self.places[actor] = accelerator = free[0]
+        where = {"node": "n", "host": "h", "address": "a", "pid": actor, "accelerator": accelerator}
+        plan = {
+            "items": [asdict(does.planned) for does in self.items[kind.device]],
+            "not_run": [],
+            "device": "",
+            "premises": "p",
+            "versions": {"torch": "2"},
+        }
+        ready = ("failed", "CUDA error") if accelerator in self.broken else ("ready", plan)
+        self.says[actor] = deque([("placed", where), ready])
+        return actor
+
+    def run(self, actor: Hashable, place: int, failed: Sequence[tuple[str, str]]) -> None:
+        assert isinstance(actor, int)
+        does = self.items[self.kinds[actor].device][place]
+        self.runs[does.planned.id] += 1
+        self.failed[does.planned.id] = list(failed)
+        if does.planned.id == self.slow and self.runs[self.slow] == 1:
+            return
+        self.says[actor].extend(("events", batch) for batch in does.events(failed))
+
+    def kill(self, actor: Hashable) -> None:
+        assert isinstance(actor, int)
+        self.killed.append(actor)
+        self.says.pop(actor, None)
+
+    def hear(self, seconds: float) -> list[Heard]:
+        self.now += seconds
+        assert self.now < 100 * LIMIT, "the campaign has no end"
+        talking = [actor for actor, says in self.says.items() if says]
+        if not talking:
+            self.now += GRACE / 4
+            return []
+        actor = self.chance.choice(talking)
+        kind, content = self.says[actor].popleft()
+        if content == "hangs":
+            return []
+        if content == "dies" or (self.losses and kind == "events" and self.chance.random() < 0.3):
+            self.losses -= content != "dies"
+            self.says[actor].clear()
+            return [Heard(actor, "gone", "it was killed", node_died=content != "dies")]
+        return [Heard(actor, kind, content)]
+
+
+def worked(fake: Fake, folder: Path, kinds: Sequence[Kind] = (CPU,), *, keep_going: bool = True) -> Worked:
+    plan = DevicePlan(tuple(kind.device for kind in kinds), ("",) * len(kinds))
+    config = Config(folder=str(folder), device_plan=plan, timeout=LIMIT, keep_going=keep_going)
+    told: list[CaseResult] = []
+    cluster = Cluster("fake", config, tuple(kinds), (), ())
+    return work_on(cluster, fake, parse=parse, tell=told.append, plan=lambda cases: None, clock=lambda: fake.now)
+
+
+def verdicts(found: Worked) -> dict[str, list[Verdict]]:
+    """Item → verdicts of its cases, each of which is there once and in order."""
+    verdicts: dict[str, list[Verdict]] = {}
+    for team in found.teams:
+        ended, results = team.ended(found.log, found.interrupted)
+        results += [case.errored for case in ended.under_way if case.died]
+        for planned in ended.items:
+            own = [r for r in results if (r.kernel, r.group) == (planned.kernel, planned.group)]
+            assert [r.case for r in own] == [line(planned, number) for number in range(len(own))]
+            verdicts[planned.id] = [r.verdict for r in own]
+    return verdicts
+
+
+ENDS = st.sampled_from(["", "", "", "fails", "dies", "hangs", "loses"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), ENDS), min_size=1, max_size=8),
+    st.integers(0, MOST_LOST - 2),
+    st.integers(0, 1 << 32).map(Random),
+)
+def test_whatever_happens_to_actors_the_results_are_those_of_a_run_that_nothing_disturbs(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, str]], losses: int, chance: Random
+) -> None:
+    does = [Does(item(f"i{number}", cases), ends) for number, (cases, ends) in enumerate(drawn)]
+    fake = Fake({"cpu": does}, chance, losses)
+    found = verdicts(worked(fake, tmp_path_factory.mktemp("run")))
+    assert found == {one.planned.id: one.verdicts for one in does}
+
+
+def test_an_item_that_loses_its_actors_again_and_again_in_no_case_is_given_up(tmp_path: Path) -> None:
+    found = worked(Fake({"cpu": [Does(item("k", 50))]}, Random(1), losses=100), tmp_path)
+    ended, _ = found.teams[0].ended(found.log, False)
+    assert list(ended.given_up) == [("k", "cpu", "g")]
+    assert found.run.broken.startswith("k on cpu, the rest of group g: its process was lost 5 times")
+    assert found.run.exit_code == 2
+
+
+def test_an_actor_without_work_runs_what_another_is_slow_with(tmp_path: Path) -> None:
+    does = [Does(item("slow")), Does(item("quick"))]
+    fake = Fake({"cpu": does}, Random(1), slow="slow")
+    assert verdicts(worked(fake, tmp_path)) == {one.planned.id: one.verdicts for one in does}
+    assert fake.runs == {"slow": 2, "quick": 1}
+
+
+def test_a_kernel_that_has_failed_runs_nothing_more_and_its_own_item_does_not_count(tmp_path: Path) -> None:
+    does = [Does(item("first", 9, kernel="k"), "dies"), Does(item("second", 1, kernel="k"))]
+    fake = Fake({"cpu": does}, Random(1))
+    found = worked(fake, tmp_path, [replace(CPU, actors=1)], keep_going=False)
+    assert verdicts(found) == {"first": does[0].verdicts, "second": []}
+    assert fake.failed == {"first": [], "second": [("k", "cpu")]}
+    assert "k on cpu, 1 more case" in [note.what for note in found.run.not_run]
+
+
+def test_a_gpu_on_which_no_actor_starts_is_taken_out_and_held(tmp_path: Path) -> None:
+    does = [Does(item(f"i{number}", 50, device="cuda:0")) for number in range(4)]
+    fake = Fake({"cuda:0": does}, Random(1), broken=frozenset({"1"}))
+    found = worked(fake, tmp_path, [GPU])
+    assert verdicts(found) == {one.planned.id: one.verdicts for one in does}
+    ended, _ = found.teams[0].ended(found.log, False)
+    assert [(note.what, note.reason) for note in ended.not_run] == [
+        ("GPU 1 of node a (h), for cuda:0", "taken out: CUDA error")
+    ]
+    assert len([actor for actor in fake.says if fake.kinds[actor] == GPU]) == 2  # one of them keeps others off GPU 1
+
+
+def test_a_cluster_on_which_nothing_starts_is_an_error(tmp_path: Path) -> None:
+    fake = Fake({"cuda:0": []}, Random(1), broken=frozenset({"0", "1"}))
+    with pytest.raises(LastbitError, match="no actor for cuda:0 could be started: CUDA error"):
+        worked(fake, tmp_path, [GPU])
+
+
+def test_what_other_actors_do_is_kept_when_those_of_one_kind_cannot_start(tmp_path: Path) -> None:
+    fake = Fake({"cpu": [Does(item("k"))], "cuda:0": []}, Random(1), broken=frozenset({"0", "1"}))
+    run = worked(fake, tmp_path, [CPU, GPU]).run
+    assert [r.verdict for r in run.results] == [Verdict.PASSED] * 3
+    assert "no actor for cuda:0 could be started: CUDA error" in run.broken
+
+
+class Other(Fake):
+    """The second actor makes another plan, or none."""
+
+    plan: Mapping[str, Any] = {"refused": "unknown kernel 'k'"}
+
+    def start(self, kind: Kind) -> int:
+        actor = super().start(kind)
+        if actor == 2:
+            self.says[actor][1] = ("ready", self.plan)
+        return actor
+
+
+def test_an_actor_that_makes_no_plan_where_others_do_is_left_out(tmp_path: Path) -> None:
+    found = worked(Other({"cpu": [Does(item("k", 50))]}, Random(3)), tmp_path, [replace(CPU, actors=2)])
+    ended, _ = found.teams[0].ended(found.log, False)
+    assert verdicts(found) == {"k": [Verdict.PASSED] * 50}
+    [left_out] = ended.not_run
+    assert "cannot make the plan: unknown kernel 'k'" in left_out.reason
+
+
+def test_a_plan_that_nobody_can_make_is_refused_in_its_own_words(tmp_path: Path) -> None:
+    fake = Other({"cpu": []}, Random(1))
+    fake.kinds[1] = CPU
+    with pytest.raises(LastbitError, match=r"^unknown kernel 'k'$"):
+        worked(fake, tmp_path, [replace(CPU, actors=1)])
+
+
+class Interrupting(Fake):
+    """Ctrl-C, when a third of the cases were there."""
+
+    def hear(self, seconds: float) -> list[Heard]:
+        if self.now > 4.1:
+            raise KeyboardInterrupt
+        return super().hear(seconds)
+
+
+def test_what_was_done_before_an_interruption_is_reported(tmp_path: Path) -> None:
+    fake = Interrupting({"cpu": [Does(item("k", 50))]}, Random(1))
+    found = worked(fake, tmp_path, [replace(CPU, actors=1)])
+    assert found.interrupted and found.planned
+    run = found.run
+    assert 0 < len(run.results) < 50
+    assert run.broken == "interrupted"
+    assert [note.reason for note in run.not_run if note.kernel] == ["interrupted"]
