@@ -1,10 +1,10 @@
 """How many cases per second one worker of a Ray cluster verifies, and two; and what one poisoned GPU of two costs.
 
-    python3 docs/measurements/cluster.py cores
-    python3 docs/measurements/cluster.py gpus [--warm]
-    python3 docs/measurements/cluster.py poison
+    python3 docs/measurements/cluster.py cores       # clusters of one core and of two
+    python3 docs/measurements/cluster.py gpus        # of one GPU and of two; `gpus 2` first, so that all is compiled
+    python3 docs/measurements/cluster.py poison      # of two GPUs, one of which a kernel leaves unusable
 
-Clusters of one core and of two, or of one GPU and of two, are started on this machine, and run the same items. The rate
+The clusters are started on this machine, one after the other, and run the same items. The rate
 is that of the time from the first result to the last. What CPU the cluster and the driver took in that time stands
 beside it: where others use the machine, the time grows, and that hardly does.
 """
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +31,11 @@ from harness.verify.run import PER_ACCELERATOR
 from reports import records
 
 PROJECT = Path(__file__).parents[2] / "tests" / "cluster_project"
+EAGER = tuple(
+    f"eager[{weight}_multiply+{rule}]" for weight in ("fp32", "native") for rule in ("rounded_sum", "unrounded_sum")
+)
 ON_CORES = Config(folder="", ops=("rms_norm",), kernels=("F.rms_norm", "eager[fp32_multiply+rounded_sum]"))
-ON_GPUS = Config(folder="", ops=("rms_norm",), keep_going=True)
+ON_GPUS = Config(folder="", ops=("rms_norm",), kernels=("F.rms_norm", *EAGER))
 POISON = Config(
     folder="",
     ops=("halved_sum",),
@@ -73,23 +76,22 @@ class Measured:
         )
 
 
-def main(what: str, *options: str) -> None:
+def main(what: str, *counts: str) -> None:
     if what == "poison":
         poisoned()
     else:
-        compared(ON_CORES if what == "cores" else ON_GPUS, gpus=what == "gpus", warm="--warm" in options)
+        compared(what == "gpus", tuple(map(int, counts)) or (1, 2))
 
 
-def compared(config: Config, *, gpus: bool, warm: bool) -> None:
-    """Print the rates of one core or GPU and of two."""
+def compared(gpus: bool, counts: Sequence[int]) -> None:
+    """Print the rates of so many cores or GPUs, and what more of them gain."""
     found: list[Measured] = []
-    for count in (2,) if warm else (1, 2):
-        one, run = measured(config, gpus=count if gpus else 0, cores=count * (PER_ACCELERATOR if gpus else 1))
+    for count in counts:
+        cores = count * (PER_ACCELERATOR if gpus else 1)
+        one, run = measured(ON_GPUS if gpus else ON_CORES, gpus=count if gpus else 0, cores=cores)
         found.append(one)
         print(f"{count} {'GPU' if gpus else 'core'}{'s' * (count > 1)}: {one} · {verdicts(run)}", flush=True)
-    if not warm:
-        first, second = found
-        print(f"two of one: {second.rate / first.rate:.2f} × per second, {first.whole / second.whole:.2f} × in all")
+        print(f"  {one.rate / found[0].rate:.2f} × the first per second, {found[0].whole / one.whole:.2f} × in all")
 
 
 def poisoned() -> None:
