@@ -220,7 +220,7 @@ def test_a_gpu_on_which_no_actor_starts_is_taken_out_and_held(tmp_path: Path) ->
     assert [(note.what, note.reason) for note in ended.not_run] == [
         ("GPU 1 of node a (h), for cuda:0", "taken out: CUDA error")
     ]
-    assert len([actor for actor in fake.says if fake.kinds[actor] == GPU]) == 2  # one of them keeps others off GPU 1
+    assert len(fake.kinds) == 3  # one was tried again, and then kept others off GPU 1
 
 
 def test_a_cluster_on_which_nothing_starts_is_an_error(tmp_path: Path) -> None:
@@ -234,6 +234,15 @@ def test_what_other_actors_do_is_kept_when_those_of_one_kind_cannot_start(tmp_pa
     run = worked(fake, tmp_path, [CPU, GPU]).run
     assert [r.verdict for r in run.results] == [Verdict.PASSED] * 3
     assert "no actor for cuda:0 could be started: CUDA error" in run.broken
+
+
+def test_actors_of_a_kind_that_is_done_leave_their_cores_to_others(tmp_path: Path) -> None:
+    fake = Fake({"cpu": [Does(item("k", 50))], "cuda:0": []}, Random(1), broken=frozenset({"0", "1"}))
+    seen: list[int] = []
+    hear = fake.hear
+    fake.hear = lambda seconds: seen.append(len(fake.says)) or hear(seconds)  # type: ignore[method-assign,func-returns-value]
+    worked(fake, tmp_path, [CPU, GPU])
+    assert seen[0] == CPU.actors + GPU.actors and seen[-1] == CPU.actors
 
 
 class Other(Fake):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 
 from harness.case import Group, parse_case
@@ -19,7 +21,7 @@ from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject
-from harness.verify.drawing import draw
+from harness.verify.drawing import draw, drawing
 from harness.verify.fuzz import CaseFailed, run_item
 from harness.verify.plan import Item, make_plan
 from harness.verify.project import open_project
@@ -82,3 +84,17 @@ def test_lines_that_a_reader_gives_are_asked_for(tmp_path: Path) -> None:
     config = Config(folder=str(tmp_path), ops=(OP,), device_plan=DevicePlan({"cpu": ""}), lines=LINES[:1])
     assert all(item.asked for item in make_plan(config, "cpu").items)
     assert not any(item.asked for item in make_plan(replace(config, lines=()), "cpu").items)
+
+
+def test_what_is_drawn_does_not_depend_on_the_modules_that_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hypothesis tries constants that it finds in modules, which are others in each process."""
+    strategy = st.integers(0, 2**31 - 1)
+    before, after = list[int](), list[int]()
+    drawing(strategy, before.append, count=300, seed_=1)
+    (tmp_path / "full_of_constants.py").write_text(f"numbers = {[10_007 * number for number in range(1, 200)]}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_module("full_of_constants")
+    drawing(strategy, after.append, count=300, seed_=1)
+    assert before == after

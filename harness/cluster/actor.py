@@ -10,9 +10,7 @@ import gc
 import hashlib
 import json
 import os
-import shutil
 import socket
-import tempfile
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +34,7 @@ class Actor:
         self._device = devices[-1]
         self._asked: Asked | None = None
         self._plan: Plan | None = None
+        self._files = Path.cwd()
         self._thread = ThreadPoolExecutor(1)
 
     def where(self) -> str:
@@ -45,6 +44,7 @@ class Actor:
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
         accelerator = ",".join(gpus) if self._device != "cpu" else ""
+        self._files = Path.cwd() / f"{self._run}-{accelerator}"  # of those that share it, gone with what Ray has sent
         return json.dumps(
             {
                 "node": context.get_node_id(),
@@ -88,7 +88,7 @@ class Actor:
 
         assert self._asked is not None and self._plan is not None
         known = [(kernel, self._device) for kernel, device in failed if device == self._called]
-        stream = Stream(self._asked.config, self._called, dump, self._folder(), known)
+        stream = Stream(self._asked.config, self._called, dump, self._files, known)
         self._thread.submit(self._perform, place, stream)
         for batch in stream.batches():
             yield self._asked.at_home(json.dumps(batch))
@@ -118,15 +118,6 @@ class Actor:
             traceback.print_exc()
         finally:
             stream.end()
-
-    def _folder(self) -> Path:
-        """Where the actors that share an accelerator of this node keep the files by which they take turns."""
-        accelerator = json.loads(self.where())["accelerator"].replace(",", "-") or "cpu"
-        return Path(tempfile.gettempdir(), f"lastbit-{self._run}-{accelerator}")
-
-    def end(self) -> None:
-        """Remove the files of this process."""
-        shutil.rmtree(self._folder(), ignore_errors=True)
 
 
 def _tried(device: Any) -> str:

@@ -23,7 +23,6 @@ LOCAL = "local"
 
 _CLIENT = "ray://"
 _STORE = 100 << 20  # bytes of shared memory for objects: results are small
-_END = 2.0  # seconds that actors have to remove their files
 
 
 @dataclass(frozen=True)
@@ -226,15 +225,12 @@ class RayPool:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if isinstance(error, self._ray.exceptions.RayTaskError):
             return Heard(actor, "failed" if one.asks != "events" else "gone", lines[-1])
-        said = next((line for line in lines if line.startswith("The actor")), lines[0])
+        said = next((line for line in lines if " because " in line), lines[0]).partition(" Some common causes")[0]
         died = "node has died" in str(error) or "node died" in str(error)
         return Heard(actor, "gone", said, node_died=died)
 
     def close(self) -> None:
-        """End all actors, after they have had a moment to remove their files."""
-        handles = [one.handle for one in self._actors.values() if one.kind.type != "cpu" and one.asked is None]
-        with suppress(Exception):
-            self._ray.wait([h.end.remote() for h in handles], num_returns=len(handles), timeout=_END)
+        """End all actors."""
         for actor in list(self._actors):
             with suppress(Exception):
                 self.kill(actor)

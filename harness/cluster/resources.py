@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.devices import AUTO, DevicePlan
@@ -127,12 +127,16 @@ def chosen(text: str, has: Sequence[Kind]) -> list[Kind]:
 
 
 def side_by_side(kinds: Sequence[Kind], cores: int) -> list[Kind]:
-    """The kinds with no more actors than there are cores for all of them; those of GPUs come first."""
-    free = cores - sum(kind.actors for kind in kinds if kind.type != "cpu")
-    return [
-        Kind(kind.device, kind.model, kind.count, max(min(kind.actors, free), 1)) if kind.type == "cpu" else kind
-        for kind in kinds
-    ]
+    """The kinds with no more actors than there are cores for all of them, but one each; those of GPUs come first."""
+    free = cores - sum(kind.type == "cpu" for kind in kinds)
+    found: dict[str, Kind] = {}
+    for kind in sorted(kinds, key=lambda kind: kind.type == "cpu"):
+        if kind.type == "cpu":
+            free += 1
+        actors = max(min(kind.actors, free), 1)
+        found[kind.device] = replace(kind, actors=actors)
+        free -= actors
+    return [found[kind.device] for kind in kinds]
 
 
 def device_plan(text: str, kinds: Sequence[Kind]) -> DevicePlan:

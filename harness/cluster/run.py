@@ -96,7 +96,7 @@ def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None]) -> Non
                 if team.has(heard.actor):
                     team.hear(heard)
         for team in teams:
-            team.watch()
+            team.close() if team.done else team.watch()
         if all(team.stuck for team in teams):
             raise LastbitError("; ".join(team.stuck for team in teams))
         if not planned and (planned := all(team.ledger or team.stuck for team in teams)):

@@ -81,6 +81,7 @@ class Team:
         self._members: dict[Hashable, Member] = {}
         self._failures: Counter[tuple[str, str]] = Counter()
         self._out: dict[str, str] = {}
+        self._held: list[Hashable] = []  # actors that keep others off a device
         self._spent: dict[Hashable, Spent] = {}
         self._traces = 0
 
@@ -189,7 +190,9 @@ class Team:
 
     def _out_of(self, actor: Hashable, reason: str, *, alive: bool = True) -> None:
         member = self._members.pop(actor)
-        if not alive or self.kind.type == "cpu":
+        if alive and self.kind.type != "cpu":
+            self._held.append(actor)
+        else:
             self._all.pool.kill(actor)
         where = f"node {member.where['address']} ({member.where['host']})" if member.where else "a node"
         what = f"GPU {member.where['accelerator']} of {where}" if member.where.get("accelerator") else where
@@ -210,6 +213,12 @@ class Team:
             if member.idle and (place := self.ledger.next(actor, now)) is not None:
                 member.idle = False
                 self._all.pool.run(actor, place, sorted(self.ledger.failed(place)))
+
+    def close(self) -> None:
+        """End the actors, whose cores others may wait for."""
+        for actor in [*self._members, *self._held]:
+            self._all.pool.kill(actor)
+        self._members, self._held = {}, []
 
     def ended(self, log: Path, interrupted: bool) -> tuple[Ended, list[CaseResult]]:
         """What the team leaves behind, and its results."""
