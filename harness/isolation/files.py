@@ -10,14 +10,14 @@ from pathlib import Path
 
 from harness.isolation import landlock
 
-_SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys")))
+_SYSTEM = tuple(map(Path, ("/usr", "/opt", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys")))
 _SETTINGS = (
     *("alternatives", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias"),
     *("localtime", "nsswitch.conf", "os-release", "passwd", "timezone", "vulkan", "OpenCL", "nvidia"),
 )
 """What programs read in `/etc`; the rest of it may hold secrets."""
 
-_NAMED = ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_HOME")
+_NAMED = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_HOME")
 """Variables with folders of libraries and programs."""
 
 _COMPILERS = ("torch", "triton", "nvidia")

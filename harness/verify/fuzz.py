@@ -102,7 +102,9 @@ def _run_all(explorer: Explorer, drawn: Sequence[Case], *, shrinks: bool) -> Non
             raise CaseFailed(explorer.shrunk(case, result, drawn) if shrinks else result)
 
 
-def _run_until_failure(explorer: Explorer, item: Item, drawn: Sequence[Case], failures: KnownFailures, leave: Leave) -> None:
+def _run_until_failure(
+    explorer: Explorer, item: Item, drawn: Sequence[Case], failures: KnownFailures, leave: Leave
+) -> None:
     for place, case in enumerate(drawn):
         if _has_failed(item, failures):
             leave(item, len(drawn) - place)
