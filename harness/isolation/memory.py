@@ -80,6 +80,7 @@ def _of_device(device: torch.device, size: int, pool: object) -> Block:
     size = -(-max(size, _LEAST_SEGMENT) // _SEGMENTS) * _SEGMENTS
     with torch.cuda.use_mem_pool(pool, device):  # type: ignore[arg-type]
         words = torch.zeros(size // 8, dtype=torch.int64, device=device)
+    torch.cuda.synchronize(device)  # or it would be zeroed after another process has written to it
     return Block(next(_numbers), words, None, [words.device.index, *exported(words.data_ptr())])
 
 

@@ -125,6 +125,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that it ends with its judge and not before, when both are told to end
             )
         atexit.register(self.close)
 
