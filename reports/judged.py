@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.files import BUILT_IN
-from harness.outcomes.file_verdict import FileVerdict
+from harness.outcomes.bench import Sample
+from harness.outcomes.file_verdict import CallTime, FileVerdict
 from harness.result import Verdict
+from reports.bench import amount, short
 from reports.encoding import encoded
 from reports.paper import line, paragraph, verdict_word
 from reports.summary import shown_path, tally
@@ -62,6 +64,22 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
         yield "keeps", " or ".join(found.contracts.keeps)
     if found.torch_ops:
         yield "torch", f"calls {' and '.join(found.torch_ops)}, which computes the op"
+    if found.speed is not None:
+        yield "speed", "; ".join(_speed(found.speed))
+    if found.speed_reason:
+        yield "not timed", found.speed_reason
     yield from (("note", note) for note in found.notes)
     if found.findings:
         yield "next", found.findings[0].repro
+
+
+def _speed(time: CallTime) -> Iterator[str]:
+    """What is said of a call's time, on one line."""
+    yield f"at most {_seconds(time.seconds)} on {short(time.case)}, of which nothing takes {_seconds(time.overhead)}"
+    if time.roof is not None:
+        yield f"at least {time.roof:.0%} of the roof"
+    yield from (f"{name}: {_seconds(seconds)}" for name, seconds in time.beside.items())
+
+
+def _seconds(value: float) -> str:
+    return amount(Sample.of([value]), "s")

@@ -15,7 +15,7 @@ import torch
 from harness import cli
 from harness.bench import asked, speed
 from harness.errors import LastbitError
-from harness.judges import opening
+from harness.judges import call_time, opening
 from harness.kernel import Kernel
 from harness.outcomes.bench import Sample
 from harness.outcomes.speed import Bound, Roof
@@ -76,6 +76,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Path, list[s
     monkeypatch.setattr(opening, "open_desk", open_desk)
     monkeypatch.setattr(opening, "opened", opened)
     monkeypatch.setattr(asked, "bound_of", bound_of)
+    monkeypatch.setattr(call_time, "bound_of", bound_of)
     monkeypatch.setattr(speed, "roof", lambda *_: ROOF)
     cases = tmp_path / "cases.txt"
     cases.write_text(LINE + "\n")

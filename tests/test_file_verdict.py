@@ -54,7 +54,7 @@ PLAIN = replace(FOUND, verdict=Verdict.PASSED, findings=(), culprit=None, speed=
 PROMISED = {
     "schema": "lastbit.judge/1",
     **dict.fromkeys(("file", "sha256", "op", "kernel", "contract", "device", "reason"), "string"),
-    **dict.fromkeys(("culprit_reason", "seed", "profile"), "string"),
+    **dict.fromkeys(("culprit_reason", "speed_reason", "seed", "profile"), "string"),
     "verdict": "PASSED SKIPPED UNSUPPORTED INCONCLUSIVE FAILED ERRORED",
     **{f"cases.{verdict.value}": "integer" for verdict in Verdict},
     "planned": "integer",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_explaining import Explainer
+from test_explaining import Explainer, found
 from test_reports import failed, passed
 
 from harness.cli import main
-from harness.commands import explaining, verify
+from harness.commands import explain, explaining, verify
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.errors import UsageError
@@ -55,6 +55,22 @@ def test_a_seed_is_a_number_or_random(ran: list[Config], capsys: pytest.CaptureF
     assert "'chance' is neither a number nor random" in capsys.readouterr().err
 
 
+def test_a_failure_of_an_isolated_run_is_explained_in_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Config] = []
+
+    class Confined(Explainer):
+        planned = ()
+
+        def __init__(self, config: Config) -> None:
+            made.append(config)
+
+    monkeypatch.setattr(explain, "ConfinedExplainer", Confined)
+    line = "rms_norm x=bf16[2,8] eps=0.001 seed=5"
+    assert main(["explain", line, "--isolate"]) == 2, "no kernel is named"
+    main(["explain", line, "--isolate", "--kernel", "mine"])
+    assert [config.kernels for config in made] == [("mine",)]
+
+
 def test_a_run_says_that_it_was_isolated(tmp_path: Path) -> None:
     config = Config(str(tmp_path), device_plan=DevicePlan(("cpu",), ("",)), isolate=True, random=True)
     assert options_of(config) == "--isolate"
@@ -68,10 +84,10 @@ def test_what_cannot_be_isolated() -> None:
         Config("", device_plan=on_cuda, isolate=True, sanitize=True)
 
 
-def test_failures_of_isolated_kernels_are_not_explained_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their code would run in a process that has everything."""
-    monkeypatch.setattr(explaining.explained, "__kwdefaults__", {"explainer": Explainer, "clock": lambda: 0.0})
-    config = Config("", isolate=True)
-    [one] = explaining.with_explanations(config, Run((failed(kernel="a"), passed(kernel="b")))).explanations
-    assert (one.kernel, one.reason) == ("a", explaining.ISOLATED)
-    assert not Explainer.configs
+def test_failures_of_isolated_kernels_are_explained_in_confined_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere their code would run in a process that has everything."""
+    monkeypatch.setattr(explaining, "ConfinedExplainer", Explainer)
+    monkeypatch.setattr(Explainer, "configs", [])
+    monkeypatch.setattr(Explainer, "kernels", {"a": found})
+    run = explaining.with_explanations(Config("", isolate=True), Run((failed(kernel="a"), passed(kernel="b"))))
+    assert [one.kernel for one in run.explanations] == ["a"] and [c.kernels for c in Explainer.configs] == [("a",)]

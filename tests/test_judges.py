@@ -130,6 +130,15 @@ def test_torchs_own_operator_is_told_and_can_be_forbidden(judges: harness.Judges
     assert found.verdict is Verdict.FAILED and [finding.kind for finding in found.findings] == ["torch_op"]
 
 
+def test_a_kernel_that_passes_is_timed_where_that_is_asked_for(judges: harness.Judges, tmp_path: Path) -> None:
+    found = asked(judges, written(tmp_path), speed=True)
+    assert found.verdict is Verdict.PASSED and found.speed is not None, found.speed_reason
+    assert found.speed.case == LINES[0] and found.speed.calls >= 8 and not found.speed.beside
+    assert found.speed.overhead > 0 and 0 < found.speed.seconds < 1 and found.speed.roof
+    wrong = asked(judges, written(tmp_path, "0 * value"), speed=True, fail_fast=True)
+    assert wrong.verdict is Verdict.FAILED and wrong.speed is None and not wrong.speed_reason
+
+
 def test_an_input_that_may_be_overwritten(judges: harness.Judges, tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     body = f"    value = x.float()\n    x.copy_({RIGHT} * weight.float())\n"
@@ -200,7 +209,8 @@ def test_a_line_of_json_per_file_in_their_order(
 
 def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
     options = "--contract a+b --function f --mutates x=y --mutates z --unordered y --placement moves --forbid-torch-op"
-    effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4 --strict -n 5 --case LINE"
+    effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4 -n 5 --case LINE"
+    effort += " --strict --speed --beside"
     main(["judge", files["PASSED"], "--op", "an_op", *options.split(), *effort.split()])
     made = {name: value for name, value in FakeJudges.asked.items() if name not in ("count", "device", "projects")}
     assert FakeJudges.asked["count"] == 5
@@ -218,6 +228,8 @@ def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
         explain=2.0,
         forbid_torch_op=True,
         strict=True,
+        speed=True,
+        beside=True,
         timeout=3.0,
         memory=4,
     )

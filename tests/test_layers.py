@@ -143,7 +143,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
-    "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "reports"),
+    "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "harness.bench", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),

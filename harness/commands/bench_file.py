@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from harness.case import Case
     from harness.judges.opening import Desk
     from harness.judges.question import Question
-    from harness.kernel import Kernel
     from harness.outcomes.speed import Bound, Roof
 
 
@@ -91,29 +90,8 @@ class _Bench:
             yield bound_of(kernel.subject, case, self.desk.kernels.server, self.effort)
 
     def _beside(self, path: Path, case: Case) -> Iterator[Bound]:
-        """A kernel of the project, in processes of its own, too."""
-        from harness.bench.asked import bound_of
-        from harness.isolation.isolated import Isolated
-        from harness.verify.check import Subject
+        """A kernel of the project, or of those that --kernel names."""
+        from harness.judges.call_time import beside
 
-        kernel = next(self._trusted(case), None)
-        if kernel is None:
-            return
-        desk, device = self.desk, self.desk.device
-        with desk.kernels.pair(kernel, self.question.timeout) as pair:
-            subject = Subject(kernel, desk.project.op(kernel.op), device, performer=Isolated(pair, device))
-            yield bound_of(subject, case, desk.kernels.server, self.effort)
-
-    def _trusted(self, case: Case) -> Iterator[Kernel]:
-        """Kernels of the project, or those that --kernel names, that keep the contract and take the case."""
-        from harness.verify.check import unsupported
-
-        desk, op = self.desk, self.desk.project.op(self.question.op)
-        contract = op.contract(self.question.contract)
-        for folder in desk.project.kernel_folders:
-            for kernel in desk.kernels.declared(Path(folder).resolve()):
-                named = not desk.config.kernels or kernel.name in desk.config.kernels
-                here = not kernel.devices or desk.device.type in kernel.devices
-                same = kernel.op == op.name and op.contract(kernel.contract) == contract
-                if named and here and same and not unsupported(kernel, case):
-                    yield kernel
+        if (bound := beside(self.desk, self.question, case, self.effort)) is not None:
+            yield bound

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 
 from harness.case import parse_case
-from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
+from harness.commands.options import add_device, add_isolate, add_kernel_choice, add_timeout, config_of
 from harness.commands.report import STANDARD_OUTPUT, write_text
 from harness.commands.running import worst_code
 from harness.diagnosing.explain import Explainer
+from harness.errors import UsageError
+from harness.judges.confined import ConfinedExplainer
 from reports.explanation import as_json, print_explanation
 from reports.paper import line, make_console
 
@@ -24,6 +27,7 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("case", help="the line that a report printed, in quotes")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
     add_timeout(parser)
+    add_isolate(parser)
     add_device(parser)
     add_kernel_choice(parser)
 
@@ -31,11 +35,14 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
     case = parse_case(options.case)
     config = config_of(options, lines=(str(case),))
+    if options.isolate and not config.kernels:
+        raise UsageError("--isolate loads no kernel here; name the one that fails: --kernel NAME")
+    seconds = options.timeout if options.isolate else math.inf
     console = make_console()
     found = []
-    with Explainer(config) as explainer:
+    with ConfinedExplainer(config) if options.isolate else Explainer(config) as explainer:
         for item in explainer.planned:
-            found.append(explainer.explain(item.kernel, str(case)).without_vain_test)
+            found.append(explainer.explain(item.kernel, str(case), seconds=seconds).without_vain_test)
             if options.format == "text":
                 print_explanation(found[-1], console)
     if options.format == "json":

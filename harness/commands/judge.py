@@ -20,7 +20,7 @@ from reports.paper import make_console
 
 _ASKED = (
     *("op", "contract", "function", "placement", "forbid_torch_op", "strict"),
-    *("profile", "seed", "fail_fast", "explain", "timeout", "memory"),
+    *("profile", "seed", "fail_fast", "explain", "timeout", "memory", "speed", "beside"),
 )
 """Options that are fields of a `Question`."""
 
@@ -60,9 +60,16 @@ def _add_effort(group: argparse._ArgumentGroup) -> None:
     add("--fail-fast", action="store_true", help="stop at the first failing case, and do not make it small")
     seconds = f"look for the wrong line for so long (default: {EXPLAIN:g}, or 0 with --fail-fast)"
     add("--explain", type=float, metavar="SECONDS", help=seconds)
+    add("--speed", action="store_true", help="time a kernel that passes; wrong results of timed calls fail it")
+    add("--beside", action="store_true", help="with --speed: time a kernel of the project as well")
     add("--timeout", type=float, default=120.0, help="seconds that one case may take (default: 120)")
     add("--memory", type=int, metavar="BYTES", help="that the kernel's process may take")
-    add("-n", dest="judges", type=_judges, help="judges (default: one for each core or file, whichever are fewer)")
+    add(
+        "-n",
+        dest="judges",
+        type=_judges,
+        help="judges (default: one for each core, or device with --speed, or file)",
+    )
 
 
 def _judges(text: str) -> int:
@@ -76,7 +83,8 @@ def _judge(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageError(f"{str(missing[0])!r} is no file")
     show = _as_json if options.json else _as_text()
     codes = []
-    count = options.judges or min(len(options.file), default_count(plan_devices(options.device).devices))
+    devices = plan_devices(options.device).devices
+    count = options.judges or min(len(options.file), default_count(devices, speed=options.speed))
     with Judges(count, device=options.device, projects=options.project, **_asked(options)) as judges:
         futures = [judges.judge(path) for path in options.file]
         for found in (future.result() for future in futures):  # in the order of the files

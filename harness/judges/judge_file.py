@@ -134,6 +134,10 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
     power = () if any(r.verdict in BAD for r in results) else desk.power(results)
     repro = partial(question.repro, empty.file, device=empty.device)
     found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro)
+    if question.speed and found.verdict is Verdict.PASSED:
+        from harness.judges.call_time import with_speed  # which a judge that times nothing does without
+
+        return with_speed(found, desk, subject, question, repro)
     return with_culprit(found, desk, question, failure_of(results))
 
 

@@ -26,6 +26,7 @@ from harness.judging.problem import Problem
 from harness.of_file import held_to
 from harness.op import Contract, Op
 from harness.outcomes.file_verdict import Held
+from harness.outcomes.speed import Roof
 from harness.result import CaseResult
 from harness.run import Power
 from harness.verify.check import Subject
@@ -60,6 +61,14 @@ class Desk(Workplace):
     def cases(self) -> CaseOrder:
         """The cases of the project, which are kept as long as the process judges."""
         return CaseOrder(self.project, self.config.small)
+
+    @cached_property
+    def roof(self) -> Roof:
+        """What the device does at best, measured once."""
+        from harness.bench.samples import QUICK
+        from harness.bench.speed import roof
+
+        return roof(self, QUICK)
 
     @cached_property
     def _separable(self) -> Separable:

@@ -33,7 +33,7 @@ class Judges:
                 print(future.result().verdict)
 
     Args:
-        workers: processes; by default as many as `lastbit verify` has.
+        workers: processes; by default as many as `lastbit verify` has, or one for each device if it asks for `speed`.
         device: of the kernels; several, joined by commas, are shared out among the judges.
         projects: folders with references/ and cases/ of your own ops.
         asked: fields of a `Question` that hold for every file unless its own call says otherwise. With an op, judges
@@ -43,7 +43,9 @@ class Judges:
     def __init__(
         self, workers: int | None = None, *, device: str = "cpu", projects: Sequence[str | Path] = (), **asked: Any
     ) -> None:
-        configs = _configs(plan_devices(device).devices, tuple(map(str, projects)), workers)
+        devices = plan_devices(device).devices
+        count = default_count(devices, speed=bool(asked.get("speed"))) if workers is None else workers
+        configs = _configs(devices, tuple(map(str, projects)), count)
         self._asked, self._closed = asked, False
         self._usual = Question(**asked) if "op" in asked else None
         self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=open_desk)]}
@@ -97,18 +99,22 @@ class Judges:
             self._idle.put(worker)
 
 
-def _configs(devices: Sequence[str], projects: tuple[str, ...], count: int | None) -> list[Config]:
+def _configs(devices: Sequence[str], projects: tuple[str, ...], count: int) -> list[Config]:
     """What each judge works for: one device, all devices in turn. A kernel's own process has a limit of its own."""
     plans = [DevicePlan((device,), ("of the judge",)) for device in devices]
     configs = [Config(folder="", device_plan=plan, projects=projects, timeout=LONGEST_TIMEOUT) for plan in plans]
-    count = default_count(devices) if count is None else count
     if count < 1:
         raise UsageError(f"{count} judges judge nothing; give 1 or more")
     return [configs[number % len(configs)] for number in range(count)]
 
 
-def default_count(devices: Sequence[str]) -> int:
-    """How many judges there are for devices unless somebody says otherwise: as many as a run has workers."""
+def default_count(devices: Sequence[str], *, speed: bool = False) -> int:
+    """How many judges there are for devices unless somebody says otherwise: as many as a run has workers.
+
+    Where times are taken, no two judges share a device.
+    """
+    if speed:
+        return len(devices)
     plan = DevicePlan(tuple(devices), ("of the judges",) * len(devices))
     return max(len(devices), *(workers_for(type_, Config(folder="", device_plan=plan)) for type_ in plan.types))
 

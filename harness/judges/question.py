@@ -36,6 +36,8 @@ class Question:
         explain: seconds in which a failure is explained, 0 for none; None for `EXPLAIN`, and none with `fail_fast`.
         forbid_torch_op: a kernel that calls torch's own operator for the whole op fails.
         strict: notices fail a case.
+        speed: a kernel that passes is timed as well.
+        beside: so is a kernel of the project that keeps the contract, in the same way.
         timeout: seconds that one case may take.
         memory: bytes that the process of the kernel may take; None for the default of isolation.
     """
@@ -53,6 +55,8 @@ class Question:
     explain: float | None = None
     forbid_torch_op: bool = False
     strict: bool = False
+    speed: bool = False
+    beside: bool = False
     timeout: float = 120.0
     memory: int | None = None
 
@@ -61,6 +65,8 @@ class Question:
             raise unknown("profile", self.profile, PROFILES)
         if self.placement not in PLACEMENTS:
             raise unknown("placement", self.placement, PLACEMENTS)
+        if self.beside and not self.speed:
+            raise UsageError("a kernel of the project is timed beside one that is timed: ask for speed as well")
         if self.seed != RANDOM and not self.seed.isdecimal():
             raise UsageError(f"seed {self.seed!r} is neither {RANDOM} nor a whole number from 0 on")
 
@@ -90,4 +96,5 @@ class Question:
         if self.placement != "refuses":
             yield from ("--placement", self.placement)
         yield from ["--strict"] * self.strict
+        yield from ["--speed"] * self.speed
         yield from ["--forbid-torch-op"] * self.forbid_torch_op

@@ -115,7 +115,8 @@ class FileVerdict:
         torch_ops: operators of torch that compute the op as a whole, and that the kernel called.
         notes: what the file declares and was not believed.
         confinement: what the process of the kernel is kept from → whether it is.
-        speed: where it was asked for.
+        speed: where it was asked for, of a kernel that has passed its cases.
+        speed_reason: what was asked for and not measured, and why; otherwise empty.
         seconds: from the file to the verdict.
         seed: `random`, or the seed of the cases.
         versions: package → version.
@@ -141,6 +142,7 @@ class FileVerdict:
     notes: tuple[str, ...] = ()
     confinement: Mapping[str, Held] = field(default_factory=dict)
     speed: CallTime | None = None
+    speed_reason: str = ""
     seconds: float = 0.0
     seed: str = ""
     profile: str = ""

@@ -1,0 +1,109 @@
+"""How long a call of a kernel takes that has passed, and what came of the calls that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from harness.bench.asked import bound_of
+from harness.bench.samples import QUICK, Effort
+from harness.bench.subjects import bench_cases
+from harness.case import Case, parse_case
+from harness.errors import LastbitError, UnsupportedCase, UsageError
+from harness.isolation.isolated import Isolated
+from harness.judges.conclusions import Repro
+from harness.judges.opening import Desk
+from harness.judges.question import Question
+from harness.kernel import Kernel
+from harness.outcomes.file_verdict import CallTime, CaseFinding, FileVerdict
+from harness.outcomes.speed import Bound
+from harness.result import Verdict
+from harness.verify.check import Subject, unsupported
+
+TIMED = "timed"
+"""The kind of a finding: what the kernel gave is wrong where it was timed."""
+
+
+def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Question, repro: Repro) -> FileVerdict:
+    """The document of a kernel that passed with the time of a call, or why there is none.
+
+    Results of timed calls that are wrong make it FAILED. A kernel that cannot be timed has passed all the same.
+    """
+    try:
+        bound = _timed(desk, subject, question)
+        time, reason = _beside(_call_time(bound, desk), desk, question)
+    except LastbitError as error:
+        return replace(found, speed_reason=str(error))
+    found = replace(found, speed=time, speed_reason=reason)
+    return _wrong(found, bound, repro) if bound.verdict == Verdict.FAILED else found
+
+
+def _timed(desk: Desk, subject: Subject, question: Question) -> Bound:
+    """The time on the first case that the kernel takes, of the question or of those that are measured."""
+    reason = f"no case of {question.op} that is measured is one that the kernel takes; --case gives one"
+    for case in _cases(desk, question):
+        if not unsupported(subject.kernel, case):
+            try:
+                with desk.watch(case):
+                    return bound_of(subject, case, desk.kernels.server, QUICK)
+            except (UnsupportedCase, UsageError) as error:  # the next one may be of another kind
+                reason = str(error)
+    raise LastbitError(reason)
+
+
+def _cases(desk: Desk, question: Question) -> Iterator[Case]:
+    cases = map(parse_case, question.lines) if question.lines else bench_cases(desk.project, desk.device, "kernels.txt")
+    return (case for case in cases if case.op == question.op)
+
+
+def _call_time(bound: Bound, desk: Desk) -> CallTime:
+    seconds, overhead = bound.time.median, bound.empty.median
+    return CallTime(bound.of, seconds, overhead, bound.calls, roof=round(bound.share(desk.roof), 6))
+
+
+def _wrong(found: FileVerdict, bound: Bound, repro: Repro) -> FileVerdict:
+    finding = CaseFinding(TIMED, "", f"in calls that were timed: {bound.why}", bound.of, repro(bound.of))
+    contracts = replace(found.contracts, keeps=())
+    return replace(found, verdict=Verdict.FAILED, findings=(*found.findings, finding), contracts=contracts)
+
+
+def _beside(time: CallTime, desk: Desk, question: Question) -> tuple[CallTime, str]:
+    """With a kernel of the project, where that is asked for; or why there is none."""
+    if not question.beside:
+        return time, ""
+    try:
+        bound = beside(desk, question, parse_case(time.case), QUICK)
+    except LastbitError as error:
+        return time, f"beside it: {error}"
+    if bound is None:
+        return time, "beside it: no kernel of the project keeps the contract and takes the case"
+    return replace(time, beside={bound.kernel: bound.time.median}), ""
+
+
+def beside(desk: Desk, question: Question, case: Case, effort: Effort) -> Bound | None:
+    """The time of the first kernel of the project that keeps the contract and takes the case, in processes of its own.
+
+    Raises:
+        LastbitError: it cannot be timed.
+    """
+    kernel = next(_trusted(desk, question, case), None)
+    if kernel is None:
+        return None
+    with desk.kernels.pair(kernel, question.timeout) as pair:
+        isolated = Isolated(pair, desk.device)
+        subject = Subject(kernel, desk.project.op(kernel.op), desk.device, performer=isolated)
+        return bound_of(subject, case, desk.kernels.server, effort)
+
+
+def _trusted(desk: Desk, question: Question, case: Case) -> Iterator[Kernel]:
+    """Kernels of the project, or those that the configuration names, that keep the contract and take the case."""
+    op = desk.project.op(question.op)
+    contract = op.contract(question.contract)
+    for folder in desk.project.kernel_folders:
+        for kernel in desk.kernels.declared(Path(folder).resolve()):
+            named = not desk.config.kernels or kernel.name in desk.config.kernels
+            here = not kernel.devices or desk.device.type in kernel.devices
+            same = kernel.op == op.name and op.contract(kernel.contract) == contract
+            if named and here and same and not unsupported(kernel, case):
+                yield kernel
