@@ -49,6 +49,7 @@ class Does:
 
     planned: Planned
     ends: str = ""
+    says: str = ""  # what its kernel prints in each case
 
     def events(self, failed: Sequence[tuple[str, str]]) -> Iterator[list[list[Any]] | str]:
         if (self.planned.kernel, self.planned.device) in failed:
@@ -63,6 +64,8 @@ class Does:
             bad = last and self.ends in ("fails", "loses")
             made = result(self.planned, number, Verdict.ERRORED if bad else Verdict.PASSED)
             yield [["result", dump(made)]]
+            if self.says:
+                yield [["printed", "k.py", self.says]]
             if last and self.ends == "loses":
                 yield [["lost"]]
                 yield "dies"
@@ -289,3 +292,34 @@ def test_what_was_done_before_an_interruption_is_reported(tmp_path: Path) -> Non
     assert 0 < len(run.results) < 50
     assert run.broken == "interrupted"
     assert [note.reason for note in run.not_run if note.kernel] == ["interrupted"]
+
+
+def test_a_run_that_is_killed_leaves_the_results_of_items_that_were_done(tmp_path: Path) -> None:
+    fake = Interrupting({"cpu": [Does(item(f"i{number}")) for number in range(20)]}, Random(1))
+    run = worked(fake, tmp_path, [replace(CPU, actors=1)]).run
+    left = [parse(line, "") for line in (tmp_path / "cpu-items.jsonl").read_bytes().splitlines()]
+    assert 0 < len(left) < len(fake.items["cpu"]) * 3
+    assert set(Counter(result.kernel for result in left).values()) == {3}
+    assert [result.case for result in run.results[: len(left)]] == [result.case for result in left]
+
+
+def test_what_kernel_processes_print_is_in_the_log_of_the_device(tmp_path: Path) -> None:
+    worked(Fake({"cpu": [Does(item("k", 2), says="hello")]}, Random(1)), tmp_path, [replace(CPU, actors=1)])
+    assert (tmp_path / "cpu.log").read_text() == "printed in a process of k.py:\nhello\n" * 2
+
+
+class Full(Fake):
+    """There is room for one actor."""
+
+    def start(self, kind: Kind) -> int:
+        actor = super().start(kind)
+        if actor > 1:
+            self.says[actor].clear()
+        return actor
+
+
+def test_actors_that_find_no_place_are_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worked(Full({"cpu": [Does(item("k", 99))]}, Random(1)), tmp_path)
+    assert capsys.readouterr().err == "waiting for the cluster: 3 actors asked for, 1 there\n"
+    worked(Fake({"cpu": [Does(item("k", 99))]}, Random(1)), tmp_path)
+    assert capsys.readouterr().err == ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -14,7 +17,7 @@ from harness.cluster.connection import _lacking
 from harness.cluster.resources import Kind, Node, chosen, device_plan, kinds_of, side_by_side
 from harness.cluster.travel import packed, unpacked
 from harness.config import Config
-from harness.errors import UsageError
+from harness.errors import LastbitError, UsageError
 from harness.files import BUILT_IN
 
 HOPPERS, AMPERES, CORES = (
@@ -118,3 +121,51 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'lastbit\[cluster\]'"):
         pool._ray("local")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            Config(folder="run", kernel_folders=("no_such",)),
+            "kernel folder 'no_such' does not exist or is not a folder",
+        ),
+        (Config(folder="run", projects=("no_such",)), "project folder 'no_such' does not exist or is not a folder"),
+    ],
+)
+def test_a_folder_that_does_not_exist_does_not_travel(given: Config, said: str) -> None:
+    with pytest.raises(UsageError, match=said), packed(given):
+        pass
+
+
+def _refusing(**options: object) -> NoReturn:
+    raise RuntimeError("Version mismatch")
+
+
+def test_only_what_connecting_raises_is_an_error_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ended: list[bool] = []
+    ray = SimpleNamespace(init=lambda **options: None, nodes=lambda: [], shutdown=lambda: ended.append(True))
+    monkeypatch.setattr(pool, "_ray", lambda address: ray)
+    with pytest.raises(RuntimeError, match=r"^of the run$"), pool.connected("auto", None, tmp_path):
+        raise RuntimeError("of the run")
+    ray.init = _refusing
+    with (
+        pytest.raises(LastbitError, match=r"no Ray cluster at 'auto'.*mismatch"),
+        pool.connected("auto", None, tmp_path),
+    ):
+        pass
+    assert ended == [True, True]
+
+
+def test_an_address_where_nothing_listens_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        pool._knock(address)
+    monkeypatch.setattr(pool, "_ray", lambda address: SimpleNamespace(shutdown=lambda: None))
+    with (
+        pytest.raises(LastbitError, match=rf"nothing answers at --cluster {address} .*`ray start --head --port"),
+        pool.connected(address, None, tmp_path),
+    ):
+        pass

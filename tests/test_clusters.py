@@ -192,6 +192,20 @@ def test_deadly_and_slow_kernels_get_their_local_results(cluster: Cluster, setti
     assert Path(os.environ["DAWDLED"]).read_text().isdecimal(), "nobody else ran the item that held up the end"
 
 
+def test_isolated_kernels_end_their_own_processes_alone(cluster: Cluster, settings: Path, tmp_path: Path) -> None:
+    """No worker is lost by a kernel that kills its process, and what it printed comes back."""
+    lines = settings / "isolated.txt"
+    lines.write_text("".join(f"halved_sum x=fp32[2,{n}] y=fp32[2,{n}] seed=1\n" for n in (5, 7)))
+    options = ("--cases", str(lines), "--isolate", "--kernel", "right", "--kernel", "kills", "--device", "cpu")
+    assert main(verify(cluster.address, tmp_path, "deadly", *options)) == 2
+    results = records.read(tmp_path).results
+    assert Counter(result.verdict for result in results) == {Verdict.PASSED: 3, Verdict.ERRORED: 1}
+    [errored] = [result for result in results if result.verdict is Verdict.ERRORED]
+    assert "[2,7]" in errored.case and errored.reason.startswith("its process was ended by signal SIGKILL")
+    assert "was lost" not in (tmp_path / "cluster.log").read_text()
+    assert "printed in a process of halved_sum.py:\nthe end of it" in (tmp_path / "cpu.log").read_text()
+
+
 def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from harness.calling.performing import Asked
 from harness.case import Case, Group, parse_case
 from harness.config import Config
 from harness.errors import KernelError, LastbitError
+from harness.files import BUILT_IN
 from harness.inputs import build, unequal
 from harness.interpret import install
 from harness.isolation import answers
@@ -32,7 +33,7 @@ from harness.result import CaseResult, Verdict
 from harness.verify.calls import Here
 from harness.verify.check import Subject, verify_case
 from harness.verify.fuzz import CaseFailed, reseeded, run_item
-from harness.verify.isolating import in_processes
+from harness.verify.isolating import _on_the_path, in_processes
 from harness.verify.notes import Failures
 from harness.verify.plan import Item, make_plan
 from harness.verify.project import open_project
@@ -335,3 +336,17 @@ def test_an_answer_that_is_one() -> None:
 def test_findings_that_no_call_can_have(given: object) -> None:
     with pytest.raises(Unreadable):
         answers.findings(given)
+
+
+def test_kernels_can_import_what_lies_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the working directory is another one, as that of a worker of a cluster is."""
+    for name in ("path/mine.py", "path/package/__init__.py", "path/run/records.jsonl", "here/own.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", f"{BUILT_IN}:{tmp_path / 'path'}:{tmp_path / 'none'}:relative:")
+    assert {str(path.relative_to(tmp_path)) for path in _on_the_path()} == {
+        "path/mine.py",
+        "path/package",
+        "here/own.py",
+    }

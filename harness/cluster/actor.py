@@ -36,6 +36,7 @@ class Actor:
         self._asked: Asked | None = None
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
+        self._printed: list[tuple[str, str]] = []
         self._files = Path.cwd()
         self._thread = ThreadPoolExecutor(1)
 
@@ -58,7 +59,7 @@ class Actor:
         )
 
     def start(self) -> str:
-        """Make the plan: `items`, `not_run`, and what results depend on; or why it was `refused`."""
+        """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
         import torch
 
         from harness.errors import LastbitError
@@ -80,6 +81,7 @@ class Actor:
             "premises": _premises(device),
             "versions": _versions(),
             "isolated": str(self._kernels.confinement) if self._kernels else "",
+            "printed": self._printed,
         }
         return asked.at_home(json.dumps(told))
 
@@ -109,7 +111,9 @@ class Actor:
         self._listening.__enter__()
         config, device_type = self._asked.config, torch.device(self._device).type
         if config.isolate:
+            self._files.mkdir(exist_ok=True)
             self._kernels = kernels_for(config, device_type, caches=self._files / "compiled")
+            self._kernels.printed = lambda *said: self._printed.append(said)
         with timed(PLANNING):
             return make_plan(config, device_type, self._kernels.declared if self._kernels else load_kernels)
 
@@ -118,6 +122,8 @@ class Actor:
         from harness.verify.perform import perform
 
         assert self._plan is not None
+        if self._kernels:
+            self._kernels.printed = stream.printed
         try:
             with suppress(CaseFailed, Stopped):
                 perform(self._plan.items[place], stream, self._kernels)

@@ -6,8 +6,9 @@ import json
 import os
 import secrets
 import signal
+import socket
 import tempfile
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with the run."""
 
 _CLIENT = "ray://"
+_KNOCK = 5.0  # seconds until an address where nothing answers is given up: Ray tries for minutes
 _STORE = 100 << 20  # bytes of shared memory for objects: results are small
 
 
@@ -69,15 +71,34 @@ def connected(address: str, workers: int | None, folder: Path) -> Iterator[list[
     with _environment(address), _own_files(address) as files:
         options = _of_a_local_one(workers, files) if files else {"address": address}
         try:
-            with _own_signals():
-                ray.init(
-                    **options, runtime_env={"working_dir": str(folder)}, logging_level="ERROR", log_to_driver=False
-                )
-            yield [Node.of(told) for told in ray.nodes() if told["Alive"]]
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
+            yield _nodes(ray, address, {**options, "runtime_env": {"working_dir": str(folder)}})
         finally:
             ray.shutdown()
+
+
+def _nodes(ray: Any, address: str, options: Mapping[str, Any]) -> list[Node]:
+    """Connect to a cluster, and return its nodes."""
+    try:
+        _knock(address)
+        with _own_signals():
+            ray.init(**options, logging_level="ERROR", log_to_driver=False)
+        return [Node.of(told) for told in ray.nodes() if told["Alive"]]
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LastbitError(f"no Ray cluster at {address!r} can be used: {error}") from error
+
+
+def _knock(address: str) -> None:
+    """Raise `LastbitError` if nothing listens at an address of the form HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()
+    except (OSError, OverflowError) as error:
+        raise LastbitError(
+            f"nothing answers at --cluster {address} ({error}): start a cluster there with `ray start --head --port "
+            f"{port}`, or let --cluster local start one on this machine"
+        ) from error
 
 
 def _ray(address: str) -> Any:

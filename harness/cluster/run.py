@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,9 @@ from harness.verify.run import settings_of
 
 LOG = "cluster.log"
 """The file of a run's folder that says what happened to actors."""
+
+_WAIT = 10.0
+"""Seconds that actors may wait for a place before it is said."""
 
 _PAUSE = 0.2  # seconds between two looks at actors that say nothing
 
@@ -79,14 +83,15 @@ def work_on(
 
         teams = [Team(kind, Campaign(config, pool, clock, parse, tell, say)) for kind in cluster.kinds]
         try:
-            _work(teams, pool, plan)
+            _work(teams, pool, plan, clock)
         except KeyboardInterrupt:
             return Worked(cluster, tuple(teams), log, interrupted=True)
     return Worked(cluster, tuple(teams), log, interrupted=False)
 
 
-def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None]) -> None:
+def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None], clock: Callable[[], float]) -> None:
     """Let the teams run all items."""
+    latest = clock() + _WAIT
     for team in teams:
         team.open()
     planned = False
@@ -101,6 +106,16 @@ def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None]) -> Non
             raise LastbitError("; ".join(team.stuck for team in teams))
         if not planned and (planned := all(team.ledger or team.stuck for team in teams)):
             plan(sum(item.cases for team in teams if team.ledger for item in team.ledger.items))
+        if clock() >= latest:
+            _say_who_waits(teams)
+            latest = float("inf")
+
+
+def _say_who_waits(teams: Sequence[Team]) -> None:
+    """Say how many actors have no place, if there are such."""
+    there, asked = (sum(numbers) for numbers in zip(*(team.there for team in teams), strict=True))
+    if there < asked:
+        print(f"waiting for the cluster: {asked} actors asked for, {there} there", file=sys.stderr, flush=True)
 
 
 def _environment(cluster: Cluster, teams: Sequence[Team]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 An event is a list: its name, and what belongs to it. `begins` comes with the note of a case, and nothing of the case
 happens before it was taken. `waits` stops the clock of the case. `result` comes with a line of `reports.records`, and
-`lost` after one that left the accelerator unusable. `left` says how many cases are not run. `hung` comes with the lines
-that were under way when a case took too long. `time` says where the time of the process went. `done` is the last one.
+`lost` after one that left the accelerator unusable. `left` says how many cases are not run. `printed` comes with the
+name of a kernel's file and what a process of it has printed. `hung` comes with the lines that were under way when a
+case took too long. `time` says where the time of the process went. `done` is the last one.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ class Stream:
     def leave(self, item: Item, cases: int) -> None:
         """Tell how many cases of the item are not run because its kernel has failed."""
         self._tell("left", cases)
+
+    def printed(self, whose: str, text: str) -> None:
+        """Tell what a kernel process printed."""
+        self._tell("printed", whose, text)
 
     def note_time(self) -> None:
         """Tell where the time of this process went so far."""

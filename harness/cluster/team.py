@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.result import CaseResult
 from harness.run import NotRun, Spent
 from harness.verify.assemble import INTERRUPTED, Ended
 from harness.verify.plan import Planned
+from reports.records import dump
 
 TRIES = 2
 """Starts of actors that fail on a device before the device is taken out."""
@@ -84,6 +86,7 @@ class Team:
         self._held: list[Hashable] = []  # actors that keep others off a device
         self._spent: dict[Hashable, Spent] = {}
         self._traces = 0
+        self._recorded = 0
 
     def open(self) -> None:
         """Start the actors."""
@@ -97,6 +100,11 @@ class Team:
     def done(self) -> bool:
         """Whether all items have run, or nobody is left who could run them."""
         return (self.ledger is not None and self.ledger.done) or not self._members
+
+    @property
+    def there(self) -> tuple[int, int]:
+        """How many actors have a process, and of how many."""
+        return sum(bool(member.where) for member in self._members.values()), len(self._members)
 
     def has(self, actor: Hashable) -> bool:
         return actor in self._members
@@ -136,6 +144,8 @@ class Team:
             return self._out_of(actor, "it makes another plan than the first one: its versions or files are others")
         self.told[member.where["node"]] = told
         member.ready = member.idle = True
+        for whose, text in told.get("printed", ()):
+            self._print(whose, text)
         self._all.log(f"{self.kind.device}: {member} is ready")
         return None
 
@@ -154,7 +164,7 @@ class Team:
     def _kept(self, trace: str) -> str:
         """Write down the lines that were under way in a case that took too long."""
         self._traces += 1
-        path = Path(self._all.config.folder, f"{self.kind.device.replace(':', '')}-{self._traces}.trace")
+        path = self._file(f"-{self._traces}.trace")
         path.write_text(trace)
         return str(path)
 
@@ -163,8 +173,30 @@ class Team:
         for event in events:
             if event[0] == "time":
                 self._spent[actor] = Spent(event[1], processes=1)
+            elif event[0] == "printed":
+                self._print(*event[1:])
             elif self.ledger.hear(actor, event, self._all.clock()):
                 self._members[actor].idle = True
+        self._record()
+
+    def _print(self, whose: str, text: str) -> None:
+        """Write down what a kernel process printed, where a run of this machine has it."""
+        with self._file(".log").open("a") as file:
+            print(f"printed in a process of {whose}:\n{text}", file=file)
+
+    def _record(self) -> None:
+        """Write down the results of items that are done since, for whoever finds a run that was killed."""
+        assert self.ledger is not None
+        done = len(self.ledger.settled)
+        if done == self._recorded:
+            return
+        with self._file("-items.jsonl").open("a") as file:
+            for outcome in islice(self.ledger.settled.values(), self._recorded, done):
+                file.writelines(dump(result) + "\n" for result in outcome.results)
+        self._recorded = done
+
+    def _file(self, suffix: str) -> Path:
+        return Path(self._all.config.folder, f"{self.kind.device.replace(':', '')}{suffix}")
 
     def _lost(self, actor: Hashable, reason: str, *, by_kernel: bool) -> None:
         """Another actor takes the place of one that is lost, as long as there is something to do."""
@@ -173,6 +205,7 @@ class Team:
         self._all.pool.kill(actor)
         becomes = self.ledger.lose(actor, self._all.clock(), by_kernel=by_kernel)
         self._all.log(f"{self.kind.device}: {member} was lost: {reason}{f'; its item: {becomes}' if becomes else ''}")
+        self._record()
         if not self.ledger.done:
             self._start()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.config import Config
 from harness.devices import DevicePlan
+from harness.errors import UsageError
 from harness.files import BUILT_IN
 from harness.verify.notes import read_json, write_json
 
@@ -46,7 +47,13 @@ class Asked:
 
 @contextmanager
 def packed(config: Config) -> Iterator[Path]:
-    """The folder that travels for a run; it is gone afterwards."""
+    """The folder that travels for a run; it is gone afterwards.
+
+    Raises:
+        UsageError: a folder that the run names does not exist.
+    """
+    _exist("kernel", config.kernel_folders)
+    _exist("project", config.projects)
     with tempfile.TemporaryDirectory(prefix="lastbit-travel-") as name:
         folder = Path(name)
         homes: dict[str, str] = {}
@@ -65,6 +72,12 @@ def packed(config: Config) -> Iterator[Path]:
         ).save()
         write_json(folder / _ASKED / _HOMES, homes)
         yield folder
+
+
+def _exist(what: str, folders: Sequence[str]) -> None:
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise UsageError(f"{what} folder {folder!r} does not exist or is not a folder")
 
 
 def unpacked(folder: Path, devices: Sequence[str]) -> Asked:

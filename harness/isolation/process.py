@@ -136,6 +136,7 @@ class ForkServer:
             LastbitError: the server does not start, or not this process.
         """
         self.begin()
+        self._wait_until_up()  # a judge that is killed before that leaves no folder
         folder = Path(tempfile.mkdtemp(prefix="kernel-"))
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
@@ -167,13 +168,21 @@ class ForkServer:
         self._socket, self._process, self._is_up = None, None, False
         atexit.unregister(self.close)
 
+    def _wait_until_up(self) -> None:
+        if not self._is_up:
+            self._is_up = bool(self._heard()["ready"])
+
     def _ask(self, message: Mapping[str, Any], fds: Sequence[int]) -> Mapping[str, Any]:
+        self._wait_until_up()
+        return self._heard(message, fds)
+
+    def _heard(self, message: Mapping[str, Any] | None = None, fds: Sequence[int] = ()) -> Mapping[str, Any]:
+        """What the server says, if there is a message after it has got that."""
         assert self._socket is not None
         self._socket.settimeout(_GRACE + 40)
         try:
-            if not self._is_up:
-                self._is_up = bool(json.loads(received(self._socket))["ready"])
-            send(self._socket, message, fds)
+            if message is not None:
+                send(self._socket, message, fds)
             answer: Mapping[str, Any] = json.loads(received(self._socket))
             return answer
         except (OSError, EOFError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.config import Config
+from harness.files import BUILT_IN
 from harness.isolation.declared import Kernels
 from harness.isolation.isolated import Isolated
 from harness.isolation.process import ForkServer
@@ -26,8 +28,16 @@ def kernels_for(config: Config, device_type: str, *, caches: Path | None = None)
     """
     server = ForkServer()
     server.begin()
-    readable = (*(Path(folder).resolve() for folder in config.site), *_importable(Path.cwd()))
+    readable = (*(Path(folder).resolve() for folder in config.site), *_on_the_path())
     return Kernels(server, device_type, readable=readable, caches=caches or caches_of(config), printed=_print)
+
+
+def _on_the_path() -> Iterator[Path]:
+    """What kernels may import of the working directory and of PYTHONPATH, lastbit's own folder left out there."""
+    named = (Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(name))
+    for folder in dict.fromkeys([Path.cwd(), *(folder for folder in named if folder != BUILT_IN)]):
+        if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
+            yield from _importable(folder)
 
 
 def _importable(folder: Path) -> Iterator[Path]:

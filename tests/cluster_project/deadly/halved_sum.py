@@ -21,6 +21,7 @@ def right(x: Tensor, y: Tensor) -> Tensor:
 def kills(x: Tensor, y: Tensor) -> Tensor:
     """Ends its process where a row has seven columns."""
     if x.shape[-1] == 7:
+        print("the end of it", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     return right(x, y)
 
