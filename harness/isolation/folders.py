@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import subprocess
 from pathlib import Path
+
+from harness.errors import LastbitError
 
 
 def remove(folder: Path) -> None:
@@ -25,8 +28,14 @@ def cache_of(file: Path, caches: Path) -> Path:
     """The folder below `caches` for what the kernels of a file compile; a file has it for itself.
 
     The user of kernel processes gets to it, but sees no other one.
+
+    Raises:
+        LastbitError: somebody else made `caches` first, whose name can be known, and could plant programs there.
     """
     folder = caches / hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:16]
     caches.mkdir(mode=0o711, exist_ok=True)
+    known = caches.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o022:
+        raise LastbitError(f"{caches} belongs to somebody else, or others can write there; remove it")
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

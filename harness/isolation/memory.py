@@ -19,7 +19,6 @@ from torch import Tensor
 
 from harness.isolation.runner import exported
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _LEAST = 1 << 18  # bytes of a block
 _numbers = itertools.count(1)
 
@@ -68,7 +67,8 @@ def _of_file(size: int) -> Block:
     size = max(_LEAST, 1 << (size - 1).bit_length()) if size <= _FEW else -(-size // _LEAST) * _LEAST
     descriptor = os.memfd_create("tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # of Linux alone
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     words = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.int64)
     block = Block(next(_numbers), words, descriptor, None)
     weakref.finalize(block, os.close, descriptor)

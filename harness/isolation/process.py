@@ -142,6 +142,11 @@ class ForkServer:
         reading, writing = os.pipe()
         try:
             pid = self._ask({"start": start.as_json(folder)}, [theirs.fileno(), writing])["pid"]
+        except LastbitError:
+            ours.close()
+            os.close(reading)
+            remove(folder)
+            raise
         finally:
             theirs.close()
             os.close(writing)
@@ -149,6 +154,8 @@ class ForkServer:
 
     def ended(self, pid: int, patience: float) -> int | None:
         """End a kernel process and what it started: how it ended by itself within some seconds, None if it did not."""
+        if self._socket is None:  # it has ended, and all kernel processes with it
+            return None
         try:
             status = self._ask({"end": pid, "patience": patience}, [])["status"]
         except LastbitError:
@@ -178,7 +185,7 @@ class ForkServer:
 
     def _heard(self, message: Mapping[str, Any] | None = None, fds: Sequence[int] = ()) -> Mapping[str, Any]:
         """What the server says, if there is a message after it has got that."""
-        assert self._socket is not None
+        assert self._socket is not None and self._process is not None
         self._socket.settimeout(_GRACE + 40)
         try:
             if message is not None:
@@ -186,6 +193,8 @@ class ForkServer:
             answer: Mapping[str, Any] = json.loads(received(self._socket))
             return answer
         except (OSError, EOFError, ValueError) as error:
+            self._process.kill()  # an answer that comes late would be taken for that to the next message
+            self.close()
             raise LastbitError(f"the process that starts kernel processes does not answer: {error!r}") from error
 
 

@@ -27,9 +27,6 @@ Message = Mapping[str, Any]
 Placed = Sequence[tuple[Message, Tensor]]
 """Descriptions of tensors, and the words that hold each of them."""
 
-LONGEST = 1 << 22
-"""Bytes of a message."""
-
 ALIGNMENT = 256
 """Bytes between the starts of results in memory, of which they are multiples."""
 

@@ -5,7 +5,6 @@ It has one thread, and neither a CUDA context nor threads of OpenMP: of these a 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from harness.interpret.faults import collected
-from harness.isolation import runner
+from harness.isolation import runner, system
 from harness.isolation.confine import confine
 from harness.isolation.files import python_folders
 from harness.isolation.folders import remove
@@ -28,7 +27,6 @@ from harness.isolation.inside import Work
 from harness.isolation.limits import Limits
 from harness.isolation.privileges import shield
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
 _PARTING = 2.0  # seconds that a guardian has to end its kernel process
 
@@ -138,7 +136,8 @@ def _kernel_process(asked: Mapping[str, Any], fds: list[int], parent: int) -> Pr
 
 def _die_with(parent: int) -> None:
     """End this process when its parent ends, which it has not done yet."""
-    ctypes.CDLL(None, use_errno=True).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if system.LINUX:
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
