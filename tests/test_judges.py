@@ -68,6 +68,15 @@ def test_a_right_file(judges: harness.Judges, tmp_path: Path) -> None:
     assert not found.findings and not found.torch_ops and not found.notes and found.exit_code == 0
 
 
+def test_a_file_does_not_choose_its_cases(judges: harness.Judges, tmp_path: Path) -> None:
+    choosy = written(tmp_path, body="class UnsupportedCase(Exception): ...\nif x.numel() > 48: raise UnsupportedCase")
+    found = asked(judges, choosy)
+    assert (found.verdict, found.exit_code, found.contracts.keeps) == ("INCONCLUSIVE", 1, ())
+    assert found.reason.startswith("the kernel declined 1 of 3 cases that its signature takes, and passed the others;")
+    found = asked(judges, choosy, may_decline=True)
+    assert (found.verdict, found.reason, found.cases["UNSUPPORTED"]) == ("PASSED", "", 1)
+
+
 def test_a_wrong_file_and_its_line(judges: harness.Judges, tmp_path: Path) -> None:
     wrong = written(tmp_path, RIGHT.replace("+ eps", "+ 2 * eps"))
     found = asked(judges, wrong, fail_fast=True, explain=30.0)

@@ -19,7 +19,7 @@ from reports.judged import as_json_line, print_judged
 from reports.paper import make_console
 
 _ASKED = (
-    *("op", "contract", "function", "placement", "forbid_torch_op", "strict"),
+    *("op", "contract", "function", "placement", "forbid_torch_op", "may_decline", "strict"),
     *("profile", "seed", "fail_fast", "explain", "timeout", "memory", "speed", "beside"),
 )
 """Options that are fields of a `Question`."""
@@ -48,6 +48,7 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     add("--unordered", action="append", default=[], metavar="RESULT", help="a result whose bits may differ")
     add("--placement", choices=PLACEMENTS, default="refuses", help="with tensors elsewhere (default: refuses)")
     add("--forbid-torch-op", action="store_true", help="it fails if it calls torch's own operator for the op")
+    add("--may-decline", action="store_true", help="it may raise UnsupportedCase for cases that its signature takes")
     add("--strict", action="store_true", help="notices fail a case, too")
     add("--project", action="append", default=[], metavar="DIR", help="a folder with references/ and cases/")
 

@@ -20,24 +20,41 @@ Repro = Callable[[str], str]
 
 
 def concluded(
-    empty: FileVerdict, results: Sequence[CaseResult], power: Sequence[Power], planned: int, repro: Repro
+    empty: FileVerdict,
+    results: Sequence[CaseResult],
+    power: Sequence[Power],
+    planned: int,
+    repro: Repro,
+    declined: int = 0,
 ) -> FileVerdict:
-    """The document with what follows from the results of its cases, those tried while a failure was shrunk included."""
+    """The document with what follows from the results of its cases, those tried while a failure was shrunk included.
+
+    A kernel that `declined` cases which it must take has not passed: it chose the ones that it was judged on.
+    """
     if not results:
         return replace(empty, reason="no case of the op is one that the kernel takes")
     run = Run(tuple(results), power=tuple(power))
     name, device = results[0].kernel, results[0].device
     verdict = run.verdict(name, device)
+    chosen = verdict is Verdict.PASSED and declined > 0
+    verdict = Verdict.INCONCLUSIVE if chosen else verdict
     counted = Counter(result.verdict for result in results if result.counted)
     return replace(
         empty,
         verdict=verdict,
-        reason=_reason(run, verdict, name, device),
+        reason=_of_choice(declined, len(results)) if chosen else _reason(run, verdict, name, device),
         cases={str(each): counted[each] for each in Verdict},
         planned=planned,
         decided=_decided(run, name, device),
         findings=tuple(_findings(results, repro)),
         contracts=contracts_of(results, verdict, empty.contract),
+    )
+
+
+def _of_choice(declined: int, cases: int) -> str:
+    return (
+        f"the kernel declined {declined:,} of {cases:,} cases that its signature takes, and passed the others; "
+        "--may-decline lets it choose, --case says which cases count"
     )
 
 

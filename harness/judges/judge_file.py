@@ -24,6 +24,7 @@ from harness.judges.opening import Desk, Opened, desk_of, opened
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from harness.verify.check import Subject, unsupported
 from harness.verify.fuzz import Explorer, kind_of
 from harness.verify.inprocess import Workplace
 from harness.verify.plan import Item
@@ -133,12 +134,19 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
         results.append(_with_torch_op(seen_in, called))
     power = () if any(r.verdict in BAD for r in results) else desk.power(results)
     repro = partial(question.repro, empty.file, device=empty.device)
-    found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro)
+    declined = 0 if question.may_decline else _declined(subject, results)
+    found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro, declined)
     if question.speed and found.verdict is Verdict.PASSED:
         from harness.judges.call_time import with_speed  # which a judge that times nothing does without
 
         return with_speed(found, desk, subject, question, repro)
     return with_culprit(found, desk, question, failure_of(results))
+
+
+def _declined(subject: Subject, results: Sequence[CaseResult]) -> int:
+    """How many cases the kernel declined although its signature takes them."""
+    turned = (parse_case(result.case) for result in results if result.verdict is Verdict.UNSUPPORTED and result.counted)
+    return sum(not unsupported(subject.kernel, case) for case in turned)
 
 
 def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Chosen]) -> list[CaseResult]:

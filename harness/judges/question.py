@@ -35,6 +35,7 @@ class Question:
         fail_fast: the first failing case is the last one, and is not made small.
         explain: seconds in which a failure is explained, 0 for none; None for `EXPLAIN`, and none with `fail_fast`.
         forbid_torch_op: a kernel that calls torch's own operator for the whole op fails.
+        may_decline: the kernel may raise `UnsupportedCase` for cases that its signature takes.
         strict: notices fail a case.
         speed: a kernel that passes is timed as well.
         beside: so is a kernel of the project that keeps the contract, in the same way.
@@ -54,6 +55,7 @@ class Question:
     fail_fast: bool = False
     explain: float | None = None
     forbid_torch_op: bool = False
+    may_decline: bool = False
     strict: bool = False
     speed: bool = False
     beside: bool = False
@@ -98,3 +100,4 @@ class Question:
         yield from ["--strict"] * self.strict
         yield from ["--speed"] * self.speed
         yield from ["--forbid-torch-op"] * self.forbid_torch_op
+        yield from ["--may-decline"] * self.may_decline
