@@ -107,11 +107,11 @@ class Kernels:
             LastbitError: the file ends the process that loads it, or raises, or no kernel in it has the role.
         """
         with self._process(path, bare=False) as guarded, self._process(path, bare=True) as bare:
-            answer = _loaded(guarded, path, role=asdict(role))
+            answer = _loaded(guarded, path, timeout, role=asdict(role))
             [fields] = answers.listed(answer.get("kernels"))[:1] or [{}]
-            kernel = self._kernel(fields, {path.name: path})
+            kernel = self._kernel(fields, {path.name: path}, timeout)
             plain = answers.name_of(answer.get("plain"))
-            _loaded(bare, path, role=asdict(role), kernel=kernel.name, plain=plain)
+            _loaded(bare, path, timeout, role=asdict(role), kernel=kernel.name, plain=plain)
             self._asked[path] = guarded
             try:
                 yield kernel, Pair(guarded, bare, kernel.name, timeout)
@@ -158,7 +158,7 @@ class Kernels:
             if process.printed:
                 self.printed(path.name, process.printed)
 
-    def _kernel(self, fields: Mapping[str, Any], files: Mapping[str, Path]) -> Kernel:
+    def _kernel(self, fields: Mapping[str, Any], files: Mapping[str, Path], timeout: float = _LOADING) -> Kernel:
         """A kernel as its file declares it; `files` are those that it may come from."""
         file = files.get(answers.name_of(fields.get("file")))
         if file is None:
@@ -174,7 +174,7 @@ class Kernels:
             stages=answers.names(fields.get("stages")),
             mutates=answers.names(fields.get("mutates")),
             devices=answers.names(fields.get("devices")),
-            depth=_Depth(self, call) if answers.flag(fields.get("depth")) else None,
+            depth=_Depth(self, call, timeout) if answers.flag(fields.get("depth")) else None,
             order=None if order is None else answers.integer(order, 1, _MOST_TERMS),
             placement=answers.name_of(fields.get("placement")),
             unordered=answers.names(fields.get("unordered")),
@@ -193,20 +193,21 @@ class _Depth:
 
     kernels: Kernels
     call: Elsewhere
+    timeout: float
     known: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, terms: int) -> int:
         if terms not in self.known:
             message = {"do": "depth", "kernel": self.call.name, "terms": terms}
-            answer = self.kernels.asked(self.call.path).ask(message, _LOADING)
+            answer = self.kernels.asked(self.call.path).ask(message, self.timeout)
             self.known[terms] = max(answers.integer(answer.get("depth"), 0, _MOST_TERMS), (terms - 1).bit_length())
         return self.known[terms]
 
 
-def _loaded(process: KernelProcess, path: Path, **asked: Any) -> Mapping[str, Any]:
+def _loaded(process: KernelProcess, path: Path, timeout: float = _LOADING, **asked: Any) -> Mapping[str, Any]:
     """Let a process load a file or folder; what it says of it."""
     try:
-        return process.ask({"do": "load", "path": str(path), **asked}, _LOADING)
+        return process.ask({"do": "load", "path": str(path), **asked}, timeout)
     except Raised as error:
         known = "UsageError" in error.kinds or "KernelError" in error.kinds
         raise KernelError(str(error) if known else f"{path} raised {error.kind} while it was loaded: {error}") from None

@@ -129,7 +129,11 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
         return replace(empty, verdict=Verdict.UNSUPPORTED, reason=reason)
     chosen = desk.cases.of(question, subject.kernel.accepts)
     results = _results(desk, kernel, question, chosen)
-    called, seen_in = _torch_ops(kernel, results)
+    try:
+        called, seen_in = _torch_ops(kernel, results)
+    except LastbitError as error:  # what the cases have shown counts all the same
+        called, seen_in, failed = (), None, f"a call that is watched for torch's operators failed: {error}"
+        results.append(replace(results[-1], verdict=Verdict.ERRORED, reason=failed, counted=False))
     if seen_in is not None and called and question.forbid_torch_op:
         results.append(_with_torch_op(seen_in, called))
     power = () if any(r.verdict in BAD for r in results) else desk.power(results)
