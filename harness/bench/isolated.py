@@ -30,6 +30,7 @@ from harness.verify.check import Subject
 Message = Mapping[str, Any]
 
 _FEWEST, _MOST = 8, 512  # calls of a round
+_ALONE = 15  # rounds of one call
 _PILOT = 16  # calls of the round from which their number follows
 _SHARE = 0.1  # of the effort's seconds that a round takes
 _MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of all inputs and results of a round, with copies
@@ -102,29 +103,35 @@ def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     """The time of a kernel, with the verdict on what it gave meanwhile; `empty` is a process that has loaded none."""
     one_round(timed, 2)  # which compiles
     calls = _calls(timed, one_round(timed, min(_PILOT, _most_calls(timed))).seconds, effort)
-    seconds, copied, judgements = list[float](), 0, list[Judgement]()
-    for _ in range(rounds := 2 * effort.rounds + 1):
-        made = one_round(timed, calls)
-        seconds.append(made.seconds)
-        copied += made.taken.copied
-        if not _failed(judgements):
-            judgements += judged(timed, made)
-    nothing = [one_round(timed, calls, empty).seconds for _ in range(rounds)]
+    judgements = list[Judgement]()
+    rounds = 2 * effort.rounds + 1
+    together = [_judged_round(timed, calls, judgements) for _ in range(rounds)]
+    alone = [_judged_round(timed, 1, judgements) for _ in range(_ALONE)]
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
     return Bound(
         of=str(timed.case),
         kernel=timed.subject.kernel.name,
         contract=str(timed.subject.contract),
         verdict=str(worst.verdict),
-        time=Sample.of(seconds),
-        empty=Sample.of(nothing),
+        time=Sample.of([seconds for seconds, _ in together]),
+        empty=Sample.of([one_round(timed, calls, empty).seconds for _ in range(rounds)]),
+        alone=Sample.of([seconds for seconds, _ in alone]),
+        empty_alone=Sample.of([one_round(timed, 1, empty).seconds for _ in range(_ALONE)]),
         calls=calls,
         judged=len(judgements),
-        copied=copied / (rounds * calls * len(timed.results)),
+        copied=sum(copied for _, copied in together) / (rounds * calls * len(timed.results)),
         traffic=timed.traffic,
         flops=_flops(timed),
         why=next((f.sentence for f in worst.findings if not f.notice), ""),
     )
+
+
+def _judged_round(timed: Timed, calls: int, judgements: list[Judgement]) -> tuple[float, int]:
+    """Seconds of a call, and results that were copied, of a round; it is judged, unless one was wrong before."""
+    made = one_round(timed, calls)
+    if not _failed(judgements):
+        judgements += judged(timed, made)
+    return made.seconds, made.taken.copied
 
 
 def one_round(timed: Timed, calls: int, process: Process | None = None) -> Round:

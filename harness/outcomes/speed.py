@@ -76,6 +76,7 @@ class Bound:
         verdict, why: of the results of the timed calls; what is wrong first, if anything is.
         time: seconds from the message to go until the judge had results, over the calls; of each round.
         empty: the same of a kernel that does nothing, in a process of its own.
+        alone, empty_alone: both of rounds of one call, of which nothing can be done in another one.
         calls: of a round.
         judged: calls of all rounds whose results were judged; which, was drawn after they were timed.
         copied: share of the results that were copied to the judge's memory, within the time.
@@ -89,6 +90,8 @@ class Bound:
     verdict: str
     time: Sample
     empty: Sample
+    alone: Sample
+    empty_alone: Sample
     calls: int
     judged: int
     copied: float
