@@ -168,6 +168,10 @@ def test_a_question_that_means_nothing(judges: harness.Judges, tmp_path: Path) -
         assert message in str(raised.value)
     with pytest.raises(UsageError, match="may be overwritten"):
         judges.judge(path, mutates={"y": ""}).result(60)
+    with pytest.raises(UsageError, match="timeout -1 must be a number of seconds above 0"):
+        judges.judge(path, timeout=-1.0)
+    with pytest.raises(UsageError, match="memory -5 is less than Python and torch take"):
+        judges.judge(path, memory=-5)
 
 
 # The command
@@ -217,8 +221,8 @@ def test_a_line_of_json_per_file_in_their_order(
 
 
 def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
-    options = "--contract a+b --function f --mutates x=y --mutates z --unordered y --placement moves --forbid-torch-op"
-    effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4 -n 5 --case LINE"
+    options = "--contract a+b --function f --mutates x=y --mutates z --unordered y --placement moves --forbid-torch-op --may-decline"
+    effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4000000000 -n 5 --case LINE"
     effort += " --strict --speed --beside"
     main(["judge", files["PASSED"], "--op", "an_op", *options.split(), *effort.split()])
     made = {name: value for name, value in FakeJudges.asked.items() if name not in ("count", "device", "projects")}
@@ -236,11 +240,12 @@ def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
         fail_fast=True,
         explain=2.0,
         forbid_torch_op=True,
+        may_decline=True,
         strict=True,
         speed=True,
         beside=True,
         timeout=3.0,
-        memory=4,
+        memory=4_000_000_000,
     )
 
 

@@ -24,7 +24,7 @@ from harness.verify.check import Subject
 
 
 @dataclass
-class Asked(Process):
+class TimedProcess(Process):
     """A bare kernel process that is asked to make calls.
 
     Attributes:
@@ -65,8 +65,8 @@ def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -
     results = _results(subject, case)
     nothing = server.start(Start(bare=True, device_type=subject.device.type))
     try:
-        asked = Asked(pair.bare, pair.timeout)
-        return bound(Timed(subject, case, results, asked), Asked(nothing, pair.timeout), effort)
+        asked = TimedProcess(pair.bare, pair.timeout)
+        return bound(Timed(subject, case, results, asked), TimedProcess(nothing, pair.timeout), effort)
     finally:
         nothing.end()
 

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cluster.travel import Asked, unpacked
+from harness.cluster.travel import Travelled, unpacked
 from harness.files import PACKAGE
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Actor:
     def __init__(self, devices: list[str], called: str, run: str) -> None:
         self._devices, self._called, self._run = devices, called, run
         self._device = devices[-1]
-        self._asked: Asked | None = None
+        self._asked: Travelled | None = None
         self._plan: Plan | None = None
         self._kernels: Kernels | None = None
         self._printed: list[tuple[str, str]] = []

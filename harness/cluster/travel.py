@@ -27,7 +27,7 @@ _FOLDERS, _ASKED, _HOMES = "travelled", "asked", "homes.json"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Travelled:
     """What a run was asked to do, on a node.
 
     Attributes:
@@ -80,7 +80,7 @@ def _exist(what: str, folders: Sequence[str]) -> None:
             raise UsageError(f"{what} folder {folder!r} does not exist or is not a folder")
 
 
-def unpacked(folder: Path, devices: Sequence[str]) -> Asked:
+def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
     """What `packed` put into a folder that has come to a node, for a process there that has these devices."""
     config = Config.load(folder / _ASKED / "config.json")
     config = replace(
@@ -92,7 +92,7 @@ def unpacked(folder: Path, devices: Sequence[str]) -> Asked:
         revisions={label: str(folder / path) for label, path in config.revisions.items()},
     )
     homes = read_json(folder / _ASKED / _HOMES)
-    return Asked(config, {os.path.normpath(folder / here): home for here, home in homes.items()})
+    return Travelled(config, {os.path.normpath(folder / here): home for here, home in homes.items()})
 
 
 def _travelling(into: Path, homes: dict[str, str], path: str, parts: Sequence[str] = ()) -> str:

@@ -6,13 +6,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from harness.config import PROFILES
+from harness.config import LONGEST_TIMEOUT, PROFILES
 from harness.errors import UsageError, unknown
 from harness.kernel import PLACEMENTS
 from harness.of_file import Role
 
 RANDOM = "random"
 """The seed of a question whose cases get seeds that nobody knows before the kernel is loaded."""
+
+LEAST_MEMORY = 1 << 29
+"""Bytes of which a kernel process with torch and Triton has half before it does anything."""
 
 PROFILE = "ci"
 EXPLAIN = 15.0
@@ -67,6 +70,14 @@ class Question:
             raise unknown("profile", self.profile, PROFILES)
         if self.placement not in PLACEMENTS:
             raise unknown("placement", self.placement, PLACEMENTS)
+        if not 0 < self.timeout <= LONGEST_TIMEOUT:
+            raise UsageError(
+                f"timeout {self.timeout:g} must be a number of seconds above 0, at most {LONGEST_TIMEOUT:,}"
+            )
+        if self.memory is not None and self.memory < LEAST_MEMORY:
+            raise UsageError(
+                f"memory {self.memory:,} is less than Python and torch take; give {LEAST_MEMORY:,} or more"
+            )
         if self.beside and not self.speed:
             raise UsageError("a kernel of the project is timed beside one that is timed: ask for speed as well")
         if self.seed != RANDOM and not self.seed.isdecimal():
