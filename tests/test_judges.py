@@ -221,9 +221,9 @@ def test_a_line_of_json_per_file_in_their_order(
 
 
 def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
-    options = "--contract a+b --function f --mutates x=y --mutates z --unordered y --placement moves --forbid-torch-op --may-decline"
+    options = "--contract a+b --function f --mutates x=y --mutates z --unordered y --placement moves --forbid-torch-op"
     effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4000000000 -n 5 --case LINE"
-    effort += " --strict --speed --beside"
+    effort += " --may-decline --strict --speed --beside"
     main(["judge", files["PASSED"], "--op", "an_op", *options.split(), *effort.split()])
     made = {name: value for name, value in FakeJudges.asked.items() if name not in ("count", "device", "projects")}
     assert FakeJudges.asked["count"] == 5
