@@ -312,7 +312,7 @@ def test_sarif_says_that_a_run_broke() -> None:
 
 
 def test_every_kind_of_finding_has_a_rule() -> None:
-    folders = (ROOT / "harness" / name for name in ("verify", "judging", "inputs"))
+    folders = (ROOT / "harness" / name for name in ("verify", "calling", "judging", "inputs"))
     source = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     kinds = set(re.findall(r'Finding\(\s*"(\w+)"|^KIND = "(\w+)"|"(special)" if', source, re.MULTILINE))
     found = {kind for groups in kinds for kind in groups if kind} | {"outside", "wrote_outside", "mutated_input"}
