@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -284,8 +286,23 @@ class Interrupting(Fake):
         return super().hear(seconds)
 
 
-def test_what_was_done_before_an_interruption_is_reported(tmp_path: Path) -> None:
-    fake = Interrupting({"cpu": [Does(item("k", 50))]}, Random(1))
+class Losing(Fake):
+    """The same, where a call loses it, and nothing else comes."""
+
+    lost = False
+
+    def hear(self, seconds: float) -> list[Heard]:
+        if self.lost or self.now <= 4.1:
+            return super().hear(seconds)
+        self.lost = True
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return []
+
+
+@pytest.mark.parametrize("kind", [Interrupting, Losing])
+def test_what_was_done_before_an_interruption_is_reported(tmp_path: Path, kind: type[Fake]) -> None:
+    fake = kind({"cpu": [Does(item("k", 50))]}, Random(1))
     found = worked(fake, tmp_path, [replace(CPU, actors=1)])
     assert found.interrupted and found.planned
     run = found.run

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event, current_thread, main_thread
+from types import FrameType
 
 from harness.cluster.connection import Cluster
 from harness.cluster.pool import Pool
@@ -83,19 +87,47 @@ def work_on(
 
         teams = [Team(kind, Campaign(config, pool, clock, parse, tell, say)) for kind in cluster.kinds]
         try:
-            _work(teams, pool, plan, clock)
+            with _interruption() as noticed:
+                _work(teams, pool, plan, clock, noticed)
         except KeyboardInterrupt:
             return Worked(cluster, tuple(teams), log, interrupted=True)
     return Worked(cluster, tuple(teams), log, interrupted=False)
 
 
-def _work(teams: Sequence[Team], pool: Pool, plan: Callable[[int], None], clock: Callable[[], float]) -> None:
-    """Let the teams run all items."""
+@contextmanager
+def _interruption() -> Iterator[Event]:
+    """Whether there was an interruption from the keyboard: one that comes within a call of Ray may be lost there."""
+    noticed, handler = Event(), signal.getsignal(signal.SIGINT)
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        noticed.set()
+        raise KeyboardInterrupt
+
+    own = current_thread() is main_thread() and handler is signal.default_int_handler
+    if own:
+        signal.signal(signal.SIGINT, notice)
+    try:
+        yield noticed
+    finally:
+        if own:
+            signal.signal(signal.SIGINT, handler)
+
+
+def _work(
+    teams: Sequence[Team], pool: Pool, plan: Callable[[int], None], clock: Callable[[], float], noticed: Event
+) -> None:
+    """Let the teams run all items.
+
+    Raises:
+        KeyboardInterrupt: also one that was `noticed` and then lost.
+    """
     latest = clock() + _WAIT
     for team in teams:
         team.open()
     planned = False
     while not all(team.done for team in teams):
+        if noticed.is_set():
+            raise KeyboardInterrupt
         for heard in pool.hear(_PAUSE):
             for team in teams:
                 if team.has(heard.actor):
