@@ -219,8 +219,10 @@ def test_the_records_gain_what_was_explained_and_results_are_not_written_again(
     run = Run((failed(),))
     records.write(run, tmp_path)
     (tmp_path / "records.parquet").unlink()
-    monkeypatch.setattr(explaining, "with_explanations", lambda _, run: replace(run, explanations=(found(failed()),)))
-    got = running._explained(Config(folder=str(tmp_path)), run)
+    monkeypatch.setattr(
+        explaining, "with_explanations", lambda _, run, **__: replace(run, explanations=(found(failed()),))
+    )
+    got = running.with_why(Config(folder=str(tmp_path)), run)
     assert encoded(records.read(tmp_path)) == encoded(got)
     assert [one.case for one in got.explanations] == [failed().case]
     assert not (tmp_path / "records.parquet").exists()

@@ -26,7 +26,7 @@ from harness.case import Case
 from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
-from harness.verify.isolating import SLACK
+from harness.verify.isolating import limit_of
 from harness.verify.plan import Item
 from harness.verify.recorder import is_lost, note_of
 from harness.verify.sharing import SharedDevice, Verify, directly
@@ -67,7 +67,7 @@ class Stream:
         self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
         self.timeout = config.timeout
         self.failures = None if config.keep_going else Failed(failed)
-        self._limit = config.timeout + SLACK * config.isolate
+        self._limit = limit_of(config)
         self._device, self._dump, self._folder = device, dump, folder
         self._events: SimpleQueue[tuple[list[Any], Event]] = SimpleQueue()
 

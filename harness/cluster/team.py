@@ -17,7 +17,7 @@ from harness.errors import LastbitError
 from harness.result import CaseResult
 from harness.run import NotRun, Spent
 from harness.verify.assemble import INTERRUPTED, Ended
-from harness.verify.isolating import SLACK
+from harness.verify.isolating import limit_of
 from harness.verify.plan import Planned
 from reports.records import dump
 
@@ -156,7 +156,7 @@ class Team:
         return Ledger(
             items,
             self.kind.actors,
-            everything.config.timeout + SLACK * everything.config.isolate,
+            limit_of(everything.config),
             parse=everything.parse,
             keep=self._kept,
             tell=everything.tell,

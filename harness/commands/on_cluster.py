@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 from harness.cluster.connection import Cluster, on_cluster
 from harness.cluster.pool import RayPool
-from harness.commands.running import Interrupted, kept
+from harness.commands.running import Interrupted, import_ahead, kept, with_why
 from harness.config import Config
 from harness.run import Run
 from reports import records
@@ -33,7 +31,7 @@ def execute_on_cluster(config: Config, address: str, device: str, workers: int |
         LastbitError: the cluster cannot be used, or the run could not be planned.
         Interrupted: from the keyboard; what was recorded is kept.
     """
-    Thread(target=_import_ahead, daemon=True).start()
+    import_ahead(*_AFTERWARDS)
     with on_cluster(config, address, device, workers) as cluster:
         print(visible(str(cluster.config.device_plan), keep="\n"), flush=True)
         worked = _followed(cluster)
@@ -42,7 +40,7 @@ def execute_on_cluster(config: Config, address: str, device: str, workers: int |
     run = kept(worked.run, Path(config.folder))
     if worked.interrupted:
         raise Interrupted(run)
-    return _explained(cluster.config, run)
+    return with_why(cluster.config, run, elsewhere=_elsewhere(run))
 
 
 def _followed(cluster: Cluster) -> Worked:
@@ -60,15 +58,6 @@ def _actors(config: Config) -> Iterator[RayPool]:
         yield pool
     finally:
         pool.close()
-
-
-def _explained(config: Config, run: Run) -> Run:
-    """The run with why its kernels fail, as far as this machine has the devices on which they do."""
-    from harness.commands.explaining import with_explanations
-
-    found = with_explanations(config, run, elsewhere=_elsewhere(run))
-    new = found.explanations or found.traces
-    return kept(found, Path(config.folder), records.write_rest) if new else run
 
 
 def _elsewhere(run: Run) -> Mapping[str, str]:
@@ -91,10 +80,3 @@ def _name_here(device: str) -> str:
 
     has = machine()
     return str(torch.get_device_module(device).get_device_name(device)) if device in has.accelerators else "none"
-
-
-def _import_ahead() -> None:
-    """Import what the run needs while the cluster starts; what fails here fails there."""
-    for name in _AFTERWARDS:
-        with suppress(Exception):
-            import_module(name)

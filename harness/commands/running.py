@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 
 from harness.config import Config
 from harness.run import Run
@@ -50,7 +51,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     results, interrupted = runs.Results(config, records.parse), False
     try:
         with runs.processes(config, arguments) as children:
-            Thread(target=_import_ahead, daemon=True).start()
+            import_ahead(*_AFTERWARDS)
             _follow(children, results, quiet)
     except KeyboardInterrupt:
         interrupted, results = True, runs.Results(config, records.parse)  # it may have been reading some
@@ -64,7 +65,7 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
         raise Interrupted(run)
     if sanitizer is not None:
         run = _sanitized(config, sanitizer, run, quiet)
-    return _explained(config, run) if explaining else run
+    return with_why(config, run) if explaining else run
 
 
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
@@ -81,20 +82,24 @@ def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> R
     return run
 
 
-def _explained(config: Config, run: Run) -> Run:
-    """The run with why its kernels fail, where that could be found out."""
+def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
+    """The run with why its kernels fail, where that could be found out, and kept; see `with_explanations`."""
     from harness.commands.explaining import with_explanations
 
-    found = with_explanations(config, run)
+    found = with_explanations(config, run, elsewhere=elsewhere)
     new = found.explanations or found.traces
     return kept(found, Path(config.folder), records.write_rest) if new else run
 
 
-def _import_ahead() -> None:
-    """Import what the end of a run needs while its processes work; what fails here fails there."""
-    for name in _AFTERWARDS:
-        with suppress(Exception):
-            import_module(name)
+def import_ahead(*names: str) -> None:
+    """Begin to import what a run needs later, while other processes work; what fails here fails there."""
+
+    def import_all() -> None:
+        for name in names:
+            with suppress(Exception):
+                import_module(name)
+
+    Thread(target=import_all, daemon=True).start()
 
 
 def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) -> None:

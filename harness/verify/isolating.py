@@ -17,8 +17,12 @@ from harness.isolation.process import ForkServer
 from harness.verify.plan import Item
 from harness.verify.run import caches_of
 
-SLACK = 60.0
-"""Seconds after the limit of a case until the judge of a kernel in another process is taken to hang itself."""
+_SLACK = 60.0  # seconds after which the judge of a kernel in another process is taken to hang itself
+
+
+def limit_of(config: Config) -> float:
+    """Seconds that a case may take where it is judged: a kernel in another process is ended there before."""
+    return config.timeout + _SLACK * config.isolate
 
 
 def kernels_for(config: Config, device_type: str, *, caches: Path | None = None) -> Kernels:

@@ -15,7 +15,7 @@ from harness.case import Case
 from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
-from harness.verify.isolating import SLACK
+from harness.verify.isolating import limit_of
 from harness.verify.notes import LEFT, TIME, Failures, KnownFailures, write_json, written
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
@@ -34,7 +34,7 @@ class Recorder:
     def __init__(self, config: Config, worker: str, dump: Callable[[CaseResult], str]) -> None:
         self.cases, self.seed, self.random = config.cases_per_group, config.seed, config.random
         self.timeout, self._dump = config.timeout, dump
-        self._limit = config.timeout + SLACK * config.isolate
+        self._limit = limit_of(config)
         self._folder, self._shared = Path(config.folder), dict[torch.device, SharedDevice]()
         self.failures: KnownFailures | None = None if config.keep_going else Failures(self._folder)
         self._lacking: list[dict[str, str | int]] = []
