@@ -209,6 +209,7 @@ def test_isolated_kernels_end_their_own_processes_alone(cluster: Cluster, settin
 def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    until(lambda: not workers(cluster))  # those of a test before this one end a moment after it
     assert main(verify(cluster.address, tmp_path, "kernels", "--device", "cuda")) == 2
     assert "device 'cuda' was asked for, but the cluster has cpu (3 cores)" in capsys.readouterr().err
     assert not workers(cluster)
