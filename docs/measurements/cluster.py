@@ -31,11 +31,10 @@ from harness.verify.run import PER_ACCELERATOR
 from reports import records
 
 PROJECT = Path(__file__).parents[2] / "tests" / "cluster_project"
-EAGER = tuple(
-    f"eager[{weight}_multiply+{rule}]" for weight in ("fp32", "native") for rule in ("rounded_sum", "unrounded_sum")
-)
+RULES = ("rounded_sum", "unrounded_sum", "rounded_value")
+EAGER = tuple(f"eager[{weight}_multiply+{rule}]" for weight in ("fp32", "native") for rule in RULES)
 ON_CORES = Config(folder="", ops=("rms_norm",), kernels=("F.rms_norm", "eager[fp32_multiply+rounded_sum]"))
-ON_GPUS = Config(folder="", ops=("rms_norm",), kernels=("F.rms_norm", *EAGER))
+ON_GPUS = Config(folder="", ops=("rms_norm",), kernels=("F.rms_norm", *EAGER), cases=24)
 POISON = Config(
     folder="",
     ops=("halved_sum",),
