@@ -121,10 +121,10 @@ def test_each_call_has_values_and_memory_of_its_own() -> None:
 
 def test_a_right_kernel_passes_and_its_calls_are_judged() -> None:
     found = bound(timed(Here()), Here(nothing), LEAST)
-    assert (found.verdict, found.why, found.calls, found.judged) == ("PASSED", "", 8, 3 * 8 + 15)
+    assert (found.verdict, found.why, found.calls, found.judged) == ("PASSED", "", 8, 3 * 8 + 5)
     assert (found.copied, found.traffic) == (1.0, 6 * 64 * 2 * 2 + 128)
     assert found.time == found.empty == Sample.of([1 / 8] * 3) and found.overhead == 1.0
-    assert found.alone == found.empty_alone == Sample.of([1.0] * 15), "rounds of one call"
+    assert found.alone == found.empty_alone == Sample.of([1.0] * 5), "rounds of one call"
     assert found.share(Roof(Sample.of([1e6]), Sample.of([1e9]))) == pytest.approx(found.traffic / 1e6 * 8)
 
 
@@ -214,12 +214,11 @@ def test_a_kernel_that_does_nothing_fails() -> None:
 
 
 def test_where_not_all_are_judged_which_is_drawn_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolated, "_JUDGED_ON_CPU", 2 * (6 * 64 + 64))
     made = one_round(timed(Here()), 8)
     seen: list[int] = []
     monkeypatch.setattr(isolated, "_judged", lambda timed, made, call: seen.append(call) or Judgement(Verdict.PASSED))
     for _ in range(20):
-        isolated.judged(timed(Here()), made)
+        isolated.judged(timed(Here()), made, 2 * (6 * 64 + 64))
     assert len(seen) == 40 and len(set(seen)) > 2
 
 

@@ -30,12 +30,12 @@ from harness.verify.check import Subject
 Message = Mapping[str, Any]
 
 _FEWEST, _MOST = 8, 512  # calls of a round
-_ALONE = 15  # rounds of one call
+_ALONE = 5  # rounds of one call, for each round of the effort
 _PILOT = 16  # calls of the round from which their number follows
 _SHARE = 0.1  # of the effort's seconds that a round takes
 _MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of all inputs and results of a round, with copies
-_JUDGED, _JUDGED_ON_CPU = 1 << 31, 1 << 22  # elements of inputs whose results are judged after a round
-_MOST_JUDGED = 64  # calls of them
+_JUDGED, _JUDGED_ON_CPU = 1 << 32, 1 << 26  # elements of inputs whose results are judged, in all rounds
+_MOST_JUDGED = 64  # calls of a round that are judged
 _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
 
@@ -104,9 +104,10 @@ def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     one_round(timed, 2)  # which compiles
     calls = _calls(timed, one_round(timed, min(_PILOT, _most_calls(timed))).seconds, effort)
     judgements = list[Judgement]()
-    rounds = 2 * effort.rounds + 1
-    together = [_judged_round(timed, calls, judgements) for _ in range(rounds)]
-    alone = [_judged_round(timed, 1, judgements) for _ in range(_ALONE)]
+    rounds, single = 2 * effort.rounds + 1, _ALONE * effort.rounds
+    budget = (_JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED) // (rounds + single)
+    together = [_judged_round(timed, calls, budget, judgements) for _ in range(rounds)]
+    alone = [_judged_round(timed, 1, budget, judgements) for _ in range(single)]
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
     return Bound(
         of=str(timed.case),
@@ -116,7 +117,7 @@ def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
         time=Sample.of([seconds for seconds, _ in together]),
         empty=Sample.of([one_round(timed, calls, empty).seconds for _ in range(rounds)]),
         alone=Sample.of([seconds for seconds, _ in alone]),
-        empty_alone=Sample.of([one_round(timed, 1, empty).seconds for _ in range(_ALONE)]),
+        empty_alone=Sample.of([one_round(timed, 1, empty).seconds for _ in range(single)]),
         calls=calls,
         judged=len(judgements),
         copied=sum(copied for _, copied in together) / (rounds * calls * len(timed.results)),
@@ -126,11 +127,11 @@ def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     )
 
 
-def _judged_round(timed: Timed, calls: int, judgements: list[Judgement]) -> tuple[float, int]:
+def _judged_round(timed: Timed, calls: int, budget: int, judgements: list[Judgement]) -> tuple[float, int]:
     """Seconds of a call, and results that were copied, of a round; it is judged, unless one was wrong before."""
     made = one_round(timed, calls)
     if not _failed(judgements):
-        judgements += judged(timed, made)
+        judgements += judged(timed, made, budget)
     return made.seconds, made.taken.copied
 
 
@@ -164,11 +165,11 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
     }
 
 
-def judged(timed: Timed, made: Round) -> list[Judgement]:
-    """Judgements of calls: all, or as many as fit into a budget, drawn now; up to the first that fails."""
+def judged(timed: Timed, made: Round, budget: int) -> list[Judgement]:
+    """Judgements of calls: all, or as many as have `budget` elements, drawn now; up to the first that fails."""
     found = [_written_late(made.taken.late)] if made.taken.late else []
     elements = max(1, sum(t.numel for t in timed.case.tensors))
-    most = max(1, (_JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED) // elements)
+    most = max(1, budget // elements)
     calls = range(len(made.cases))
     for call in SystemRandom().sample(calls, min(len(calls), most, _MOST_JUDGED)):
         if not _failed(found):

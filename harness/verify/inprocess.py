@@ -74,8 +74,8 @@ def prepare(device: torch.device) -> None:
             f"triton was imported before TRITON_INTERPRET={mode}, which {device} needs; set it and retry"
         )
     os.environ["TRITON_INTERPRET"] = mode
+    torch.set_num_threads(1)  # sums in PyTorch's kernels depend on it, and processes share the cores
     if device.type == "cpu":
-        torch.set_num_threads(1)  # sums in PyTorch's kernels depend on it
         install()
 
 
