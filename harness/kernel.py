@@ -62,6 +62,7 @@ class Kernel:
             launch) or `moves` (a copy and a warning, with `harness.placement.moved`).
         unordered: results whose bits may differ between two calls, because they are summed by atomic additions: in any
             order, and with subnormal numbers flushed to zero.
+        invariant: properties that it promises, such as `rows`: see `harness.invariance`. It fails where one is broken.
         source: file and line where it is defined.
     """
 
@@ -78,11 +79,12 @@ class Kernel:
     unordered: tuple[str, ...] = ()
     source: str = ""
     held: Mapping[str, str] = field(default_factory=dict, hash=False)
+    invariant: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise unknown(f"placement of kernel {self.name!r}", self.placement, PLACEMENTS)
-        for what in ("stages", "mutates", "devices", "unordered"):
+        for what in ("stages", "mutates", "devices", "unordered", "invariant"):
             if not is_names(given := getattr(self, what)):
                 raise UsageError(f"{what}={given!r} of kernel {self.name!r} must be a tuple of names")
         call: object = self.call
@@ -137,6 +139,7 @@ def kernel(
     order: int | None = None,
     placement: str = "refuses",
     unordered: tuple[str, ...] = (),
+    invariant: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
@@ -157,6 +160,7 @@ def kernel(
             raise _without_op(function)
         own, source = name or _name_of(function), place_of(function)
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
+        made = replace(made, invariant=invariant)
         made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))

@@ -23,6 +23,8 @@ NOUNS = (
     "harness.result",
     "harness.run",
     "harness.row_check",
+    "harness.relation",
+    "harness.property_result",
 )
 BELOW_VERIFY = (
     "harness.errors",
@@ -41,7 +43,7 @@ BELOW_VERIFY = (
     "harness.interpret",
 )
 CALLS = ("harness.calling", "harness.isolation")
-ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.verify", "harness.outcomes")
+ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.invariance", "harness.verify", "harness.outcomes")
 BESIDE = tuple(f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges"))
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
@@ -64,6 +66,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.result": ("harness.errors", *NOUNS),
     "harness.run": ("harness.result", "harness.outcomes"),
     "harness.row_check": (),
+    "harness.relation": (),
+    "harness.property_result": (),
     "harness.devices": ("harness.errors",),
     "harness.placement": ("harness.devices",),
     "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
@@ -122,7 +126,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "reports.characters",
     ),
     "harness.isolation.runner": ("harness.kernel", "harness.of_file"),
-    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging"),
+    "harness.invariance": (
+        "harness.errors",
+        "harness.dtypes",
+        "harness.op",
+        "harness.case",
+        "harness.kernel",
+        "harness.relation",
+        "harness.property_result",
+        "harness.numerics",
+        "harness.inputs",
+    ),
+    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging", "harness.invariance"),
     "harness.diagnosing": (
         "harness.errors",
         "harness.config",

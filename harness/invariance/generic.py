@@ -1,0 +1,8 @@
+"""Properties that mean something for any op that has rows, layouts or results in place."""
+
+from __future__ import annotations
+
+from harness.invariance.property import Property
+from harness.invariance.rows import ROWS
+
+GENERIC: tuple[Property, ...] = (ROWS,)

@@ -1,0 +1,55 @@
+"""What was found of a property of a kernel: whether its bits depend on something that they need not depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Whether calls that a property relates gave equal bits."""
+
+    HOLDS = "holds"
+    BROKEN = "broken"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class PropertyResult:
+    """A property of one kernel on one case.
+
+    Attributes:
+        name: the property: `rows`.
+        outcome: what was found.
+        declared: the kernel promises it, so that it fails where this is broken.
+        pairs: pairs of calls that were compared.
+        reason: why it is not applicable, or what was not tried.
+        first, second: the first pair that differs: a case line, and what differs in the other call, as a case line
+            if it is one.
+        where: what the change depends on, where that was found: "changes between 255 and 256 rows".
+        result: the result that differs.
+        elements, numel: how many of its elements differ in the pair where most do, of how many.
+        rows: how many rows these are in; 0 where rows mean nothing.
+        ulp: the largest distance in units in the last place; infinite between a number and what is none.
+        legal: the contract allows the bits of both calls; None if that was not asked.
+    """
+
+    name: str
+    outcome: Outcome
+    declared: bool = False
+    pairs: int = 0
+    reason: str = ""
+    first: str = ""
+    second: str = ""
+    where: str = ""
+    result: str = ""
+    elements: int = 0
+    numel: int = 0
+    rows: int = 0
+    ulp: float = 0.0
+    legal: bool | None = None
+
+    @property
+    def fails(self) -> bool:
+        """The kernel does not keep what it declares."""
+        return self.declared and self.outcome is Outcome.BROKEN
