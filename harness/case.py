@@ -187,6 +187,7 @@ class Group:
         choices: name → options of what cases choose from; see `harness.inputs.choices`.
         designed: what a design has chosen for this group, a case each.
         drawn: how many cases Hypothesis draws besides; None for as many as a run has per group.
+        properties: its cases are also asked what their bits depend on.
     """
 
     name: str
@@ -195,6 +196,7 @@ class Group:
     choices: Choices = field(default_factory=dict)
     designed: tuple[Chosen, ...] = ()
     drawn: int | None = None
+    properties: bool = False
 
     def left_to_draw(self, cases: int) -> int:
         """How many cases Hypothesis draws in a run with `cases` per group."""

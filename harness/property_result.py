@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -16,7 +17,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class PropertyResult:
-    """A property of one kernel on one case.
+    """A property of one kernel on one case, or on several.
 
     Attributes:
         name: the property: `rows`.
@@ -50,6 +51,27 @@ class PropertyResult:
     legal: bool | None = None
 
     @property
+    def excluded(self) -> bool:
+        """The contract excludes bits of the pair that differs."""
+        return self.legal is False
+
+    @property
     def fails(self) -> bool:
-        """The kernel does not keep what it declares."""
-        return self.declared and self.outcome is Outcome.BROKEN
+        """The kernel does not keep what it declares, or gives bits that its contract excludes."""
+        return self.outcome is Outcome.BROKEN and (self.declared or self.excluded)
+
+
+def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
+    """Property → what results on several cases say of it: the worst of them, with the pairs of all."""
+    found: dict[str, PropertyResult] = {}
+    for one in results:
+        if (before := found.get(one.name)) is not None:
+            one = replace(max(before, one, key=_severity), pairs=before.pairs + one.pairs)
+        found[one.name] = one
+    return found
+
+
+def _severity(one: PropertyResult) -> tuple[int, bool, int]:
+    """What sorts results of one property, the worst last: one that was tried says more than one that was not."""
+    order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.BROKEN)
+    return order.index(one.outcome), one.excluded, one.elements

@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from harness.case import Case
 from harness.devices import made_current
+from harness.errors import UnsupportedCase, unknown
 from harness.inputs import Inputs, build
 from harness.invariance.basis import Basis
 from harness.invariance.properties import properties_of
-from harness.invariance.property import result_of
+from harness.invariance.property import Property, result_of
 from harness.judging.judge import judge
+from harness.op import Op
 from harness.property_result import Outcome, PropertyResult
 from harness.relation import Tensors
-from harness.result import BAD, Finding
+from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.verify.calls import Caller
-from harness.verify.check import Subject
+from harness.verify.check import Subject, after_raising, first_line
+from harness.verify.memory import is_lost
+
+
+def check_names(names: Iterable[str], ops: Sequence[Op]) -> None:
+    """Raise `UsageError` unless each name is a property of the kernels of one of the ops."""
+    known = {name for op in ops for name in properties_of(op)}
+    for name in names:
+        if name not in known:
+            raise unknown("property", name, known)
+
+
+def in_a_run(subject: Subject) -> tuple[str, ...]:
+    """The properties that `lastbit verify` asks about: those that the kernel declares, and all that are quick."""
+    known = properties_of(subject.op)
+    return tuple(name for name, one in known.items() if one.quick or name in subject.kernel.invariant)
+
+
+def with_properties(subject: Subject, case: Case, result: CaseResult, names: Collection[str] = ()) -> CaseResult:
+    """The result of a case with what is found of its properties, which fail it where the kernel declares them.
+
+    Those of `names` are asked, or those of a run. A case that failed without is not asked. What the kernel raises is
+    the outcome of the case.
+    """
+    if result.verdict in BAD | TURNED_DOWN:
+        return result
+    start = time.perf_counter()
+    try:
+        found = properties_on(subject, case, names or in_a_run(subject))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the kernel's own code runs here
+        result, raised = after_raising(subject, result, error)
+        print(raised, end="", file=sys.stderr)
+    else:
+        findings = tuple(findings_of(found))
+        verdict = Verdict.worst(result.verdict, *(Verdict.FAILED for _ in findings))
+        result = replace(result, verdict=verdict, findings=(*findings, *result.findings), properties=found)
+    return replace(result, seconds=result.seconds + time.perf_counter() - start)
 
 
 def properties_on(
@@ -24,12 +67,30 @@ def properties_on(
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    Raises what the kernel raises.
+    Raises what the kernel raises on the case itself, or in calls for a property that it declares.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
     with made_current(subject.device):
         basis = basis_of(subject, case, thorough=thorough)
-        return tuple(result_of(property, basis) for property in chosen)
+        return tuple(_found(subject, property, basis) for property in chosen)
+
+
+def _found(subject: Subject, property: Property, basis: Basis) -> PropertyResult:
+    """What is found of a property.
+
+    A kernel may decline the calls for one that it does not declare: nobody has said that it is meant for these.
+    """
+    try:
+        return result_of(property, basis)
+    except UnsupportedCase as error:
+        reason = f"the kernel takes no such inputs: {error}"
+    except Exception as error:
+        if property.name in subject.kernel.invariant or subject.is_lost or is_lost(subject.device):
+            raise
+        reason = f"the kernel raised {first_line(error)}"
+    return PropertyResult(
+        property.name, Outcome.NOT_APPLICABLE, property.name in subject.kernel.invariant, reason=reason
+    )
 
 
 def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
@@ -57,20 +118,24 @@ def _allows(subject: Subject, inputs: Inputs, results: Tensors) -> bool:
     return judged.verdict not in BAD
 
 
-def findings_of(results: Sequence[PropertyResult]) -> Iterator[Finding]:
-    """What fails a kernel: properties that it declares, and that are broken."""
-    for one in results:
-        if one.outcome is Outcome.BROKEN:
-            yield Finding("variant", one.result, sentence_of(one), notice=not one.declared)
+def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
+    """What fails a kernel: properties that it declares and that are broken, and bits that its contract excludes."""
+    yield from (Finding("broken_property", one.name, sentence_of(one)) for one in results if one.fails)
 
 
 def sentence_of(one: PropertyResult) -> str:
     """A broken property in a sentence: what changes, where, and by how much."""
-    where = f"{one.where}: " if one.where else ""
+    promised = (
+        "which the kernel declares, is broken" if one.declared else "which the kernel does not declare, is broken"
+    )
+    where = f": {one.where}" if one.where else ""
     rows = f" in {one.rows:,} rows" if one.rows else ""
-    legal = "" if one.legal is None else "; the contract allows both" if one.legal else "; the contract excludes these"
+    legal = {
+        None: "",
+        True: "; the contract allows both",
+        False: ", and these are not legal: the contract excludes them",
+    }
     return (
-        f"{one.name} is broken, which the kernel {'declares' if one.declared else 'does not declare'}: {where}"
-        f"{one.elements:,} of {one.numel:,} elements of {one.result}{rows} differ by up to {one.ulp:g} ulp with "
-        f"{one.second}{legal}."
+        f"{one.name}, {promised}{where}; {one.elements:,} of {one.numel:,} elements of {one.result}{rows} differ by up "
+        f"to {one.ulp:g} ulp with {one.second}{legal[one.legal]}."
     )
