@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.property_result import Outcome, PropertyResult, together
@@ -79,19 +79,20 @@ def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
         yield PropertyTable(op, said, own)
 
 
-def sentences(found: Found) -> Iterator[tuple[str, bool]]:
-    """What a kernel keeps and what is broken, a sentence each, and whether that fails it."""
-    by_word: dict[str, list[PropertyResult]] = {}
-    for one in found.properties.values():
-        by_word.setdefault(word(one), []).append(one)
-    if kept := by_word.get("kept"):
-        yield f"holds what it declares: {_names(kept)}", False
-    if holds := by_word.get("holds"):
-        yield f"holds undeclared: {_names(holds)}", False
-    for one in [*by_word.get("BROKEN", ()), *by_word.get("broken", ())]:
-        declared = "declared" if one.declared else "undeclared"
-        yield f"{one.name} is broken, {declared}: {extent(one)}", one.fails
+def held(found: Found) -> Iterator[str]:
+    """What holds of a kernel: what it declares, and what it does not."""
+    for name, told in (("kept", "holds what it declares"), ("holds", "holds, undeclared")):
+        if names := [one.name for one in found.properties.values() if word(one) == name]:
+            yield f"{told}: {', '.join(names)}"
 
 
-def _names(results: Iterable[PropertyResult]) -> str:
-    return ", ".join(one.name for one in results)
+def broken(found: Found) -> Iterator[tuple[str, bool]]:
+    """What is broken, a sentence each, and whether that fails the kernel; what does comes first."""
+    results = [one for one in found.properties.values() if one.outcome is Outcome.BROKEN]
+    for one in sorted(results, key=lambda one: not one.fails):
+        yield f"{one.name} is broken{'' if one.declared else ', undeclared'}: {extent(one)}", one.fails
+
+
+def cell(one: PropertyResult | None) -> tuple[str, str]:
+    """The word for a property, and what is to be said below it."""
+    return word(one), extent(one) if one is not None and one.outcome is Outcome.BROKEN else ""

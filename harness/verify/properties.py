@@ -20,6 +20,7 @@ from harness.op import Op
 from harness.property_result import Outcome, PropertyResult
 from harness.relation import Tensors
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from harness.timing import PROPERTIES, timed
 from harness.verify.calls import Caller
 from harness.verify.check import Subject, after_raising, first_line
 from harness.verify.memory import is_lost
@@ -62,6 +63,7 @@ def with_properties(subject: Subject, case: Case, result: CaseResult, names: Col
     return replace(result, seconds=result.seconds + time.perf_counter() - start)
 
 
+@timed(PROPERTIES)
 def properties_on(
     subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False
 ) -> tuple[PropertyResult, ...]:
@@ -137,5 +139,5 @@ def sentence_of(one: PropertyResult) -> str:
     }
     return (
         f"{one.name}, {promised}{where}; {one.elements:,} of {one.numel:,} elements of {one.result}{rows} differ by up "
-        f"to {one.ulp:g} ulp with {one.second}{legal[one.legal]}."
+        f"to {one.ulp:g} ulp, first seen with {one.second}{legal[one.legal]}."
     )
