@@ -8,10 +8,9 @@ from harness.case import parse_case
 from harness.invariance.properties import properties_of
 from harness.property_result import PropertyResult
 from harness.verify.check import unsupported
-from harness.verify.drawing import draw
 from harness.verify.inprocess import Workplace
 from harness.verify.properties import properties_on
-from harness.verify.property_cases import ordinary_group
+from harness.verify.property_cases import asked_cases
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,10 @@ def askings(place: Workplace, kernel: str, *, quick: bool) -> tuple[Asking, ...]
 def _lines(place: Workplace, kernel: str) -> list[str]:
     subject, config = place.subjects[kernel], place.config
     if config.lines:
-        cases = [case for line in config.lines if (case := parse_case(line)).op == subject.op.name]
-    else:
-        groups = place.project.groups(subject.op.name, subject.kernel.accepts, small=config.small)
-        own = [group for group in groups if group.properties] or [ordinary_group(subject, groups)]
-        cases = [case for group in own for case in draw(group, config.cases_per_group, config.seed)]
-    return [str(case) for case in cases if not unsupported(subject.kernel, case)]
+        cases = (case for line in config.lines if (case := parse_case(line)).op == subject.op.name)
+        return [str(case) for case in cases if not unsupported(subject.kernel, case)]
+    groups = place.project.groups(subject.op.name, subject.kernel.accepts, small=config.small)
+    return [str(case) for case in asked_cases(subject, groups, count=config.cases_per_group, seed=config.seed)]
 
 
 def answer(place: Workplace, kernel: str, asking: Asking, *, thorough: bool) -> PropertyResult:

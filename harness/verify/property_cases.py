@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from harness.case import Case, Group, Option
@@ -15,6 +15,13 @@ NAME = "properties"
 
 _ORDINARY = ("normal", "contiguous")  # a regime, a layout
 _DRAWN = 8  # cases of a group, among which one has many rows
+
+
+def asked_cases(subject: Subject, groups: Sequence[Group], *, count: int = 0, seed: int = 0) -> list[Case]:
+    """The cases on which a kernel is asked, of groups that say so, or the most ordinary ones of all groups."""
+    own = [group for group in groups if group.properties] or [ordinary_group(subject, groups)]
+    cases = dict.fromkeys(case for group in own for case in draw(group, count, seed))
+    return [case for case in cases if not unsupported(subject.kernel, case)]
 
 
 def ordinary_group(subject: Subject, groups: Iterable[Group]) -> Group:
