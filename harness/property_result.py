@@ -8,10 +8,11 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Whether calls that a property relates gave equal bits."""
+    """Whether calls that a property relates gave equal bits; errored if the kernel raised in one of them."""
 
     HOLDS = "holds"
     BROKEN = "broken"
+    ERRORED = "errored"
     NOT_APPLICABLE = "not applicable"
 
 
@@ -24,7 +25,7 @@ class PropertyResult:
         outcome: what was found.
         declared: the kernel promises it, so that it fails where this is broken.
         pairs: pairs of calls that were compared.
-        reason: why it is not applicable, or what was not tried.
+        reason: why it is not applicable, what the kernel raised, or what was not tried, left out or seen besides.
         first, second: the first pair that differs: a case line, and what differs in the other call, as a case line
             if it is one.
         where: what the change depends on, where that was found: "changes between 255 and 256 rows".
@@ -58,7 +59,8 @@ class PropertyResult:
     @property
     def fails(self) -> bool:
         """The kernel does not keep what it declares, or gives bits that its contract excludes."""
-        return self.outcome is Outcome.BROKEN and (self.declared or self.excluded)
+        wrong = self.outcome in (Outcome.BROKEN, Outcome.ERRORED)
+        return wrong and (self.declared or self.excluded)
 
 
 def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
@@ -73,5 +75,5 @@ def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
 
 def _severity(one: PropertyResult) -> tuple[int, bool, int]:
     """What sorts results of one property, the worst last: one that was tried says more than one that was not."""
-    order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.BROKEN)
+    order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.ERRORED, Outcome.BROKEN)
     return order.index(one.outcome), one.excluded, one.elements

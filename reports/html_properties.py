@@ -19,7 +19,7 @@ def property_table(found: PropertyTable) -> Table:
 
 def _asked(found: Found, names: Sequence[str]) -> Row:
     words = [cell(found.properties.get(name)) for name in names]
-    looks = {"BROKEN": "bad", "broken": "doubtful"}
+    looks = {"BROKEN": "bad", "ERRORED": "bad", "broken": "doubtful", "errored": "doubtful"}
     cells = [Cell(text, kind=looks.get(text, ""), detail=detail) for text, detail in words]
     about = {"op": found.op, "kernel": found.kernel, "device": found.device}
     return Row((Cell(found.kernel, kind="name"), Cell(found.device), *cells), about)

@@ -20,7 +20,15 @@ from reports.summary import distance, plural, repro_command
 FORMAT = 1
 """Version of the JSON object."""
 
-STYLES = {"kept": "green", "holds": "green", "BROKEN": "bold red", "broken": "yellow", "–": "dim"}
+STYLES = {
+    "kept": "green",
+    "holds": "green",
+    "BROKEN": "bold red",
+    "broken": "yellow",
+    "ERRORED": "bold magenta",
+    "errored": "magenta",
+    "–": "dim",
+}
 
 _HEADERS = ("property", "outcome", "pairs", "where", "elements", "rows", "ulp", "bits")
 
@@ -36,7 +44,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
         paragraph(console, Text(f"{', '.join(names)}{': ' * bool(reason)}{reason}", "dim"), label="  not applicable: ")
     for one in shown:
         if one.reason:
-            paragraph(console, Text(f"{one.name}: {one.reason}", "dim"), label="  not tried: ")
+            paragraph(console, Text(f"{one.name}: {one.reason}", "dim"), label="  besides: ")
         if one.outcome is Outcome.BROKEN:
             _print_pair(found, one, console, options)
     for error in found.errors:
@@ -47,7 +55,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
 
 
 def _row(one: PropertyResult) -> tuple[Text, ...]:
-    outcome = {"kept": "holds (declared)", "holds": "holds"}.get(word(one), f"broken{' (declared)' * one.declared}")
+    outcome = f"{one.outcome}{' (declared)' * one.declared}"
     cells = [one.name, outcome, f"{one.pairs:,}"]
     if one.outcome is Outcome.BROKEN:
         cells += [one.where or "–", f"{one.elements:,} of {one.numel:,}", f"{one.rows:,}" if one.rows else "–"]

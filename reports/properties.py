@@ -11,7 +11,7 @@ from reports.summary import distance, plural
 
 MEANING = (
     "kept: declared, and holds · holds: not declared · BROKEN: declared, or with bits that the contract excludes · "
-    "broken: not declared, and each bit is legal · –: not applicable, or without an answer"
+    "broken: not declared, and each bit is legal · errored: the kernel raised · –: not applicable, or without an answer"
 )
 """What the words of `word` mean, for a reader."""
 
@@ -22,11 +22,14 @@ def word(one: PropertyResult | None) -> str:
         return "–"
     if one.outcome is Outcome.HOLDS:
         return "kept" if one.declared else "holds"
-    return "BROKEN" if one.fails else "broken"
+    name = "errored" if one.outcome is Outcome.ERRORED else "broken"
+    return name.upper() if one.fails else name
 
 
 def extent(one: PropertyResult) -> str:
-    """Where the bits of a broken property change, how many, how far, and whether they are legal."""
+    """Where the bits of a broken property change, how many, how far, and whether they are legal; what was raised."""
+    if one.outcome is Outcome.ERRORED:
+        return one.reason
     rows = f" in {plural(one.rows, 'row')}" if one.rows else ""
     many = f"{one.elements:,} of {plural(one.numel, 'element')} of {one.result}{rows}, up to {distance(one.ulp)} ulp"
     return ", ".join(filter(None, (one.where, many, legality(one))))
@@ -88,11 +91,11 @@ def held(found: Found) -> Iterator[str]:
 
 def broken(found: Found) -> Iterator[tuple[str, bool]]:
     """What is broken, a sentence each, and whether that fails the kernel; what does comes first."""
-    results = [one for one in found.properties.values() if one.outcome is Outcome.BROKEN]
+    results = [one for one in found.properties.values() if word(one).lower() in ("broken", "errored")]
     for one in sorted(results, key=lambda one: not one.fails):
-        yield f"{one.name} is broken{'' if one.declared else ', undeclared'}: {extent(one)}", one.fails
+        yield f"{one.name} {word(one).lower()}{'' if one.declared else ', undeclared'}: {extent(one)}", one.fails
 
 
 def cell(one: PropertyResult | None) -> tuple[str, str]:
     """The word for a property, and what is to be said below it."""
-    return word(one), extent(one) if one is not None and one.outcome is Outcome.BROKEN else ""
+    return word(one), extent(one) if one is not None and word(one).lower() in ("broken", "errored") else ""

@@ -165,7 +165,7 @@ class Explorer:
 
         A case of which only properties are broken stays as it is: how many rows it needs is what was found.
         """
-        if all(finding.kind in OF_PROPERTIES for finding in failed.faults) and failed.verdict is Verdict.FAILED:
+        if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
             return failed
         trial = _Alike(self, failed)
         shrink(case, self._item.subject.op, alike, trial)

@@ -10,7 +10,7 @@ from functools import partial
 
 from harness.case import Case
 from harness.devices import made_current
-from harness.errors import UnsupportedCase, unknown
+from harness.errors import LastbitError, UnsupportedCase, unknown
 from harness.inputs import Inputs, build
 from harness.invariance.basis import Basis
 from harness.invariance.properties import properties_of
@@ -24,6 +24,8 @@ from harness.timing import PROPERTIES, timed
 from harness.verify.calls import Caller
 from harness.verify.check import Subject, after_raising, first_line
 from harness.verify.memory import is_lost
+
+_VERDICTS = {Outcome.BROKEN: Verdict.FAILED, Outcome.ERRORED: Verdict.ERRORED}
 
 
 def check_names(names: Iterable[str], ops: Sequence[Op]) -> None:
@@ -51,6 +53,8 @@ def with_properties(subject: Subject, case: Case, result: CaseResult, names: Col
     start = time.perf_counter()
     try:
         found = properties_on(subject, case, names or in_a_run(subject))
+        if is_lost(subject.device):
+            raise LastbitError("the device cannot be used any more after calls that look for properties")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the kernel's own code runs here
@@ -58,8 +62,11 @@ def with_properties(subject: Subject, case: Case, result: CaseResult, names: Col
         print(raised, end="", file=sys.stderr)
     else:
         findings = tuple(findings_of(found))
-        verdict = Verdict.worst(result.verdict, *(Verdict.FAILED for _ in findings))
-        result = replace(result, verdict=verdict, findings=(*findings, *result.findings), properties=found)
+        verdict = Verdict.worst(result.verdict, *(_VERDICTS[one.outcome] for one in found if one.fails))
+        errored = [sentence_of(one) for one in found if one.fails and one.outcome is Outcome.ERRORED]
+        reason = errored[0] if errored else result.reason
+        findings = (*findings, *result.findings)
+        result = replace(result, verdict=verdict, findings=findings, properties=found, reason=reason)
     return replace(result, seconds=result.seconds + time.perf_counter() - start)
 
 
@@ -69,7 +76,7 @@ def properties_on(
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    Raises what the kernel raises on the case itself, or in calls for a property that it declares.
+    Raises what the kernel raises on the case itself.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
     with made_current(subject.device):
@@ -78,21 +85,16 @@ def properties_on(
 
 
 def _found(subject: Subject, property: Property, basis: Basis) -> PropertyResult:
-    """What is found of a property.
-
-    A kernel may decline the calls for one that it does not declare: nobody has said that it is meant for these.
-    """
+    """What is found of a property; what the kernel raises is told, unless the device cannot be used any more."""
+    found = PropertyResult(property.name, Outcome.NOT_APPLICABLE, property.name in subject.kernel.invariant)
     try:
         return result_of(property, basis)
     except UnsupportedCase as error:
-        reason = f"the kernel takes no such inputs: {error}"
+        return replace(found, reason=f"the kernel takes no such inputs: {error}")
     except Exception as error:
-        if property.name in subject.kernel.invariant or subject.is_lost or is_lost(subject.device):
+        if subject.is_lost or is_lost(subject.device):
             raise
-        reason = f"the kernel raised {first_line(error)}"
-    return PropertyResult(
-        property.name, Outcome.NOT_APPLICABLE, property.name in subject.kernel.invariant, reason=reason
-    )
+        return replace(found, outcome=Outcome.ERRORED, reason=first_line(error))
 
 
 def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
@@ -126,7 +128,9 @@ def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
 
 
 def sentence_of(one: PropertyResult) -> str:
-    """A broken property in a sentence: what changes, where, and by how much."""
+    """A broken property in a sentence: what changes, where, and by how much; of one that errored, why."""
+    if one.outcome is Outcome.ERRORED:
+        return f"whether {one.name} holds, nobody knows: {one.reason}"
     promised = (
         "which the kernel declares, is broken" if one.declared else "which the kernel does not declare, is broken"
     )
