@@ -187,7 +187,8 @@ class Group:
         choices: name → options of what cases choose from; see `harness.inputs.choices`.
         designed: what a design has chosen for this group, a case each.
         drawn: how many cases Hypothesis draws besides; None for as many as a run has per group.
-        properties: its cases are also asked what their bits depend on.
+        properties: the examples are what a kernel's bits are looked at with, see `harness.invariance`: many rows of
+            ordinary values each.
     """
 
     name: str
