@@ -9,13 +9,14 @@ import pytest
 import torch
 from in_this_process import InThisProcess
 
+import harness
 from harness.case import Group, parse_case
 from harness.commands import invariance as command
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.errors import UsageError
 from harness.invariance.properties import properties_of
-from harness.kernel import Kernel
+from harness.kernel import Kernel, kernel
 from harness.op import Op
 from harness.outcomes.invariance import Invariance
 from harness.property_result import Outcome, PropertyResult, together
@@ -262,6 +263,36 @@ def test_a_question_that_ends_the_process_costs_its_own_answer_alone(
     shown = " ".join(capsys.readouterr().out.split())
     assert "errored: rows: the process died without an exception" in shown
     assert "run to run holds 3" in shown
+
+
+# In anyone's test
+
+
+def test_a_kernel_that_holds_passes_and_one_that_does_not_is_told() -> None:
+    def in_one_sum(x, weight, *, eps):
+        return x * torch.rsqrt(x.square().sum(-1) / x.shape[-1] + eps)[:, None] * weight
+
+    own = {"op": "rms_norm", "contract": "fp32_multiply", "cases": [LINE]}
+    [rows] = harness.assert_invariant(in_one_sum, "rows", **own)
+    assert rows.outcome is Outcome.HOLDS
+    with pytest.raises(harness.InvarianceViolation, match="changes between 18 and 19 rows") as raised:
+        harness.assert_invariant(by_number_of_rows, "rows", **own)
+    assert raised.value.results[0].outcome is Outcome.BROKEN
+    with pytest.raises(
+        harness.InvarianceViolation, match="rows cannot be asked on any of 1 cases: the case has 1 rows"
+    ):
+        harness.assert_invariant(in_one_sum, "rows", **{**own, "cases": [LINE.replace("[40,", "[1,")]})
+
+
+def test_what_a_decorated_function_declares_is_asserted() -> None:
+    declares = kernel("rms_norm", contract="fp32_multiply", invariant=("rows",))(by_number_of_rows)
+    with pytest.raises(harness.InvarianceViolation, match="rows, which the kernel declares, is broken"):
+        harness.assert_invariant(declares, cases=[LINE])
+    with pytest.raises(UsageError, match="is not decorated"):
+        harness.assert_invariant(wrong_alone, "rows")
+
+
+# Words
 
 
 def test_properties_have_promises_in_words() -> None:
