@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -299,11 +300,14 @@ def test_properties_have_promises_in_words() -> None:
     assert all(one.promise and not one.promise.endswith(".") for one in properties_of(RMS_NORM).values())
 
 
-def documented(op: Op) -> set[str]:
-    text = (Path(__file__).parent.parent / "docs" / "invariance.md").read_text()
-    return {f"`{name}`" for name, one in properties_of(op).items() if f"| `{name}` | {one.promise} |" not in text}
+def undocumented(op: Op) -> set[str]:
+    """Promises of properties of an op that its documentation lacks, whatever inputs an op scales."""
+    rows = (Path(__file__).parent.parent / "docs" / "invariance.md").read_text()
+    parts = [(n, part) for n, one in properties_of(op).items() for part in one.promise.split("; ")]
+    said = (f"| `{name}` | {re.sub(r'^.* times a power', 'inputs times a power', part)} |" for name, part in parts)
+    return {row for row in said if row not in rows}
 
 
 def test_the_documentation_has_every_property_and_its_promise() -> None:
-    project = open_project(Config(folder=""))
-    assert not {name for op in project.ops.values() for name in documented(op)}
+    ops = open_project(Config(folder="")).ops.values()
+    assert not {row for op in ops for row in undocumented(op)}
