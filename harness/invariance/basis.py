@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -34,6 +34,7 @@ class Basis:
         allows: whether the contract allows the results of a call on these inputs.
         direct: the kernel may be called in this process, in other ways than `call` does.
         thorough: pairs may cost seconds.
+        anew: the results of the call in a new process with these environment variables, where one can be started.
     """
 
     kernel: Kernel
@@ -45,6 +46,7 @@ class Basis:
     allows: Callable[[Inputs, Tensors], bool]
     direct: bool = True
     thorough: bool = False
+    anew: Callable[[Mapping[str, str]], Tensors] | None = None
 
     @property
     def case(self) -> Case:

@@ -31,13 +31,15 @@ class Pairs:
     """What the pairs of calls of a property showed so far.
 
     Attributes:
-        tried: how many there were.
+        left_out: results that are not compared.
+        tried: how many pairs there were.
         first: the first pair that differs.
         most: the one in which most elements differ.
         where: what the change depends on, once that was found.
         untried: what was not tried, and why; empty if all was.
     """
 
+    left_out: frozenset[str] = frozenset()
     tried: int = 0
     first: Broken | None = None
     most: Broken | None = None
@@ -46,8 +48,11 @@ class Pairs:
 
     def compare(self, basis: Basis, second: str, matched: Matched, inputs: Inputs, results: Tensors) -> bool:
         """Count a pair, and say whether it is equal. `inputs` and `results` are those of the second call."""
+        compared = {name: pair for name, pair in matched.items() if name not in self.left_out}
+        if not compared:
+            return True
         self.tried += 1
-        found = difference(matched)
+        found = difference(compared)
         if found is None:
             return True
         if self.first is None:
@@ -66,12 +71,14 @@ class Property:
         promise: what a kernel promises that has it, as a sentence without a period.
         show: makes pairs of calls. Raises `NotApplicable` where it means nothing, before any call.
         quick: few calls, so that `lastbit verify` looks at it also where no kernel promises it.
+        unordered: results whose bits may change between two calls by declaration are compared, too.
     """
 
     name: str
     promise: str
     show: Callable[[Basis, Pairs], None]
     quick: bool = True
+    unordered: bool = False
 
 
 def of_relation(relation: Relation) -> Property:
@@ -89,18 +96,20 @@ def of_relation(relation: Relation) -> Property:
 def result_of(property: Property, basis: Basis) -> PropertyResult:
     """What is found of a property: its pairs of calls are made."""
     found = PropertyResult(property.name, Outcome.HOLDS, property.name in basis.kernel.invariant)
-    pairs = Pairs()
+    unordered = frozenset(basis.kernel.unordered)
+    pairs = Pairs(frozenset() if property.unordered else unordered)
     try:
         property.show(basis, pairs)
     except NotApplicable as reason:
         return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=str(reason))
     found = replace(found, pairs=pairs.tried, reason="; ".join(pairs.untried))
     if pairs.first is None or pairs.most is None:
-        return found if pairs.tried else replace(found, outcome=Outcome.NOT_APPLICABLE)
+        return found if pairs.tried else _nothing_tried(found, pairs)
     most = pairs.most.difference
     return replace(
         found,
         outcome=Outcome.BROKEN,
+        declared=found.declared and most.result not in unordered,
         first=str(basis.case),
         second=pairs.first.second,
         where=pairs.where,
@@ -111,3 +120,8 @@ def result_of(property: Property, basis: Basis) -> PropertyResult:
         ulp=max(most.ulp, pairs.first.difference.ulp),
         legal=pairs.first.legal,
     )
+
+
+def _nothing_tried(found: PropertyResult, pairs: Pairs) -> PropertyResult:
+    declared = f"{', '.join(sorted(pairs.left_out))} declared as unordered" if pairs.left_out else ""
+    return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=found.reason or declared)

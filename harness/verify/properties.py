@@ -15,25 +15,26 @@ from harness.judging.judge import judge
 from harness.property_result import Outcome, PropertyResult
 from harness.relation import Tensors
 from harness.result import BAD, Finding
+from harness.verify.anew import Anew
 from harness.verify.calls import Caller
 from harness.verify.check import Subject
 
 
 def properties_on(
-    subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False
+    subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False, anew: Anew | None = None
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    Raises what the kernel raises.
+    `anew` makes the call in a new process: see `harness.verify.anew`. Raises what the kernel raises.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
     with made_current(subject.device):
-        basis = basis_of(subject, case, thorough=thorough)
+        basis = basis_of(subject, case, thorough=thorough, anew=anew)
         return tuple(result_of(property, basis) for property in chosen)
 
 
-def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
-    """The call of the kernel on a case, and how it is called on other inputs."""
+def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew | None = None) -> Basis:
+    """The call of the kernel on a case, and how it is called on other inputs, or in a new process."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     results = tuple(problem.required)
@@ -42,7 +43,7 @@ def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
     first = call(inputs)
     allows = partial(_allows, subject)
     direct = subject.performer is None
-    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough)
+    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough, anew)
 
 
 def _results(caller: Caller, inputs: Inputs) -> Tensors:
