@@ -193,7 +193,7 @@ PROGRAM = """
 def test_programs_of_triton_are_launched_and_not_traced(tmp_path: Path) -> None:
     prepare(CPU)
     (tmp_path / "k.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "beside.py").write_text("def blocks(x):\n    return (x.shape[0],)\n")
+    (tmp_path / "beside.py").write_text("ROWS = 0\n\ndef blocks(x):\n    return (x.shape[ROWS],)\n")
     [kernel] = load_kernels(tmp_path)
     one = result_of(COMPILED, basis_of(Subject(kernel, RMS_NORM, CPU), CASE))
     assert (one.outcome, one.pairs, one.reason) == (Outcome.HOLDS, 2, "")
@@ -308,3 +308,48 @@ def test_a_new_process_has_the_environment_that_was_asked_for(monkeypatch: pytes
     monkeypatch.setattr(anew, "Worker", Here)
     there = anew.anew_for(config, item.subject, CASE)({"FACTOR": "2"})
     assert torch.equal(there["output"], 2 * own.results["output"])
+
+
+# On a GPU
+
+
+def on_the_default_stream(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Launches on another stream than the current one, and waits for nobody."""
+    with torch.cuda.stream(torch.cuda.default_stream()):
+        return plain(x, weight, eps=eps)
+
+
+class Bakes:
+    """Keeps a number on the host by the address of its input; a capture keeps that of the values it has seen."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, float] = {}
+
+    def __call__(self, x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0:
+            self.known[x.data_ptr()] = float(x.abs().max())
+        return scaled(x, weight, eps=eps, scale=self.known[x.data_ptr()])
+
+
+def waits(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return scaled(x, weight, eps=eps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "function", "outcome"),
+    [
+        ("run to run", plain, Outcome.HOLDS),
+        ("stream", plain, Outcome.HOLDS),
+        ("stream", on_the_default_stream, Outcome.BROKEN),
+        ("graph", plain, Outcome.HOLDS),
+        ("graph", Bakes(), Outcome.BROKEN),
+        ("graph", waits, Outcome.NOT_APPLICABLE),
+        ("compiled", wide_eps_when_compiled, Outcome.BROKEN),
+        ("contention", plain, Outcome.HOLDS),
+    ],
+)
+def test_ways_of_calling_on_a_gpu(name: str, function: object, outcome: Outcome) -> None:
+    made = Kernel("planted", "rms_norm", "fp32_multiply", function)  # type: ignore[arg-type]
+    one = result_of(BY_NAME[name], basis_of(Subject(made, RMS_NORM, torch.device("cuda:0")), CASE))
+    assert one.outcome is outcome, one

@@ -65,7 +65,7 @@ def _disturb(basis: Basis, others: Inputs) -> None:
 
 
 def _in_a_new_process(basis: Basis) -> Iterator[tuple[str, Tensors]]:
-    if basis.thorough and basis.anew is not None:
+    if basis.thorough and basis.direct and basis.anew is not None:
         yield "a call in a new process", basis.anew({})
 
 

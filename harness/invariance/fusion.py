@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.invariance.basis import Basis
+from harness.invariance.direct import require_direct
 from harness.invariance.property import Pairs, Property
 from harness.relation import NotApplicable, same
 
@@ -17,6 +18,7 @@ def show(basis: Basis, pairs: Pairs) -> None:
     """
     if basis.device.type == "cpu":
         raise NotApplicable("on the CPU programs are interpreted, and nothing is fused")
+    require_direct(basis, "called in another one, where they are compiled anew")
     if basis.anew is None:
         raise NotApplicable("the kernel cannot be called in a new process, where it is compiled anew")
     fused, apart = (basis.anew({FUSION: value}) for value in "10")

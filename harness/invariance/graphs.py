@@ -75,26 +75,27 @@ def replay_of(basis: Basis, inputs: Inputs) -> Replay:
     def call() -> dict[str, Tensor]:
         return named_results(basis.kernel.call(**handed, **basis.case.params), tuple(basis.results))
 
-    _warm(basis, call)
+    _warm(inputs, call)
     if reason := why_it_waits(call):
         raise NotApplicable(f"the call cannot be captured: {reason}")
     inputs.restore()
     try:
         graph, results = captured(call)
     except Exception as error:  # a kernel may do anything that a capture forbids
-        torch.cuda.synchronize(basis.device)
+        torch.cuda.synchronize()
         raise NotApplicable(f"the call cannot be captured: {said(error)}") from error
     return Replay(graph, inputs, {name: results[name] for name in basis.results})
 
 
-def _warm(basis: Basis, call: Callable[[], object]) -> None:
+def _warm(inputs: Inputs, call: Callable[[], object]) -> None:
     """Let what is done once be done before the capture: compilation, handles, workspaces."""
-    side = torch.cuda.Stream(basis.device)
-    side.wait_stream(torch.cuda.current_stream(basis.device))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
             call()
-    torch.cuda.synchronize(basis.device)
+            inputs.restore()
+    torch.cuda.synchronize()
 
 
 GRAPH = Property("graph", "a CUDA graph of a call gives the same bits as the call", show)

@@ -11,6 +11,7 @@ from harness.case import Case, parse_case
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.inputs import build
+from harness.kernel import REVISION_MARK
 from harness.relation import Tensors
 from harness.verify.calls import Caller
 from harness.verify.check import Subject
@@ -27,7 +28,10 @@ def anew_for(config: Config, subject: Subject, case: Case) -> Anew:
     `config` is what the kernel was loaded with. The results are on the device of the kernel.
     """
     name, line, device = subject.kernel.name, str(case), str(subject.device)
-    own = replace(config, folder="", kernels=(name,), lines=(line,), device_plan=DevicePlan((device,), ("",)))
+    in_every_revision = name.partition(REVISION_MARK)[0]
+    own = replace(
+        config, folder="", kernels=(in_every_revision,), lines=(line,), device_plan=DevicePlan((device,), ("",))
+    )
 
     def anew(environ: Mapping[str, str]) -> Tensors:
         with Worker(own, environ=environ) as worker:

@@ -43,7 +43,7 @@ def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew
     first = call(inputs)
     allows = partial(_allows, subject)
     direct = subject.performer is None
-    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough, anew)
+    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough, anew=anew)
 
 
 def _results(caller: Caller, inputs: Inputs) -> Tensors:
