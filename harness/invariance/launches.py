@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ class Launch:
 class Launches:
     """The rows of a case, in launches of some of them.
 
-    All launches are of contiguous tensors, and so is the one of all rows in order that others are compared with.
+    All launches are of contiguous tensors with one leading dimension, as far as the kernel takes that, and so is the
+    one of all rows in order that others are compared with.
 
     Attributes:
         basis: that launch.
@@ -57,12 +58,14 @@ class Launches:
         if self.count < least or not main.ndim > 1:
             raise NotApplicable(f"the case has {self.count if main.ndim > 1 else 'no'} rows; {least} are needed")
         self.pairs, self.basis = pairs, contiguous(basis)
-        leads = len(self.leading)
-        tensors = self.basis.inputs.tensors
+        self._outer: tuple[int, ...] = ()
+        leads, tensors = len(self.leading), self.basis.inputs.tensors
         self.tensors = {n: tensors[n].reshape(self.count, *tensors[n].shape[leads:]) for n in names if n in tensors}
         results = {n: t for n, t in self.basis.results.items() if t.shape[:leads] == self.leading}
         self.results = {n: t.reshape(self.count, *t.shape[leads:]) for n, t in results.items()}
         self._leave_those_without_rows()
+        if leads > 1:
+            self._flatten()
 
     def launch(self, rows: Numbers, what: str, leading: tuple[int, ...] | None = None) -> Launch | None:
         """A call on these rows, with these leading dimensions; None, and said, if the kernel does not take it."""
@@ -71,7 +74,7 @@ class Launches:
     def of(self, rows: Tensors, what: str, leading: tuple[int, ...] | None = None) -> Launch | None:
         """A call on rows that need not be those of the case: row input → [rows, …]."""
         count = len(next(iter(rows.values())))
-        shape = (count,) if leading is None else leading
+        shape = (*self._outer, count) if leading is None else leading
         shaped = {name: tensor.reshape(*shape, *tensor.shape[1:]) for name, tensor in rows.items()}
         inputs = self.basis.related(Related(what, {**self.basis.inputs.tensors, **shaped}))
         results = self.pairs.called(self.basis, inputs, what)
@@ -102,6 +105,17 @@ class Launches:
 
     def equal(self, matched: Matched) -> bool:
         return difference(self.pairs.without_left_out(matched)) is None
+
+    def _flatten(self) -> None:
+        """Make the launch of all rows one with a single leading dimension, or ones before it."""
+        rows, size = range(self.count), len(self.leading)
+        for self._outer in ((), (1,) * (size - 1)):
+            flat = self.launch(rows, f"the same rows as {[*self._outer, self.count]}")
+            if flat is not None:
+                line = line_of(flat.inputs, self.basis.device) or f"{self.basis.case}, as {flat.what}"
+                self.basis = replace(self.basis, inputs=flat.inputs, results=flat.results, line=line)
+                self.results = dict(flat.rows)
+                return
 
     def _leave_those_without_rows(self) -> None:
         """Leave results such as sums over rows, whose shape may look as if it had rows: the number of rows tells."""

@@ -78,8 +78,9 @@ class Search:
         basis, count, own = launches.basis, launches.count, launches.leading
         if len(own) == 1 and not basis.thorough and ROWS.name not in basis.kernel.invariant:
             return ""
-        shapes = [(count,), (2, count // 2) if count % 2 == 0 else (1, count)]
-        changed = [shape for shape in shapes if shape != own and self._reshaped(shape)]
+        shapes = [own] if len(own) > 1 else []
+        shapes += [(2, count // 2) if count % 2 == 0 else (1, count)]
+        changed = [shape for shape in shapes if self._reshaped(shape)]
         return "changes with the shape of the leading dimensions" if changed else ""
 
     def representatives(self) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -14,9 +14,10 @@ from harness.invariance.basis import bits
 from harness.invariance.launches import Launches
 from harness.invariance.sizes import sizes_up_to
 
-ROWS = 4
-"""Rows that are launched as copies."""
+ROWS = 16
+"""Rows whose bits are followed from size to size: one row may have the same bits in two ways of summing."""
 
+_COPIED = 4  # of these, rows that are launched as copies
 _FOUND = 4  # thresholds that are found by halving
 _DIVISORS = (2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -45,7 +46,7 @@ class Profile:
         size: how many copies.
         first: the bits at the first place, for each row.
         other: places at which some row has other bits than at the place in the middle, in order.
-        own: a row of the case has the bits that it has among all rows, where the copies are as many.
+        own: copies, as many as the case has rows, have the bits that the row has among all rows.
     """
 
     size: int
@@ -54,35 +55,40 @@ class Profile:
     own: bool = True
 
 
-Profiles = Callable[[int], Profile | None]
-"""Number of rows → what copies show at it; None if the kernel does not take so many."""
+Following = Callable[[int], Bits | None]
+"""Number of rows → the bits of a few rows in a launch of so many; None if the kernel does not take it."""
 
 
 def of(launches: Launches, rows: Sequence[int]) -> Changes:
     """What the bits of these rows, which have been seen to change, change with."""
-
-    @cache
-    def profile(size: int) -> Profile | None:
-        return _profile(launches, rows, size)
-
     sizes = [*sizes_up_to(launches.count, launches.basis.device), launches.count]
+    profile = cache(partial(_profile, launches, rows[:_COPIED]))
     known = [one for size in sizes if (one := profile(size)) is not None]
     if not known:
         return Changes("")
-    by_size, counted = _by_size({one.size: one.first for one in known}, profile)
-    others = ["changes with what the other rows hold"] if not known[-1].own else []
     placed = [_places(one, launches.count) for one in known if one.other]
+    alone = known[-1].own and not placed  # rows do without each other: several can be followed in a launch
+
+    @cache
+    def following(size: int) -> Bits | None:
+        if alone:
+            return _together(launches, rows, size)
+        one = profile(size)
+        return None if one is None else one.first
+
+    by_size, counted = _by_size({one.size: bits for one in known if (bits := following(one.size))}, following)
+    others = ["changes with what the other rows hold"] if not known[-1].own else []
     return Changes(", and ".join([*others, *by_size, *placed[-1:]]), counted)
 
 
-def _by_size(first: dict[int, Bits], profile: Profiles) -> tuple[list[str], int]:
-    """How the bits at the first place of a launch change with its size, and the last size before that of all rows."""
+def _by_size(first: dict[int, Bits], following: Following) -> tuple[list[str], int]:
+    """How the bits of a few rows change with the size of a launch, and the last size before that of all rows."""
     counted = max((size for size in first if first[size] != first[max(first)]), default=0)
     if divisor := _divisor(first):
         return [f"changes between multiples of {divisor} rows and other numbers of rows"], counted
     edges = [(a, b) for a, b in pairwise(first) if first[a] != first[b]]
     chosen = edges if len(edges) <= _FOUND else [*edges[: _FOUND - 1], edges[-1]]
-    found = [low for a, b in chosen if (low := _halved(a, b, profile))]
+    found = [low for a, b in chosen if (low := _halved(a, b, following))]
     if not found:
         return [], counted
     listed = ", ".join(f"{low} and {low + 1}" for low in found)
@@ -93,16 +99,34 @@ def _by_size(first: dict[int, Bits], profile: Profiles) -> tuple[list[str], int]
 def _profile(launches: Launches, rows: Sequence[int], size: int) -> Profile | None:
     first, other, own = list[bytes](), set[int](), True
     for row in rows:
-        launch = launches.launch([row] * size, f"{size} copies of row {row}")
+        copies = [row] * size
+        launch = launches.launch(copies, f"{size} copies of row {row}")
         if launch is None:
             return None
-        compared = launches.pairs.without_left_out(launches.matched(launch.rows, [row] * size))
-        seen = [bits(b).flatten(1) for _, b in compared.values()]
-        first.append(b"".join(t[0].cpu().numpy().tobytes() for t in seen))
-        other |= {place for t in seen for place in _unlike_the_middle(t)}
+        compared = launches.pairs.without_left_out(launches.matched(launch.rows, copies)).values()
+        first.append(_bytes([b[0] for _, b in compared]))
+        other |= {place for _, b in compared for place in _unlike_the_middle(bits(b).flatten(1))}
         if size == launches.count:
-            own = own and all(torch.equal(bits(a)[row], bits(b)[row]) for a, b in compared.values())
+            own = own and all(torch.equal(bits(a)[row], bits(b)[row]) for a, b in compared)
     return Profile(size, tuple(first), tuple(sorted(other)), own)
+
+
+def _together(launches: Launches, rows: Sequence[int], size: int) -> Bits | None:
+    """The bits of rows in launches of `size`, which hold as many of them as fit, each as often as it fits."""
+    found: list[bytes] = []
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        filled = [part[place % len(part)] for place in range(size)]
+        launch = launches.launch(filled, f"{size} rows that change")
+        if launch is None:
+            return None
+        compared = launches.pairs.without_left_out(launches.matched(launch.rows, filled)).values()
+        found += [_bytes([b[place] for _, b in compared]) for place in range(len(part))]
+    return tuple(found)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> bytes:
+    return b"".join(bits(tensor).cpu().contiguous().numpy().tobytes() for tensor in tensors)
 
 
 def _unlike_the_middle(rows: Tensor) -> list[int]:
@@ -110,14 +134,14 @@ def _unlike_the_middle(rows: Tensor) -> list[int]:
     return changed
 
 
-def _halved(low: int, high: int, profile: Profiles) -> int:
+def _halved(low: int, high: int, following: Following) -> int:
     """A number of rows at which the bits are those at `low`, and at the next one others; 0 if launches are refused."""
-    start = profile(low)
-    while start is not None and high - low > 1:
-        middle = profile((low + high) // 2)
-        if middle is None:
+    start = following(low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (found := following(middle)) is None:
             return 0
-        low, high = (middle.size, high) if middle.first == start.first else (low, middle.size)
+        low, high = (middle, high) if found == start else (low, middle)
     return low
 
 
