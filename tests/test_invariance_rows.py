@@ -6,53 +6,15 @@ import pytest
 import torch
 
 from harness.case import parse_case
-from harness.config import Config
 from harness.errors import UnsupportedCase
+from harness.inputs import build
 from harness.invariance import sizes
-from harness.kernel import Kernel
 from harness.property_result import Outcome
-from harness.verify.check import Subject
-from harness.verify.project import open_project
-from harness.verify.properties import properties_on
-
-CPU = torch.device("cpu")
-RMS_NORM = open_project(Config(folder="")).op("rms_norm")
+from tests.planted_properties import CPU, GRADIENTS, ahead, found_in, found_on, gradients, nudged, rms_norm, some
 
 
-def found_in(function, rows, name="rows", *, thorough=True, width=16, layout="", invariant=("rows",), **declared):
-    shape = rows if isinstance(rows, str) else f"{rows},{width}"
-    case = parse_case(f"rms_norm x=fp32[{shape}]{layout} weight=fp32[{width}] eps=1e-06 seed=3")
-    kernel = Kernel("planted", "rms_norm", "fp32_multiply", function, invariant=invariant, **declared)
-    [found] = properties_on(Subject(kernel, RMS_NORM, CPU), case, [name], thorough=thorough)
-    return found
-
-
-def rms_norm(x, weight, *, eps):
-    """One row at a time, as far as bits go: no sum is cut by the number of rows."""
-    squares = x.square()
-    total = torch.zeros(x.shape[:-1])
-    for column in range(x.shape[-1]):
-        total = total + squares[..., column]
-    return x * torch.rsqrt(total / x.shape[-1] + eps)[..., None] * weight
-
-
-def nudged(changes):
-    """A kernel that gives the next number in the first element of the rows that `changes` picks, by x."""
-
-    def kernel(x, weight, *, eps):
-        if x.ndim != 2:
-            raise UnsupportedCase("two dimensions")
-        output = rms_norm(x, weight, eps=eps)
-        ahead = torch.nextafter(output[:, 0], torch.tensor(torch.inf))
-        output[:, 0] = torch.where(changes(x), ahead, output[:, 0])
-        return output
-
-    return kernel
-
-
-def some(x, one_in):
-    """Rows that their values single out, wherever they are."""
-    return x[:, 0].view(torch.int32) % one_in == 0
+def x_of(rows):
+    return build(parse_case(f"rms_norm x=fp32[{rows},16] weight=fp32[16] eps=1e-06 seed=3"), CPU).tensors["x"]
 
 
 def test_rows_that_hold_are_told_with_the_pairs():
@@ -79,19 +41,13 @@ def test_a_block_size_by_rows_is_found_in_the_few_rows_that_show_it():
     assert found.where == "changes between 255 and 256 rows"
     assert found.first == "rms_norm x=fp32[4096,16] weight=fp32[16] eps=1e-06 seed=3"
     assert found.second == "rms_norm x=fp32[255,16] weight=fp32[16] eps=1e-06 seed=3"
-    x = parse_input(4096)
+    x = x_of(4096)
     assert found.rows == found.elements == int(some(x, 37).sum()) and found.numel == x.numel() and found.ulp == 1
     assert found.fails
 
 
-def parse_input(rows):
-    from harness.inputs import build
-
-    return build(parse_case(f"rms_norm x=fp32[{rows},16] weight=fp32[16] eps=1e-06 seed=3"), CPU).tensors["x"]
-
-
 def test_a_change_in_one_row_of_thousands_is_found():
-    marked = parse_input(4096)[2717, 0]
+    marked = x_of(4096)[2717, 0]
 
     def changes(x):
         return (x[:, 0] == marked) & (len(x) < 100)
@@ -106,7 +62,7 @@ def test_every_threshold_is_exact(data):
     rows = data.draw(st.integers(3, 30))
     threshold = data.draw(st.integers(2, rows))
     row = data.draw(st.integers(0, rows - 1))
-    marked = parse_input(rows)[row, 0]
+    marked = x_of(rows)[row, 0]
     found = found_in(nudged(lambda x: (x[:, 0] == marked) & (len(x) < threshold)), rows)
     assert found.where == f"changes between {threshold - 1} and {threshold} rows" and found.rows == 1
 
@@ -180,7 +136,7 @@ def test_rows_that_depend_on_the_others_are_told():
 def test_a_change_with_leading_dimensions_is_told():
     def by_dimensions(x, weight, *, eps):
         output = rms_norm(x, weight, eps=eps)
-        return torch.nextafter(output, torch.tensor(torch.inf)) if x.ndim > 2 else output
+        return ahead(output) if x.ndim > 2 else output
 
     found = found_in(by_dimensions, "2,3,16", thorough=False)
     assert found.where == "changes with the shape of the leading dimensions" and found.elements == 96
@@ -189,16 +145,14 @@ def test_a_change_with_leading_dimensions_is_told():
 def test_rows_of_a_strided_case_are_compared_with_contiguous_ones():
     def strided(x, weight, *, eps):
         output = rms_norm(x, weight, eps=eps)
-        return output if x.is_contiguous() else torch.nextafter(output, torch.tensor(torch.inf))
+        return output if x.is_contiguous() else ahead(output)
 
     assert found_in(strided, "12,16", layout="@32,1+16").outcome is Outcome.HOLDS
 
 
 def test_a_sum_over_rows_has_no_rows_however_many_there_are():
-    def with_sum(x, weight, *, eps):
-        return {"output": rms_norm(x, weight, eps=eps), "residual_sum": x.sum(0)}
-
-    assert found_in(with_sum, 16, width=16).outcome is Outcome.HOLDS
+    found = found_on(gradients, GRADIENTS.format(rows=16), "rows")
+    assert found.outcome is Outcome.HOLDS and found.pairs > 16
 
 
 @pytest.mark.parametrize("rows", [0, 1])
