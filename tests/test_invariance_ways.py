@@ -171,7 +171,7 @@ PROGRAM = """
     import torch
     import triton
     import triton.language as tl
-    from beside import blocks
+    from sibling import blocks
     from harness.kernel import kernel
 
     @triton.jit
@@ -193,11 +193,11 @@ PROGRAM = """
 def test_programs_of_triton_are_launched_and_not_traced(tmp_path: Path) -> None:
     prepare(CPU)
     (tmp_path / "k.py").write_text(textwrap.dedent(PROGRAM))
-    (tmp_path / "beside.py").write_text("ROWS = 0\n\ndef blocks(x):\n    return (x.shape[ROWS],)\n")
+    (tmp_path / "sibling.py").write_text("ROWS = 0\n\ndef blocks(x):\n    return (x.shape[ROWS],)\n")
     [kernel] = load_kernels(tmp_path)
     one = result_of(COMPILED, basis_of(Subject(kernel, RMS_NORM, CPU), CASE))
     assert (one.outcome, one.pairs, one.reason) == (Outcome.HOLDS, 2, "")
-    assert "beside" not in sys.modules
+    assert "sibling" not in sys.modules
 
 
 # What needs more than one CPU

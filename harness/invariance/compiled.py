@@ -59,10 +59,12 @@ def _compiled(basis: Basis, backend: str, dynamic: bool) -> tuple[Tensors, bool]
 def _traceable(basis: Basis) -> Iterator[None]:
     """Dynamo has traced nothing before and afterwards, finds the files of a kernel, and leaves its programs alone."""
     import torch._dynamo
+    from torch._dynamo import symbolic_convert
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
+    getattr(symbolic_convert._import_module, "cache_clear", int)()  # files of one name lie beside other kernels, too
     try:
         with warnings.catch_warnings(action="ignore"), in_reach(basis.kernel.call), untraced():
             yield
