@@ -27,6 +27,7 @@ from harness.bundles import flat
 from harness.declared import is_names, is_order, place_of
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
 from harness.in_place import Out, checked_outs, returning
+from harness.siblings import siblings
 
 __all__ = ["Kernel", "Out", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
 
@@ -225,7 +226,7 @@ def load_kernels(folder: Path) -> tuple[Kernel, ...]:
 def loaded_kernels(path: Path) -> tuple[Loaded, ...]:
     """The same of a folder, or of a file and those beside it that it imports; each with its file."""
     folder, files = (path, sorted(path.glob("*.py"))) if path.is_dir() else (path.parent, [path])
-    with _collect() as declared, _siblings(folder):
+    with _collect() as declared, siblings(folder):
         for file in files:
             if not _loaded_as_sibling(file):
                 sys.modules.setdefault(file.stem, load_file(file))
@@ -274,19 +275,6 @@ def _of_folder(folder: Path, declared: Iterable[_Declaration]) -> Iterator[Loade
     for one in declared:
         if one.file.parent.resolve() == folder.resolve() and modules.setdefault(one.file, one.module) == one.module:
             yield Loaded(one.kernel, one.file)
-
-
-@contextmanager
-def _siblings(folder: Path) -> Iterator[None]:
-    """Let the files of `folder` import each other by name, and forget those names afterwards."""
-    names = {path.stem for path in folder.glob("*.py")} - set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in names:
-            sys.modules.pop(name, None)
 
 
 def _loaded_as_sibling(path: Path) -> bool:

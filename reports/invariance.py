@@ -50,7 +50,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
     for error in found.errors:
         paragraph(console, Text(error, "bold magenta"), label="  errored: ")
     if not found.cases:
-        line(console, "  no case that it takes; --cases gives some", "bold yellow")
+        line(console, "  nothing to ask: no case that it takes, or no such property of its op", "bold yellow")
     line(console)
 
 

@@ -58,15 +58,20 @@ def by_number_of_rows(x, weight, *, eps):
     return x * torch.rsqrt(total / x.shape[-1] + eps)[:, None] * weight
 
 
+def in_one_sum(x, weight, *, eps):
+    total = x.double().square().sum(-1).float()
+    return x * torch.rsqrt(total / x.shape[-1] + eps)[:, None] * weight
+
+
 def wrong_alone(x, weight, *, eps):
     """Doubles the one row of a call."""
-    return by_number_of_rows(x, weight, eps=eps) * (2 if x.shape[0] == 1 else 1)
+    return in_one_sum(x, weight, eps=eps) * (2 if x.shape[0] == 1 else 1)
 
 
 def raises_alone(x, weight, *, eps):
     if x.shape[0] == 1:
         raise ValueError("one row")
-    return by_number_of_rows(x, weight, eps=eps)
+    return in_one_sum(x, weight, eps=eps)
 
 
 def subject(function, **declared) -> Subject:
@@ -270,9 +275,6 @@ def test_a_question_that_ends_the_process_costs_its_own_answer_alone(
 
 
 def test_a_kernel_that_holds_passes_and_one_that_does_not_is_told() -> None:
-    def in_one_sum(x, weight, *, eps):
-        return x * torch.rsqrt(x.square().sum(-1) / x.shape[-1] + eps)[:, None] * weight
-
     own = {"op": "rms_norm", "contract": "fp32_multiply", "cases": [LINE]}
     [rows] = harness.assert_invariant(in_one_sum, "rows", **own)
     assert rows.outcome is Outcome.HOLDS

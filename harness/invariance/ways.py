@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from harness.invariance.basis import Basis
-from harness.invariance.property import Pairs, Property
-from harness.relation import same
+from harness.invariance.again import RUN_TO_RUN
+from harness.invariance.compiled import COMPILED
+from harness.invariance.fusion import FP_FUSION
+from harness.invariance.graphs import GRAPH
+from harness.invariance.other_device import DEVICE
+from harness.invariance.property import Property
+from harness.invariance.streams import CONTENTION, STREAM
 
-_AGAIN = 3
-
-
-def _run_to_run(basis: Basis, pairs: Pairs) -> None:
-    for number in range(2, 2 + _AGAIN):
-        results = basis.call(basis.inputs)
-        pairs.compare(basis, f"call {number} on the same inputs", same(basis.results, results), basis.inputs, results)
-
-
-WAYS: tuple[Property, ...] = (Property("run to run", "the same inputs give the same bits in every call", _run_to_run),)
+WAYS: tuple[Property, ...] = (RUN_TO_RUN, STREAM, GRAPH, COMPILED, CONTENTION, DEVICE, FP_FUSION)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from harness.case import parse_case
 from harness.invariance.properties import properties_of
 from harness.property_result import PropertyResult
+from harness.verify.anew import anew_for
 from harness.verify.check import unsupported
 from harness.verify.inprocess import Workplace
 from harness.verify.properties import properties_on
@@ -46,6 +47,7 @@ def answer(place: Workplace, kernel: str, asking: Asking, *, thorough: bool) -> 
 
     Raises what the kernel raises.
     """
+    subject, case = place.subjects[kernel], parse_case(asking.case)
+    anew = anew_for(place.config, subject, case) if thorough else None
     with place.watch(f"{asking.case} (property {asking.property})"):
-        [found] = properties_on(place.subjects[kernel], parse_case(asking.case), [asking.property], thorough=thorough)
-    return found
+        return properties_on(subject, case, [asking.property], thorough=thorough, anew=anew)[0]

@@ -128,7 +128,7 @@ def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Pl
     project = replace(open_project(config), load=load)
     others, lacking = project.kernels_of_revisions()
     kernels = _selected(project, config, (*project.kernels(), *others))
-    check_names(config.properties, [project.op(name) for name in dict.fromkeys(kernel.op for kernel in kernels)])
+    check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     made = functools.cache(partial(_designed, project, config))  # kernels have groups in common
     items: list[Item] = []

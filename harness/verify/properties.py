@@ -12,7 +12,7 @@ from harness.case import Case
 from harness.devices import made_current
 from harness.errors import LastbitError, UnsupportedCase, unknown
 from harness.inputs import Inputs, build
-from harness.invariance.basis import Basis
+from harness.invariance.basis import Anew, Basis
 from harness.invariance.properties import properties_of
 from harness.invariance.property import Property, result_of
 from harness.judging.judge import judge
@@ -72,15 +72,15 @@ def with_properties(subject: Subject, case: Case, result: CaseResult, names: Col
 
 @timed(PROPERTIES)
 def properties_on(
-    subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False
+    subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False, anew: Anew | None = None
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    Raises what the kernel raises on the case itself.
+    `anew` makes the call in a new process: see `harness.verify.anew`. Raises what the kernel raises on the case itself.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
     with made_current(subject.device):
-        basis = basis_of(subject, case, thorough=thorough)
+        basis = basis_of(subject, case, thorough=thorough, anew=anew)
         return tuple(_found(subject, property, basis) for property in chosen)
 
 
@@ -97,8 +97,8 @@ def _found(subject: Subject, property: Property, basis: Basis) -> PropertyResult
         return replace(found, outcome=Outcome.ERRORED, reason=first_line(error))
 
 
-def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
-    """The call of the kernel on a case, and how it is called on other inputs."""
+def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew | None = None) -> Basis:
+    """The call of the kernel on a case, and how it is called on other inputs, or in a new process."""
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     results = tuple(problem.required)
@@ -107,7 +107,7 @@ def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
     first = call(inputs)
     allows = partial(_allows, subject)
     direct = subject.performer is None
-    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough)
+    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough, anew=anew)
 
 
 def _results(caller: Caller, inputs: Inputs) -> Tensors:
