@@ -162,7 +162,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
-    "references": ("harness.op", "harness.numerics"),
+    "references": ("harness.op", "harness.numerics", "harness.relation"),
     "cases": ("harness.case", "harness.inputs"),
     "reports.characters": (),
     "reports": (

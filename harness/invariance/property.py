@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from harness.errors import UnsupportedCase
 from harness.inputs import Inputs
 from harness.invariance.basis import Basis, Difference, difference
 from harness.property_result import Outcome, PropertyResult
-from harness.relation import Matched, NotApplicable, Relation, Tensors
+from harness.relation import Matched, NotApplicable, Related, Relation, Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +76,47 @@ class Property:
 
 
 def of_relation(relation: Relation) -> Property:
-    """The property that a relation defines: each of its calls is compared with the first."""
+    """The property that a relation defines: each of its calls is compared with the first.
+
+    A call that has nothing in common with the first is no pair, nor is one that the kernel does not take.
+    """
 
     def show(basis: Basis, pairs: Pairs) -> None:
         for related in relation.related(basis.inputs.tensors, basis.case.params, basis.random):
-            inputs = basis.related(related)
-            results = basis.call(inputs)
-            pairs.compare(basis, related.what, related.matched(basis.results, results), inputs, results)
+            try:
+                first = basis.results if related.first is None else _taken(basis, related.first)[1]
+                inputs, results = _taken(basis, related)
+            except UnsupportedCase as reason:
+                pairs.untried.append(f"{related.what}: {reason}")
+                continue
+            if matched := related.matched(first, results):
+                pairs.compare(basis, related.what, matched, inputs, results)
 
     return Property(relation.name, relation.promise, show)
+
+
+def _taken(basis: Basis, related: Related) -> tuple[Inputs, Tensors]:
+    """Inputs and results of a related call; `UnsupportedCase` if the kernel has no parameter for one of its inputs."""
+    inputs = basis.related(related)
+    if unknown := sorted(inputs.case.names - basis.kernel.accepts):
+        raise UnsupportedCase(f"the kernel does not take {', '.join(unknown)}")
+    return inputs, basis.call(inputs)
+
+
+def both(one: Property, other: Property) -> Property:
+    """A property that means two things, of which one may not apply."""
+
+    def show(basis: Basis, pairs: Pairs) -> None:
+        reasons = []
+        for part in (one, other):
+            try:
+                part.show(basis, pairs)
+            except NotApplicable as reason:
+                reasons.append(str(reason))
+        if len(reasons) == 2:
+            raise NotApplicable("; ".join(reasons))
+
+    return Property(one.name, f"{one.promise}; {other.promise}", show, one.quick and other.quick)
 
 
 def result_of(property: Property, basis: Basis) -> PropertyResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from harness.case import Case
@@ -35,19 +35,25 @@ def properties_on(
 def basis_of(subject: Subject, case: Case, *, thorough: bool = False) -> Basis:
     """The call of the kernel on a case, and how it is called on other inputs."""
     inputs = build(case.gathered(), subject.device)
-    problem = subject.problem(inputs)
-    results = tuple(problem.required)
-    caller = Caller(subject.kernel, subject.device, results, problem.op.optional_results, subject.performer)
-    call = partial(_results, caller)
+    call = partial(_results, partial(_caller, subject, {}))
     first = call(inputs)
     allows = partial(_allows, subject)
     direct = subject.performer is None
     return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough)
 
 
-def _results(caller: Caller, inputs: Inputs) -> Tensors:
+def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Inputs) -> Caller:
+    """What calls the kernel on inputs of these names, which say what it must return."""
+    if (names := inputs.case.names) not in known:
+        problem = subject.problem(inputs)
+        results, optional = tuple(problem.required), problem.op.optional_results
+        known[names] = Caller(subject.kernel, subject.device, results, optional, subject.performer)
+    return known[names]
+
+
+def _results(caller_of: Callable[[Inputs], Caller], inputs: Inputs) -> Tensors:
     """What the kernel gives, in memory of its own; nothing is left of it in its inputs."""
-    call = caller.unguarded(inputs).kept()
+    call = caller_of(inputs).unguarded(inputs).kept()
     inputs.restore()
     return {name: call.actual[name] for name in call.results}
 
