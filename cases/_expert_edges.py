@@ -179,7 +179,7 @@ LARGE_EDGES = (
 
 PROPERTIES = (
     Edge(Sizes(24, 3, 5, 48, 40, 4), "below_4", kind="balanced"),
-    Edge(Sizes(19, 2, 4, 24, 32, 4), "experts_6", {"first_expert": 1}, kind="balanced", dtype="fp16"),
+    Edge(Sizes(9, 2, 4, 24, 32, 4), "experts_6", {"first_expert": 1}, kind="balanced", dtype="fp16"),
 )
 """With which it is looked at what the bits of a kernel depend on, where a CPU takes part. Expert 4 has no tokens."""
 

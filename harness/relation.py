@@ -127,14 +127,20 @@ def poison_of(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) - 1
 
 
-def linear(inputs: tuple[str, ...], results: tuple[str, ...]) -> Relation:
+def linear(inputs: tuple[str, ...], results: tuple[str, ...], *, unless: tuple[str, ...] = ()) -> Relation:
     """The relation `scaling` of an op whose `results` are linear in the inputs, all taken together.
 
     They are multiplied by powers of two and by -1, which rounds nothing where no range ends; the sign of a zero is not
-    compared. Not applicable to fp16, whose subnormal numbers are never far.
+    compared. Not applicable to fp16, whose subnormal numbers are never far, where a parameter of `unless` is given,
+    and without any of the inputs.
     """
+    where = " and ".join(inputs)
 
     def scaled(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterable[Related]:
+        if given := [name for name in unless if params.get(name)]:
+            raise NotApplicable(f"with {given[0]}={params[given[0]]} the results are not linear in {where}")
+        if not any(name in tensors for name in inputs):
+            raise NotApplicable(f"the case has no {where}")
         if any(tensor.dtype is torch.float16 for tensor in tensors.values()):
             raise NotApplicable("numbers of fp16 may become subnormal or overflow where they are scaled")
         for factor in (2.0, 0.25, -1.0):
@@ -144,5 +150,4 @@ def linear(inputs: tuple[str, ...], results: tuple[str, ...]) -> Relation:
     def times(factor: float) -> Callable[[Tensors, Tensors], Matched]:
         return lambda one, other: {n: (one[n] * factor + 0.0, other[n] + 0.0) for n in results if n in one}
 
-    where = " and ".join(inputs)
     return Relation("scaling", f"{where} times a power of two gives results times it, where no range ends", scaled)
