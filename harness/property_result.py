@@ -7,10 +7,11 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Whether calls that a property relates gave equal bits."""
+    """Whether calls that a property relates gave equal bits; errored if the kernel raised in one of them."""
 
     HOLDS = "holds"
     BROKEN = "broken"
+    ERRORED = "errored"
     NOT_APPLICABLE = "not applicable"
 
 
@@ -23,7 +24,7 @@ class PropertyResult:
         outcome: what was found.
         declared: the kernel promises it, so that it fails where this is broken.
         pairs: pairs of calls that were compared.
-        reason: why it is not applicable, or what was not tried.
+        reason: why it is not applicable, what the kernel raised, or what was not tried, left out or seen besides.
         first, second: the first pair that differs: a case line, and what differs in the other call, as a case line
             if it is one.
         where: what the change depends on, where that was found: "changes between 255 and 256 rows".
@@ -52,4 +53,4 @@ class PropertyResult:
     @property
     def fails(self) -> bool:
         """The kernel does not keep what it declares."""
-        return self.declared and self.outcome is Outcome.BROKEN
+        return self.declared and self.outcome in (Outcome.BROKEN, Outcome.ERRORED)

@@ -12,7 +12,8 @@ kernel's bits: whether it does is found by `lastbit invariance`, and a kernel th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -127,27 +128,86 @@ def poison_of(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) - 1
 
 
-def linear(inputs: tuple[str, ...], results: tuple[str, ...], *, unless: tuple[str, ...] = ()) -> Relation:
-    """The relation `scaling` of an op whose `results` are linear in the inputs, all taken together.
+_POWERS = (1, -1, 5, -5)
+_LARGEST_POWER = 100  # of two, below 2^127 where fp32 ends: sums of up to 2^24 terms stay within
 
-    They are multiplied by powers of two and by -1, which rounds nothing where no range ends; the sign of a zero is not
-    compared. Not applicable to fp16, whose subnormal numbers are never far, where a parameter of `unless` is given,
-    and without any of the inputs.
+
+def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str, ...] | None = None) -> Relation:
+    """The property `scaling` of an op: inputs times 2^k make results times 2^(k · m), exactly.
+
+        @op(rows=("x", "dy"), relations=(scaled(("dy",), {"dx": 1, "dw": 1}),))
+
+    `results` maps those that are compared to m, 0 for what does not change; other results are left out, as are inputs
+    and results that a case lacks. The inputs are also negated. Only powers are tried by which all elements of `inputs`
+    are scaled exactly. An element of a result is compared where it is normal in its dtype before and after; so is a
+    zero, without its sign, if what it became is no smaller than normal numbers are. `among` are the inputs of which
+    elements are multiplied with those of `inputs` before anything is summed; None for all.
     """
-    where = " and ".join(inputs)
 
-    def scaled(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterable[Related]:
-        if given := [name for name in unless if params.get(name)]:
-            raise NotApplicable(f"with {given[0]}={params[given[0]]} the results are not linear in {where}")
-        if not any(name in tensors for name in inputs):
-            raise NotApplicable(f"the case has no {where}")
-        if any(tensor.dtype is torch.float16 for tensor in tensors.values()):
-            raise NotApplicable("numbers of fp16 may become subnormal or overflow where they are scaled")
-        for factor in (2.0, 0.25, -1.0):
-            own = {n: t * factor if n in inputs else t for n, t in tensors.items()}
-            yield Related(f"{' and '.join(n for n in inputs if n in tensors)} times {factor:g}", own, times(factor))
+    def related(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
+        given = {name: tensors[name] for name in inputs if name in tensors}
+        if not given:
+            raise NotApplicable(f"the case has no {' and no '.join(inputs)}")
+        _check_range({n: t for n, t in tensors.items() if among is None or n in (*inputs, *among)})
+        signed = [-1.0, *(2.0**power for power in _POWERS)]
+        factors = [factor for factor in signed if all(_is_exact(tensor, factor) for tensor in given.values())]
+        for factor in factors:
+            what = "negated" if factor < 0 else f"times 2^{int(math.log2(factor))}"
+            changed = {name: _times(tensor, factor) for name, tensor in given.items()}
+            yield Related(f"{', '.join(given)} {what}", {**tensors, **changed}, _matching(results, factor))
 
-    def times(factor: float) -> Callable[[Tensors, Tensors], Matched]:
-        return lambda one, other: {n: (one[n] * factor + 0.0, other[n] + 0.0) for n in results if n in one}
+    return Relation("scaling", f"{', '.join(inputs)} times a power of two scales the results, bit for bit", related)
 
-    return Relation("scaling", f"{where} times a power of two gives results times it, where no range ends", scaled)
+
+def _check_range(tensors: Tensors) -> None:
+    """Raise `NotApplicable` where a product of one element of each input may leave the range of fp32.
+
+    What a kernel computes on the way is not known; it is taken to lie about where such products do.
+    """
+    low = high = 0.0
+    for tensor in tensors.values():
+        if not tensor.is_floating_point():
+            continue
+        magnitudes = tensor.double().abs()
+        finite = magnitudes[magnitudes.isfinite() & (magnitudes > 0)]
+        if finite.numel():
+            low += min(0.0, math.log2(float(finite.min())))
+            high += max(0.0, math.log2(float(finite.max())))
+    if max(-low, high) > _LARGEST_POWER:
+        raise NotApplicable(
+            f"products of elements of the inputs may reach from 2^{low:.0f} to 2^{high:.0f}, "
+            "where the range of fp32 ends"
+        )
+
+
+def _is_exact(tensor: Tensor, factor: float) -> bool:
+    return bool((_times(tensor, factor).double() == tensor.double() * factor)[~tensor.isnan()].all())
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def _matching(results: Mapping[str, int], factor: float) -> Callable[[Tensors, Tensors], Matched]:
+    def matched(first: Tensors, second: Tensors) -> Matched:
+        names = [name for name in results if name in first and name in second]
+        return {name: _rescaled(first[name], second[name], factor ** results[name]) for name in names}
+
+    return matched
+
+
+def _rescaled(first: Tensor, second: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """What a result must have become, and what it became, with 0 for both where that is not compared."""
+    if not first.is_floating_point() or (first.shape, first.dtype) != (second.shape, second.dtype):
+        return first, second
+    kind, before, after = torch.finfo(first.dtype), first.double(), second.double()
+    wanted = before * factor
+    normal = _within(before, kind) & _within(wanted, kind)
+    from_zero = (before == 0) & (after.abs() >= kind.tiny * max(1.0, abs(factor)))
+    compared = normal | from_zero
+    left, right = (torch.where(compared, tensor, 0.0).to(first.dtype) for tensor in (wanted, after))
+    return left, right
+
+
+def _within(values: Tensor, kind: torch.finfo) -> Tensor:
+    return (values.abs() >= kind.tiny) & (values.abs() <= kind.max)

@@ -6,20 +6,23 @@ Both ops have the same names for the same things, so that each relation serves b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from harness.numerics import Tensor
+from harness.numerics import FORMATS, Tensor
 from harness.relation import (
     Independent,
     NotApplicable,
     Related,
+    Relation,
     Tensors,
     at,
     extended,
     poison_of,
     relation,
     same,
+    scaled,
     shuffled,
     together,
 )
@@ -140,6 +143,28 @@ RELATIONS = (
     *(relabelling, zero_adapter, capacity, shards),
 )
 """Of the forward pass and of the backward one."""
+
+
+def scaling(factor: str, among: tuple[str, ...], results: Mapping[str, int]) -> Relation:
+    """`scaled` by a factor; what is rounded to fp16 on the way may become subnormal there."""
+    whole = scaled((factor,), results, among)
+
+    def related(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
+        if tensors["x"].dtype == FORMATS["fp16"].dtype:
+            raise NotApplicable("numbers of fp16 may become subnormal or overflow where they are scaled")
+        if any(name.startswith("old_") for name in tensors):
+            raise NotApplicable("gradients are added to others, which are not scaled")
+        yield from whole.related(tensors, params, random)
+
+    return replace(whole, related=related)
+
+
+SCALING = scaling("routing_weights", (), {"output": 1, **dict.fromkeys(_SAVED, 0)})
+SCALING_BACKWARD = scaling(
+    "grad_output",
+    ("routing_weights", "down_proj"),
+    dict.fromkeys(("grad_input", "grad_routing_weights", *_GRADIENTS), 1),
+)
 
 
 def _ids(tensors: Tensors, params: Params) -> tuple[int, int]:

@@ -10,14 +10,11 @@ from math import inf
 
 from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
-from harness.relation import linear
-from references._expert_relations import RELATIONS, TOKENS
+from references._expert_relations import RELATIONS, SCALING, TOKENS
 from references._experts import Layer, adapter_axes, check_limit, limited, rounded
 from references._flops import forward_flops
 from references._layer_weights import WEIGHTS, LayerWeights, Projection
 from references._shapes import check_shapes
-
-_SCALING = linear(("routing_weights",), ("output",))
 
 
 @op(
@@ -52,7 +49,7 @@ _SCALING = linear(("routing_weights",), ("output",))
             *("fp32_silu", "rounded_expert", "fp32_weighted"),
         ),
     },
-    relations=(TOKENS, *RELATIONS, _SCALING),
+    relations=(TOKENS, *RELATIONS, SCALING),
 )
 def moe_lora(
     x: Enclosure,

@@ -27,8 +27,7 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.op import Contract, StageRecorder, op
-from harness.relation import linear
-from references._expert_relations import RELATIONS, TOKENS_BACKWARD
+from references._expert_relations import RELATIONS, SCALING_BACKWARD, TOKENS_BACKWARD
 from references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
 from references._flops import backward_flops
 from references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
@@ -37,7 +36,6 @@ from references.layer_norm_gated_backward import times_slope
 from references.moe_lora import check_layer
 
 _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
-_SCALING = linear(("grad_output",), ("grad_input", "grad_routing_weights", *(f"grad_{name}" for name in ADAPTERS)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class OldGradients:
         "eager": ("rounded_base", "rounded_middle", "rounded_lora", "rounded_gradient", "rounded_expert"),
         "per_matrix": ("rounded_base", "fp32_middle", "fp32_lora", "rounded_gradient", "rounded_expert"),
     },
-    relations=(TOKENS_BACKWARD, *RELATIONS, _SCALING),
+    relations=(TOKENS_BACKWARD, *RELATIONS, SCALING_BACKWARD),
 )
 def moe_lora_backward(
     x: Enclosure,

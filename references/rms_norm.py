@@ -20,7 +20,6 @@ from harness.numerics import (
     sqrt,
 )
 from harness.op import Contract, Latent, StageRecorder, op
-from harness.relation import linear
 from references._shapes import check_shapes, width_of
 
 E4M3_MAX = 448.0
@@ -41,7 +40,6 @@ SMALLEST_SCALE = 1 / (448.0 * 512.0)
     rounds={"residual_sum": "x", "output": "x", "quantized": "e4m3"},
     latent=Latent("inv_rms", through=("normalized", "product", "output"), instead={"divided": "rms"}),
     torch_ops=("aten::rms_norm", "aten::_fused_rms_norm"),
-    relations=(linear(("weight",), ("output",), unless=("weight_offset",)),),
 )
 def rms_norm(
     x: Enclosure,

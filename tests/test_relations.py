@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.case import Case, parse_case
 from harness.config import Config
 from harness.errors import OpError
+from harness.invariance.independent import worded
 from harness.invariance.properties import properties_of
 from harness.kernel import Kernel
 from harness.op import op
@@ -114,7 +115,7 @@ def test_a_right_layer_holds_every_relation(project: Project) -> None:
     found = found_of(partial(layer, halves=lambda *_: False), LAYER, project, *OF_EXPERTS)
     assert {*found} == {*OF_EXPERTS}
     assert {one.outcome for one in found.values()} == {Outcome.HOLDS}
-    assert found["shards"].pairs == 5 and found["tokens"].pairs > 20 and found["zero adapter"].pairs == 2
+    assert found["shards"].pairs == 5 and found["tokens"].pairs > 10 and found["zero adapter"].pairs == 2
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -129,7 +130,7 @@ def test_thresholds_of_tokens_are_found(project: Project) -> None:
     few, _ = FAULTS["few tokens are summed otherwise"]
     found = found_of(partial(layer, halves=few), LAYER, project, "tokens")["tokens"]
     assert found.where == f"changes between {THRESHOLD - 1} and {THRESHOLD} tokens"
-    assert found.second.startswith("token ") and "row" not in found.second
+    assert found.second.startswith(f"moe_lora x=fp32[{THRESHOLD - 1},24] ")
 
 
 def test_a_kernel_is_not_asked_for_what_it_does_not_take(project: Project) -> None:
@@ -240,3 +241,9 @@ def test_kernels_in_pytorch_hold_what_they_declare(project: Project) -> None:
         found = properties_on(Subject(kernel, project.op(kernel.op), CPU), case, names)
         assert not [one for one in found if one.outcome is Outcome.BROKEN], kernel.name
         assert any(one.outcome is Outcome.HOLDS for one in found), kernel.name
+
+
+def test_words_of_rows_are_those_of_tokens() -> None:
+    said = "rows 3 to 5 in a launch of their own; x=bf16[4,8]:rows changes between 2 and 3 rows; row 1 alone"
+    named = "tokens 3 to 5 in a launch of their own; x=bf16[4,8]:rows changes between 2 and 3 tokens; token 1 alone"
+    assert worded(said, "tokens") == named
