@@ -44,12 +44,14 @@ class Related:
         tensors: name → input, on the device of the first call; an optional input may be left out, or added.
         matched: what must be equal, from the results of the first and the second call.
         params: parameters that differ from those of the first call.
+        first: the call that it is compared with, where that is not the case's own.
     """
 
     what: str
     tensors: Tensors
     matched: Callable[[Tensors, Tensors], Matched] = same
     params: Mapping[str, Any] = field(default_factory=dict)
+    first: Related | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,23 @@ class Relation:
     related: Callable[[Tensors, Mapping[str, Any], Random], Iterable[Related]]
 
 
+@dataclass(frozen=True)
+class Independent:
+    """Things that do not depend on each other, such as tokens: each has an index of the first dimension of tensors.
+
+    Attributes:
+        name: of the property, in the plural: `tokens`.
+        promise: as of a relation.
+        inputs: the inputs that have a part for each, the first input of the op among them, which is a matrix.
+        results: the results that have a part for each; what others have is a sum over all.
+    """
+
+    name: str
+    promise: str
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+
+
 def relation(
     name: str, promise: str
 ) -> Callable[[Callable[[Tensors, Mapping[str, Any], Random], Iterable[Related]]], Relation]:
@@ -74,11 +93,46 @@ def relation(
     return lambda function: Relation(name, promise, function)
 
 
+def at(names: Iterable[str], first: Any, second: Any = ...) -> Callable[[Tensors, Tensors], Matched]:
+    """What is matched of results of these names: a part of the first call's, and one of the second's, by indices."""
+
+    def matched(one: Tensors, other: Tensors) -> Matched:
+        return {name: (one[name][first], other[name][second]) for name in names if name in one and name in other}
+
+    return matched
+
+
+def together(*parts: Callable[[Tensors, Tensors], Matched]) -> Callable[[Tensors, Tensors], Matched]:
+    """What any of several says is matched."""
+    return lambda first, second: {name: pair for part in parts for name, pair in part(first, second).items()}
+
+
+def shuffled(count: int, random: Random) -> list[int]:
+    """The numbers below `count` in an order that is not their own, where there are two or more."""
+    order = random.sample(range(count), count)
+    return order if order != sorted(order) else order[::-1]
+
+
+def extended(tensor: Tensor, count: int, value: float | None = None, dim: int = 0) -> Tensor:
+    """The tensor with so many more indices along a dimension, which hold a value, or else NaN or integers of ones."""
+    shape = [*tensor.shape]
+    shape[dim] = count
+    more = tensor.new_zeros(shape)
+    return torch.cat([tensor, poison_of(more) if value is None else more.fill_(value)], dim)
+
+
+def poison_of(tensor: Tensor) -> Tensor:
+    """NaN, or integers whose bits are all ones, in the shape of a tensor."""
+    if tensor.is_floating_point():
+        return torch.full_like(tensor, torch.nan)
+    return torch.zeros_like(tensor) - 1
+
+
 _POWERS = (1, -1, 5, -5)
 _LARGEST_POWER = 100  # of two, below 2^127 where fp32 ends: sums of up to 2^24 terms stay within
 
 
-def scaled(inputs: tuple[str, ...], results: Mapping[str, int]) -> Relation:
+def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str, ...] | None = None) -> Relation:
     """The property `scaling` of an op: inputs times 2^k make results times 2^(k · m), exactly.
 
         @op(rows=("x", "dy"), relations=(scaled(("dy",), {"dx": 1, "dw": 1}),))
@@ -86,14 +140,15 @@ def scaled(inputs: tuple[str, ...], results: Mapping[str, int]) -> Relation:
     `results` maps those that are compared to m, 0 for what does not change; other results are left out, as are inputs
     and results that a case lacks. The inputs are also negated. Only powers are tried by which all elements of `inputs`
     are scaled exactly. An element of a result is compared where it is normal in its dtype before and after; so is a
-    zero, without its sign, if what it became is no smaller than normal numbers are.
+    zero, without its sign, if what it became is no smaller than normal numbers are. `among` are the inputs of which
+    elements are multiplied with those of `inputs` before anything is summed; None for all.
     """
 
     def related(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
         given = {name: tensors[name] for name in inputs if name in tensors}
         if not given:
             raise NotApplicable(f"the case has no {' and no '.join(inputs)}")
-        _check_range(tensors)
+        _check_range({n: t for n, t in tensors.items() if among is None or n in (*inputs, *among)})
         signed = [-1.0, *(2.0**power for power in _POWERS)]
         factors = [factor for factor in signed if all(_is_exact(tensor, factor) for tensor in given.values())]
         for factor in factors:

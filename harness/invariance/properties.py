@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from harness.errors import UsageError, no_such
 from harness.invariance.generic import GENERIC
-from harness.invariance.property import Property, of_relation
+from harness.invariance.independent import of_independent
+from harness.invariance.property import Property, both, of_relation
 from harness.invariance.ways import WAYS
 from harness.kernel import Kernel
 from harness.op import Op
+from harness.relation import Independent, Relation
 
 
 def properties_of(op: Op) -> dict[str, Property]:
-    """Name → property; what the op declares comes before, and in place of, what holds for any op."""
-    own = [of_relation(relation) for relation in op.relations]
-    return {property.name: property for property in [*GENERIC, *WAYS, *own]}
+    """Name → property: those of any op, and those that this one declares; of one name they are one property."""
+    found = {property.name: property for property in (*GENERIC, *WAYS)}
+    for declared in op.relations:
+        own = _declared(declared)
+        found[own.name] = both(found[own.name], own) if own.name in found else own
+    return found
+
+
+def _declared(declared: Relation | Independent) -> Property:
+    return of_independent(declared) if isinstance(declared, Independent) else of_relation(declared)
 
 
 def check_declared(kernel: Kernel, op: Op) -> None:

@@ -129,11 +129,38 @@ def of_relation(relation: Relation) -> Property:
 
 def compare_related(basis: Basis, pairs: Pairs, related: Related) -> bool:
     """Make a related call and compare it; whether it is equal, which one is that the kernel does not take."""
-    inputs = basis.related(related)
-    results = pairs.called(basis, inputs, related.what)
-    if results is None:
+    first = basis.results if related.first is None else _called(basis, pairs, related.first)[1]
+    inputs, results = _called(basis, pairs, related)
+    if first is None or results is None:
         return True
-    return pairs.compare(basis, related.what, related.matched(basis.results, results), inputs, results)
+    return pairs.compare(basis, related.what, related.matched(first, results), inputs, results)
+
+
+def _called(basis: Basis, pairs: Pairs, related: Related) -> tuple[Inputs, Tensors | None]:
+    """Inputs and results of a related call; no results if the kernel has no parameter for one of its inputs."""
+    inputs = basis.related(related)
+    if unknown := sorted(inputs.case.names - basis.case.names - basis.kernel.accepts):
+        pairs.skip(related.what, f"the kernel does not take {', '.join(unknown)}")
+        return inputs, None
+    return inputs, pairs.called(basis, inputs, related.what)
+
+
+def both(one: Property, other: Property) -> Property:
+    """A property that means two things, of which one may not apply."""
+
+    def show(basis: Basis, pairs: Pairs) -> None:
+        reasons = []
+        for part in (one, other):
+            try:
+                part.show(basis, pairs)
+            except NotApplicable as reason:
+                reasons.append(str(reason))
+        if len(reasons) == 2:
+            raise NotApplicable("; ".join(reasons))
+
+    return Property(
+        one.name, f"{one.promise}; {other.promise}", show, one.quick and other.quick, one.unordered or other.unordered
+    )
 
 
 def result_of(property: Property, basis: Basis) -> PropertyResult:
