@@ -177,6 +177,24 @@ LARGE_EDGES = (
 """For accelerators alone."""
 
 
+PROPERTIES = (
+    Edge(Sizes(24, 3, 5, 48, 40, 4), "below_4", kind="balanced"),
+    Edge(Sizes(9, 2, 4, 24, 32, 4), "experts_6", {"first_expert": 1}, kind="balanced", dtype="fp16"),
+)
+"""With which it is looked at what the bits of a kernel depend on, where a CPU takes part. Expert 4 has no tokens."""
+
+LARGE_PROPERTIES = (
+    Edge(Sizes(600, 3, 9, 512, 384, 16), "below_8", kind="balanced"),
+    Edge(Sizes(300, 2, 8, 520, 256, 8), "experts_10", {"first_expert": 1}, kind="balanced", dtype="fp16"),
+)
+"""The same for accelerators: pairs enough for every tile."""
+
+
+def properties(*, small: bool) -> tuple[Edge, ...]:
+    """Those for a CPU, or for an accelerator."""
+    return PROPERTIES if small else LARGE_PROPERTIES
+
+
 def edges(*, small: bool) -> tuple[Edge, ...]:
     """The edges for a CPU, or all."""
     return EDGES if small else (*EDGES, *LARGE_EDGES)

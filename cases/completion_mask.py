@@ -15,6 +15,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from cases._edges import edges
+from cases._properties import properties
 from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import (
     chosen_tensor,
@@ -39,6 +40,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=(*_smallest(accepts), *edges("completion_mask", accepts, small=small)))
+    yield from properties("completion_mask", accepts, small=small)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for dtype, (short, long) in itertools.product(_DTYPES, _LENGTHS):
         strategy = partial(_cases, short, long, most, accepts)

@@ -16,6 +16,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cases._edges import edges
+from cases._properties import properties
 from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import (
     chosen_tensor,
@@ -131,6 +132,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     yield Group("edges", examples=tuple(edges("layer_norm_gated", accepts, small=small)))
+    yield from properties("layer_norm_gated", accepts, small=small)
     for options in dict.fromkeys(o for options in GROUPS if (o := options.without(accepts)) is not None):
         yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most))
     for dtype in ("bf16", "fp32"):

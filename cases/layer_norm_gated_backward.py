@@ -10,6 +10,7 @@ from functools import partial
 from hypothesis import strategies as st
 
 from cases._edges import edges
+from cases._properties import properties
 from cases.layer_norm_gated import SHAPES, Options, shape_of
 from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from harness.inputs import chosen_tensor, cut_rows, layouts_like, tensor_choices
@@ -85,6 +86,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, most=most if small else None)))
     yield Group("edges", examples=tuple(edges("layer_norm_gated_backward", accepts, small=small)))
+    yield from properties("layer_norm_gated_backward", accepts, small=small)
     yield Group("latents", examples=tuple(_latents(accepts)))
     yield from _groups("", _GROUPS, dict.fromkeys(ONE_SIGN, _ANY), accepts, most)
     yield from _groups("exact-", _EXACT_GROUPS, dict.fromkeys(ONE_SIGN, _EXACT), accepts, most)

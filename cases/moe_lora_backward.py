@@ -7,7 +7,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._expert_edges import edges
+from cases._expert_edges import Edge, edges, properties
 from cases._expert_variants import Variant, has_adapters, plain_variants, variants
 from cases._experts import (
     BALANCED,
@@ -27,6 +27,7 @@ from cases._experts import (
     sizes,
     weights,
 )
+from cases._properties import group_of
 from cases.moe_lora import SCALINGS
 from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import chosen_tensor, layouts_like, tensor_choices
@@ -66,7 +67,8 @@ _REGIMES: dict[str, Regimes] = {
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts every dimension."""
     yield Group("real-layers", examples=tuple(_real_layers(small=small, adapters=has_adapters(accepts))))
-    yield Group("edges", examples=tuple(_edges(accepts, small=small)))
+    yield Group("edges", examples=tuple(_edges(accepts, edges(small=small))))
+    yield from group_of(_edges(accepts, properties(small=small)), accepts)
     for variant in variants(accepts):
         yield Group(str(variant), partial(_cases, variant, small), choices=_choices(variant, accepts))
     if plain := plain_variants(accepts):
@@ -131,9 +133,9 @@ def _real_layers(*, small: bool, adapters: bool) -> Iterator[Case]:
         yield Case("moe_lora_backward", tensors, {"scaling": SCALINGS[kind][0]} if adapters else {}, seed)
 
 
-def _edges(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+def _edges(accepts: frozenset[str], chosen: tuple[Edge, ...]) -> Iterator[Case]:
     """The edges that a kernel with these parameters can take."""
-    for seed, edge in enumerate(edges(small=small)):
+    for seed, edge in enumerate(chosen):
         regimes = _REGIMES[edge.kind]
         shapes = dict.fromkeys(("x", "grad_output"), (edge.size.tokens, edge.size.hidden)) | _saved(edge.size)
         rows = [TensorSpec(name, edge.dtype, shape, regime=regimes[name][0]) for name, shape in shapes.items()]

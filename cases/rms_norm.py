@@ -18,6 +18,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cases._edges import edges
+from cases._properties import properties
 from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
 from harness.inputs import (
     DRAWN,
@@ -105,6 +106,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
     yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
     yield Group("edges", examples=tuple(edges("rms_norm", accepts, small=small)))
+    yield from properties("rms_norm", accepts, small=small)
     fitted = dict.fromkeys(o for options in _GROUPS if (o := options.without(accepts)) is not None)
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in fitted:

@@ -8,17 +8,30 @@ from harness.kernel import kernel
 
 if TYPE_CHECKING:
     from harness.judges.pool import Judges, judge
+    from harness.verify.assert_invariant import InvarianceViolation, assert_invariant
     from harness.verify.assertion import ContractViolation, assert_contract
 
 _FROM = {
     "ContractViolation": "harness.verify.assertion",
+    "InvarianceViolation": "harness.verify.assert_invariant",
     "Judges": "harness.judges.pool",
     "assert_contract": "harness.verify.assertion",
+    "assert_invariant": "harness.verify.assert_invariant",
     "judge": "harness.judges.pool",
 }
 """What needs torch → the module that has it."""
 
-__all__ = ["ContractViolation", "Judges", "LastbitError", "UnsupportedCase", "assert_contract", "judge", "kernel"]
+__all__ = [
+    "ContractViolation",
+    "InvarianceViolation",
+    "Judges",
+    "LastbitError",
+    "UnsupportedCase",
+    "assert_contract",
+    "assert_invariant",
+    "judge",
+    "kernel",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -187,6 +187,8 @@ class Group:
         choices: name → options of what cases choose from; see `harness.inputs.choices`.
         designed: what a design has chosen for this group, a case each.
         drawn: how many cases Hypothesis draws besides; None for as many as a run has per group.
+        properties: the examples are what a kernel's bits are looked at with, see `harness.invariance`: many rows of
+            ordinary values each.
     """
 
     name: str
@@ -195,6 +197,7 @@ class Group:
     choices: Choices = field(default_factory=dict)
     designed: tuple[Chosen, ...] = ()
     drawn: int | None = None
+    properties: bool = False
 
     def left_to_draw(self, cases: int) -> int:
         """How many cases Hypothesis draws in a run with `cases` per group."""

@@ -41,6 +41,7 @@ class Config:
         sanitize: memory accesses are looked at, too: by compute-sanitizer on CUDA, for races where kernels are
             interpreted.
         isolate: kernels run in processes of their own.
+        properties: names of the properties that alone are asked; lines are asked about these, and else about none.
     """
 
     folder: str
@@ -61,6 +62,7 @@ class Config:
     sanitize: bool = False
     random: bool = False
     isolate: bool = False
+    properties: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:

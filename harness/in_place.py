@@ -104,7 +104,7 @@ def returning(
     """The function without the parameters of `outs`, which returns the results that are in parameters, too.
 
     `overwritten` maps inputs to the results that they hold afterwards, where that is known. The function is called by
-    name; itself if no result is in a parameter.
+    name; itself if no result is in a parameter. Memory for a result is allocated unless a call names its parameter.
     """
     held = {name: result for name, result in overwritten.items() if result}
     if not held and not outs:
@@ -112,7 +112,8 @@ def returning(
 
     @functools.wraps(function)
     def called(**arguments: Any) -> Mapping[str, Any]:
-        made = {name: out.allocated(arguments) for name, out in outs.items()}
+        given = {name: arguments.pop(name) for name in outs if name in arguments}
+        made = {name: given[name] if name in given else out.allocated(arguments) for name, out in outs.items()}
         kept = {name: tensor.detach() for name, tensor in made.items()}  # what the caller of the kernel looks at
         returned = function(**arguments, **made)
         if rebound := [name for name, tensor in made.items() if not _is_same(tensor, kept[name])]:

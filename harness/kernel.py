@@ -27,6 +27,7 @@ from harness.bundles import flat
 from harness.declared import is_names, is_order, place_of
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
 from harness.in_place import Out, checked_outs, returning
+from harness.siblings import siblings
 
 __all__ = ["Kernel", "Out", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
 
@@ -62,6 +63,7 @@ class Kernel:
             launch) or `moves` (a copy and a warning, with `harness.placement.moved`).
         unordered: results whose bits may differ between two calls, because they are summed by atomic additions: in any
             order, and with subnormal numbers flushed to zero.
+        invariant: properties that it promises, such as `rows`: see `harness.invariance`. It fails where one is broken.
         source: file and line where it is defined.
     """
 
@@ -78,11 +80,12 @@ class Kernel:
     unordered: tuple[str, ...] = ()
     source: str = ""
     held: Mapping[str, str] = field(default_factory=dict, hash=False)
+    invariant: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise unknown(f"placement of kernel {self.name!r}", self.placement, PLACEMENTS)
-        for what in ("stages", "mutates", "devices", "unordered"):
+        for what in ("stages", "mutates", "devices", "unordered", "invariant"):
             if not is_names(given := getattr(self, what)):
                 raise UsageError(f"{what}={given!r} of kernel {self.name!r} must be a tuple of names")
         call: object = self.call
@@ -137,6 +140,7 @@ def kernel(
     order: int | None = None,
     placement: str = "refuses",
     unordered: tuple[str, ...] = (),
+    invariant: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
@@ -157,6 +161,7 @@ def kernel(
             raise _without_op(function)
         own, source = name or _name_of(function), place_of(function)
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
+        made = replace(made, invariant=invariant)
         made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))
@@ -221,7 +226,7 @@ def load_kernels(folder: Path) -> tuple[Kernel, ...]:
 def loaded_kernels(path: Path) -> tuple[Loaded, ...]:
     """The same of a folder, or of a file and those beside it that it imports; each with its file."""
     folder, files = (path, sorted(path.glob("*.py"))) if path.is_dir() else (path.parent, [path])
-    with _collect() as declared, _siblings(folder):
+    with _collect() as declared, siblings(folder):
         for file in files:
             if not _loaded_as_sibling(file):
                 sys.modules.setdefault(file.stem, load_file(file))
@@ -270,19 +275,6 @@ def _of_folder(folder: Path, declared: Iterable[_Declaration]) -> Iterator[Loade
     for one in declared:
         if one.file.parent.resolve() == folder.resolve() and modules.setdefault(one.file, one.module) == one.module:
             yield Loaded(one.kernel, one.file)
-
-
-@contextmanager
-def _siblings(folder: Path) -> Iterator[None]:
-    """Let the files of `folder` import each other by name, and forget those names afterwards."""
-    names = {path.stem for path in folder.glob("*.py")} - set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in names:
-            sys.modules.pop(name, None)
 
 
 def _loaded_as_sibling(path: Path) -> bool:

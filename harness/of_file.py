@@ -14,8 +14,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from harness.errors import UsageError, no_such
-from harness.kernel import Kernel, _collect, _siblings, declarations_of, kernel, load_file
+from harness.kernel import Kernel, _collect, declarations_of, kernel, load_file
 from harness.op import Op
+from harness.siblings import siblings
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def kernel_of_file(path: Path, role: Role) -> Kernel:
         UsageError: none of these is there, or several are; the message lists what there is.
         KernelError: the file raises while it is loaded.
     """
-    with _collect() as declared, _siblings(path.parent):
+    with _collect() as declared, siblings(path.parent):
         module = load_file(path)
     own = [one.kernel for one in declared if one.file.resolve() == path.resolve() and one.kernel.op == role.op]
     if role.function:

@@ -27,6 +27,7 @@ from harness.declared import (
 from harness.errors import OpError, UsageError, unknown
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, Format
+from harness.relation import Independent, Relation
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -127,6 +128,7 @@ class Op:
         optional_results: results that a kernel may leave out; it is judged on the others.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
+        relations: properties of its kernels' bits that mean something for this op: see `harness.relation`.
     """
 
     name: str
@@ -144,6 +146,7 @@ class Op:
     optional_results: frozenset[str] = frozenset()
     flops: Callable[..., int] | None = None
     torch_ops: tuple[str, ...] = ()
+    relations: tuple[Relation | Independent, ...] = ()
 
     @property
     def where(self) -> str:
@@ -238,6 +241,7 @@ def op(
     optional_results: tuple[str, ...] = (),
     flops: Callable[..., int] | None = None,
     torch_ops: tuple[str, ...] = (),
+    relations: tuple[Relation | Independent, ...] = (),
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
@@ -275,9 +279,12 @@ def op(
             optional_results=frozenset(optional_results),
             flops=flops,
             torch_ops=torch_ops,
+            relations=relations,
         )
         check_signature(where, parameters)
-        for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():
+        named = {"rows": rows, "integers": integers, "plain": plain}
+        named |= {one.name: one.inputs for one in relations if isinstance(one, Independent)}
+        for what, given in named.items():
             check_names(where, what, given, made.inputs)
         for what, given in {"optional_results": optional_results, "torch_ops": torch_ops}.items():
             if not is_names(given):

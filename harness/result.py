@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
+from harness.property_result import PropertyResult
 from harness.row_check import RowCheck
 
 
@@ -214,6 +215,9 @@ class Finding:
     notice: bool = False
 
 
+OF_PROPERTIES = frozenset({"broken_property"})
+"""Kinds of findings of which the subject is a property; the values of every stage may be allowed."""
+
 SANITIZED = frozenset({"memcheck", "initcheck", "racecheck", "synccheck", "race", "masked"})
 """Kinds of findings that only a run with --sanitize has: of compute-sanitizer's tools, and of interpreted programs."""
 
@@ -268,6 +272,7 @@ class CaseResult(Judgement):
         fingerprint: hash of the input bits, the same on every device.
         counted: generated rather than tried while a failure was shrunk.
         source: file and line of the kernel.
+        properties: what its bits were found to depend on, where the case is one that asks.
     """
 
     case: str
@@ -281,6 +286,7 @@ class CaseResult(Judgement):
     seconds: float = 0.0
     counted: bool = True
     source: str = ""
+    properties: tuple[PropertyResult, ...] = ()
 
     def judged(self, judgement: Judgement) -> CaseResult:
         """The same case with another judgement."""

@@ -58,7 +58,13 @@ def _completion_mask_kernel(
         tl.store(mask_ptr + row * n + columns, (columns <= last).to(tl.int32), mask=inside)
 
 
-@kernel("completion_mask", name="triton[completion_mask]", stages=STAGES, placement="moves")
+@kernel(
+    "completion_mask",
+    name="triton[completion_mask]",
+    stages=STAGES,
+    placement="moves",
+    invariant=("rows", "permutation", "padding", "layout", "run to run"),
+)
 def completion_mask(
     ids: Tensor, eos_ids: Tensor, *, mask_truncated: bool = False, stages: tuple[str, ...] = ()
 ) -> Tensor | dict[str, Tensor]:

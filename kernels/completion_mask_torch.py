@@ -9,7 +9,11 @@ from torch import Tensor
 from harness.kernel import kernel
 
 
-@kernel("completion_mask", name="eager[completion_mask]")
+@kernel(
+    "completion_mask",
+    name="eager[completion_mask]",
+    invariant=("rows", "permutation", "padding", "layout", "run to run"),
+)
 def completion_mask(ids: Tensor, eos_ids: Tensor, *, mask_truncated: bool = False) -> Tensor:
     """Of several ones, torch's argmax takes the first; it has no answer for rows of no tokens."""
     check_arguments(ids, eos_ids)

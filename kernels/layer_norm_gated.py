@@ -31,6 +31,9 @@ from torch import Tensor
 from harness.kernel import kernel
 from harness.placement import moved
 
+# A program has one group of some rows. Its block, and with it every sum, follows from the size of the group.
+INVARIANT = ("rows", "permutation", "padding", "shards", "scaling", "run to run", "fp fusion")
+
 
 # Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed, and FLAT
 # whether row numbers need be divided. A stage that is not stored has no pointer, so that no variant branches.
@@ -124,6 +127,7 @@ def _layer_norm_gated_kernel(
     stages=STAGES,
     depth=depth,
     placement="moves",
+    invariant=INVARIANT,
 )
 def layer_norm_gated(
     x: Tensor,
@@ -175,6 +179,7 @@ def layer_norm_gated(
     stages=STAGES,
     depth=depth,
     placement="moves",
+    invariant=INVARIANT,
 )
 def layer_norm_gated_stepwise(
     x: Tensor,

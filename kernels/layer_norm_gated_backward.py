@@ -40,6 +40,10 @@ from harness.placement import moved
 TENSORS = ("x", "dy", "weight", "rstd", "mean", "bias", "z")
 SOURCES = {"dx": "x", "dz": "z", "output": "x", "dw": "weight", "db": "bias"}
 POINTERS = ("x", "dy", "z", "weight", "bias", "rstd", "mean", *SOURCES, *BACKWARD_STAGES)
+# A program has whole rows of one group, whose sums follow from the size of the group. The sums over rows are added in
+# an order that follows from their number, or in any.
+OF_ROWS = ("rows", "permutation", "padding", "fp fusion")
+OF_SUMS = ("shards", "scaling", "run to run")
 
 
 class Options(NamedTuple):
@@ -259,6 +263,7 @@ def _declare(name: str, depth: Callable[[int], int], *, atomic: bool) -> Callabl
         depth=depth,
         placement="moves",
         unordered=("dw", "db") if atomic else (),
+        invariant=OF_ROWS if atomic else (*OF_ROWS, *OF_SUMS),
     )
     def gradients(
         x: Tensor, dy: Tensor, weight: Tensor, rstd: Tensor,

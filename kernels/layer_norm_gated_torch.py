@@ -36,7 +36,7 @@ def normalize(value: Tensor, eps: float, group_size: int, *, is_rms_norm: bool) 
     return (centered * torch.rsqrt(variance + eps)).flatten(-2)
 
 
-@kernel("layer_norm_gated", contract="single_rounding", name="eager[single_rounding]")
+@kernel("layer_norm_gated", contract="single_rounding", name="eager[single_rounding]", invariant=("run to run",))
 def eager_single_rounding(
     x, weight, bias=None, z=None,
     *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False, activation="silu",
@@ -50,7 +50,7 @@ def eager_single_rounding(
     return (affine * gate if norm_before_gate else affine).to(x.dtype)
 
 
-@kernel("layer_norm_gated", contract="stepwise", name="eager[stepwise]")
+@kernel("layer_norm_gated", contract="stepwise", name="eager[stepwise]", invariant=("run to run",))
 def eager_stepwise(x, weight, z=None, *, eps, group_size=None, norm_before_gate=True, is_rms_norm=False):
     """As Qwen3NextRMSNormGated, and MambaRMSNormGated where the gate comes first, do in Transformers."""
     size = check_forward(x, weight, None, z, group_size, "silu", ())
@@ -70,7 +70,13 @@ def with_statistics(x, weight, bias, eps, stages):
     return {"output": output, **{name: saved[name] for name in stages if name in saved}}
 
 
-@kernel("layer_norm_gated", contract="single_rounding+welford", name="F.layer_norm", stages=("mean", "rstd"))
+@kernel(
+    "layer_norm_gated",
+    contract="single_rounding+welford",
+    name="F.layer_norm",
+    stages=("mean", "rstd"),
+    invariant=("run to run",),
+)
 def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
     """Welford by chunks of vectors on the CPU, by threads on CUDA; what is normalized is (x - mean) · rstd.
 
@@ -89,6 +95,7 @@ def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
     name="F.layer_norm[halves]",
     stages=("mean", "rstd"),
     devices=("cpu",),
+    invariant=("run to run",),
 )
 def library_layer_norm_of_halves(x, weight, bias=None, *, eps, stages=()):
     """bf16 and fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
@@ -106,7 +113,7 @@ def through_norm(dnormalized: Tensor, normalized: Tensor, rstd: Tensor, group_si
     return ((d - shift) * rstd.unsqueeze(-1)).flatten(-2)
 
 
-@kernel("layer_norm_gated_backward", name="eager[gated_backward]")
+@kernel("layer_norm_gated_backward", name="eager[gated_backward]", invariant=("run to run",))
 def eager_backward(
     x, dy, weight, rstd, mean=None, bias=None, z=None,
     *, norm_before_gate=True, activation="silu", recompute_output=False,

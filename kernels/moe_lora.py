@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from described import current
 from grouped_epilogue import rounded
-from grouped_linear import LARGEST_BLOCK_K, depth, grouped_linear, grouped_pair, launch, new_rows
+from grouped_linear import INVARIANT, LARGEST_BLOCK_K, depth, grouped_linear, grouped_pair, launch, new_rows
 from moe_lora_arguments import STAGES, check_forward, existing
 from moe_lora_routing import Routing, route
 from moe_lora_shards import merge, shard
@@ -168,7 +168,10 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
 
     name = f"triton[moe_lora+{contract}]"
 
-    @kernel("moe_lora", contract=contract, name=name, stages=STAGES, depth=depth, order=LARGEST_BLOCK_K)
+    @kernel(
+        "moe_lora", contract=contract, name=name, stages=STAGES, depth=depth, order=LARGEST_BLOCK_K,
+        invariant=(*INVARIANT, "fp fusion"),
+    )  # fmt: skip
     def moe_lora(
         x: Tensor,
         expert_ids: Tensor,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 import torch
-from grouped_linear import LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair
+from grouped_linear import INVARIANT, LARGEST_BLOCK_K, Factors, grouped_linear, grouped_pair
 from grouped_linear import depth as dot_depth
 from moe_lora import combine
 from moe_lora_arguments import existing
@@ -142,7 +142,7 @@ def _declare(contract: str) -> Callable[..., dict[str, Tensor]]:
 
     @kernel(
         "moe_lora_backward", contract=contract, name=f"triton[moe_lora_backward+{contract}]", stages=STAGES,
-        depth=depth, order=LARGEST_BLOCK_K,
+        depth=depth, order=LARGEST_BLOCK_K, invariant=INVARIANT,
     )  # fmt: skip
     def moe_lora_backward(
         x: Tensor,

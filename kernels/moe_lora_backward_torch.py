@@ -11,7 +11,7 @@ from math import inf
 import torch
 from moe_lora_backward_arguments import LORA, SAVED, WEIGHTS, check_backward, shards_of
 from moe_lora_shards import merge
-from moe_lora_torch import fp32_reductions
+from moe_lora_torch import INVARIANT, fp32_reductions
 from moe_lora_weights import LayerWeights, OldGradients, named
 from swiglu_limit import limited_in_torch
 from torch import Tensor
@@ -131,7 +131,7 @@ def shard_gradients(
 def _declare(contract: str, product: Product) -> Callable[..., dict[str, Tensor]]:
     """Register the kernel that keeps `contract`."""
 
-    @kernel("moe_lora_backward", contract=contract, name=f"eager[moe_lora_backward+{contract}]")
+    @kernel("moe_lora_backward", contract=contract, name=f"eager[moe_lora_backward+{contract}]", invariant=INVARIANT)
     def moe_lora_backward(
         x: Tensor,
         expert_ids: Tensor,

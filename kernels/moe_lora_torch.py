@@ -20,6 +20,9 @@ from torch import Tensor
 
 from harness.kernel import kernel
 
+# Each expert's rows are products of their own, in calls of torch whose shapes follow from the number of its rows.
+INVARIANT = ("relabelling", "zero adapter", "capacity", "scaling", "run to run")
+
 Step = Callable[..., tuple[Tensor, ...]]
 
 
@@ -120,7 +123,7 @@ def _forward(
 def _declare(contract: str, expert: Step) -> Callable[..., dict[str, Tensor]]:
     """Register the kernel that keeps `contract`."""
 
-    @kernel("moe_lora", contract=contract, name=f"eager[moe_lora+{contract}]")
+    @kernel("moe_lora", contract=contract, name=f"eager[moe_lora+{contract}]", invariant=INVARIANT)
     def moe_lora(
         x: Tensor,
         expert_ids: Tensor,

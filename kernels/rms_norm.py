@@ -271,7 +271,10 @@ def _declare(weight_rule: str, residual_rule: str):
     """Register the kernel of one contract; a parameter that has no meaning in it is not in its signature."""
     contract = f"{weight_rule}+{residual_rule}"
     rules = {"weight_rule": weight_rule, "residual_rule": residual_rule}
-    register = kernel("rms_norm", contract=contract, name=f"triton[{contract}]", stages=STAGES, depth=summation_depth)
+    register = kernel(
+        "rms_norm", contract=contract, name=f"triton[{contract}]", stages=STAGES, depth=summation_depth,
+        invariant=("rows", "permutation", "padding", "run to run"),  # the tile follows from the width of a row
+    )  # fmt: skip
 
     def native_multiply(x, weight=None, residual=None, scale=None, *, eps, variance_size=None, quant=None, stages=()):
         options = {"eps": eps, "variance_size": variance_size, "quant": quant, "stages": stages}

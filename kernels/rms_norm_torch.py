@@ -75,13 +75,17 @@ def encode(output: Tensor, quant: str | None, scale: Tensor | None) -> dict[str,
 def _declare_eager(rule: str) -> None:
     """Register the two weight rules with one residual rule."""
 
-    @kernel("rms_norm", contract=f"native_multiply+{rule}", name=f"eager[native_multiply+{rule}]")
+    @kernel(
+        "rms_norm", contract=f"native_multiply+{rule}", name=f"eager[native_multiply+{rule}]", invariant=("run to run",)
+    )
     def native_multiply(x, weight=None, residual=None, scale=None, *, eps, variance_size=None, quant=None):
         squared, value, results = add_residual(x, residual, rule)
         output = multiply_native(normalize(squared, value, eps, variance_size), weight, x.dtype)
         return encode(output, quant, scale) | results
 
-    @kernel("rms_norm", contract=f"fp32_multiply+{rule}", name=f"eager[fp32_multiply+{rule}]")
+    @kernel(
+        "rms_norm", contract=f"fp32_multiply+{rule}", name=f"eager[fp32_multiply+{rule}]", invariant=("run to run",)
+    )
     def fp32_multiply(
         x, weight=None, residual=None, scale=None, *, eps, variance_size=None, weight_offset=0.0, quant=None
     ):
@@ -94,7 +98,7 @@ for _rule in RESIDUAL_RULES:
     _declare_eager(_rule)
 
 
-@kernel("rms_norm", contract="fp32_multiply", name="F.rms_norm")
+@kernel("rms_norm", contract="fp32_multiply", name="F.rms_norm", invariant=("run to run",))
 def library_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     """A weight of another dtype is multiplied in fp32 too; torch then warns that it cannot use its fused kernel.
 
@@ -115,7 +119,7 @@ def _compiled():
     return torch.compile(native_rms_norm, dynamic=True, fullgraph=True)
 
 
-@kernel("rms_norm", contract="fp32_multiply", name="torch.compile[native_multiply]")
+@kernel("rms_norm", contract="fp32_multiply", name="torch.compile[native_multiply]", invariant=("run to run",))
 def compiled_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     """Claims fp32_multiply: Inductor drops the rounding to the weight's dtype that the source asks for.
 

@@ -6,12 +6,41 @@ its RLOO trainer and others share. Rows of no tokens, on which TRL's argmax fail
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from random import Random
 from typing import Any
 
 from harness.op import Contract, StageRecorder, op
+from harness.relation import NotApplicable, Related, Tensors, at, extended, relation, shuffled
+
+_PADDING = 7  # columns
 
 
-@op(rows=("ids",), integers=("ids", "eos_ids"))
+@relation("padding", "columns appended after the end of rows change no bit before them")
+def _padding(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
+    """By an id that ends nothing; in rows that have ended, by the one that ends them, as trainers pad."""
+    ids, ends = tensors["ids"], tensors["eos_ids"]
+    if not ids.numel():
+        raise NotApplicable("the case has no tokens")
+    before = at(("mask",), ..., (..., slice(ids.shape[-1])))
+    no_end = next(i for i in range(len(ends) + 1) if i not in ends.tolist())
+    longer = extended(ids, _PADDING, no_end, dim=-1)
+    yield Related(f"{_PADDING} columns more, of no end", {**tensors, "ids": longer}, before)
+    found = (ids[..., None] == ends).any(-1)
+    end = ids.gather(-1, found.int().argmax(-1, keepdim=True))
+    longer = longer.clone()
+    longer[..., -_PADDING:] = end.where(found.any(-1, keepdim=True), longer[..., -1:])
+    yield Related(f"{_PADDING} columns more, in rows that have ended of an end", {**tensors, "ids": longer}, before)
+
+
+@relation("permutation", "the ids that end a sequence have no order")
+def _permutation(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
+    if len(ends := tensors["eos_ids"]) < 2:
+        raise NotApplicable("one id alone ends a sequence")
+    yield Related("end ids in another order", {**tensors, "eos_ids": ends[shuffled(len(ends), random)]})
+
+
+@op(rows=("ids",), integers=("ids", "eos_ids"), relations=(_padding, _permutation))
 def completion_mask(
     ids: Any, eos_ids: Any, *, mask_truncated: bool = False, contract: Contract, stage: StageRecorder
 ) -> None:

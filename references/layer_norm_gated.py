@@ -24,6 +24,8 @@ from harness.numerics import (
     variance_about,
 )
 from harness.op import Contract, Latent, StageRecorder, op
+from harness.relation import scaled
+from references._groups import shards
 from references._shapes import width_of
 
 
@@ -37,6 +39,7 @@ from references._shapes import width_of
     rounds={"output": "x"},
     latent=Latent("rstd", through=("normalized", "affine", "output")),
     torch_ops=("aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm", "aten::_fused_rms_norm"),
+    relations=(shards, scaled(("weight", "bias"), {"output": 1})),
 )
 def layer_norm_gated(
     x: Enclosure,

@@ -19,6 +19,8 @@ from harness.numerics import (
 )
 from harness.numerics import mean as mean_of
 from harness.op import Contract, Latent, StageRecorder, op
+from harness.relation import scaled
+from references._groups import shards
 from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
 
 
@@ -28,6 +30,7 @@ from references.layer_norm_gated import activated, check, fused_with_gate, times
     rounds={"dx": "x", "dz": "z", "dw": "weight", "db": "bias", "output": "x"},
     latent=Latent("c1", through=("dgated_input", "dx", "dz"), instead={"scaled_sums": "s1"}, also=("c2",)),
     torch_ops=("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"),
+    relations=(shards, scaled(("dy",), dict.fromkeys(("dx", "dz", "dw", "db"), 1))),
 )
 def layer_norm_gated_backward(
     x: Enclosure,

@@ -10,6 +10,7 @@ from math import inf
 
 from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
+from references._expert_relations import RELATIONS, SCALING, TOKENS
 from references._experts import Layer, adapter_axes, check_limit, limited, rounded
 from references._flops import forward_flops
 from references._layer_weights import WEIGHTS, LayerWeights, Projection
@@ -48,6 +49,7 @@ from references._shapes import check_shapes
             *("fp32_silu", "rounded_expert", "fp32_weighted"),
         ),
     },
+    relations=(TOKENS, *RELATIONS, SCALING),
 )
 def moe_lora(
     x: Enclosure,

@@ -27,6 +27,7 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.op import Contract, StageRecorder, op
+from references._expert_relations import RELATIONS, SCALING_BACKWARD, TOKENS_BACKWARD
 from references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
 from references._flops import backward_flops
 from references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
@@ -75,6 +76,7 @@ class OldGradients:
         "eager": ("rounded_base", "rounded_middle", "rounded_lora", "rounded_gradient", "rounded_expert"),
         "per_matrix": ("rounded_base", "fp32_middle", "fp32_lora", "rounded_gradient", "rounded_expert"),
     },
+    relations=(TOKENS_BACKWARD, *RELATIONS, SCALING_BACKWARD),
 )
 def moe_lora_backward(
     x: Enclosure,

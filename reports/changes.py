@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from harness.result import BAD, CaseResult, Verdict
 from harness.run import Agreement, Power, Run
+from reports.property_changes import PropertyChange, properties_changed
 from reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
 
 DRIFT = 1.3
@@ -57,6 +58,7 @@ class KernelChange:
         unpaired: counted cases that only the first run has, and only the second.
         other_inputs: case lines that both have, on other input bits; they are among the unpaired ones.
         stages: over the pairs; without any, over all cases of either run.
+        properties: those of which both runs say something else, over all cases of either run.
     """
 
     op: str
@@ -67,6 +69,7 @@ class KernelChange:
     unpaired: tuple[int, int] = (0, 0)
     other_inputs: int = 0
     stages: tuple[StageChange, ...] = ()
+    properties: tuple[PropertyChange, ...] = ()
 
     @property
     def worse_cases(self) -> tuple[Pair, ...]:
@@ -98,7 +101,8 @@ class KernelChange:
         if self.before is None or self.after is None:
             return self.after is not None and self.after.verdict in BAD
         outside = any(self.pairs and stage.outside_grew > 0 for stage in self.stages)
-        return _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside
+        lost = any(change.worse for change in self.properties)
+        return _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside or lost
 
     @property
     def better(self) -> bool:
@@ -118,7 +122,7 @@ class KernelChange:
             Fate.BETTER: self.better,
             Fate.DRIFTED: bool(self.drifts),
             Fate.UNPAIRED: not self.pairs,
-            Fate.CHANGED: not all(stage.unchanged for stage in self.stages),
+            Fate.CHANGED: bool(self.properties) or not all(stage.unchanged for stage in self.stages),
         }
         return next((change for change, did in happened.items() if did), Fate.UNCHANGED)
 
@@ -263,6 +267,7 @@ def _kernel_change(
         unpaired=(sum(r.counted for r in alone[0]), sum(r.counted for r in alone[1])),
         other_inputs=len({r.case for r in alone[0]} & {r.case for r in alone[1]}),
         stages=stages,
+        properties=tuple(properties_changed(before.values(), after.values())),
     )
 
 

@@ -40,6 +40,10 @@ def _kernel(kernel: KernelChange) -> dict[str, Any]:
         "tensors": kernel.tensors,
         "tensors_equal": kernel.equal,
         "stages": [_stage(stage) for stage in kernel.stages],
+        "properties": [
+            {"property": one.after.name, "lost": one.lost, "worse": one.worse, "where": one.after.where}
+            for one in kernel.properties
+        ],
     }
 
 

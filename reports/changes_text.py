@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from harness.result import CaseResult, Verdict
+from reports import property_changes
 from reports.changes import Changes, Fate, KernelChange
 from reports.stage_changes import Drift, StageChange
 from reports.stage_summary import StageSummary
@@ -115,11 +116,12 @@ def notes(kernel: KernelChange, names: tuple[str, str]) -> list[str]:
         if pairs:
             then, now = tally(p[0].verdict for p in pairs), tally(p[1].verdict for p in pairs)
             lines.append(f"{plural(len(pairs), 'case')} got {word}: {then} → {now}")
+    lines += [property_changes.sentence(one) for one in kernel.properties]
     if before.verdict != after.verdict and not kernel.worse_cases and not kernel.better_cases:
         lines.append(
             "every case that both runs have kept its verdict: what changed comes from cases that only one of them has"
         )
-    if kernel.change is not Fate.UNCHANGED and kernel.tensors and kernel.tensors == kernel.equal:
+    if kernel.change is not Fate.UNCHANGED and kernel.tensors == kernel.equal > 0 and not kernel.properties:
         lines.append("its bits are the same: what changed is what judges them, or which cases were run")
     return lines
 

@@ -23,6 +23,7 @@ STYLES: Mapping[Status, str] = {
     Status.SKIPPED: "cyan",
     Status.NEW: "cyan",
     Status.CHANGED: "yellow",
+    Status.LOST: "bold yellow",
     Status.GONE: "yellow",
     Status.CONTRACT: "bold yellow",
     Status.INPUTS: "bold yellow",
@@ -35,6 +36,7 @@ CHECKED: Mapping[Status, str] = {
     Status.SKIPPED: "no case fits: raise --most-elements or --cases-per-group, or give lines with --cases",
     Status.NEW: "without a golden: record or approve makes one",
     Status.CHANGED: "changed, still legal",
+    Status.LOST: "without a property that they had",
     Status.GONE: "no longer run",
     Status.CONTRACT: "under another contract",
     Status.INPUTS: "made from other input bits: approve what these give",
@@ -52,6 +54,7 @@ COMPARED: Mapping[Status, str] = {
     Status.SAME: "equal",
     Status.NEW: "only in the second",
     Status.CHANGED: "differs",
+    Status.LOST: "without a property that the first has",
     Status.GONE: "only in the first",
     Status.CONTRACT: "under another contract",
     Status.INPUTS: "made from other input bits",
@@ -107,6 +110,8 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
         _field(console, "golden", shown_path(kernel.path))
     if kernel.status is not Status.NEW:
         _print_origin(kernel, console)
+        for sentence in kernel.lost:
+            _field(console, "lost", sentence)
         _print_cases(kernel, console, options)
 
 

@@ -17,12 +17,14 @@ from typing import Any
 from harness.errors import LastbitError
 from harness.result import BAD, CaseResult, Verdict
 from harness.run import Run
-from reports import changes_text, chart_data, charts, html_tables, wording
+from reports import changes_text, chart_data, charts, html_tables, properties, wording
 from reports.changes import Changes, KernelChange, compare, names_of
 from reports.coverage import coverage_tables
 from reports.explained import explanation_of
 from reports.html_explained import explained
+from reports.html_properties import property_table
 from reports.noticed import noticed
+from reports.properties import found_in, property_tables
 from reports.stage_summary import StageSummary, stage_order, stage_summaries
 from reports.summary import (
     ORDER,
@@ -114,6 +116,8 @@ def _context(run: Run) -> dict[str, Any]:
         "undecided": wording.undecided(run),
         "power": html_tables.power(run.power, ops),
         "coverage": [(html_tables.coverage(found), found.gaps) for found in coverage_tables(run)],
+        "properties": [property_table(found) for found in property_tables(found_in(run))],
+        "words": properties.MEANING,
         "sensitivity": html_tables.sensitivity(every),
         "agreement": html_tables.agreement(run.agreement, ops),
         "not_run": [*filter(None, [wording.unverified(run)]), *wording.not_run(run)],

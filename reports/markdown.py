@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from harness.property_result import PropertyResult
 from harness.result import BAD, Verdict
 from harness.run import Run
 from reports import changes_text, wording
@@ -13,6 +14,8 @@ from reports.explained import explanation_fields, explanation_of
 from reports.findings import first_lines
 from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from reports.noticed import noticed
+from reports.properties import MEANING as MEANING_OF_WORDS
+from reports.properties import cell, found_in, property_tables
 from reports.stage_summary import (
     STAGE_HEADERS,
     StageSummary,
@@ -62,7 +65,7 @@ def page(run: Run, *, base: Run | None = None) -> str:
     blocks += _problems(run)
     blocks += _notices(run)
     blocks += _stages(run)
-    blocks += [*_gaps(run), *_coverage(run), _environment(run)]
+    blocks += [*_properties(run), *_gaps(run), *_coverage(run), _environment(run)]
     return joined(blocks, LIMIT)
 
 
@@ -166,6 +169,24 @@ def _stage_table(run: Run, kernel: str, device: str) -> str:
 def _cells(stage: StageSummary) -> Sequence[str]:
     *first, outside, bias, values = stage_cells(stage)
     return (*map(plain, first), f"**{outside}**" if stage.outside else outside, bias, values)
+
+
+def _properties(run: Run) -> Iterator[Block]:
+    """The properties that were asked of the kernels' bits, an op after the other; open where one fails a kernel."""
+    for found in property_tables(found_in(run)):
+        rows = [
+            (plain(one.kernel), plain(one.device), *(_word(one.properties.get(name)) for name in found.properties))
+            for one in found.kernels
+        ]
+        body = f"{plain(MEANING_OF_WORDS)}\n\n{table(found.headers, rows, left=len(found.headers))}"
+        title = f"Properties of the bits of {found.op}"
+        fails = any(one.fails for kernel in found.kernels for one in kernel.properties.values())
+        yield Block(f"### {plain(title)}\n\n{body}" if fails else folded(title, body), "table of properties")
+
+
+def _word(one: PropertyResult | None) -> str:
+    text, detail = map(plain, cell(one))
+    return f"**{text}**: {detail}" if detail else text
 
 
 def _gaps(run: Run) -> Iterator[Block]:

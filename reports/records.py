@@ -30,6 +30,7 @@ this order:
 | `rows`, `rows_explained`, `rows_split` | int | rows tried, those that one latent value explains, or two |
 | `ruled_out` | text | alternative contract → elements outside it, a JSON object |
 | `explained_by` | text | contracts that allow every bit of a failed result, separated by `, ` |
+| `properties` | text | property of the bits → what was found of it, a JSON object; empty where none was asked |
 | `findings`, `notices` | text | sentences, one a line: of what fails the case, and of what informs |
 | `output_fingerprint` | text | hash of the stage's bits |
 | `source` | text | file and line of the kernel |
@@ -77,7 +78,7 @@ _TABLE = (
     (_COUNT, "isolated_outside isolated_mismatched"),
     (_NUMBER, "isolated_rel_l2 isolated_max_ulp"),
     (_COUNT, "rows rows_explained rows_split"),
-    (_TEXT, "ruled_out explained_by findings notices output_fingerprint source"),
+    (_TEXT, "ruled_out explained_by properties findings notices output_fingerprint source"),
 )
 COLUMNS: Mapping[str, str] = {name: kind for kind, names in _TABLE for name in names.split()}
 """Column → pandas dtype, in the order of the table."""
@@ -187,6 +188,7 @@ def _rows(result: CaseResult) -> Iterator[dict[str, object]]:
         "rows_split": result.rows.split if result.rows else None,
         "ruled_out": json.dumps(dict(result.ruled_out)),
         "explained_by": ", ".join(result.explained_by),
+        "properties": json.dumps({one.name: one.outcome for one in result.properties}) if result.properties else "",
         "findings": "\n".join(finding.sentence for finding in result.faults),
         "notices": "\n".join(notice.sentence for notice in result.notices),
         "stage": "",

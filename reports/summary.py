@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.result import BAD, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
+from harness.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
 from harness.run import Run
 
 
@@ -166,19 +166,18 @@ def shown_path(source: str) -> str:
 def repro_line(result: CaseResult, options: str = "") -> str:
     """The command that runs this case again, with the options of the run that say where kernels and ops are.
 
-    It sanitizes where a finding would not be there without.
+    It sanitizes, and asks for properties, where a finding would not be there without.
     """
     sanitize = any(finding.kind in SANITIZED for finding in result.findings)
-    words = [
-        "lastbit repro",
-        quoted(result.case),
-        "--kernel",
-        quoted(result.kernel),
-        "--device",
-        result.device,
-        "--sanitize" * sanitize,
-        options,
-    ]
+    broken = [finding.stage for finding in result.faults if finding.kind in OF_PROPERTIES]
+    more = " ".join(filter(None, ("--sanitize" * sanitize, options)))
+    return repro_command(result.case, result.kernel, result.device, broken, more)
+
+
+def repro_command(case: str, kernel: str, device: str, properties: Iterable[str] = (), options: str = "") -> str:
+    """The command that runs a case of a kernel again, and asks for these properties."""
+    asked = [f"--property {quoted(name) if ' ' in name else name}" for name in properties]
+    words = ["lastbit repro", quoted(case), "--kernel", quoted(kernel), "--device", device, *asked, options]
     return " ".join(filter(None, words))
 
 

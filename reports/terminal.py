@@ -15,6 +15,7 @@ from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from reports.findings import first_lines, print_blind_spots, print_findings, print_not_run, print_notices
 from reports.paper import STYLES, line, make_console, paragraph, verdict_word
 from reports.progress import RunProgress
+from reports.properties import broken, found_in, held
 from reports.stage_summary import (
     STAGE_HEADERS,
     StageSummary,
@@ -39,6 +40,7 @@ def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None
     """
     console = console or make_console()
     _print_stages(stages_of or run, console)
+    _print_properties(run, console)
     print_findings(run, console)
     print_notices(run, console)
     print_not_run(run, console)
@@ -119,6 +121,21 @@ def _laid_out(cells: Sequence[Text], widths: Sequence[int]) -> Text:
         row.append_text(padded).append("  ")
     row.rstrip()
     return row
+
+
+def _print_properties(run: Run, console: Console) -> None:
+    """What each kernel that was asked keeps, and what is broken."""
+    found = found_in(run)
+    if found:
+        line(console, "Properties of the bits", "bold")
+    for one in found:
+        paragraph(console, Text("; ".join(held(one)) or "nothing holds"), label=f"  {one.kernel} on {one.device}: ")
+        for text, fails in broken(one):
+            paragraph(
+                console, Text(text, STYLES[Verdict.FAILED] if fails else STYLES[Verdict.INCONCLUSIVE]), label="    "
+            )
+    if found:
+        line(console)
 
 
 def _print_coverage(run: Run, console: Console) -> None:

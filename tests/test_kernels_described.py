@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from harness.kernel import _siblings
+from harness.siblings import siblings
 from tests.rms_norm_contract import FOLDER
 
-with _siblings(FOLDER):
+with siblings(FOLDER):
     module: Any = importlib.import_module("described")
 
 

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernel import _siblings
+from harness.siblings import siblings
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device
 
 pytestmark = needs_device
 
-with _siblings(FOLDER):
+with siblings(FOLDER):
     _quotient = importlib.import_module("rms_norm")._quotient
 
 MIDDLES = np.arange(16, 32, dtype=np.float32)

@@ -11,12 +11,12 @@ import torch
 from cases.rms_norm import _GROUPS, groups
 from harness.case import Case, TensorSpec, contiguous_strides
 from harness.dtypes import DTYPES
-from harness.kernel import _siblings
+from harness.siblings import siblings
 from tests.rms_norm_contract import BF16, DEVICE, EPS, FOLDER, KERNELS, integers, needs_device, triton_kernel
 
 pytestmark = needs_device
 
-with _siblings(FOLDER):
+with siblings(FOLDER):
     module: Any = importlib.import_module("rms_norm")
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.kernel import _siblings
+from harness.siblings import siblings
 from tests.rms_norm_contract import BF16, FOLDER, LAYOUTS, needs_device, strided
 
 pytestmark = needs_device
 
-with _siblings(FOLDER):
+with siblings(FOLDER):
     described = importlib.import_module("described").described
 
 
@@ -24,7 +24,7 @@ def row_layout_module() -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    with _siblings(FOLDER):
+    with siblings(FOLDER):
         spec.loader.exec_module(module)
     return module
 

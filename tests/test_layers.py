@@ -23,6 +23,8 @@ NOUNS = (
     "harness.result",
     "harness.run",
     "harness.row_check",
+    "harness.relation",
+    "harness.property_result",
 )
 BELOW_VERIFY = (
     "harness.errors",
@@ -33,6 +35,7 @@ BELOW_VERIFY = (
     "harness.declared",
     "harness.bundles",
     "harness.in_place",
+    "harness.siblings",
     "harness.of_file",
     *NOUNS,
     "harness.config",
@@ -41,7 +44,7 @@ BELOW_VERIFY = (
     "harness.interpret",
 )
 CALLS = ("harness.calling", "harness.isolation")
-ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.verify", "harness.outcomes")
+ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.invariance", "harness.verify", "harness.outcomes")
 BESIDE = tuple(f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges"))
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
@@ -56,14 +59,24 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.declared": ("harness.errors",),
     "harness.bundles": ("harness.errors",),
     "harness.in_place": ("harness.errors",),
+    "harness.siblings": (),
     "harness.op": ("harness.errors", "harness.declared", "harness.bundles", "harness.numerics", *NOUNS),
     "harness.dtypes": (),
     "harness.case": ("harness.errors", *NOUNS),
-    "harness.kernel": ("harness.errors", "harness.declared", "harness.bundles", "harness.in_place", *NOUNS),
-    "harness.of_file": ("harness.errors", "harness.op", "harness.kernel"),
+    "harness.kernel": (
+        "harness.errors",
+        "harness.declared",
+        "harness.bundles",
+        "harness.in_place",
+        "harness.siblings",
+        *NOUNS,
+    ),
+    "harness.of_file": ("harness.errors", "harness.siblings", "harness.op", "harness.kernel"),
     "harness.result": ("harness.errors", *NOUNS),
     "harness.run": ("harness.result", "harness.outcomes"),
     "harness.row_check": (),
+    "harness.relation": (),
+    "harness.property_result": (),
     "harness.devices": ("harness.errors",),
     "harness.placement": ("harness.devices",),
     "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
@@ -122,7 +135,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "reports.characters",
     ),
     "harness.isolation.runner": ("harness.kernel", "harness.of_file"),
-    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging"),
+    "harness.invariance": (
+        "harness.errors",
+        "harness.dtypes",
+        "harness.op",
+        "harness.case",
+        "harness.kernel",
+        "harness.relation",
+        "harness.property_result",
+        "harness.devices",
+        "harness.siblings",
+        "harness.numerics",
+        "harness.inputs",
+        "harness.interpret",
+        "harness.calling",
+    ),
+    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging", "harness.invariance"),
     "harness.diagnosing": (
         "harness.errors",
         "harness.config",
@@ -140,14 +168,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.calling",
         "harness.verify",
     ),
-    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check"),
+    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check", "harness.property_result"),
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
     "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "harness.bench", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
-    "references": ("harness.op", "harness.numerics"),
+    "references": ("harness.op", "harness.numerics", "harness.relation"),
     "cases": ("harness.case", "harness.inputs"),
     "reports.characters": (),
     "reports": (
@@ -155,6 +183,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.errors",
         "harness.files",
         "harness.result",
+        "harness.property_result",
         "harness.run",
         "harness.outcomes",
     ),

@@ -6,7 +6,6 @@ Calls come in a sequence, each with tensors of its own, so that what one has lef
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import cycle
@@ -14,6 +13,7 @@ from itertools import cycle
 import torch
 
 from harness.bench.samples import Effort, now, on_device
+from harness.calling.capture import captured, why_it_waits
 from harness.outcomes.bench import Sample
 from harness.outcomes.speed import CLOCK, EVENTS, GRAPH
 
@@ -31,33 +31,15 @@ def device_seconds(calls: Sequence[Call], device: torch.device, effort: Effort) 
     the device, are timed one by one by `on_device`.
     """
     turns = cycle(calls)
-    if device.type == "cuda" and not _waits(calls[0]) and (graph := _captured(calls)) is not None:
+    if device.type == "cuda" and not why_it_waits(calls[0]) and (graph := _captured(calls)) is not None:
         return GRAPH, _replayed(graph, len(calls), effort)
     return CLOCK if device.type == "cpu" else EVENTS, on_device(lambda: next(turns)(), device, effort)
 
 
-def _waits(call: Call) -> bool:
-    """Whether a call waits for the device: a capture that such a call breaks leaves the allocator in disorder."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(action="ignore"):  # the mode is a prototype, it says
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        call()
-    except RuntimeError:
-        return True
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-    return False
-
-
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
     """One graph of all calls, whose results have memory of their own; None where something cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with suppress(RuntimeError), torch.cuda.graph(graph):
-        kept = [call() for call in calls]
-        del kept
-        return graph
+    with suppress(RuntimeError):
+        return captured(lambda: [call() for call in calls])[0]
     return None
 
 

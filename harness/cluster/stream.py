@@ -27,8 +27,9 @@ from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
 from harness.verify.isolating import limit_of
+from harness.verify.memory import is_lost
 from harness.verify.plan import Item
-from harness.verify.recorder import is_lost, note_of
+from harness.verify.recorder import note_of
 from harness.verify.sharing import SharedDevice, Verify, directly
 
 _FATAL = 17

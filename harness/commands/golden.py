@@ -127,7 +127,9 @@ def _approve(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
     def outcome(worker: Worker, kernel: str, path: Path) -> KernelOutcome:
         held = path.exists()
-        proposal = worker.do(propose_held, kernel, path.parent) if held else _fresh(worker, kernel, path, options)
+        proposal = (
+            worker.do(propose_held, kernel, path.parent, anew=True) if held else _fresh(worker, kernel, path, options)
+        )
         proposals.append(proposal)
         return proposal.outcome
 

@@ -80,6 +80,12 @@ def add_isolate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--isolate", action="store_true", help=help)
 
 
+def add_property(parser: argparse.ArgumentParser) -> None:
+    """Add --property."""
+    help = "ask about this property of the kernels' bits alone, of given lines too (repeatable): see lastbit invariance"
+    parser.add_argument("--property", action="append", default=[], metavar="NAME", help=help)
+
+
 def seed(text: str) -> int | None:
     """A number, or None for one of each case that nobody knows before it runs."""
     if text != "random" and not text.isdecimal():
@@ -116,6 +122,7 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
     settings["strict"] = given.get("strict", False)
     settings["sanitize"] = given.get("sanitize", False)
     settings["isolate"] = given.get("isolate", False)
+    settings["properties"] = tuple(given.get("property", ()))
     if "run_folder" in given:
         settings["folder"] = str(_run_folder(options.run_folder))
     return Config(**{"folder": "", **settings, **changes})

@@ -14,6 +14,7 @@ from harness.commands.options import (
     add_device,
     add_isolate,
     add_kernel_choice,
+    add_property,
     add_run,
     add_sanitize,
     check_cluster,
@@ -37,6 +38,7 @@ def add_repro(parser: argparse.ArgumentParser) -> None:
     add_run(parser, workers="1")
     add_sanitize(parser)
     add_isolate(parser)
+    add_property(parser)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +63,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_sanitize(parser)
     add_isolate(parser)
+    add_property(parser)
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:

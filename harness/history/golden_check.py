@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
 from harness.case import Case, Group, parse_case
 from harness.errors import LastbitError
 from harness.history.golden_file import Golden, RecordedCase, RecordedStage
+from harness.history.golden_properties import Found, Held, found_today, held_of, lost
 from harness.history.golden_provenance import differences, kind_of, provenance
 from harness.history.golden_values import change, same, store
 from harness.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
-from harness.result import CaseResult, Verdict
+from harness.result import BAD, CaseResult, Verdict
 from harness.verify.check import Subject, examine, unsupported
 from harness.verify.drawing import draw
 from harness.verify.inprocess import Tick, Watch
@@ -26,14 +28,18 @@ class Take:
     Attributes:
         results: one for each case line that was run.
         golden: what of it was judged; only of use as a golden where nothing failed.
+        properties: what was found of those that were asked.
     """
 
     results: Mapping[str, CaseResult]
     golden: Golden
+    properties: Found = field(default_factory=dict)
 
 
-def take(subject: Subject, lines: Iterable[str], *, watch: Watch, tick: Tick) -> Take:
-    """Run the kernel on case lines, telling `tick` each result."""
+def take(
+    subject: Subject, lines: Iterable[str], *, watch: Watch, tick: Tick, asked: Held = MappingProxyType({})
+) -> Take:
+    """Run the kernel on case lines, telling `tick` each result, and ask for properties, each on lines of its own."""
     results: dict[str, CaseResult] = {}
     cases = []
     for line in lines:
@@ -43,9 +49,12 @@ def take(subject: Subject, lines: Iterable[str], *, watch: Watch, tick: Tick) ->
         if actual:
             cases.append(_recorded(line, result, actual, subject.kernel.unordered))
         tick(result)
+    fails = any(result.verdict in BAD for result in results.values())
+    found = found_today(subject, {} if fails else asked, watch)
     kernel, contract = subject.kernel, str(subject.contract)
     where = kind_of(subject.device), provenance(subject)
-    return Take(results, Golden(kernel.name, kernel.op, contract, *where, cases=tuple(cases)))
+    golden = Golden(kernel.name, kernel.op, contract, *where, cases=tuple(cases), properties=held_of(found, asked))
+    return Take(results, golden, found)
 
 
 def lines_for(subject: Subject, groups: Iterable[Group], *, drawn: int, seed: int, most: int) -> list[str]:
@@ -70,15 +79,17 @@ def _fits(subject: Subject, case: Case, most: int) -> bool:
     return sum(tensor.numel for tensor in case.tensors) <= most and not unsupported(subject.kernel, case)
 
 
-def compare(before: Golden, after: Golden, results: Mapping[str, CaseResult] | None, path: str) -> KernelOutcome:
+def compare(before: Golden, after: Golden, today: Take | None, path: str) -> KernelOutcome:
     """What became of the golden `before`, which lies at `path`.
 
-    `results` are those of today, which `after` was taken from; without any, `after` is another golden.
+    `after` was taken from what the kernel does `today`; without that, it is another golden.
     """
+    results = today.results if today else {}
     old, new = ({case.line: case for case in golden.cases} for golden in (before, after))
     lines = [*old, *(line for line in new if line not in old)]
     contracts = before.contract, after.contract
-    cases = (_outcome(n, old.get(n), new.get(n), (results or {}).get(n)) for n in lines)
+    cases = (_outcome(n, old.get(n), new.get(n), results.get(n)) for n in lines)
+    gone = tuple(lost(before, after, today.properties if today else {}))
     return KernelOutcome(
         kernel=before.kernel,
         path=path,
@@ -86,7 +97,8 @@ def compare(before: Golden, after: Golden, results: Mapping[str, CaseResult] | N
         cases=tuple(cases),
         provenance=differences(before.provenance, after.provenance),
         unordered=tuple(name for name in _unordered(after) if name in _unordered(before)),
-        own=Status.CONTRACT if contracts[0] != contracts[1] else Status.SAME,
+        own=Status.CONTRACT if contracts[0] != contracts[1] else Status.LOST if gone else Status.SAME,
+        lost=gone,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,11 @@ class RecordedCase:
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """What a kernel gave on a kind of device, under which contract, and where that was."""
+    """What a kernel gave on a kind of device, under which contract, and where that was.
+
+    Attributes:
+        properties: those that its bits had, each with the lines of cases; None if an older lastbit asked for none.
+    """
 
     kernel: str
     op: str
@@ -63,6 +67,7 @@ class Golden:
     kind: str
     provenance: Mapping[str, str]
     cases: tuple[RecordedCase, ...]
+    properties: Mapping[str, Sequence[str]] | None = None
 
 
 def path_of(kernel: str, folder: Path) -> Path:
@@ -163,6 +168,7 @@ def _packed(golden: Golden) -> bytes:
         **{name: getattr(golden, name) for name in ("kernel", "op", "contract", "kind")},
         "provenance": dict(golden.provenance),
         "cases": [_described(case) for case in golden.cases],
+        **({} if golden.properties is None else {"properties": dict(golden.properties)}),
     }
     content = safetensors.torch.save(tensors, {_KEY: json.dumps(document, allow_nan=False)})
     return _with_checksum(content, _sum_of(content).encode())
@@ -185,7 +191,7 @@ def _described(case: RecordedCase) -> dict[str, Any]:
 def _golden(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Golden:
     cases = tuple(_case(number, described, tensors) for number, described in enumerate(document["cases"]))
     kernel, op, contract, kind = (document[name] for name in ("kernel", "op", "contract", "kind"))
-    return Golden(kernel, op, contract, kind, document["provenance"], cases)
+    return Golden(kernel, op, contract, kind, document["provenance"], cases, document.get("properties"))
 
 
 def _case(number: int, described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordedCase:

@@ -10,6 +10,7 @@ from harness.case import Group
 from harness.errors import LastbitError, UsageError
 from harness.history.golden_check import compare, lines_for, take, taken
 from harness.history.golden_file import SUFFIX, Golden, path_of, read, write
+from harness.history.golden_properties import asked_of
 from harness.history.golden_provenance import kind_of
 from harness.outcomes.golden import REFUSED, KernelOutcome, Status
 from harness.verify.check import Subject
@@ -71,23 +72,28 @@ def lines_elsewhere(target: Target) -> list[str]:
     return list(dict.fromkeys(case.line for path in others for case in read(path).cases))
 
 
-def held(target: Target, golden: Golden, *, watch: Watch, tick: Tick) -> Proposal:
-    """Run the cases of a golden again and say what became of them."""
-    today = take(target.subject, [case.line for case in golden.cases], watch=watch, tick=tick)
-    return Proposal(compare(golden, today.golden, today.results, str(target.path)), today.golden)
+def held(target: Target, golden: Golden, *, watch: Watch, tick: Tick, anew: bool = False) -> Proposal:
+    """Run the cases of a golden again and say what became of them.
+
+    The properties that it had are asked for, or those of a new golden if the proposed one may have them `anew`.
+    """
+    asked = asked_of(target.subject, target.groups) if anew else golden.properties or {}
+    today = take(target.subject, [case.line for case in golden.cases], watch=watch, tick=tick, asked=asked)
+    return Proposal(compare(golden, today.golden, today, str(target.path)), today.golden)
 
 
 def fresh(target: Target, lines: Iterable[str], *, watch: Watch, tick: Tick) -> Proposal:
     """Run cases of a kernel that has no golden."""
-    today = take(target.subject, lines, watch=watch, tick=tick)
+    asked = asked_of(target.subject, target.groups)
+    today = take(target.subject, lines, watch=watch, tick=tick, asked=asked)
     return Proposal(taken(today, str(target.path)), today.golden)
 
 
-def propose_held(place: Workplace, kernel: str, folder: Path) -> Proposal:
+def propose_held(place: Workplace, kernel: str, folder: Path, *, anew: bool = False) -> Proposal:
     """`held` for a kernel whose golden is in `folder`."""
     target = _target(place, kernel, folder)
     golden = load(target.path, kernel, kind_of(target.subject.device))
-    return held(target, golden, watch=place.watch, tick=place.tick)
+    return held(target, golden, watch=place.watch, tick=place.tick, anew=anew)
 
 
 def propose_fresh(place: Workplace, kernel: str, folder: Path, *, drawn: int, most: int) -> Proposal:

@@ -21,7 +21,7 @@ from harness.inputs.choices import (
 )
 from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
 from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts
-from harness.inputs.of_case import Inputs, build, fingerprints, refilled
+from harness.inputs.of_case import Inputs, build, fingerprints, holding, refilled
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
 from harness.inputs.rebound import Rebound
@@ -50,6 +50,7 @@ __all__ = [
     "fingerprints",
     "fingerprints_of",
     "guarded_allocations",
+    "holding",
     "layouts_like",
     "leading_dims",
     "least_rows",

@@ -112,6 +112,20 @@ def build(case: Case, device: torch.device | str) -> Inputs:
     return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
 
 
+@timed(INPUTS)
+def holding(case: Case, tensors: Mapping[str, Tensor], device: torch.device) -> Inputs:
+    """The tensors of a case on `device` with these values, in place of those that regime and seed define.
+
+    Raises:
+        UsageError: strides make elements overlap.
+    """
+    guards = tuple(
+        _laid_out(spec, tensors[spec.name], device, _FIRST_NUMBER + 2 * place)
+        for place, spec in enumerate(case.tensors)
+    )
+    return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
+
+
 def device_of(spec: TensorSpec, device: torch.device, here: Machine) -> torch.device:
     """Where a tensor of a case lies in a run on `device`; errors as in `build`."""
     if not spec.device:
@@ -129,7 +143,21 @@ def fingerprints(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _build(spec: TensorSpec, seed: int, device: torch.device, number: int) -> Guarded:
-    guarded = guard(
+    guarded = _allocated(spec, device, number)
+    fill(guarded.tensor, spec, seed)
+    return guarded
+
+
+def _laid_out(spec: TensorSpec, values: Tensor, device: torch.device, number: int) -> Guarded:
+    check_separate(spec.name, spec.shape, spec.element_strides)
+    guarded = _allocated(spec, device, number)
+    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in spec.element_strides)  # copies may overlap
+    guarded.tensor[once].copy_(values[once])
+    return guarded
+
+
+def _allocated(spec: TensorSpec, device: torch.device, number: int) -> Guarded:
+    return guard(
         spec.name,
         spec.shape,
         strides=spec.element_strides,
@@ -138,5 +166,3 @@ def _build(spec: TensorSpec, seed: int, device: torch.device, number: int) -> Gu
         device=device,
         number=number,
     )
-    fill(guarded.tensor, spec, seed)
-    return guarded

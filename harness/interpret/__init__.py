@@ -13,7 +13,7 @@ import os
 from harness.errors import InterpreterError
 from harness.interpret.order import Descent, descending, one_by_one, races
 
-__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "one_by_one", "races"]
+__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "installed", "one_by_one", "races"]
 
 KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
 """Releases whose interpreter was read and tested; any other one must pass a self-test at installation."""
@@ -50,6 +50,11 @@ def install() -> None:
     if not version.startswith(tuple(f"{known}." for known in KNOWN_TRITON)):
         _self_test(version)
     _installed = True
+
+
+def installed() -> bool:
+    """Whether `install` has been called in this process."""
+    return _installed
 
 
 def _require_interpreter_mode() -> str:

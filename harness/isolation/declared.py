@@ -180,6 +180,7 @@ class Kernels:
             unordered=answers.names(fields.get("unordered")),
             source=answers.text_of(fields.get("source")),
             held=answers.texts(fields.get("held")),
+            invariant=answers.names(fields.get("invariant")),
         )
 
 

@@ -149,6 +149,7 @@ def _declared(kernel: Kernel) -> dict[str, Any]:
         "order": kernel.order,
         "placement": kernel.placement,
         "unordered": list(kernel.unordered),
+        "invariant": list(kernel.invariant),
         "source": kernel.source,
         "held": dict(kernel.held),
         "parameters": _parameters(kernel),

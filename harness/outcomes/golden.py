@@ -18,6 +18,7 @@ class Status(StrEnum):
     SKIPPED = "SKIPPED"
     NEW = "NEW"
     CHANGED = "CHANGED"
+    LOST = "LOST"
     GONE = "GONE"
     CONTRACT = "CONTRACT"
     INPUTS = "INPUTS"
@@ -131,6 +132,7 @@ class KernelOutcome:
         unordered: results that are only held to the enclosure, because atomic additions change their bits.
         own: status of the file itself, such as NEW, SKIPPED or ERRORED; that of its cases may be worse.
         reason: why it has that status.
+        lost: a sentence for each property that its bits had, and do not have today.
     """
 
     kernel: str
@@ -141,6 +143,7 @@ class KernelOutcome:
     unordered: tuple[str, ...] = ()
     own: Status = Status.SAME
     reason: str = ""
+    lost: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:

@@ -149,12 +149,17 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
     except (
         BaseException
     ) as error:  # the kernel's own code runs here: whatever it raises, SystemExit too, is its outcome
-        raised = error.traceback if isinstance(error, Raised) else traceback.format_exc()
-        PROBLEMS.forget()  # nobody knows what the kernel did before
-        lacking = out_of_memory(error, kernel, subject.device)
-        verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
-        outcome = replace(outcome, verdict=verdict, reason=reason)
+        outcome, raised = after_raising(subject, outcome, error)
     return _Examined(replace(outcome, seconds=time.perf_counter() - start), actual, raised)
+
+
+def after_raising(subject: Subject, result: CaseResult, error: BaseException) -> tuple[CaseResult, str]:
+    """The result of a case in which the kernel raised, or memory ran out, and the traceback of that."""
+    raised = error.traceback if isinstance(error, Raised) else "".join(traceback.format_exception(error))
+    PROBLEMS.forget()  # nobody knows what the kernel did before
+    lacking = out_of_memory(error, subject.kernel, subject.device)
+    verdict, reason = lacking or (Verdict.ERRORED, _reason(error))
+    return replace(result, verdict=verdict, reason=reason), raised
 
 
 def takes(subject: Subject, case: Case) -> bool:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 import torch
 
 from harness.errors import OpError, UsageError, nearest, unknown
+from harness.invariance.properties import check_declared
 from harness.kernel import Kernel
 from harness.op import REQUIRED, Op
 from harness.run import NotRun
@@ -60,6 +61,7 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
             raise unknown(f"input that {kernel.where} mutates:", name, op.inputs)
         if name not in kernel.accepts:
             raise UsageError(f"{kernel.where} mutates {name!r}, but its signature does not take it")
+    check_declared(kernel, op)
     _check_held(kernel, op)
     _check_stages(kernel, op)
     _check_parameters(kernel, op, parameters.values())

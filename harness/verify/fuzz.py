@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from harness.case import Case
 from harness.inputs.given import is_given
-from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
+from harness.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
 from harness.verify.check import takes, verify_case
 from harness.verify.drawing import draw
 from harness.verify.notes import HAS_FAILED, KnownFailures
 from harness.verify.plan import Item
+from harness.verify.properties import with_properties
 from harness.verify.sharing import Verify, directly
 from harness.verify.shrink import shrink
 
@@ -160,7 +161,12 @@ class Explorer:
         return result
 
     def shrunk(self, case: Case, failed: CaseResult, alike: Sequence[Case]) -> CaseResult:
-        """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group."""
+        """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group.
+
+        A case of which only properties are broken stays as it is: how many rows it needs is what was found.
+        """
+        if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
+            return failed
         trial = _Alike(self, failed)
         shrink(case, self._item.subject.op, alike, trial)
         return trial.smallest
@@ -194,7 +200,9 @@ class Explorer:
 
         def attempt() -> CaseResult:
             self._started(self._item, case, counted=counted)
-            return verify_case(self._item.subject, case, repeat=repeat, settled=settled)
+            result = verify_case(self._item.subject, case, repeat=repeat, settled=settled)
+            asks = self._item.group.properties and counted
+            return with_properties(self._item.subject, case, result, self._item.properties) if asks else result
 
         result = self._verify(attempt)
         settled |= {contract for contract, elements in result.ruled_out.items() if elements}

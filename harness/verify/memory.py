@@ -49,6 +49,17 @@ def give_back(device: torch.device, *, beyond: int = 0) -> None:
         torch.accelerator.empty_cache()
 
 
+def is_lost(device: torch.device) -> bool:
+    """Whether an accelerator can no longer be used, as after an illegal access to memory."""
+    if device.type == "cpu":
+        return False
+    try:
+        torch.accelerator.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
 def _shares(error: BaseException, device: torch.device) -> bool:
     """Whether the kernel had its memory from where lastbit has its own: not in a process of its own on the CPU."""
     return not (isinstance(error, Raised) and device.type == "cpu")

@@ -29,6 +29,8 @@ from harness.verify.declarations import likely_slips
 from harness.verify.design import designed
 from harness.verify.drawing import free
 from harness.verify.project import Load, Project, open_project
+from harness.verify.properties import check_names
+from harness.verify.property_cases import ordinary_group
 from harness.verify.stage_names import stage_names
 
 _MOST_NAMES = 4
@@ -58,11 +60,17 @@ class Planned:
 
 @dataclass(frozen=True)
 class Item:
-    """One kernel on one device with one group of cases; `asked` where a reader gave the lines of the cases."""
+    """One kernel on one device with one group of cases.
+
+    Attributes:
+        asked: a reader gave the lines of the cases.
+        properties: names of those that alone are asked, where the group asks; empty for those that a run asks.
+    """
 
     subject: Subject
     group: Group
     asked: bool = False
+    properties: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -120,6 +128,7 @@ def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Pl
     project = replace(open_project(config), load=load)
     others, lacking = project.kernels_of_revisions()
     kernels = _selected(project, config, (*project.kernels(), *others))
+    check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     made = functools.cache(partial(_designed, project, config))  # kernels have groups in common
     items: list[Item] = []
@@ -131,7 +140,8 @@ def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Pl
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
             subject = _subject(kernel, project.op(kernel.op), device, config)
-            items += [Item(subject, group, bool(config.lines)) for group in _groups(project, subject, config, made)]
+            groups = _groups(project, subject, config, made)
+            items += [Item(subject, group, bool(config.lines), config.properties) for group in groups]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
@@ -198,9 +208,12 @@ def _groups(
             for tensor in case.tensors:
                 check_regime(tensor)
         if own := tuple(case for case in cases if case.op == kernel.op):
-            yield Group("lines", examples=own)
+            yield Group("lines", examples=own, properties=bool(config.properties))
     else:
-        yield from made(kernel.op, kernel.accepts)
+        groups = made(kernel.op, kernel.accepts)
+        yield from groups
+        if kernel.invariant and not any(group.properties for group in groups):
+            yield ordinary_group(subject, project.groups(kernel.op, kernel.accepts, small=config.small))
         if subject.device.type != "cpu" and _movable(subject):
             small = project.groups(kernel.op, kernel.accepts, small=True)
             places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)

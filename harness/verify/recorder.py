@@ -16,6 +16,7 @@ from harness.config import Config
 from harness.result import CaseResult, Verdict
 from harness.timing import seconds_so_far
 from harness.verify.isolating import limit_of
+from harness.verify.memory import is_lost
 from harness.verify.notes import LEFT, TIME, Failures, KnownFailures, write_json, written
 from harness.verify.plan import Item
 from harness.verify.sharing import SharedDevice, Verify, directly
@@ -109,14 +110,3 @@ def note_of(item: Item, case: Case, limit: float, *, counted: bool) -> dict[str,
         "limit": limit,
         "counted": counted,
     }
-
-
-def is_lost(device: torch.device) -> bool:
-    """Whether an accelerator can no longer be used, as after an illegal access to memory."""
-    if device.type == "cpu":
-        return False
-    try:
-        torch.accelerator.synchronize(device)
-    except RuntimeError:
-        return True
-    return False

@@ -13,7 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
-from harness.kernel import Kernel, _collect, _siblings, load_kernels
+from harness.kernel import Kernel, _collect, load_kernels
+from harness.siblings import siblings
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels"
 Sources = Mapping[str, str]
@@ -130,7 +131,7 @@ class Folder:
 def without_faults() -> Folder:
     """The folder as it is."""
     names = [path.stem for path in sorted(FOLDER.glob("*.py"))]
-    with _collect() as declared, _siblings(FOLDER):
+    with _collect() as declared, siblings(FOLDER):
         modules = {name: importlib.import_module(name) for name in names}
     return Folder(tuple(one.kernel for one in declared), modules)
 

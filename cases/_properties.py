@@ -1,0 +1,26 @@
+"""Cases with which it is looked at what the bits of a kernel depend on: many rows of ordinary values, a line each.
+
+`cases/properties/OP.txt` has those where a CPU takes part, `cases/properties/OP.large.txt` those for an accelerator
+alone. Lines that start with `#` are comments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cases._edges import cases_in
+from harness.case import Case, Group
+
+_FOLDER = Path(__file__).parent / "properties"
+
+
+def properties(op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """The group of the lines of `op` that a kernel with the parameters `accepts` can take, if there is one."""
+    return group_of(cases_in(_FOLDER / (f"{op}.txt" if small else f"{op}.large.txt")), accepts)
+
+
+def group_of(cases: Iterable[Case], accepts: frozenset[str]) -> Iterator[Group]:
+    """The group of those of the cases that a kernel with the parameters `accepts` can take, if there is one."""
+    if own := tuple(case for case in cases if case.names <= accepts):
+        yield Group("properties", examples=own, properties=True)

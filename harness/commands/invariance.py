@@ -1,0 +1,78 @@
+"""`lastbit invariance`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.commands.options import add_device, add_folders, add_timeout, config_of
+from harness.commands.running import worst_code
+from harness.errors import LastbitError
+from harness.outcomes.invariance import Invariance
+from harness.property_result import PropertyResult
+from harness.verify.asking import answer, askings
+from harness.verify.inprocess import planned
+from harness.verify.plan import Planned
+from harness.verify.run import options_of
+from harness.verify.worker import Worker
+from reports.invariance import as_json, print_invariance, print_overview
+from reports.paper import line, make_console
+from reports.progress import doing
+
+
+def add_invariance(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Find out what the bits of a kernel depend on: pairs of calls that give equal bits if it has a property. "
+        "What it declares with invariant=(…) it must have; the rest is told."
+    )
+    parser.set_defaults(command=_invariance)
+    parser.add_argument("kernels_asked", metavar="KERNEL", nargs="*", help="names of kernels (default: all)")
+    parser.add_argument("--kernel", action="append", default=[], help="the same (repeatable)")
+    parser.add_argument("--op", action="append", default=[], help="only kernels of this op (repeatable)")
+    parser.add_argument("--property", action="append", default=[], metavar="NAME", help="only this one (repeatable)")
+    parser.add_argument("--cases", type=Path, help="ask on the case lines of this file")
+    parser.add_argument("--quick", action="store_true", help="make few pairs of calls, as `lastbit verify` does")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
+    add_timeout(parser)
+    add_device(parser)
+    add_folders(parser)
+
+
+def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    config = config_of(options, kernels=(*options.kernels_asked, *options.kernel), ops=tuple(options.op))
+    console, found = make_console(), list[Invariance]()
+    with Worker(config) as worker:
+        for item in {item.kernel: item for item in worker.do(planned)}.values():
+            found.append(_asked(worker, item, quick=options.quick))
+            if not options.json:
+                print_invariance(found[-1], console, options_of(config))
+    if options.json:
+        print(as_json(found))
+    elif not found:
+        line(console, "no kernel of these ops is here; --kernels says where kernels are")
+    elif len(found) > 1:
+        print_overview(found, console)
+    return worst_code(one.exit_code for one in found)
+
+
+def _asked(worker: Worker, item: Planned, *, quick: bool) -> Invariance:
+    """What was found out; a question that the kernel's process does not survive costs the answer to that alone."""
+    results, errors = list[PropertyResult](), dict[str, list[str]]()
+    asked = worker.do(askings, item.kernel, quick=quick)
+    with doing(f"asking {item.kernel} on {item.device}"):
+        for asking in asked:
+            try:
+                results.append(worker.do(answer, item.kernel, asking, thorough=not quick))
+            except LastbitError as error:
+                errors.setdefault(str(error), []).append(asking.property)
+    return Invariance(
+        kernel=item.kernel,
+        op=item.op,
+        contract=item.contract,
+        device=item.device,
+        cases=tuple(dict.fromkeys(asking.case for asking in asked)),
+        results=tuple(results),
+        errors=tuple(f"{', '.join(names)}: {error}" for error, names in errors.items()),
+    )

@@ -1,0 +1,60 @@
+"""Properties that the bits of a kernel had when its golden was made, and whether they have them today."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.case import Group, parse_case
+from harness.history.golden_file import Golden
+from harness.invariance.properties import properties_of
+from harness.property_result import Outcome, PropertyResult, together
+from harness.verify.check import Subject
+from harness.verify.inprocess import Watch
+from harness.verify.properties import in_a_run, properties_on, sentence_of
+from harness.verify.property_cases import asked_cases
+
+Held = Mapping[str, Sequence[str]]
+"""Property → the lines of the cases on which it holds."""
+
+Found = Mapping[str, PropertyResult]
+"""Property → what all the cases on which it was asked say of it."""
+
+
+def asked_of(subject: Subject, groups: Sequence[Group]) -> Held:
+    """The properties that a new golden asks about, with the lines of the cases."""
+    lines = [str(case) for case in asked_cases(subject, groups)]
+    return dict.fromkeys(in_a_run(subject), lines) if lines else {}
+
+
+def found_today(subject: Subject, asked: Held, watch: Watch) -> Found:
+    """What is found of properties; those are left out that nobody knows any more."""
+    known = properties_of(subject.op)
+    pairs = [(line, name) for name, lines in asked.items() if name in known for line in lines]
+    return together(_found(subject, line, name, watch) for line, name in pairs)
+
+
+def _found(subject: Subject, line: str, name: str, watch: Watch) -> PropertyResult:
+    try:
+        with watch(line):
+            return properties_on(subject, parse_case(line), [name])[0]
+    except Exception as error:  # of the kernel: its own case, or `lastbit verify`, says more
+        return PropertyResult(name, Outcome.NOT_APPLICABLE, reason=f"the kernel raised {type(error).__name__}")
+
+
+def held_of(found: Found, asked: Held) -> Held:
+    """The properties that hold, for the file of a golden."""
+    return {name: tuple(asked[name]) for name, one in found.items() if one.outcome is Outcome.HOLDS}
+
+
+def lost(before: Golden, after: Golden, found: Found) -> Iterator[str]:
+    """A sentence for each property that held when a golden was made and does not today, or in the other golden."""
+    if before.properties is None or after.properties is None:
+        return
+    for name in sorted(before.properties.keys() - after.properties.keys()):
+        one = found.get(name)
+        if one is None:
+            yield f"{name} held, and does not any more."
+        elif one.outcome is Outcome.BROKEN:
+            yield sentence_of(one)
+        else:
+            yield f"{name} held, and cannot be asked any more: {one.reason}."

@@ -1,0 +1,72 @@
+"""Run to run: the same inputs in later calls, elsewhere in memory, after other work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count, islice
+
+import torch
+
+from harness.errors import UnsupportedCase
+from harness.inputs import Inputs
+from harness.invariance.basis import Basis
+from harness.invariance.direct import elsewhere, other_values
+from harness.invariance.property import Pairs, Property
+from harness.relation import Matched, Tensors, same
+
+_ROUNDS = 1  # of three calls each
+_MANY_ROUNDS = {"cpu": 4}  # where an interpreter adds in one order
+_MOST_ROUNDS = 17
+_CACHE = 128 << 20  # bytes, more than a level-2 cache holds
+_HOST_CACHE = 8 << 20
+_BLOCKS = tuple(1 << power for power in range(9, 24))  # bytes, of every size that a kernel may ask for next
+
+
+def show(basis: Basis, pairs: Pairs) -> None:
+    """Compare later calls; results that the kernel declares as unordered are looked at where all others agree."""
+    rounds = _MANY_ROUNDS.get(basis.device.type, _MOST_ROUNDS) if basis.thorough else _ROUNDS
+    unordered = []
+    for what, results in [*islice(_calls(basis), 3 * rounds), *_in_a_new_process(basis)]:
+        matched = same(basis.results, results)
+        ordered, rest = _parted(basis, matched)
+        if ordered:
+            pairs.compare(basis, what, ordered, basis.inputs, results)
+        unordered += [(what, rest, results)] if rest else []
+    if pairs.first is None:
+        for what, rest, results in unordered:
+            pairs.compare(basis, what, rest, basis.inputs, results)
+
+
+def _parted(basis: Basis, matched: Matched) -> tuple[Matched, Matched]:
+    """The results that must be equal, and those that the kernel declares as unordered."""
+    rest = {name: pair for name, pair in matched.items() if name in basis.kernel.unordered}
+    return {name: pair for name, pair in matched.items() if name not in rest}, rest
+
+
+def _calls(basis: Basis) -> Iterator[tuple[str, Tensors]]:
+    """Calls in words, and what they gave."""
+    for number in count(2, 3):
+        yield f"call {number} on the same inputs", basis.call(basis.inputs)
+        held = [torch.empty(size, dtype=torch.uint8, device=basis.device) for size in _BLOCKS]
+        moved = elsewhere(basis, steps=number + 1)
+        yield f"call {number + 1} on the same inputs, elsewhere in memory", basis.call(moved)
+        del held
+        _disturb(basis, other_values(basis))
+        yield f"call {number + 2} on the same inputs, after one on other values", basis.call(basis.inputs)
+
+
+def _disturb(basis: Basis, others: Inputs) -> None:
+    """Call the kernel on other values, and put other data in place of what caches hold."""
+    with suppress(UnsupportedCase):
+        basis.call(others)
+    size = _HOST_CACHE if basis.device.type == "cpu" else _CACHE
+    torch.zeros(size, dtype=torch.uint8, device=basis.device).add_(1)
+
+
+def _in_a_new_process(basis: Basis) -> Iterator[tuple[str, Tensors]]:
+    if basis.thorough and basis.direct and basis.anew is not None:
+        yield "a call in a new process", basis.anew({})
+
+
+RUN_TO_RUN = Property("run to run", "the same inputs give the same bits in every call", show, unordered=True)

@@ -1,0 +1,59 @@
+"""Calls of a kernel in this process, in another way than it is called otherwise, and the same values elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from harness.calling.performing import Asked, results_of
+from harness.inputs import Inputs, build, holding
+from harness.inputs.guards import ALIGNMENT
+from harness.invariance.basis import Basis
+from harness.relation import NotApplicable, Tensors
+
+
+def require_direct(basis: Basis, how: str) -> None:
+    """Raise `NotApplicable` for a kernel that only runs in processes of its own."""
+    if not basis.direct:
+        raise NotApplicable(f"kernels in processes of their own cannot be {how}")
+
+
+def require_accelerator(basis: Basis, what: str, *kinds: str) -> None:
+    """Raise `NotApplicable` on the CPU, and on other devices than those of `kinds` where some are named."""
+    if basis.device.type == "cpu" or (kinds and basis.device.type not in kinds):
+        raise NotApplicable(f"{basis.device} has no {what}")
+
+
+def called(
+    basis: Basis,
+    inputs: Inputs,
+    function: Callable[..., Any] | None = None,
+    device: torch.device | None = None,
+) -> Tensors:
+    """Copies of what the kernel gives, or what stands for its function; nothing is left of the call in its inputs."""
+    try:
+        call, asked = function or basis.kernel.call, Asked(basis.case.params, tuple(basis.results))
+        given = results_of(call, asked, device or basis.device, inputs.hand_out())
+        return {name: given[name].detach().clone() for name in basis.results}
+    finally:
+        inputs.restore()
+
+
+def elsewhere(basis: Basis, steps: int = 0) -> Inputs:
+    """The same inputs in other memory, `steps` times 256 bytes further from where an allocation would put them."""
+    tensors = basis.case.tensors
+    further = tuple(replace(s, offset=s.offset + steps * ALIGNMENT // s.torch_dtype.itemsize) for s in tensors)
+    return holding(replace(basis.case, tensors=further), basis.inputs.tensors, basis.device)
+
+
+def other_values(basis: Basis) -> Inputs:
+    """Inputs of the same shapes and layouts with the values of another seed."""
+    return build(replace(basis.case, seed=basis.case.seed + 1), basis.device)
+
+
+def said(error: Exception) -> str:
+    """Type and first line of what was raised."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")

@@ -1,0 +1,101 @@
+"""CUDA graphs: a call captured once and replayed, with other values in the same memory, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.calling.capture import captured, why_it_waits
+from harness.calling.performing import named_results
+from harness.errors import UnsupportedCase
+from harness.inputs import Inputs, refilled
+from harness.invariance.basis import Basis
+from harness.invariance.direct import elsewhere, other_values, require_accelerator, require_direct, said
+from harness.invariance.property import Pairs, Property
+from harness.relation import NotApplicable, Tensors, same
+
+_REPLAYS = 2
+_MANY_REPLAYS = 20
+_BLOCK = 64 << 20  # bytes that are in use elsewhere in later replays
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A captured call: the graph, what it was captured on, and the results that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    results: dict[str, Tensor]
+
+    def on(self, values: Inputs) -> Tensors:
+        """Copies of the results for values that belong in the memory of the inputs."""
+        values.restore()
+        self.graph.replay()
+        torch.cuda.synchronize()
+        copies = {name: tensor.detach().clone() for name, tensor in self.results.items()}
+        values.restore()
+        return copies
+
+
+def show(basis: Basis, pairs: Pairs) -> None:
+    """Compare replays of a graph that was captured at other addresses with calls."""
+    require_direct(basis, "captured in a CUDA graph")
+    require_accelerator(basis, "CUDA graphs", "cuda")
+    replay = replay_of(basis, elsewhere(basis, steps=1))
+    for number in range(1, 1 + (_MANY_REPLAYS if basis.thorough else _REPLAYS)):
+        held = torch.zeros(number * _BLOCK % (1 << 30), dtype=torch.uint8, device=basis.device)
+        results = replay.on(replay.inputs)
+        del held
+        what = f"replay {number} of a CUDA graph that was captured on inputs elsewhere in memory"
+        pairs.compare(basis, what, same(basis.results, results), basis.inputs, results)
+    with suppress(UnsupportedCase):
+        _compare_on_other_values(basis, pairs, replay)
+
+
+def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: Replay) -> None:
+    """What a capture keeps of the values that it saw shows on others; then the first ones come back."""
+    there = other_values(basis)
+    eager = basis.call(there)
+    results = replay.on(refilled(replay.inputs.guards, there.case))
+    what = f"a CUDA graph replayed on the values of seed {there.case.seed}, which was captured on those of this one"
+    pairs.compare(basis, what, same(eager, results), there, results)
+    results = replay.on(replay.inputs)
+    what = "a CUDA graph replayed on the values that it was captured on, after others"
+    pairs.compare(basis, what, same(basis.results, results), basis.inputs, results)
+
+
+def replay_of(basis: Basis, inputs: Inputs) -> Replay:
+    """The call captured; raises `NotApplicable` if it cannot be, with the first line of why."""
+    handed = inputs.hand_out()
+
+    def call() -> dict[str, Tensor]:
+        return named_results(basis.kernel.call(**handed, **basis.case.params), tuple(basis.results))
+
+    _warm(inputs, call)
+    if reason := why_it_waits(call):
+        raise NotApplicable(f"the call cannot be captured: {reason}")
+    inputs.restore()
+    try:
+        graph, results = captured(call)
+    except Exception as error:  # a kernel may do anything that a capture forbids
+        torch.cuda.synchronize()
+        raise NotApplicable(f"the call cannot be captured: {said(error)}") from error
+    return Replay(graph, inputs, {name: results[name] for name in basis.results})
+
+
+def _warm(inputs: Inputs, call: Callable[[], object]) -> None:
+    """Let what is done once be done before the capture: compilation, handles, workspaces."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+            inputs.restore()
+    torch.cuda.synchronize()
+
+
+GRAPH = Property("graph", "a CUDA graph of a call gives the same bits as the call", show)

@@ -1,0 +1,42 @@
+"""Another device of the same kind."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.devices import machine, made_current
+from harness.inputs import holding
+from harness.invariance.basis import Basis
+from harness.invariance.direct import called, require_accelerator, require_direct
+from harness.invariance.property import Pairs, Property
+from harness.relation import NotApplicable, same
+
+
+def show(basis: Basis, pairs: Pairs) -> None:
+    """Compare a call on the next device of the kind, or on each."""
+    require_direct(basis, "called on another device")
+    require_accelerator(basis, "others of its kind beside it")
+    peers = alike(basis.device)
+    if not peers:
+        raise NotApplicable(f"this machine has one {_kind(basis.device)}")
+    for peer in peers if basis.thorough else peers[:1]:
+        inputs = holding(basis.case, basis.inputs.tensors, peer)
+        with made_current(peer):
+            there = called(basis, inputs, device=peer)
+        results = {name: tensor.to(basis.device) for name, tensor in there.items()}
+        pairs.compare(basis, f"a call on {peer}", same(basis.results, results), basis.inputs, results)
+
+
+def alike(device: torch.device) -> tuple[torch.device, ...]:
+    """The other devices of the kind that are here, the next one first."""
+    others = map(torch.device, machine().peers(str(device)))
+    return tuple(other for other in others if _kind(other) == _kind(device))
+
+
+def _kind(device: torch.device) -> str:
+    """What the maker calls the device; its type where torch does not say."""
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(name(device)) if name else device.type
+
+
+DEVICE = Property("device", "another device of the same kind gives the same bits", show)

@@ -1,0 +1,32 @@
+"""The properties that are asked of the kernels of an op."""
+
+from __future__ import annotations
+
+from harness.errors import UsageError, no_such
+from harness.invariance.generic import GENERIC
+from harness.invariance.independent import of_independent
+from harness.invariance.property import Property, both, of_relation
+from harness.invariance.ways import WAYS
+from harness.kernel import Kernel
+from harness.op import Op
+from harness.relation import Independent, Relation
+
+
+def properties_of(op: Op) -> dict[str, Property]:
+    """Name → property: those of any op, and those that this one declares; of one name they are one property."""
+    found = {property.name: property for property in (*GENERIC, *WAYS)}
+    for declared in op.relations:
+        own = _declared(declared)
+        found[own.name] = both(found[own.name], own) if own.name in found else own
+    return found
+
+
+def _declared(declared: Relation | Independent) -> Property:
+    return of_independent(declared) if isinstance(declared, Independent) else of_relation(declared)
+
+
+def check_declared(kernel: Kernel, op: Op) -> None:
+    """Raise `UsageError` unless what a kernel promises are properties of its op."""
+    for name in kernel.invariant:
+        if name not in (known := properties_of(op)):
+            raise UsageError(no_such(f"property in invariant of {kernel.where}:", name, known))

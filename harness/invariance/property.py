@@ -1,0 +1,212 @@
+"""A property, what pairs of calls show of it, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from harness.errors import UnsupportedCase
+from harness.inputs import Inputs
+from harness.invariance.basis import Basis, Difference, difference
+from harness.property_result import Outcome, PropertyResult
+from harness.relation import Matched, NotApplicable, Related, Relation, Tensors
+
+_SHOWN = 300  # characters of what a kernel raised
+
+
+@dataclass(frozen=True, eq=False)
+class Broken:
+    """A pair of calls that differs.
+
+    Attributes:
+        first: the case line of the call that the other one is compared with.
+        second: the other call in words, or its case line.
+        difference: what differs.
+        legal: the contract allows what both calls gave; None if that was not asked.
+    """
+
+    first: str
+    second: str
+    difference: Difference
+    legal: bool | None = None
+
+
+@dataclass(eq=False)
+class Pairs:
+    """What the pairs of calls of a property showed so far.
+
+    Attributes:
+        left_out: results that are not compared.
+        tried: how many pairs there were.
+        first: the first pair that differs, or the one to be shown in its place.
+        most: the one in which most elements differ, or the one to be counted in its place.
+        where: what the change depends on, once that was found.
+        untried: what was not tried, and why; empty if all was.
+        notes: what else was seen.
+    """
+
+    left_out: frozenset[str] = frozenset()
+    tried: int = 0
+    first: Broken | None = None
+    most: Broken | None = None
+    where: str = ""
+    untried: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def compare(
+        self, basis: Basis, second: str, matched: Matched, inputs: Inputs, results: Tensors, *, shown: bool = False
+    ) -> bool:
+        """Count a pair, and say whether it is equal. `inputs` and `results` are those of the second call.
+
+        A pair that is `shown` and differs is the first one from then on, whatever other pairs differed before.
+        """
+        compared = self.without_left_out(matched)
+        if not compared:
+            return True
+        self.tried += 1
+        found = difference(compared)
+        if found is None:
+            return True
+        broken = Broken(basis.line or str(basis.case), second, found)
+        if self.first is None or shown:
+            self.first = replace(broken, legal=_both_allowed(basis, inputs, results))
+        if self.most is None or found.elements > self.most.difference.elements:
+            self.most = broken
+        return False
+
+    def count(self, basis: Basis, second: str, matched: Matched) -> None:
+        """Count the changed elements of a pair that many calls make up, in place of those of single calls."""
+        self.tried += 1
+        found = difference(self.without_left_out(matched))
+        if found is not None:
+            self.most = Broken(basis.line or str(basis.case), second, found)
+
+    def without_left_out(self, matched: Matched) -> Matched:
+        return {name: pair for name, pair in matched.items() if name not in self.left_out}
+
+    def called(self, basis: Basis, inputs: Inputs, what: str) -> Tensors | None:
+        """The results of a call; None, and said, if the kernel does not take it."""
+        try:
+            return basis.call(inputs)
+        except UnsupportedCase as reason:
+            self.skip(what, reason)
+            return None
+
+    def skip(self, what: str, reason: object) -> None:
+        """Say what was not tried; of calls for one reason the first."""
+        if not any(said.endswith(f": {reason}") for said in self.untried):
+            self.untried.append(f"not tried: {what}: {reason}")
+
+
+@dataclass(frozen=True)
+class Property:
+    """Something that the bits of a kernel's results may depend on, or not.
+
+    Attributes:
+        name: as kernels declare it.
+        promise: what a kernel promises that has it, as a sentence without a period.
+        show: makes pairs of calls. Raises `NotApplicable` where it means nothing.
+        quick: few calls, so that `lastbit verify` looks at it also where no kernel promises it.
+        unordered: results whose bits may change between two calls by declaration are compared, too.
+    """
+
+    name: str
+    promise: str
+    show: Callable[[Basis, Pairs], None]
+    quick: bool = True
+    unordered: bool = False
+
+
+def of_relation(relation: Relation) -> Property:
+    """The property that a relation defines: each of its calls is compared with the first."""
+
+    def show(basis: Basis, pairs: Pairs) -> None:
+        for related in relation.related(basis.inputs.tensors, basis.case.params, basis.random):
+            compare_related(basis, pairs, related)
+
+    return Property(relation.name, relation.promise, show)
+
+
+def compare_related(basis: Basis, pairs: Pairs, related: Related) -> bool:
+    """Make a related call and compare it; whether it is equal, which one is that the kernel does not take."""
+    first = basis.results if related.first is None else _called(basis, pairs, related.first)[1]
+    inputs, results = _called(basis, pairs, related)
+    if first is None or results is None:
+        return True
+    return pairs.compare(basis, related.what, related.matched(first, results), inputs, results)
+
+
+def _called(basis: Basis, pairs: Pairs, related: Related) -> tuple[Inputs, Tensors | None]:
+    """Inputs and results of a related call; no results if the kernel has no parameter for one of its inputs."""
+    inputs = basis.related(related)
+    if unknown := sorted(inputs.case.names - basis.case.names - basis.kernel.accepts):
+        pairs.skip(related.what, f"the kernel does not take {', '.join(unknown)}")
+        return inputs, None
+    return inputs, pairs.called(basis, inputs, related.what)
+
+
+def both(one: Property, other: Property) -> Property:
+    """A property that means two things, of which one may not apply."""
+
+    def show(basis: Basis, pairs: Pairs) -> None:
+        reasons = []
+        for part in (one, other):
+            try:
+                part.show(basis, pairs)
+            except NotApplicable as reason:
+                reasons.append(str(reason))
+        if len(reasons) == 2:
+            raise NotApplicable("; ".join(reasons))
+
+    return Property(
+        one.name, f"{one.promise}; {other.promise}", show, one.quick and other.quick, one.unordered or other.unordered
+    )
+
+
+def result_of(property: Property, basis: Basis) -> PropertyResult:
+    """What is found of a property: its pairs of calls are made. What the kernel raises is told, and not raised."""
+    found = PropertyResult(property.name, Outcome.HOLDS, property.name in basis.kernel.invariant)
+    left_out = frozenset(() if property.unordered else basis.kernel.unordered) & basis.results.keys()
+    pairs = Pairs(left_out)
+    raised = ""
+    try:
+        property.show(basis, pairs)
+    except (NotApplicable, UnsupportedCase) as reason:
+        if not pairs.tried:
+            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=str(reason))
+        pairs.skip("other calls", reason)
+    except Exception as error:  # of the kernel: it may raise anything
+        raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
+    found = replace(found, pairs=pairs.tried, reason="; ".join(filter(None, [raised, *_said(pairs)])))
+    if pairs.first is None or pairs.most is None:
+        without = Outcome.HOLDS if pairs.tried else Outcome.NOT_APPLICABLE
+        return replace(found, outcome=Outcome.ERRORED if raised else without)
+    kept = pairs.most.difference.result not in basis.kernel.unordered  # whose bits may change by declaration
+    return _broken(replace(found, declared=found.declared and kept), pairs, pairs.first, pairs.most.difference)
+
+
+def _broken(found: PropertyResult, pairs: Pairs, first: Broken, most: Difference) -> PropertyResult:
+    return replace(
+        found,
+        outcome=Outcome.BROKEN,
+        first=first.first,
+        second=first.second,
+        where=pairs.where,
+        result=most.result,
+        elements=most.elements,
+        numel=most.numel,
+        rows=most.row_count,
+        ulp=max(most.ulp, first.difference.ulp),
+        legal=first.legal,
+    )
+
+
+def _said(pairs: Pairs) -> Iterable[str]:
+    """What a reader should know beside the outcome."""
+    if pairs.left_out:
+        yield f"not compared: {', '.join(sorted(pairs.left_out))}, declared as unordered"
+    yield from [*pairs.untried, *pairs.notes]
+
+
+def _both_allowed(basis: Basis, inputs: Inputs, results: Tensors) -> bool:
+    return basis.allows(basis.inputs, basis.results) and basis.allows(inputs, results)

@@ -1,0 +1,169 @@
+"""What a row's bits change with: numbers of rows, found exactly, places in a launch, and the other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from harness.invariance.basis import bits
+from harness.invariance.launches import Launches
+from harness.invariance.sizes import sizes_up_to
+
+ROWS = 16
+"""Rows whose bits are followed from size to size: one row may have the same bits in two ways of summing."""
+
+_COPIED = 4  # of these, rows that are launched as copies
+_FOUND = 4  # thresholds that are found by halving
+_DIVISORS = (2, 4, 8, 16, 32, 64, 128, 256)
+
+Bits = tuple[bytes, ...]
+"""The bits of a few rows."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the bits of rows change with.
+
+    Attributes:
+        sentence: that, in words that follow a comma or a colon; empty if nothing was found.
+        counted: the largest number of rows known in whose launches rows have other bits than in that of all; 0 if none.
+    """
+
+    sentence: str
+    counted: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Copies of a few rows in launches of one size: one launch for each of the rows.
+
+    Attributes:
+        size: how many copies.
+        first: the bits at the first place, for each row.
+        other: places at which some row has other bits than at the place in the middle, in order.
+        own: copies, as many as the case has rows, have the bits that the row has among all rows.
+    """
+
+    size: int
+    first: Bits
+    other: tuple[int, ...]
+    own: bool = True
+
+
+Following = Callable[[int], Bits | None]
+"""Number of rows → the bits of a few rows in a launch of so many; None if the kernel does not take it."""
+
+
+def of(launches: Launches, rows: Sequence[int]) -> Changes:
+    """What the bits of these rows, which have been seen to change, change with."""
+    sizes = [*sizes_up_to(launches.count, launches.basis.device), launches.count]
+    profile = cache(partial(_profile, launches, rows[:_COPIED]))
+    known = [one for size in sizes if (one := profile(size)) is not None]
+    if not known:
+        return Changes("")
+    placed = [_places(one, launches.count) for one in known if one.other]
+    alone = known[-1].own and not placed  # rows do without each other: several can be followed in a launch
+
+    @cache
+    def following(size: int) -> Bits | None:
+        if alone:
+            return _together(launches, rows, size)
+        one = profile(size)
+        return None if one is None else one.first
+
+    by_size, counted = _by_size({one.size: bits for one in known if (bits := following(one.size))}, following)
+    others = ["changes with what the other rows hold"] if not known[-1].own else []
+    return Changes(", and ".join([*others, *by_size, *placed[-1:]]), counted)
+
+
+def _by_size(first: dict[int, Bits], following: Following) -> tuple[list[str], int]:
+    """How the bits of a few rows change with the size of a launch, and the last size before that of all rows."""
+    counted = max((size for size in first if first[size] != first[max(first)]), default=0)
+    if divisor := _divisor(first):
+        return [f"changes between multiples of {divisor} rows and other numbers of rows"], counted
+    edges = [(a, b) for a, b in pairwise(first) if first[a] != first[b]]
+    chosen = edges if len(edges) <= _FOUND else [*edges[: _FOUND - 1], edges[-1]]
+    found = [low for a, b in chosen if (low := _halved(a, b, following))]
+    if not found:
+        return [], counted
+    listed = ", ".join(f"{low} and {low + 1}" for low in found)
+    more = f", and {len(edges) - len(found)} more times" if len(edges) > len(found) else ""
+    return [f"changes between {listed} rows{more}"], max(counted, found[-1])
+
+
+def _profile(launches: Launches, rows: Sequence[int], size: int) -> Profile | None:
+    first, other, own = list[bytes](), set[int](), True
+    for row in rows:
+        copies = [row] * size
+        launch = launches.launch(copies, f"{size} copies of row {row}")
+        if launch is None:
+            return None
+        compared = launches.pairs.without_left_out(launches.matched(launch.rows, copies)).values()
+        first.append(_bytes([b[0] for _, b in compared]))
+        other |= {place for _, b in compared for place in _unlike_the_middle(bits(b).flatten(1))}
+        if size == launches.count:
+            own = own and all(torch.equal(bits(a)[row], bits(b)[row]) for a, b in compared)
+    return Profile(size, tuple(first), tuple(sorted(other)), own)
+
+
+def _together(launches: Launches, rows: Sequence[int], size: int) -> Bits | None:
+    """The bits of rows in launches of `size`, which hold as many of them as fit, each as often as it fits."""
+    found: list[bytes] = []
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        filled = [part[place % len(part)] for place in range(size)]
+        launch = launches.launch(filled, f"{size} rows that change")
+        if launch is None:
+            return None
+        compared = launches.pairs.without_left_out(launches.matched(launch.rows, filled)).values()
+        found += [_bytes([b[place] for _, b in compared]) for place in range(len(part))]
+    return tuple(found)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> bytes:
+    return b"".join(bits(tensor).cpu().contiguous().numpy().tobytes() for tensor in tensors)
+
+
+def _unlike_the_middle(rows: Tensor) -> list[int]:
+    changed: list[int] = (rows != rows[len(rows) // 2]).any(-1).nonzero().flatten().tolist()
+    return changed
+
+
+def _halved(low: int, high: int, following: Following) -> int:
+    """A number of rows at which the bits are those at `low`, and at the next one others; 0 if launches are refused."""
+    start = following(low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (found := following(middle)) is None:
+            return 0
+        low, high = (middle, high) if found == start else (low, middle)
+    return low
+
+
+def _divisor(first: dict[int, Bits]) -> int:
+    """A number whose multiples have some bits and other numbers of rows have others; 0 if there is none."""
+    for divisor in _DIVISORS:
+        multiples = [b for size, b in first.items() if size % divisor == 0]
+        others = [b for size, b in first.items() if size % divisor]
+        classes = {frozenset(multiples), frozenset(others)}
+        if min(len(multiples), len(others)) > 1 and len(classes) == 2 and all(len(c) == 1 for c in classes):
+            return divisor
+    return 0
+
+
+def _places(profile: Profile, count: int) -> str:
+    """The places of a launch in which rows have other bits than in its middle."""
+    other, size = profile.other, profile.size
+    launch = "" if size == count else f" of {size}"
+    if other == tuple(range(len(other))):
+        which = "the first row" if len(other) == 1 else f"the first {len(other)} rows"
+    elif other == tuple(range(size - len(other), size)):
+        which = "the last row" if len(other) == 1 else f"the last {len(other)} rows"
+    else:
+        which = f"{len(other)} of the rows"
+    return f"changes with the place of a row in its launch{launch}: {which}"

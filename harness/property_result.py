@@ -1,0 +1,79 @@
+"""What was found of a property of a kernel: whether its bits depend on something that they need not depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """Whether calls that a property relates gave equal bits; errored if the kernel raised in one of them."""
+
+    HOLDS = "holds"
+    BROKEN = "broken"
+    ERRORED = "errored"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class PropertyResult:
+    """A property of one kernel on one case, or on several.
+
+    Attributes:
+        name: the property: `rows`.
+        outcome: what was found.
+        declared: the kernel promises it, so that it fails where this is broken.
+        pairs: pairs of calls that were compared.
+        reason: why it is not applicable, what the kernel raised, or what was not tried, left out or seen besides.
+        first, second: the first pair that differs: a case line, and what differs in the other call, as a case line
+            if it is one.
+        where: what the change depends on, where that was found: "changes between 255 and 256 rows".
+        result: the result that differs.
+        elements, numel: how many of its elements differ in the pair where most do, of how many.
+        rows: how many rows these are in; 0 where rows mean nothing.
+        ulp: the largest distance in units in the last place; infinite between a number and what is none.
+        legal: the contract allows the bits of both calls; None if that was not asked.
+    """
+
+    name: str
+    outcome: Outcome
+    declared: bool = False
+    pairs: int = 0
+    reason: str = ""
+    first: str = ""
+    second: str = ""
+    where: str = ""
+    result: str = ""
+    elements: int = 0
+    numel: int = 0
+    rows: int = 0
+    ulp: float = 0.0
+    legal: bool | None = None
+
+    @property
+    def excluded(self) -> bool:
+        """The contract excludes bits of the pair that differs."""
+        return self.legal is False
+
+    @property
+    def fails(self) -> bool:
+        """The kernel does not keep what it declares, or gives bits that its contract excludes."""
+        wrong = self.outcome in (Outcome.BROKEN, Outcome.ERRORED)
+        return wrong and (self.declared or self.excluded)
+
+
+def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
+    """Property → what results on several cases say of it: the worst of them, with the pairs of all."""
+    found: dict[str, PropertyResult] = {}
+    for one in results:
+        if (before := found.get(one.name)) is not None:
+            one = replace(max(before, one, key=_severity), pairs=before.pairs + one.pairs)
+        found[one.name] = one
+    return found
+
+
+def _severity(one: PropertyResult) -> tuple[int, bool, int]:
+    """What sorts results of one property, the worst last: one that was tried says more than one that was not."""
+    order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.ERRORED, Outcome.BROKEN)
+    return order.index(one.outcome), one.excluded, one.elements

@@ -1,0 +1,49 @@
+"""A call of a kernel in a process of its own, with other environment variables: everything is compiled anew there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from harness.case import Case, parse_case
+from harness.config import Config
+from harness.devices import DevicePlan
+from harness.inputs import build
+from harness.invariance.basis import Anew
+from harness.kernel import REVISION_MARK
+from harness.relation import Tensors
+from harness.verify.calls import Caller
+from harness.verify.check import Subject
+from harness.verify.inprocess import Workplace
+from harness.verify.worker import Worker
+
+
+def anew_for(config: Config, subject: Subject, case: Case) -> Anew:
+    """Calls of a kernel on a case in new processes, each of which ends with its call.
+
+    `config` is what the kernel was loaded with. The results are on the device of the kernel.
+    """
+    name, line, device = subject.kernel.name, str(case), str(subject.device)
+    in_every_revision = name.partition(REVISION_MARK)[0]
+    own = replace(
+        config, folder="", kernels=(in_every_revision,), lines=(line,), device_plan=DevicePlan((device,), ("",))
+    )
+
+    def anew(environ: Mapping[str, str]) -> Tensors:
+        with Worker(own, environ=environ) as worker:
+            results = worker.do(results_of_line, name, line)
+        return {result: tensor.to(subject.device) for result, tensor in results.items()}
+
+    return anew
+
+
+def results_of_line(place: Workplace, name: str, line: str) -> dict[str, torch.Tensor]:
+    """What a kernel of the workplace gives for a case line, on the host."""
+    subject = place.subjects[name]
+    with place.watch(line):
+        inputs = build(parse_case(line).gathered(), subject.device)
+        asked = tuple(subject.problem(inputs).required)
+        call = Caller(subject.kernel, subject.device, asked, subject.op.optional_results).unguarded(inputs)
+        return {result: call.actual[result].cpu() for result in call.results}

@@ -1,0 +1,53 @@
+"""What `lastbit invariance` lets a worker process do: questions about a kernel, and the answer to one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.case import parse_case
+from harness.invariance.properties import properties_of
+from harness.property_result import PropertyResult
+from harness.verify.anew import anew_for
+from harness.verify.check import unsupported
+from harness.verify.inprocess import Workplace
+from harness.verify.properties import properties_on
+from harness.verify.property_cases import asked_cases
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Whether a kernel has a property on a case."""
+
+    case: str
+    property: str
+
+
+def askings(place: Workplace, kernel: str, *, quick: bool) -> tuple[Asking, ...]:
+    """All that is to be asked of a kernel: on the lines of the configuration, or else on cases that its op has for it.
+
+    Of an op that has none, the most ordinary cases are taken. With `quick`, properties that take long are left out.
+    """
+    subject, config = place.subjects[kernel], place.config
+    known = properties_of(subject.op)
+    names = [n for n, one in known.items() if (n in config.properties if config.properties else one.quick or not quick)]
+    return tuple(Asking(line, name) for line in _lines(place, kernel) for name in names)
+
+
+def _lines(place: Workplace, kernel: str) -> list[str]:
+    subject, config = place.subjects[kernel], place.config
+    if config.lines:
+        cases = (case for line in config.lines if (case := parse_case(line)).op == subject.op.name)
+        return [str(case) for case in cases if not unsupported(subject.kernel, case)]
+    groups = place.project.groups(subject.op.name, subject.kernel.accepts, small=config.small)
+    return [str(case) for case in asked_cases(subject, groups, count=config.cases_per_group, seed=config.seed)]
+
+
+def answer(place: Workplace, kernel: str, asking: Asking, *, thorough: bool) -> PropertyResult:
+    """What is found of a property of a kernel on a case.
+
+    Raises what the kernel raises.
+    """
+    subject, case = place.subjects[kernel], parse_case(asking.case)
+    anew = anew_for(place.config, subject, case) if thorough else None
+    with place.watch(f"{asking.case} (property {asking.property})"):
+        return properties_on(subject, case, [asking.property], thorough=thorough, anew=anew)[0]

@@ -1,0 +1,96 @@
+"""Properties of a kernel's bits, asserted inside anyone's test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness.calibrate import load_premises
+from harness.case import parse_case
+from harness.config import Config
+from harness.errors import UsageError
+from harness.interpret import install
+from harness.kernel import Kernel, declarations_of
+from harness.property_result import Outcome, PropertyResult
+from harness.verify.check import Subject
+from harness.verify.declarations import check_kernel
+from harness.verify.project import open_project
+from harness.verify.properties import check_names, properties_on, sentence_of
+from harness.verify.property_cases import asked_cases
+
+
+class InvarianceViolation(AssertionError):
+    """The bits of a kernel depend on what they must not depend on; `results` has what was found."""
+
+    def __init__(self, message: str, results: Sequence[PropertyResult]) -> None:
+        super().__init__(message)
+        self.results = tuple(results)
+
+
+def assert_invariant(
+    kernel: Callable[..., Any],
+    *properties: str,
+    op: str = "",
+    contract: str = "",
+    cases: Sequence[str] = (),
+    device: str = "cpu",
+    project: str | Path | None = None,
+) -> tuple[PropertyResult, ...]:
+    """Assert that a kernel has each of the properties, such as `rows`, and keeps its contract in the calls that differ.
+
+        assert_invariant(my_kernel, "rows", "layout", op="OP", contract="OPTION", cases=["OP x=fp32[40,256] seed=1"])
+
+    The kernel is called in this process, with all that this takes of seconds and memory.
+
+    Args:
+        kernel: a function that takes the tensors and parameters of the op by name, or one decorated with `@kernel`,
+            which says itself what `op` and `contract` are.
+        properties: names of properties; none for those that the decorated function declares.
+        cases: case lines; without any, those on which `lastbit invariance` asks kernels of the op.
+        device: where the tensors are.
+        project: a folder with references/ and cases/ of your own ops.
+
+    Returns:
+        What was found of each property on each case; not applicable is no violation, unless it is so on every case.
+
+    Raises:
+        InvarianceViolation: a property is broken, cannot be asked on any case, or the kernel raised in its calls.
+        UsageError: unknown op, contract, property or case.
+    """
+    opened = open_project(Config(folder="", projects=() if project is None else (str(project),)))
+    declared = next((one for one in declarations_of(kernel) if op in ("", one.op)), None)
+    if declared is None and not op:
+        raise UsageError(f"kernel={kernel!r} is not decorated with @kernel; give op= and contract= with it")
+    own = declared or Kernel(getattr(kernel, "__name__", "kernel"), op, contract, kernel)
+    names = properties or own.invariant
+    the_op = opened.op(own.op)
+    check_kernel(own, the_op)
+    check_names(names, [the_op])
+    if not names:
+        raise UsageError(f"{own.where} declares no property; name those that it must have")
+    on = torch.device(device)
+    if on.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        install()
+    subject = Subject(own, the_op, on, load_premises(on))
+    groups = [] if cases else opened.groups(own.op, own.accepts, small=on.type == "cpu")
+    chosen = [parse_case(line) for line in cases] or asked_cases(subject, groups)
+    found = [one for case in chosen for one in properties_on(subject, case, names)]
+    wrong = [text for name in names if (text := _message(name, [one for one in found if one.name == name]))]
+    if wrong:
+        raise InvarianceViolation("\n".join([f"the bits of {own.name} are not what they must be", *wrong]), found)
+    return tuple(found)
+
+
+def _message(name: str, found: Sequence[PropertyResult]) -> str:
+    """What is wrong with a property; empty if it holds on a case and is broken on none."""
+    for one in found:
+        if one.outcome in (Outcome.BROKEN, Outcome.ERRORED):
+            return "\n".join(filter(None, [sentence_of(one), one.first, one.second]))
+    if any(one.outcome is Outcome.HOLDS for one in found):
+        return ""
+    reasons = "; ".join(dict.fromkeys(one.reason for one in found if one.reason))
+    return f"{name} cannot be asked on any of {len(found)} cases: {reasons or 'no pair of calls was made'}"

@@ -1,0 +1,159 @@
+"""Whether a kernel's bits depend on what they need not depend on, for a case."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from harness.case import Case
+from harness.devices import made_current
+from harness.errors import LastbitError, UnsupportedCase, unknown
+from harness.inputs import Inputs, build
+from harness.invariance.basis import Anew, Basis
+from harness.invariance.properties import properties_of
+from harness.invariance.property import Property, result_of
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
+from harness.op import Op
+from harness.property_result import Outcome, PropertyResult
+from harness.relation import Independent, Tensors
+from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from harness.timing import PROPERTIES, timed
+from harness.verify.calls import Caller
+from harness.verify.check import Subject, after_raising, first_line
+from harness.verify.memory import is_lost
+
+_VERDICTS = {Outcome.BROKEN: Verdict.FAILED, Outcome.ERRORED: Verdict.ERRORED}
+
+
+def check_names(names: Iterable[str], ops: Sequence[Op]) -> None:
+    """Raise `UsageError` unless each name is a property of the kernels of one of the ops."""
+    known = {name for op in ops for name in properties_of(op)}
+    for name in names:
+        if name not in known:
+            raise unknown("property", name, known)
+
+
+def in_a_run(subject: Subject) -> tuple[str, ...]:
+    """The properties that `lastbit verify` asks about: those that the kernel declares, and all that are quick."""
+    known = properties_of(subject.op)
+    return tuple(name for name, one in known.items() if one.quick or name in subject.kernel.invariant)
+
+
+def with_properties(subject: Subject, case: Case, result: CaseResult, names: Collection[str] = ()) -> CaseResult:
+    """The result of a case with what is found of its properties, which fail it where the kernel declares them.
+
+    Those of `names` are asked, or those of a run. A case that failed without is not asked. What the kernel raises is
+    the outcome of the case.
+    """
+    if result.verdict in BAD | TURNED_DOWN:
+        return result
+    start = time.perf_counter()
+    try:
+        found = properties_on(subject, case, names or in_a_run(subject))
+        if is_lost(subject.device):
+            raise LastbitError("the device cannot be used any more after calls that look for properties")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the kernel's own code runs here
+        result, raised = after_raising(subject, result, error)
+        print(raised, end="", file=sys.stderr)
+    else:
+        findings = tuple(findings_of(found))
+        verdict = Verdict.worst(result.verdict, *(_VERDICTS[one.outcome] for one in found if one.fails))
+        errored = [sentence_of(one) for one in found if one.fails and one.outcome is Outcome.ERRORED]
+        reason = errored[0] if errored else result.reason
+        findings = (*findings, *result.findings)
+        result = replace(result, verdict=verdict, findings=findings, properties=found, reason=reason)
+    return replace(result, seconds=result.seconds + time.perf_counter() - start)
+
+
+@timed(PROPERTIES)
+def properties_on(
+    subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False, anew: Anew | None = None
+) -> tuple[PropertyResult, ...]:
+    """What is found of the named properties on a case, or of all that its op has.
+
+    `anew` makes the call in a new process: see `harness.verify.anew`. Raises what the kernel raises on the case itself.
+    """
+    chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
+    with made_current(subject.device):
+        basis = basis_of(subject, case, thorough=thorough, anew=anew)
+        return tuple(_found(subject, property, basis) for property in chosen)
+
+
+def _found(subject: Subject, property: Property, basis: Basis) -> PropertyResult:
+    """What is found of a property; what the kernel raises is told, unless the device cannot be used any more."""
+    found = PropertyResult(property.name, Outcome.NOT_APPLICABLE, property.name in subject.kernel.invariant)
+    try:
+        return result_of(property, basis)
+    except UnsupportedCase as error:
+        return replace(found, reason=f"the kernel takes no such inputs: {error}")
+    except Exception as error:
+        if subject.is_lost or is_lost(subject.device):
+            raise
+        return replace(found, outcome=Outcome.ERRORED, reason=first_line(error))
+
+
+def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew | None = None) -> Basis:
+    """The call of the kernel on a case, and how it is called on other inputs, or in a new process."""
+    inputs = build(case.gathered(), subject.device)
+    call = partial(_results, partial(_caller, subject, {}))
+    first = call(inputs)
+    allows = partial(_allows, subject)
+    direct = subject.performer is None
+    return Basis(subject.kernel, subject.op, subject.device, inputs, first, call, allows, direct, thorough, anew=anew)
+
+
+def _caller(subject: Subject, known: dict[frozenset[str], Caller], inputs: Inputs) -> Caller:
+    """What calls the kernel on inputs of these names, which say what it must return."""
+    if (names := inputs.case.names) not in known:
+        results, optional = tuple(_small(subject.problem(inputs)).required), subject.op.optional_results
+        known[names] = Caller(subject.kernel, subject.device, results, optional, subject.performer)
+    return known[names]
+
+
+def _small(problem: Problem) -> Problem:
+    """The same for one of the things that the op says are independent: which results there are does not change."""
+    cut = {name for things in problem.op.relations if isinstance(things, Independent) for name in things.inputs}
+    return problem.on({n: t[:1] if n in cut else t for n, t in problem.tensors.items()}) if cut else problem
+
+
+def _results(caller_of: Callable[[Inputs], Caller], inputs: Inputs) -> Tensors:
+    """What the kernel gives, in memory of its own; nothing is left of it in its inputs."""
+    call = caller_of(inputs).unguarded(inputs).kept()
+    inputs.restore()
+    return {name: call.actual[name] for name in call.results}
+
+
+def _allows(subject: Subject, inputs: Inputs, results: Tensors) -> bool:
+    judged = judge(subject.problem(inputs), dict(results), alternatives=False)
+    return judged.verdict not in BAD
+
+
+def findings_of(results: Iterable[PropertyResult]) -> Iterator[Finding]:
+    """What fails a kernel: properties that it declares and that are broken, and bits that its contract excludes."""
+    yield from (Finding("broken_property", one.name, sentence_of(one)) for one in results if one.fails)
+
+
+def sentence_of(one: PropertyResult) -> str:
+    """A broken property in a sentence: what changes, where, and by how much; of one that errored, why."""
+    if one.outcome is Outcome.ERRORED:
+        return f"whether {one.name} holds, nobody knows: {one.reason}"
+    promised = (
+        "which the kernel declares, is broken" if one.declared else "which the kernel does not declare, is broken"
+    )
+    where = f": {one.where}" if one.where else ""
+    rows = f" in {one.rows:,} rows" if one.rows else ""
+    legal = {
+        None: "",
+        True: "; the contract allows both",
+        False: ", and these are not legal: the contract excludes them",
+    }
+    return (
+        f"{one.name}, {promised}{where}; {one.elements:,} of {one.numel:,} elements of {one.result}{rows} differ by up "
+        f"to {one.ulp:g} ulp, first seen with {one.second}{legal[one.legal]}."
+    )

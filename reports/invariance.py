@@ -1,0 +1,113 @@
+"""What `lastbit invariance` found, on a console and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.invariance import Invariance
+from harness.property_result import Outcome, PropertyResult
+from reports.encoding import encoded
+from reports.identification import print_columns
+from reports.paper import line, paragraph
+from reports.properties import MEANING, Found, legality, property_tables, word
+from reports.summary import distance, plural, repro_command
+
+FORMAT = 1
+"""Version of the JSON object."""
+
+STYLES = {
+    "kept": "green",
+    "holds": "green",
+    "BROKEN": "bold red",
+    "broken": "yellow",
+    "ERRORED": "bold magenta",
+    "errored": "magenta",
+    "–": "dim",
+}
+
+_HEADERS = ("property", "outcome", "pairs", "where", "elements", "rows", "ulp", "bits")
+
+
+def print_invariance(found: Invariance, console: Console, options: str = "") -> None:
+    """One kernel: a table of its properties, and the first pair of calls of each that is broken."""
+    head = Text.assemble((found.kernel, "bold"), f" on {found.device}  contract {found.contract} of {found.op}")
+    line(console, head.append(f"  {plural(len(found.cases), 'case')}"))
+    shown = [one for one in found.properties.values() if one.outcome is not Outcome.NOT_APPLICABLE]
+    if shown:
+        print_columns([Text(header, "dim") for header in _HEADERS], [_row(one) for one in shown], console)
+    for reason, names in _not_applicable(found):
+        paragraph(console, Text(f"{', '.join(names)}{': ' * bool(reason)}{reason}", "dim"), label="  not applicable: ")
+    for one in shown:
+        if one.reason:
+            paragraph(console, Text(f"{one.name}: {one.reason}", "dim"), label="  besides: ")
+        if one.outcome is Outcome.BROKEN:
+            _print_pair(found, one, console, options)
+    for error in found.errors:
+        paragraph(console, Text(error, "bold magenta"), label="  errored: ")
+    if not found.cases:
+        line(console, "  nothing to ask: no case that it takes, or no such property of its op", "bold yellow")
+    line(console)
+
+
+def _row(one: PropertyResult) -> tuple[Text, ...]:
+    outcome = f"{one.outcome}{' (declared)' * one.declared}"
+    cells = [one.name, outcome, f"{one.pairs:,}"]
+    if one.outcome is Outcome.BROKEN:
+        cells += [one.where or "–", f"{one.elements:,} of {one.numel:,}", f"{one.rows:,}" if one.rows else "–"]
+        cells += [distance(one.ulp), legality(one) or "–"]
+    else:
+        cells += [""] * (len(_HEADERS) - len(cells))
+    return tuple(Text(cell, STYLES[word(one)]) for cell in cells)
+
+
+def _not_applicable(found: Invariance) -> Iterator[tuple[str, list[str]]]:
+    """Reasons why properties mean nothing, and which."""
+    together: dict[str, list[str]] = {}
+    for one in found.properties.values():
+        if one.outcome is Outcome.NOT_APPLICABLE:
+            together.setdefault(one.reason, []).append(one.name)
+    yield from together.items()
+
+
+def _print_pair(found: Invariance, one: PropertyResult, console: Console, options: str) -> None:
+    """Two calls whose bits differ, as lines to paste, and the command that makes them again."""
+    illegal = "; these bits are not legal: the contract excludes them" if one.excluded else ""
+    line(console, f"  {one.name}, the first pair that differs{illegal}:", "bold red" if one.fails else "bold")
+    line(console, f"    {one.first}")
+    line(console, f"    {one.second}")
+    line(console, "  to look further:")
+    line(console, f"    {repro_command(one.first, found.kernel, found.device, [one.name], options)}")
+
+
+def print_overview(found: Sequence[Invariance], console: Console) -> None:
+    """Several kernels beside the properties that were asked of them, a table per op."""
+    for table in property_tables([Found(one.op, one.kernel, one.device, one.properties) for one in found]):
+        line(console, f"Properties of kernels of {table.op}", "bold")
+        rows = [
+            (Text(one.kernel), Text(one.device), *(_cell(one.properties.get(name)) for name in table.properties))
+            for one in table.kernels
+        ]
+        print_columns([Text(header, "dim") for header in table.headers], rows, console)
+        line(console)
+    paragraph(console, Text(MEANING, "dim"))
+
+
+def _cell(one: PropertyResult | None) -> Text:
+    return Text(word(one), STYLES[word(one)])
+
+
+def as_json(found: Sequence[Invariance]) -> str:
+    """What was found as one JSON object; a float that JSON cannot spell is the string `Infinity`."""
+    data = {"format": FORMAT, "kernels": [_document(one) for one in found]}
+    return json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def _document(found: Invariance) -> dict[str, Any]:
+    """A kernel: of each property what all cases say, and what each of them does."""
+    each = [{**encoded(one), "fails": one.fails} for one in found.properties.values()]
+    return {**encoded(found), "properties": each, "exit_code": found.exit_code}

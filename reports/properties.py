@@ -1,0 +1,101 @@
+"""Properties of kernels' bits in words, and the table kernel × property of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.property_result import Outcome, PropertyResult, together
+from harness.run import Run
+from reports.summary import distance, plural
+
+MEANING = (
+    "kept: declared, and holds · holds: not declared · BROKEN: declared, or with bits that the contract excludes · "
+    "broken: not declared, and each bit is legal · errored: the kernel raised · –: not applicable, or without an answer"
+)
+"""What the words of `word` mean, for a reader."""
+
+
+def word(one: PropertyResult | None) -> str:
+    """One word for what was found of a property; `–` where it means nothing or was not asked."""
+    if one is None or one.outcome is Outcome.NOT_APPLICABLE:
+        return "–"
+    if one.outcome is Outcome.HOLDS:
+        return "kept" if one.declared else "holds"
+    name = "errored" if one.outcome is Outcome.ERRORED else "broken"
+    return name.upper() if one.fails else name
+
+
+def extent(one: PropertyResult) -> str:
+    """Where the bits of a broken property change, how many, how far, and whether they are legal; what was raised."""
+    if one.outcome is Outcome.ERRORED:
+        return one.reason
+    rows = f" in {plural(one.rows, 'row')}" if one.rows else ""
+    many = f"{one.elements:,} of {plural(one.numel, 'element')} of {one.result}{rows}, up to {distance(one.ulp)} ulp"
+    return ", ".join(filter(None, (one.where, many, legality(one))))
+
+
+def legality(one: PropertyResult) -> str:
+    """Whether the contract allows what both calls of a broken property gave; empty where nobody asked."""
+    return {None: "", True: "legal", False: "outside the contract"}[one.legal]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run found of the properties of one kernel on one device: property → result over all cases."""
+
+    op: str
+    kernel: str
+    device: str
+    properties: Mapping[str, PropertyResult]
+
+
+def found_in(run: Run) -> list[Found]:
+    """The kernels of a run that were asked, in the order of the run."""
+    found = []
+    for kernel, device in run.subjects():
+        results = run.of(kernel, device)
+        if merged := together(one for result in results for one in result.properties):
+            found.append(Found(results[0].op, kernel, device, merged))
+    return found
+
+
+@dataclass(frozen=True)
+class PropertyTable:
+    """The kernels of one op beside the properties that were asked of them: a row of words each."""
+
+    op: str
+    properties: tuple[str, ...]
+    kernels: tuple[Found, ...]
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        return ("kernel", "device", *self.properties)
+
+
+def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
+    """One table per op, with the properties of which one kernel at least says something."""
+    for op in dict.fromkeys(one.op for one in found):
+        own = tuple(one for one in found if one.op == op)
+        names = dict.fromkeys(name for one in own for name in one.properties)
+        said = tuple(n for n in names if any(word(one.properties.get(n)) != "–" for one in own))
+        yield PropertyTable(op, said, own)
+
+
+def held(found: Found) -> Iterator[str]:
+    """What holds of a kernel: what it declares, and what it does not."""
+    for name, told in (("kept", "holds what it declares"), ("holds", "holds, undeclared")):
+        if names := [one.name for one in found.properties.values() if word(one) == name]:
+            yield f"{told}: {', '.join(names)}"
+
+
+def broken(found: Found) -> Iterator[tuple[str, bool]]:
+    """What is broken, a sentence each, and whether that fails the kernel; what does comes first."""
+    results = [one for one in found.properties.values() if word(one).lower() in ("broken", "errored")]
+    for one in sorted(results, key=lambda one: not one.fails):
+        yield f"{one.name} {word(one).lower()}{'' if one.declared else ', undeclared'}: {extent(one)}", one.fails
+
+
+def cell(one: PropertyResult | None) -> tuple[str, str]:
+    """The word for a property, and what is to be said below it."""
+    return word(one), extent(one) if one is not None and word(one).lower() in ("broken", "errored") else ""

@@ -1,0 +1,42 @@
+"""Properties of a kernel's bits in two runs: gained and lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harness.property_result import Outcome, PropertyResult, together
+from harness.result import CaseResult
+from reports.properties import extent
+
+
+@dataclass(frozen=True)
+class PropertyChange:
+    """A property that a kernel's bits have in one of the runs alone; both have asked for it."""
+
+    before: PropertyResult
+    after: PropertyResult
+
+    @property
+    def lost(self) -> bool:
+        return self.after.outcome is Outcome.BROKEN
+
+    @property
+    def worse(self) -> bool:
+        """It was lost although the kernel declares it, or declared it, or the contract excludes what it gives now."""
+        return self.lost and (self.after.fails or self.before.declared)
+
+
+def properties_changed(before: Iterable[CaseResult], after: Iterable[CaseResult]) -> Iterator[PropertyChange]:
+    """The properties gained and lost, of those that hold in one run and are broken in the other."""
+    old, new = (together(one for result in results for one in result.properties) for results in (before, after))
+    for name in old:
+        if name in new and {old[name].outcome, new[name].outcome} == {Outcome.HOLDS, Outcome.BROKEN}:
+            yield PropertyChange(old[name], new[name])
+
+
+def sentence(change: PropertyChange) -> str:
+    """`lost: rows, which it declares: changes between 255 and 256 rows, …`, or what was gained."""
+    one = change.after
+    declared = ", which it declares" if one.declared else ", which it declared" if change.before.declared else ""
+    return f"lost: {one.name}{declared}: {extent(one)}" if change.lost else f"gained: {one.name}{declared}"
