@@ -35,7 +35,7 @@ def test_rows_of_nan_that_reach_others_are_told():
 
     found = found_in(shared, 12, "padding")
     assert found.where == "changes with what further rows hold (NaN, infinities, the largest numbers)"
-    assert found.second == "1 rows of NaN after the same rows" and found.ulp == torch.inf and not found.legal
+    assert found.second == "a row of NaN after the same rows" and found.ulp == torch.inf and not found.legal
 
 
 def test_a_scale_of_all_rows_is_told():

@@ -35,7 +35,7 @@ def test_quick_takes_few_calls():
 
 def test_a_block_size_by_rows_is_found_in_the_few_rows_that_show_it():
     def changes(x):
-        return some(x, 37) if len(x) < 256 else torch.zeros(len(x), dtype=torch.bool)
+        return some(x, 37) & (len(x) < 256)
 
     found = found_in(nudged(changes), 4096)
     assert found.where == "changes between 255 and 256 rows"
@@ -44,6 +44,14 @@ def test_a_block_size_by_rows_is_found_in_the_few_rows_that_show_it():
     x = x_of(4096)
     assert found.rows == found.elements == int(some(x, 37).sum()) and found.numel == x.numel() and found.ulp == 1
     assert found.fails
+
+
+def test_the_few_calls_of_a_run_find_it_too():
+    def changes(x):
+        return some(x, 37) & (len(x) < 256)
+
+    found = found_in(nudged(changes), 4096, thorough=False)
+    assert found.where == "changes between 255 and 256 rows" and found.rows == int(some(x_of(4096), 37).sum())
 
 
 def test_a_change_in_one_row_of_thousands_is_found():
