@@ -166,18 +166,23 @@ def _check_range(tensors: Tensors) -> None:
     """
     low = high = 0.0
     for tensor in tensors.values():
-        if not tensor.is_floating_point():
-            continue
-        magnitudes = tensor.double().abs()
-        finite = magnitudes[magnitudes.isfinite() & (magnitudes > 0)]
-        if finite.numel():
-            low += min(0.0, math.log2(float(finite.min())))
-            high += max(0.0, math.log2(float(finite.max())))
+        if tensor.is_floating_point() and tensor.numel():
+            smallest, largest = _magnitudes(tensor)
+            low, high = low + min(0.0, smallest), high + max(0.0, largest)
     if max(-low, high) > _LARGEST_POWER:
         raise NotApplicable(
             f"products of elements of the inputs may reach from 2^{low:.0f} to 2^{high:.0f}, "
             "where the range of fp32 ends"
         )
+
+
+def _magnitudes(tensor: Tensor) -> tuple[float, float]:
+    """Logarithms to base 2 of the smallest and the largest of the finite numbers that are not zero; 0 without any."""
+    values = (tensor.float() if tensor.element_size() == 1 else tensor).abs()
+    counted = values.isfinite() & (values > 0)
+    smallest = float(torch.where(counted, values, math.inf).amin())
+    largest = float(torch.where(counted, values, 0.0).amax())
+    return (math.log2(smallest), math.log2(largest)) if largest else (0.0, 0.0)
 
 
 def _is_exact(tensor: Tensor, factor: float) -> bool:
