@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_loaded: dict[Path, dict[str, ModuleType]] = {}
-"""Folder → name → module, of the last load of the folder."""
+_LOADED = "__siblings__"
+"""In the globals of each file: the modules of its load by name, so that they live as long as its functions."""
 
 
 @contextmanager
@@ -23,7 +23,9 @@ def siblings(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
-        _loaded.setdefault(folder.resolve(), {}).update(_forgotten(names))
+        loaded = _forgotten(names)
+        for module in loaded.values():
+            vars(module)[_LOADED] = loaded
 
 
 @contextmanager
@@ -32,14 +34,20 @@ def in_reach(function: Callable[..., Any]) -> Iterator[None]:
 
     Who looks modules up by the names that their functions have, as dynamo does, finds none without this.
     """
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    known = _loaded.get(Path(code.co_filename).resolve().parent, {}) if code else {}
-    lent = {name: module for name, module in known.items() if name not in sys.modules}
+    lent = {name: module for name, module in _beside(function).items() if name not in sys.modules}
     sys.modules.update(lent)
     try:
         yield
     finally:
         _forgotten(set(lent))
+
+
+def _beside(function: Callable[..., Any]) -> Mapping[str, ModuleType]:
+    """The modules of the load of a function, which its own globals know, or those of what it imports."""
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    others = (getattr(value, "__globals__", None) for value in list(own.values()))
+    known = (scope[_LOADED] for scope in (own, *others) if isinstance(scope, dict) and _LOADED in scope)
+    return next(known, {})
 
 
 def _forgotten(names: set[str]) -> dict[str, ModuleType]:

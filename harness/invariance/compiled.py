@@ -64,12 +64,20 @@ def _traceable(basis: Basis) -> Iterator[None]:
 
     torch._dynamo.reset()
     counters.clear()
-    getattr(symbolic_convert._import_module, "cache_clear", int)()  # files of one name lie beside other kernels, too
+    if cached := getattr(symbolic_convert, "_import_module", None):
+        cached.cache_clear()  # files of the same names lie beside other kernels
     try:
         with warnings.catch_warnings(action="ignore"), in_reach(basis.kernel.call), untraced():
             yield
     finally:
         torch._dynamo.reset()
+        _forget_modules(getattr(basis.kernel.call, "__globals__", {}))
+
+
+def _forget_modules(scope: dict[str, object]) -> None:
+    """Take away what dynamo leaves in the globals of a function: modules by name, of which a later load has others."""
+    for name in [name for name in scope if name.startswith("__import_")]:
+        del scope[name]
 
 
 COMPILED = Property("compiled", "a call under torch.compile gives the same bits as one without", show, quick=False)

@@ -14,6 +14,8 @@ from harness.inputs.guards import ALIGNMENT
 from harness.invariance.basis import Basis
 from harness.relation import NotApplicable, Tensors
 
+_TRIES = 6
+
 
 def require_direct(basis: Basis, how: str) -> None:
     """Raise `NotApplicable` for a kernel that only runs in processes of its own."""
@@ -47,6 +49,19 @@ def elsewhere(basis: Basis, steps: int = 0) -> Inputs:
     tensors = basis.case.tensors
     further = tuple(replace(s, offset=s.offset + steps * ALIGNMENT // s.torch_dtype.itemsize) for s in tensors)
     return holding(replace(basis.case, tensors=further), basis.inputs.tensors, basis.device)
+
+
+def oddly_elsewhere(basis: Basis) -> Inputs:
+    """The same in other memory, the first tensor an odd multiple of 256 bytes away, if that is found in a few tries."""
+    own = _place(basis.inputs)
+    tried = [elsewhere(basis)]
+    while (_place(tried[-1]) - own) % 2 == 0 and len(tried) < _TRIES:
+        tried.append(elsewhere(basis, steps=len(tried)))
+    return tried[-1]
+
+
+def _place(inputs: Inputs) -> int:
+    return inputs.guards[0].tensor.data_ptr() // ALIGNMENT
 
 
 def other_values(basis: Basis) -> Inputs:
