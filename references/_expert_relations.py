@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from harness.numerics import FORMATS, Tensor
+from harness.numerics import FORMATS, Tensor, format_of
 from harness.relation import (
     Independent,
     NotApplicable,
@@ -112,10 +112,11 @@ def relabelling(tensors: Tensors, params: Params, random: Random) -> Iterator[Re
 def zero_adapter(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
     if ADAPTERS[0] not in tensors:
         raise NotApplicable("the case has no adapters")
+    _check_ordinary(tensors)
     old = {f"old_{name}" for name in ADAPTERS}
     fresh = {name: t for name, t in tensors.items() if name not in old}
     without = Related("without adapters", {name: t for name, t in fresh.items() if name not in ADAPTERS})
-    zero = {name: t * 0 if name.endswith("_lora_b") else t for name, t in fresh.items()}
+    zero = {name: t.new_zeros(t.shape) if name.endswith("_lora_b") else t for name, t in fresh.items()}
     yield Related("adapters whose B is zero, beside none", zero, first=without)
     yield Related("a scaling of 0, beside no adapters", fresh, params={"scaling": 0.0}, first=without)
 
@@ -171,6 +172,15 @@ def _ids(tensors: Tensors, params: Params) -> tuple[int, int]:
     """The first id of an expert here, and the one after the last."""
     first = int(params.get("first_expert", 0))
     return first, first + len(tensors["gate_proj"])
+
+
+def _check_ordinary(tensors: Tensors) -> None:
+    """Raise `NotApplicable` where a middle may be infinite or NaN: times zero it is not nothing."""
+    dtype = tensors["x"].dtype
+    most = format_of(dtype).max ** 0.25
+    for name, tensor in tensors.items():
+        if tensor.dtype == dtype and not bool((tensor.abs() <= most).all()):
+            raise NotApplicable(f"{name} holds numbers beyond {most:.3g}, or NaN: dots of such may overflow")
 
 
 def _several(tensors: Tensors, name: str, what: str) -> int:

@@ -151,6 +151,12 @@ def test_numbers_of_fp16_are_not_scaled(project: Project) -> None:
         list(scaling.related(tensors, {}, Random(1)))
 
 
+def test_adapters_of_zero_beside_infinities_are_not_asked_about(project: Project) -> None:
+    special = parse_case(str(LAYER).replace("gate_lora_a=fp32[5,4,24]", "gate_lora_a=fp32[5,4,24]:special"))
+    found = found_of(partial(layer, halves=lambda *_: False), special, project, "zero adapter")["zero adapter"]
+    assert found.outcome is Outcome.NOT_APPLICABLE and "gate_lora_a holds numbers beyond" in found.reason
+
+
 MASK = parse_case("completion_mask ids=int64[20,40]:sequences_3 eos_ids=int64[3]:counting mask_truncated=True seed=1")
 
 
