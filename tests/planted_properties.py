@@ -13,12 +13,12 @@ FOLDER = Path(__file__).with_name("planted_properties")
 NORM = "rms_norm x=fp32[40,2048] weight=fp32[2048]:near_one eps=1e-06 seed=1"
 ADDED = "rms_norm x=fp32[40,2048] residual=fp32[40,2048] weight=fp32[2048]:near_one eps=1e-06 seed=1"
 EXPERTS = (
-    "moe_lora x=fp16[48,128] expert_ids=int64[48,2]:below_4 routing_weights=fp32[48,2]:uniform "
-    "gate_proj=fp16[4,96,128]:fan_in up_proj=fp16[4,96,128]:fan_in down_proj=fp16[4,128,96]:fan_in"
+    "moe_lora x=bf16[64,128] expert_ids=int64[64,2]:below_4 routing_weights=fp32[64,2]:uniform "
+    "gate_proj=bf16[4,160,128]:fan_in up_proj=bf16[4,160,128]:fan_in down_proj=bf16[4,128,160]:fan_in"
 )
 ADAPTED = (
-    f"{EXPERTS} gate_lora_a=fp16[4,8,128]:fan_in gate_lora_b=fp16[4,96,8]:fan_in up_lora_a=fp16[4,8,128]:fan_in "
-    "up_lora_b=fp16[4,96,8]:fan_in down_lora_a=fp16[4,8,96]:fan_in down_lora_b=fp16[4,128,8]:fan_in scaling=2.0"
+    f"{EXPERTS} gate_lora_a=bf16[4,8,128]:fan_in gate_lora_b=bf16[4,160,8]:fan_in up_lora_a=bf16[4,8,128]:fan_in "
+    "up_lora_b=bf16[4,160,8]:fan_in down_lora_a=bf16[4,8,160]:fan_in down_lora_b=bf16[4,128,8]:fan_in scaling=2.0"
 )
 
 

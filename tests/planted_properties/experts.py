@@ -8,14 +8,13 @@ from planted_experts import mixture
 
 from harness.kernel import kernel
 
-MANY = 17
+MANY = 25
 """From so many pairs on an expert has other tiles."""
 
-TILE = 4
-ORDERS = (1, 4)
+TILE = 16
 
 
-def declare(name, lanes_of):
+def declare(name, by_sign):
     @kernel("moe_lora", contract="fused", name=f"planted[{name}]")
     def experts(
         x, expert_ids, routing_weights, gate_proj, up_proj, down_proj,
@@ -29,10 +28,10 @@ def declare(name, lanes_of):
         }  # fmt: skip
         adapted = gate_lora_a is not None
 
-        def lanes(expert, pairs):
-            return [ORDERS[lanes_of(expert, place, pairs, adapted)] for place in range(pairs)]
+        def of_pairs(expert, pairs):
+            return [bool(by_sign(expert, place, pairs, adapted)) for place in range(pairs)]
 
-        return mixture(x, expert_ids, routing_weights, weights, scaling, first_expert, lanes)
+        return mixture(x, expert_ids, routing_weights, weights, scaling, first_expert, of_pairs)
 
 
 declare("zero adapter", lambda expert, place, pairs, adapted: adapted)
