@@ -6,13 +6,14 @@
 
 The same rows are computed in launches of exactly M rows, for each M of a list; the last launch ends with the last row.
 For small M the first rows alone are computed, as many as --launches reach. Bits are compared with those of the M before
-it in the list. Where they differ, the M at which they change is bisected, on the premise that they change once in
-between. `lastbit invariance` is not used.
+it in the list. Where they differ, the M at which they change is bisected, and the rest up to the next M asked again.
+`lastbit invariance` is not used.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 import time
@@ -56,16 +57,14 @@ class Change:
 
 
 def inputs(kernel: Kernel, rows: int, width: int, dtype: torch.dtype, device: str) -> Results:
-    """Normal x and residual, and a weight near one, from a fixed seed."""
-    generator = torch.Generator().manual_seed(0)
+    """Normal x and residual, and a weight near one, from a fixed seed on the device."""
+    generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, device=device)
 
     found = {"x": normal(rows, width), "weight": 1 + normal(width) / 4, "residual": normal(rows, width)}
-    if "residual" not in kernel.requires:
-        del found["residual"]
-    return {name: tensor.to(dtype).to(device) for name, tensor in found.items()}
+    return {n: t.to(dtype) for n, t in found.items() if n != "residual" or n in kernel.requires}
 
 
 def in_launches(kernel: Kernel, given: Results, rows: int, launches: int) -> Results:
@@ -93,8 +92,8 @@ def change(before: int, after: int, one: Results, other: Results) -> Change | No
     return Change(before, after, elements, rows, compared) if elements else None
 
 
-def bisected(run: Callable[[int], Results], before: int, after: int) -> Change | None:
-    """The neighbouring numbers of rows between which bits change, where those of `before` and `after` differ."""
+def bisected(run: Callable[[int], Results], before: int, after: int) -> Change:
+    """The neighbouring numbers of rows between which bits change first, where those of `before` and `after` differ."""
     first, last = run(before), run(after)
     while after - before > 1:
         middle = (before + after) // 2
@@ -103,18 +102,18 @@ def bisected(run: Callable[[int], Results], before: int, after: int) -> Change |
             before, first = middle, between
         else:
             after, last = middle, between
-    return change(before, after, first, last)
+    found = change(before, after, first, last)
+    if found is None:
+        raise RuntimeError(f"launches of {before} rows differ from call to call")
+    return found
 
 
-def changes(run: Callable[[int], Results], sizes: Sequence[int], *, bisect: bool) -> Iterator[Change]:
-    """The changes along the list of sizes, in order."""
-    previous = run(sizes[0])
+def changes(run: Callable[[int], Results], sizes: Sequence[int]) -> Iterator[Change]:
+    """The changes along the list of sizes, in order; behind a change the rest is asked again."""
     for before, after in itertools.pairwise(sizes):
-        current = run(after)
-        found = change(before, after, previous, current)
-        if found is not None:
-            yield (bisected(run, before, after) or found) if bisect else found
-        previous = current
+        while change(before, after, run(before), run(after)) is not None:
+            yield (found := bisected(run, before, after))
+            before = found.after
 
 
 def unlike_the_largest(run: Callable[[int], Results], sizes: Sequence[int]) -> str:
@@ -127,12 +126,13 @@ def unlike_the_largest(run: Callable[[int], Results], sizes: Sequence[int]) -> s
 def answer(kernel: Kernel, sizes: Sequence[int], given: Results, launches: int) -> str:
     """What is printed for one kernel, width and dtype."""
 
+    @functools.lru_cache(maxsize=2)
     def run(rows: int) -> Results:
         return in_launches(kernel, given, rows, launches)
 
     if kernel.name in COMPILED_PER_SIZE:
         return unlike_the_largest(run, sizes)
-    found = list(changes(run, sizes, bisect=True))
+    found = list(changes(run, sizes))
     return "; ".join(map(str, found)) or "the same bits for every number of rows"
 
 

@@ -37,6 +37,12 @@ STUBS = {
 }
 """Headers that the sources include and norms take at most the name of a type from; not every installation has them."""
 
+FLASHINFER_OPTIONS = ("-use_fast_math", "-DENABLE_BF16", "-DENABLE_FP8", "-DNDEBUG")
+"""Those of its own compilation: flashinfer/jit/core.py:708 and 747 of 0.7.2.post1, and flashinfer/jit/norm.py.
+
+Fast math flushes subnormal fp32 numbers, and divides approximately.
+"""
+
 COMPILER_SECONDS = 300
 
 
@@ -79,11 +85,11 @@ def _flashinfer(folder: Path) -> Source | None:
     include = folder / "flashinfer" / "data" / "include"
     if not folder.name.startswith("flashinfer-") or not include.is_dir():
         return None
-    return Source(folder, HERE / "flashinfer_norms.cu", (f"-I{include}",))
+    return Source(folder, HERE / "flashinfer_norms.cu", (*FLASHINFER_OPTIONS, f"-I{include}"))
 
 
 def command(source: Source, out: Path, stubs: Path, architecture: str) -> list[str]:
-    """nvcc's command line, with the options that matter to bits as vLLM has them: none beside -O3."""
+    """nvcc's command line. vLLM adds no option that matters to bits (CMakeLists.txt, cmake/utils.cmake:130)."""
     root = Path(torch.__file__).parent
     return [
         "nvcc", "-std=c++20", "-O3", f"-arch={architecture}", "--expt-relaxed-constexpr", "-shared",
