@@ -91,11 +91,12 @@ def _flashinfer(folder: Path) -> Source | None:
 def command(source: Source, out: Path, stubs: Path, architecture: str) -> list[str]:
     """nvcc's command line. vLLM adds no option that matters to bits (CMakeLists.txt, cmake/utils.cmake:130)."""
     root = Path(torch.__file__).parent
+    libraries = [f"-l{n}" for n in ("torch", "torch_cpu", "torch_cuda") if (root / "lib" / f"lib{n}.so").is_file()]
     return [
         "nvcc", "-std=c++20", "-O3", f"-arch={architecture}", "--expt-relaxed-constexpr", "-shared",
         "-Xcompiler", "-fPIC", "-DUSE_CUDA", f"-DTORCH_TARGET_VERSION={TORCH_ABI}", f"-DLIBRARY={source.library}",
         *source.options, f"-I{stubs}", f"-I{root / 'include'}", str(source.file), "-o", str(out),
-        f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu",
+        "-Xlinker", "--no-as-needed", f"-L{root / 'lib'}", *libraries,
     ]  # fmt: skip
 
 
