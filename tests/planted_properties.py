@@ -66,7 +66,7 @@ PLANTED = (
     Planted("by address", "by_address.py", "layout", NORM, also=("CUDA graph",)),
     Planted("when captured", "when_captured.py", "CUDA graph", NORM, cuda=True),
     Planted("in place", "in_place_order.py", "in place", ADDED),
-    Planted("zero adapter", "experts.py", "zero adapter", f"{EXPERTS} seed=1"),
+    Planted("zero adapter", "experts.py", "zero adapter", f"{ADAPTED} seed=1"),
     Planted("other tokens", "experts.py", "other tokens", f"{ADAPTED} seed=1"),
     Planted("relabelling", "experts.py", "relabelling", f"{ADAPTED} seed=1"),
     Planted("token order", "experts.py", "token order", f"{ADAPTED} seed=1", also=("permutation", "other tokens")),

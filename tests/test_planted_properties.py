@@ -14,7 +14,7 @@ from harness.kernel import Kernel, load_kernels
 from harness.result import Verdict
 from harness.verify.check import Subject, verify_case
 from harness.verify.project import Project, open_project
-from tests.planted_properties import ADAPTED, FOLDER, PLANTED, Planted
+from tests.planted_properties import FOLDER, PLANTED, Planted
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter")
@@ -107,9 +107,9 @@ def in_place(kernel: Kernel, given: Given, params: dict[str, float]) -> tuple[Te
 
 
 def with_zero_adapters(kernel: Kernel, given: Given, params: dict[str, float]) -> tuple[Tensor, Tensor]:
-    adapted, _ = inputs(f"{ADAPTED} seed=1")
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in adapted.items() if "lora" in name}
-    return output(kernel, given, params), output(kernel, given | zeros, params)
+    plain = {name: tensor for name, tensor in given.items() if "lora" not in name}
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in given.items() if "lora" in name}
+    return output(kernel, plain, params), output(kernel, plain | zeros, params)
 
 
 def without_later_tokens(kernel: Kernel, given: Given, params: dict[str, float]) -> tuple[Tensor, Tensor]:

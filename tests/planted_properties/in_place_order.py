@@ -10,6 +10,7 @@ from harness.kernel import kernel
     contract="fp32_multiply+rounded_sum",
     name="planted[in place]",
     out={"out": "output", "residual_out": "residual_sum"},
+    mutates=("x", "residual"),
 )
 def in_place_order(out, residual_out, x, residual, weight, *, eps):
     given = {tensor.data_ptr() for tensor in (x, residual)}
