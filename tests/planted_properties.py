@@ -10,8 +10,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("planted_properties")
 
-NORM = "rms_norm x=fp32[40,2048] weight=fp32[2048]:near_one eps=1e-06 seed=1"
-ADDED = "rms_norm x=fp32[40,2048] residual=fp32[40,2048] weight=fp32[2048]:near_one eps=1e-06 seed=1"
+WIDE = "rms_norm x=fp32[40,2048] weight=fp32[2048]:near_one eps=1e-06 seed=1"
+NORM = "rms_norm x=fp32[40,512] weight=fp32[512]:near_one eps=1e-06 seed=1"
+ADDED = "rms_norm x=fp32[40,512] residual=fp32[40,512] weight=fp32[512]:near_one eps=1e-06 seed=1"
 EXPERTS = (
     "moe_lora x=bf16[64,128] expert_ids=int64[64,2]:below_4 routing_weights=fp32[64,2]:uniform "
     "gate_proj=bf16[4,160,128]:fan_in up_proj=bf16[4,160,128]:fan_in down_proj=bf16[4,128,160]:fan_in"
@@ -57,7 +58,7 @@ class Planted:
 
 
 PLANTED = (
-    Planted("block by rows", "block_by_rows.py", "rows", NORM, "changes between 16 and 17 rows"),
+    Planted("block by rows", "block_by_rows.py", "rows", WIDE, "changes between 16 and 17 rows"),
     Planted("split by occupancy", "split_by_occupancy.py", "rows", NORM, "rows"),
     Planted("last tile", "last_tile.py", "rows", NORM, "rows", also=("permutation", "padding")),
     Planted("atomics", "atomic_sum.py", "run to run", NORM),
@@ -69,6 +70,6 @@ PLANTED = (
     Planted("zero adapter", "experts.py", "zero adapter", f"{ADAPTED} seed=1"),
     Planted("other tokens", "experts.py", "other tokens", f"{ADAPTED} seed=1"),
     Planted("relabelling", "experts.py", "relabelling", f"{ADAPTED} seed=1"),
-    Planted("token order", "experts.py", "token order", f"{ADAPTED} seed=1", also=("permutation", "other tokens")),
+    Planted("place within an expert", "experts.py", "permutation", f"{ADAPTED} seed=1", also=("other tokens",)),
 )
 """In the order of the properties."""

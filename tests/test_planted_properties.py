@@ -141,7 +141,7 @@ BOTH = {
     "zero adapter": with_zero_adapters,
     "other tokens": without_later_tokens,
     "relabelling": relabelled,
-    "token order": in_another_order,
+    "place within an expert": in_another_order,
 }
 
 

@@ -1,7 +1,7 @@
 """Mixtures of experts whose dots are added in another order for something that a pair's result has nothing to do with.
 
 `zero adapter`: with adapters, be they zero. `other tokens`: for an expert that has many pairs. `relabelling`: for
-experts of odd number. `token order`: for the second half of an expert's pairs.
+experts of odd number. `place within an expert`: for the second half of an expert's pairs.
 """
 
 from planted_experts import mixture
@@ -35,4 +35,4 @@ def declare(name, by_sign):
 declare("zero adapter", lambda expert, place, pairs, adapted: adapted)
 declare("other tokens", lambda expert, place, pairs, adapted: pairs >= MANY)
 declare("relabelling", lambda expert, place, pairs, adapted: expert % 2)
-declare("token order", lambda expert, place, pairs, adapted: place >= pairs // 2)
+declare("place within an expert", lambda expert, place, pairs, adapted: place >= pairs // 2)
