@@ -1,84 +1,75 @@
-"""Kernels in plain torch whose bits depend on nothing but their rows, and what spoils that."""
+"""The kernels planted in the folder of this name: all keep their contract, and each one's bits depend on something.
 
-import torch
+`lastbit verify` passes them; what they depend on shows in pairs of calls alone.
+"""
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel
-from harness.verify.check import Subject
-from harness.verify.project import open_project
-from harness.verify.properties import properties_on
+from __future__ import annotations
 
-CPU = torch.device("cpu")
-PROJECT = open_project(Config(folder=""))
-CONTRACTS = {"rms_norm": "fp32_multiply"}
+from dataclasses import dataclass
+from pathlib import Path
 
+FOLDER = Path(__file__).with_name("planted_properties")
 
-def subject_of(function, line, invariant, **declared):
-    """A function as a kernel on the CPU, and the case of a line."""
-    case = parse_case(line)
-    kernel = Kernel("planted", case.op, CONTRACTS.get(case.op, ""), function, invariant=invariant, **declared)
-    return Subject(kernel, PROJECT.op(case.op), CPU), case
-
-
-def found_on(function, line, name, *, thorough=True, invariant=None, **declared):
-    """What is found of the property `name`, which the kernel declares unless `invariant` says otherwise."""
-    subject, case = subject_of(function, line, (name,) if invariant is None else invariant, **declared)
-    [found] = properties_on(subject, case, [name], thorough=thorough)
-    return found
-
-
-def found_in(function, rows, name="rows", *, width=16, layout="", **options):
-    """The same on a case of that many rows, or of leading dimensions and width."""
-    shape = rows if isinstance(rows, str) else f"{rows},{width}"
-    line = f"rms_norm x=fp32[{shape}]{layout} weight=fp32[{width}] eps=1e-06 seed=3"
-    return found_on(function, line, name, **options)
-
-
-def rms_norm(x, weight, *, eps):
-    """The sum of a row is added column by column: nothing depends on how many rows there are."""
-    squares = x.square()
-    total = torch.zeros(x.shape[:-1])
-    for column in range(x.shape[-1]):
-        total = total + squares[..., column]
-    return x * torch.rsqrt(total / x.shape[-1] + eps)[..., None] * weight
-
-
-def ahead(output):
-    """The next numbers."""
-    return torch.nextafter(output, torch.tensor(torch.inf))
-
-
-def nudged(changes):
-    """A kernel that gives the next number in the first element of the rows that `changes` picks, by x."""
-
-    def kernel(x, weight, *, eps):
-        if x.ndim != 2:
-            raise UnsupportedCase("two dimensions")
-        output = rms_norm(x, weight, eps=eps)
-        output[:, 0] = torch.where(changes(x), ahead(output[:, 0]), output[:, 0])
-        return output
-
-    return kernel
-
-
-def some(x, one_in):
-    """Rows that their values single out, wherever they are."""
-    return x[:, 0].view(torch.int32) % one_in == 0
-
-
-GRADIENTS = (
-    "layer_norm_gated_backward x=fp32[{rows},16] dy=fp32[{rows},16] weight=fp32[16] rstd=fp32[{rows},1]:near_one seed=3"
+WIDE = "rms_norm x=fp32[40,2048] weight=fp32[2048]:near_one eps=1e-06 seed=1"
+NORM = "rms_norm x=fp32[40,512] weight=fp32[512]:near_one eps=1e-06 seed=1"
+ADDED = "rms_norm x=fp32[40,512] residual=fp32[40,512] weight=fp32[512]:near_one eps=1e-06 seed=1"
+EXPERTS = (
+    "moe_lora x=bf16[64,128] expert_ids=int64[64,2]:below_4 routing_weights=fp32[64,2]:uniform "
+    "gate_proj=bf16[4,160,128]:fan_in up_proj=bf16[4,160,128]:fan_in down_proj=bf16[4,128,160]:fan_in"
+)
+ADAPTED = (
+    f"{EXPERTS} gate_lora_a=bf16[4,8,128]:fan_in gate_lora_b=bf16[4,160,8]:fan_in up_lora_a=bf16[4,8,128]:fan_in "
+    "up_lora_b=bf16[4,160,8]:fan_in down_lora_a=bf16[4,8,160]:fan_in down_lora_b=bf16[4,128,8]:fan_in scaling=2.0"
 )
 
 
-def gradients(x, dy, weight, rstd, **params):
-    """Of a row alone, and a sum over rows, one row after the other."""
-    normalized, d = x * rstd, dy * weight
-    products, total, dw = normalized * d, torch.zeros(x.shape[:-1]), torch.zeros(x.shape[-1])
-    for column in range(x.shape[-1]):
-        total = total + products[..., column]
-    for row in (dy * normalized).reshape(-1, x.shape[-1]):
-        dw = dw + row
-    return {"dx": (d - normalized * (total / x.shape[-1])[..., None]) * rstd, "dw": dw}
+@dataclass(frozen=True)
+class Planted:
+    """A planted kernel.
+
+    Attributes:
+        name: of the kernel, within `planted[…]`.
+        file: in the folder.
+        property: the one that must be found broken.
+        line: a case on which it shows.
+        where: words that must be in what is found of the change; empty where nothing is to be found.
+        also: other properties that it breaks, for the same reason.
+        cuda: it shows on a CUDA device only.
+    """
+
+    name: str
+    file: str
+    property: str
+    line: str
+    where: str = ""
+    also: tuple[str, ...] = ()
+    cuda: bool = False
+
+    @property
+    def kernel(self) -> str:
+        return f"planted[{self.name}]"
+
+    @property
+    def op(self) -> str:
+        return self.line.split()[0]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+PLANTED = (
+    Planted("block by rows", "block_by_rows.py", "rows", WIDE, "changes between 16 and 17 rows"),
+    Planted("split by occupancy", "split_by_occupancy.py", "rows", NORM, "rows"),
+    Planted("last tile", "last_tile.py", "rows", NORM, "rows", also=("permutation", "padding")),
+    Planted("atomics", "atomic_sum.py", "run to run", NORM),
+    Planted("eps when compiled", "eps_when_compiled.py", "compiled", NORM.replace("eps=1e-06", "eps=0.3")),
+    Planted("vectors or scalars", "vectors_or_scalars.py", "layout", NORM),
+    Planted("by address", "by_address.py", "layout", NORM, also=("graph",)),
+    Planted("when captured", "when_captured.py", "graph", NORM, cuda=True),
+    Planted("in place", "in_place_order.py", "in place", ADDED),
+    Planted("zero adapter", "experts.py", "zero adapter", f"{ADAPTED} seed=1"),
+    Planted("other tokens", "experts.py", "other tokens", f"{ADAPTED} seed=1"),
+    Planted("relabelling", "experts.py", "relabelling", f"{ADAPTED} seed=1"),
+    Planted("place within an expert", "experts.py", "permutation", f"{ADAPTED} seed=1", also=("other tokens",)),
+)
+"""In the order of the properties."""

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "kernels" / "external"
 PACKAGES = {
     "transformers": "transformers",
     "liger": "liger_kernel",
-    "fla": "fla",
+    "fla[": "fla",  # not flashinfer, which test_external_compiled.py has
     "conch": "conch",
     "mamba": "mamba_ssm",
 }

@@ -4,7 +4,7 @@ import torch
 
 from harness.errors import UnsupportedCase
 from harness.property_result import Outcome
-from tests.planted_properties import GRADIENTS, found_in, found_on, gradients, nudged, rms_norm, some
+from tests.property_kernels import GRADIENTS, found_in, found_on, gradients, nudged, rms_norm, some
 
 
 def test_order_and_further_rows_change_nothing():

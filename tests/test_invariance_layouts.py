@@ -6,7 +6,7 @@ from harness.kernel import kernel
 from harness.property_result import Outcome
 from harness.verify.check import Subject
 from harness.verify.properties import properties_on
-from tests.planted_properties import CPU, PROJECT, ahead, found_in, rms_norm
+from tests.property_kernels import CPU, PROJECT, ahead, found_in, rms_norm
 
 
 def by_stride(x, weight, *, eps):

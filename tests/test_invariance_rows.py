@@ -10,7 +10,7 @@ from harness.errors import UnsupportedCase
 from harness.inputs import build
 from harness.invariance import sizes
 from harness.property_result import Outcome
-from tests.planted_properties import CPU, GRADIENTS, ahead, found_in, found_on, gradients, nudged, rms_norm, some
+from tests.property_kernels import CPU, GRADIENTS, ahead, found_in, found_on, gradients, nudged, rms_norm, some
 
 
 def x_of(rows):

@@ -9,7 +9,7 @@ from harness.invariance.property import of_relation, result_of
 from harness.property_result import Outcome
 from harness.relation import NotApplicable, scaled
 from harness.verify.properties import basis_of
-from tests.planted_properties import GRADIENTS, gradients, subject_of
+from tests.property_kernels import GRADIENTS, gradients, subject_of
 
 SCALED = scaled(("dy",), {"dx": 1, "dw": 1})
 NUMBERS = torch.tensor([1.5, -0.375, 0.0, 3.0])

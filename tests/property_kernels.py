@@ -1,0 +1,84 @@
+"""Kernels in plain torch whose bits depend on nothing but their rows, and what spoils that."""
+
+import torch
+
+from harness.case import parse_case
+from harness.config import Config
+from harness.errors import UnsupportedCase
+from harness.kernel import Kernel
+from harness.verify.check import Subject
+from harness.verify.project import open_project
+from harness.verify.properties import properties_on
+
+CPU = torch.device("cpu")
+PROJECT = open_project(Config(folder=""))
+CONTRACTS = {"rms_norm": "fp32_multiply"}
+
+
+def subject_of(function, line, invariant, **declared):
+    """A function as a kernel on the CPU, and the case of a line."""
+    case = parse_case(line)
+    kernel = Kernel("planted", case.op, CONTRACTS.get(case.op, ""), function, invariant=invariant, **declared)
+    return Subject(kernel, PROJECT.op(case.op), CPU), case
+
+
+def found_on(function, line, name, *, thorough=True, invariant=None, **declared):
+    """What is found of the property `name`, which the kernel declares unless `invariant` says otherwise."""
+    subject, case = subject_of(function, line, (name,) if invariant is None else invariant, **declared)
+    [found] = properties_on(subject, case, [name], thorough=thorough)
+    return found
+
+
+def found_in(function, rows, name="rows", *, width=16, layout="", **options):
+    """The same on a case of that many rows, or of leading dimensions and width."""
+    shape = rows if isinstance(rows, str) else f"{rows},{width}"
+    line = f"rms_norm x=fp32[{shape}]{layout} weight=fp32[{width}] eps=1e-06 seed=3"
+    return found_on(function, line, name, **options)
+
+
+def rms_norm(x, weight, *, eps):
+    """The sum of a row is added column by column: nothing depends on how many rows there are."""
+    squares = x.square()
+    total = torch.zeros(x.shape[:-1])
+    for column in range(x.shape[-1]):
+        total = total + squares[..., column]
+    return x * torch.rsqrt(total / x.shape[-1] + eps)[..., None] * weight
+
+
+def ahead(output):
+    """The next numbers."""
+    return torch.nextafter(output, torch.tensor(torch.inf))
+
+
+def nudged(changes):
+    """A kernel that gives the next number in the first element of the rows that `changes` picks, by x."""
+
+    def kernel(x, weight, *, eps):
+        if x.ndim != 2:
+            raise UnsupportedCase("two dimensions")
+        output = rms_norm(x, weight, eps=eps)
+        output[:, 0] = torch.where(changes(x), ahead(output[:, 0]), output[:, 0])
+        return output
+
+    return kernel
+
+
+def some(x, one_in):
+    """Rows that their values single out, wherever they are."""
+    return x[:, 0].view(torch.int32) % one_in == 0
+
+
+GRADIENTS = (
+    "layer_norm_gated_backward x=fp32[{rows},16] dy=fp32[{rows},16] weight=fp32[16] rstd=fp32[{rows},1]:near_one seed=3"
+)
+
+
+def gradients(x, dy, weight, rstd, **params):
+    """Of a row alone, and a sum over rows, one row after the other."""
+    normalized, d = x * rstd, dy * weight
+    products, total, dw = normalized * d, torch.zeros(x.shape[:-1]), torch.zeros(x.shape[-1])
+    for column in range(x.shape[-1]):
+        total = total + products[..., column]
+    for row in (dy * normalized).reshape(-1, x.shape[-1]):
+        dw = dw + row
+    return {"dx": (d - normalized * (total / x.shape[-1])[..., None]) * rstd, "dw": dw}
