@@ -132,16 +132,23 @@ _POWERS = (1, -1, 5, -5)
 _LARGEST_POWER = 100  # of two, below 2^127 where fp32 ends: sums of up to 2^24 terms stay within
 
 
-def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str, ...] | None = None) -> Relation:
+def scaled(
+    inputs: tuple[str, ...],
+    results: Mapping[str, int],
+    *,
+    powers: tuple[int, ...] = _POWERS,
+    among: tuple[str, ...] | None = None,
+) -> Relation:
     """The property `scaling` of an op: inputs times 2^k make results times 2^(k · m), exactly.
 
         @op(rows=("x", "dy"), relations=(scaled(("dy",), {"dx": 1, "dw": 1}),))
 
     `results` maps those that are compared to m, 0 for what does not change; other results are left out, as are inputs
-    and results that a case lacks. The inputs are also negated. Only powers are tried by which all elements of `inputs`
-    are scaled exactly. An element of a result is compared where it is normal in its dtype before and after; so is a
-    zero, without its sign, if what it became is no smaller than normal numbers are. `among` are the inputs of which
-    elements are multiplied with those of `inputs` before anything is summed; None for all.
+    and results that a case lacks. The inputs are also negated. Of the `powers` k only those are tried by which all
+    elements of `inputs` are scaled exactly; with none, the inputs are negated only. An element of a result is compared
+    where it is normal in its dtype before and after; so is a zero, without its sign, if what it became is no smaller
+    than normal numbers are. `among` are the inputs whose elements are multiplied with those of `inputs` before anything
+    is summed; None for all.
     """
 
     def related(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
@@ -149,7 +156,7 @@ def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str
         if not given:
             raise NotApplicable(f"the case has no {' and no '.join(inputs)}")
         _check_range({n: t for n, t in tensors.items() if among is None or n in (*inputs, *among)})
-        signed = [-1.0, *(2.0**power for power in _POWERS)]
+        signed = [-1.0, *(2.0**power for power in powers)]
         factors = [factor for factor in signed if all(_is_exact(tensor, factor) for tensor in given.values())]
         for factor in factors:
             what = "negated" if factor < 0 else f"times 2^{int(math.log2(factor))}"
@@ -166,18 +173,23 @@ def _check_range(tensors: Tensors) -> None:
     """
     low = high = 0.0
     for tensor in tensors.values():
-        if not tensor.is_floating_point():
-            continue
-        magnitudes = tensor.double().abs()
-        finite = magnitudes[magnitudes.isfinite() & (magnitudes > 0)]
-        if finite.numel():
-            low += min(0.0, math.log2(float(finite.min())))
-            high += max(0.0, math.log2(float(finite.max())))
+        if tensor.is_floating_point() and tensor.numel():
+            smallest, largest = _magnitudes(tensor)
+            low, high = low + min(0.0, smallest), high + max(0.0, largest)
     if max(-low, high) > _LARGEST_POWER:
         raise NotApplicable(
             f"products of elements of the inputs may reach from 2^{low:.0f} to 2^{high:.0f}, "
             "where the range of fp32 ends"
         )
+
+
+def _magnitudes(tensor: Tensor) -> tuple[float, float]:
+    """Logarithms to base 2 of the smallest and the largest of the finite numbers that are not zero; 0 without any."""
+    values = (tensor.float() if tensor.element_size() == 1 else tensor).abs()
+    counted = values.isfinite() & (values > 0)
+    smallest = float(torch.where(counted, values, math.inf).amin())
+    largest = float(torch.where(counted, values, 0.0).amax())
+    return (math.log2(smallest), math.log2(largest)) if largest else (0.0, 0.0)
 
 
 def _is_exact(tensor: Tensor, factor: float) -> bool:

@@ -35,7 +35,15 @@ def test_rows_of_nan_that_reach_others_are_told():
 
     found = found_in(shared, 12, "padding")
     assert found.where == "changes with what further rows hold (NaN, infinities, the largest numbers)"
-    assert found.second == "1 rows of NaN after the same rows" and found.ulp == torch.inf and not found.legal
+    assert found.second == "a row of NaN after the same rows" and found.ulp == torch.inf and not found.legal
+
+
+def test_a_mean_of_all_rows_is_no_matter_of_their_number():
+    def centered(x, weight, *, eps):
+        return rms_norm(x - x.mean(0), weight, eps=eps)
+
+    everything = "zeros, copies of the last one, NaN, infinities, the largest numbers"
+    assert found_in(centered, 12, "padding").where == f"changes with what further rows hold ({everything})"
 
 
 def test_a_scale_of_all_rows_is_told():

@@ -30,6 +30,10 @@ def test_inputs_are_scaled_and_negated():
     assert calls["dy times 2^-5"].tensors["dy"].tolist() == (NUMBERS / 32).tolist()
 
 
+def test_inputs_can_be_negated_only():
+    assert [*related(relation=scaled(("dy",), {"dx": 1}, powers=()))] == ["dy negated"]
+
+
 def test_only_exact_powers_are_tried():
     subnormal = torch.tensor([2.0**-24])
     assert [*related(torch.float16, dy=subnormal.half())] == ["dy negated", "dy times 2^1", "dy times 2^5"]

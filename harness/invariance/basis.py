@@ -144,7 +144,8 @@ def bits(tensor: Tensor) -> Tensor:
     """The bits of a tensor as integers, those of every NaN alike."""
     if not tensor.is_floating_point():
         return bits_of(tensor)
-    return bits_of(tensor).masked_fill(tensor.isnan(), NAN_BITS[tensor.dtype])
+    seen = tensor.float() if tensor.element_size() == 1 else tensor  # not every device compares numbers of 8 bits
+    return bits_of(tensor).masked_fill(seen.isnan(), NAN_BITS[tensor.dtype])
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> float:
@@ -154,8 +155,8 @@ def ulp_distance(a: Tensor, b: Tensor) -> float:
     """
     if not a.is_floating_point():
         return float((a.double() - b.double()).abs().max())
+    fmt, a, b = format_of(a.dtype), a.double(), b.double()
     if bool((a.isnan() != b.isnan()).any()):
         return math.inf
-    finite = (t.double().nan_to_num(0.0, math.inf, -math.inf) for t in (a, b))
-    positions = (ordinals(t, format_of(a.dtype)) for t in finite)
-    return float(torch.sub(*positions).abs().max())
+    first, second = (ordinals(t.nan_to_num(0.0, math.inf, -math.inf), fmt) for t in (a, b))
+    return float((first - second).abs().max())

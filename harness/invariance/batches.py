@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -30,11 +31,9 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
     launches = Launches(basis, pairs, least=1)
     changed: list[str] = []
     summed: set[str] = set()
-    for after, further in _places(launches.count, -launches.count % _ALIGNED):
-        found = {}
-        for what, padded in _padded(launches, further):
-            if (launch := _with(launches, what, padded, after=after)) is not None:
-                found[what] = launch, bool(launches.compared(launch, range(launches.count)))
+    places = list(_places(-launches.count % _ALIGNED))
+    for after, further in places if basis.thorough else places[:1]:
+        found = _found(launches, further, after=after)
         changed += _explained(found)
         if "zeros" in found:
             summed |= _changed_sums(launches, found["zeros"][0])
@@ -43,11 +42,23 @@ def _padding(basis: Basis, pairs: Pairs) -> None:
         pairs.notes.append(f"{', '.join(sorted(summed))}: other bits with rows of zeros, which add nothing to a sum")
 
 
+def _found(launches: Launches, further: int, *, after: bool) -> dict[str, tuple[Launch, bool]]:
+    """What further rows hold → the launch with them, and whether it changed the rows of the case."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of arithmetic on infinities, which is done on purpose
+        for what, padded in _padded(launches, further):
+            if (launch := _with(launches, what, padded, after=after)) is not None:
+                found[what] = launch, bool(launches.compared(launch, range(launches.count)))
+    return found
+
+
 def _with(launches: Launches, what: str, padded: Tensors, *, after: bool) -> Launch | None:
     """A launch with further rows, of which it has only those of the case."""
     further, count = len(next(iter(padded.values()))), launches.count
     rows = joined([launches.tensors, padded] if after else [padded, launches.tensors])
-    launch = launches.of(rows, f"{further} rows of {what} {'after' if after else 'before'} the same rows")
+    further_rows = "a row" if further == 1 else f"{further} rows"
+    launch = launches.of(rows, f"{further_rows} of {what} {'after' if after else 'before'} the same rows")
     if launch is None:
         return None
     start = 0 if after else further
@@ -63,7 +74,7 @@ def _explained(found: Mapping[str, tuple[Launch, bool]]) -> list[str]:
     return [f"what further rows hold ({', '.join(broken)})"] if broken else []
 
 
-def _places(count: int, to_aligned: int) -> Iterator[tuple[bool, int]]:
+def _places(to_aligned: int) -> Iterator[tuple[bool, int]]:
     """Whether further rows come after the rows of the case, and how many."""
     yield from ((True, 1), (False, 1))
     if to_aligned > 1:

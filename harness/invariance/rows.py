@@ -20,6 +20,7 @@ from harness.relation import Tensors
 
 _LAUNCHES = 2  # of one size, in `lastbit verify`
 _MANY_LAUNCHES = 256  # they cover all of 4,096 rows from 16 rows on
+_PLACES, _MANY_PLACES = 2, 16  # at which each row is
 _KNOWN = 64  # rows with a change that are launched together at further sizes
 _TO_COUNT = 64  # launches in which the changed rows are counted, in `lastbit verify`
 _MANY_TO_COUNT = 1024
@@ -63,9 +64,13 @@ class Search:
             self._seen(rows, f"{size} rows that change with other numbers of rows, in a launch of their own")
 
     def places(self) -> None:
-        """Launch all rows, each at another place."""
-        count = self._launches.count
-        for step in sorted({1, count // 2}):
+        """Launch all rows, each at another place.
+
+        If places are special that only a few rows show, these rows get there: of 16 launches at equal distances, one
+        has a given row among the special places if these are a sixteenth of all, one after the other.
+        """
+        count, parts = self._launches.count, _MANY_PLACES if self._launches.basis.thorough else _PLACES
+        for step in sorted({1, *(part * count // parts for part in range(1, parts))} - {0}):
             rows = [(place + step) % count for place in range(count)]
             self._seen(rows, f"the same rows, {step} places further to the front")
 

@@ -45,7 +45,7 @@ class Profile:
     Attributes:
         size: how many copies.
         first: the bits at the first place, for each row.
-        other: places at which some row has other bits than at the place in the middle, in order.
+        other: places at which some row has other bits than at most places, in order.
         own: copies, as many as the case has rows, have the bits that the row has among all rows.
     """
 
@@ -105,7 +105,7 @@ def _profile(launches: Launches, rows: Sequence[int], size: int) -> Profile | No
             return None
         compared = launches.pairs.without_left_out(launches.matched(launch.rows, copies)).values()
         first.append(_bytes([b[0] for _, b in compared]))
-        other |= {place for _, b in compared for place in _unlike_the_middle(bits(b).flatten(1))}
+        other |= {place for _, b in compared for place in _unlike_most(bits(b).flatten(1))}
         if size == launches.count:
             own = own and all(torch.equal(bits(a)[row], bits(b)[row]) for a, b in compared)
     return Profile(size, tuple(first), tuple(sorted(other)), own)
@@ -129,9 +129,13 @@ def _bytes(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(bits(tensor).cpu().contiguous().numpy().tobytes() for tensor in tensors)
 
 
-def _unlike_the_middle(rows: Tensor) -> list[int]:
-    changed: list[int] = (rows != rows[len(rows) // 2]).any(-1).nonzero().flatten().tolist()
-    return changed
+def _unlike_most(rows: Tensor) -> list[int]:
+    """Places whose bits are others than those of most places, as far as two kinds of bits make up most of them."""
+    changed = (rows != rows[len(rows) // 2]).any(-1)
+    if 2 * int(changed.sum()) > len(rows):  # the place in the middle is one of a few
+        changed = (rows != rows[int(changed.int().argmax())]).any(-1)
+    places: list[int] = changed.nonzero().flatten().tolist()
+    return places
 
 
 def _halved(low: int, high: int, following: Following) -> int:
@@ -157,7 +161,7 @@ def _divisor(first: dict[int, Bits]) -> int:
 
 
 def _places(profile: Profile, count: int) -> str:
-    """The places of a launch in which rows have other bits than in its middle."""
+    """The places of a launch in which rows have other bits than in most."""
     other, size = profile.other, profile.size
     launch = "" if size == count else f" of {size}"
     if other == tuple(range(len(other))):
