@@ -148,7 +148,7 @@ RELATIONS = (
 
 def scaling(factor: str, among: tuple[str, ...], results: Mapping[str, int]) -> Relation:
     """`scaled` by a factor; what is rounded to fp16 on the way may become subnormal there."""
-    whole = scaled((factor,), results, among)
+    whole = scaled((factor,), results, among=among)
 
     def related(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
         if tensors["x"].dtype == FORMATS["fp16"].dtype:
