@@ -1,4 +1,4 @@
-"""The planted kernels keep their contract, so that `lastbit verify` passes them, and what their bits depend on is found."""
+"""The planted kernels keep their contract, so that a run passes them, and what their bits depend on is found."""
 
 import functools
 
