@@ -27,6 +27,7 @@ from harness.declared import (
 from harness.errors import OpError, UsageError, unknown
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, Format
+from harness.sums import ProbedSum
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -127,6 +128,7 @@ class Op:
         optional_results: results that a kernel may leave out; it is judged on the others.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
+        sums: sums whose order of additions can be revealed; see `ProbedSum`.
     """
 
     name: str
@@ -144,6 +146,7 @@ class Op:
     optional_results: frozenset[str] = frozenset()
     flops: Callable[..., int] | None = None
     torch_ops: tuple[str, ...] = ()
+    sums: Mapping[str, ProbedSum] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -238,6 +241,7 @@ def op(
     optional_results: tuple[str, ...] = (),
     flops: Callable[..., int] | None = None,
     torch_ops: tuple[str, ...] = (),
+    sums: Mapping[str, ProbedSum] | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
@@ -275,6 +279,7 @@ def op(
             optional_results=frozenset(optional_results),
             flops=flops,
             torch_ops=torch_ops,
+            sums=sums or {},
         )
         check_signature(where, parameters)
         for what, given in {"rows": rows, "integers": integers, "plain": plain}.items():

@@ -24,6 +24,10 @@ class NotRevealed(LastbitError):
     """Why no order can be told."""
 
 
+class NotVisible(NotRevealed):
+    """Results do not show whether a small term was lost."""
+
+
 @dataclass(eq=False)
 class Probes:
     """A sum that is asked, and how often it was.
@@ -132,11 +136,11 @@ def witnesses(probes: Probes, results: Tensor) -> Tensor:
     """The columns of results [R, W] to be read: several where a result stands beside each term.
 
     Raises:
-        NotRevealed: results stand beside terms, and there are too few.
+        NotVisible: results stand beside terms, and there are too few.
     """
     width = results.shape[1]
     if width != probes.terms:
         return torch.zeros(1, dtype=torch.int64, device=results.device)
     if width < _WITNESSES:
-        raise NotRevealed(f"{width} terms leave no column to read beside three of them; give {_WITNESSES} or more")
+        raise NotVisible(f"{width} terms leave no column to read beside three of them; give {_WITNESSES} or more")
     return torch.arange(_WITNESSES, device=results.device)

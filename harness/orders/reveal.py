@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,16 +11,16 @@ import torch
 from torch import Tensor
 
 from harness.errors import UsageError
-from harness.orders.probing import NotRevealed, Probes, Reading
+from harness.orders.probing import NotRevealed, NotVisible, Probes, Reading
 from harness.orders.search import around, kind_of, search
-from harness.orders.tree import Indices, within
+from harness.orders.tree import Indices, added, within
 from harness.orders.visible import signed_reading, squared_reading
 from harness.outcomes.order import SumTree
 
 _CHECKED = 256
 """Triples that a tree is checked on which are drawn at random, and as many of terms that meet late."""
 
-_SHOWN = 3
+_SHOWN, _ROWS = 3, 32
 _RATIOS = {2.0**20: "fewer bits than fp32 has", 2.0**30: "more bits than fp32 has"}
 """Large over small term: what a sum in fp32 keeps, and what it loses."""
 
@@ -32,6 +33,7 @@ class Revealed:
         tree: None where there is none.
         reason: why there is none.
         result: dtype of what was read.
+        visible: whether results show lost terms.
         triples, asked, calls, checked, contradicted, notes: as in `Order`.
     """
 
@@ -40,6 +42,7 @@ class Revealed:
     result: str
     asked: int
     calls: int
+    visible: bool = True
     checked: int = 0
     contradicted: int = 0
     triples: tuple[str, ...] = ()
@@ -80,7 +83,8 @@ def reveal(
         tree = search(terms, reading.ask, seed)
         return _checked(reading, tree, random, squares, steady)
     except NotRevealed as error:
-        return Revealed(None, str(error), probes.result, probes.asked, probes.calls)
+        visible = not isinstance(error, NotVisible)
+        return Revealed(None, str(error), probes.result, probes.asked, probes.calls, visible)
 
 
 def _unsteady(reading: Reading, random: np.random.Generator) -> tuple[str, ...]:
@@ -115,7 +119,8 @@ def _checked(
     if triples is None:
         return Revealed(tree, "", probes.result, probes.asked, probes.calls, notes=notes)
     turns = around(triples)
-    kinds = kind_of(reading.ask(turns).reshape(-1, 3))
+    answers = reading.ask(turns)
+    kinds = kind_of(answers.reshape(-1, 3))
     expected = kind_of(within(tree, *turns.T).reshape(-1, 3))
     wrong = np.flatnonzero(kinds != expected)
     found = Revealed(
@@ -131,10 +136,13 @@ def _checked(
     )
     if len(wrong):
         return replace(found, tree=None, reason="no tree explains what the probes say")
-    if squares and tree.nodes == tree.terms + 1:
-        reason = "no square is ever lost: the sum is held in more bits than fp32 has, or added at once"
-        return replace(found, tree=None, reason=reason)
-    return found if squares else replace(found, notes=(*notes, *_held(reading, triples)))
+    if not answers.any():
+        return replace(found, tree=None, reason="no term is ever lost: the sum is held in more bits than fp32 has")
+    if squares:
+        return found
+    held = _held(reading, triples)
+    odd = "" if held else _unlike(reading, tree, random)
+    return replace(found, tree=None if odd else tree, reason=odd, notes=(*notes, *held))
 
 
 def _held(reading: Reading, triples: Indices) -> tuple[str, ...]:
@@ -151,6 +159,27 @@ def _held(reading: Reading, triples: Indices) -> tuple[str, ...]:
         if lost.any() if ratio < 2.0**24 else (lost != answers).any():
             notes.append(f"the sum is held in {held}")
     return tuple(notes)
+
+
+def _unlike(reading: Reading, tree: SumTree, random: np.random.Generator) -> str:
+    """Why the tree is not all, where results are the sum itself, or a power of two times it: random terms say more.
+
+    A compensated sum keeps what a single small term cannot show.
+    """
+    probes = reading.probes
+    if reading.values.filler or probes.result != "float32" or max(map(len, tree.children)) > 2:
+        return ""
+    drawn = torch.from_numpy(random.standard_normal((_ROWS, tree.terms))).to(probes.device, probes.dtype)
+    one = torch.zeros(1, tree.terms, device=probes.device, dtype=probes.dtype)
+    one[0, 0] = 1.0
+    found = probes.bits(torch.cat([one, drawn]), reading.values.tuning)[:, -1].view(torch.float32)
+    share = float(found[0])
+    if share <= 0 or math.frexp(share)[0] != 0.5:
+        return ""
+    expected = added(tree, drawn.float()) * share
+    if (wrong := int((found[1:] != expected).sum())) == 0:
+        return ""
+    return f"sums of random terms in this order differ from the kernel's in {wrong} of {_ROWS} rows: it is not all"
 
 
 def _sentence(triple: Indices, kind: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.orders.probing import NotRevealed, Probes, Reading, witnesses
+from harness.orders.probing import NotVisible, Probes, Reading, witnesses
 from harness.orders.tree import Indices
 from harness.orders.values import Values, mantissas, signed_values, squared_values
 
@@ -28,7 +28,7 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
     """How a unit between M and -M is read.
 
     Raises:
-        NotRevealed: no result shows it.
+        NotVisible: no result shows it.
     """
     pairs = _pairs(probes.terms, random)
     for values, kept in signed_values(probes.dtype):
@@ -39,14 +39,14 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
         shown = Reading(probes, kept, columns, lost) if lost is not None else None
         if shown is not None and not shown.ask(_with_third(pairs, probes.terms)).any():
             return shown.with_values(values)
-    raise NotRevealed(f"no result shows a small term that is left of a sum (they are {probes.result})")
+    raise NotVisible(f"no result shows a small term that is left of a sum (they are {probes.result})")
 
 
 def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
     """How one ulp of fp32 of a sum of squares is read.
 
     Raises:
-        NotRevealed: of all numbers that were tried none makes it visible.
+        NotVisible: of all numbers that were tried none makes it visible.
     """
     tried = 0
     for _ in range(_TRIES):
@@ -55,7 +55,7 @@ def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
             if (reading := _checked(probes, values, random)) is not None:
                 return reading
         tried += len(drawn)
-    raise NotRevealed(
+    raise NotVisible(
         f"one ulp of fp32 of the sum changed no result ({probes.result}) with any of {tried:,} numbers that were tried"
     )
 

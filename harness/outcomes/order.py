@@ -70,20 +70,22 @@ class Form:
     """The form of a tree or a part of it: the same wherever it begins.
 
     Attributes:
-        kind: `term`; `chain`: parts are added to the sum of those before, one after the other; `pairs`: two parts of
-            one form are added, these sums again, and so on; `at once`: parts are added in one operation; `steps`: in
-            one operation, parts are added to the sum of those before; `other`: parts of different forms.
+        kind: `term`; `chain`: parts are added one after the other to the sum of those before; `pairs`: two parts of one
+            form are added, these sums again, and so on; `at once`: parts are added in one operation; `steps`: `width`
+            parts at a time are added in one operation to the sum of those before; `other`: parts of several forms.
         terms: how many.
-        steps: where the parts begin, beside the first of them, as (count, distance), the innermost first: `chain`, `at
-            once` and `steps` have as many parts as the product of the counts. Of `pairs`, the distances of each level
-            from the last addition to the first, with a count of 2. Empty where there is no such rule.
-        parts: the forms of the parts with how many in a row have it; one where all are alike.
+        span: columns from the first to the last, both counted.
+        strides: where the parts begin, as (count, distance), the innermost first: there are as many parts as the
+            product of the counts. Of `pairs` these are the levels, in the order of the additions. Empty of parts
+            without such a rule.
+        parts: the forms of the parts, each with how many of it stand in a row.
         width: of `steps`, how many parts are added to the sum at a time.
     """
 
     kind: str
     terms: int = 1
-    steps: tuple[tuple[int, int], ...] = ()
+    span: int = 1
+    strides: tuple[tuple[int, int], ...] = ()
     parts: tuple[tuple[int, Form], ...] = ()
     width: int = 1
 
@@ -94,7 +96,7 @@ class Form:
 
     @property
     def count(self) -> int:
-        """How many parts there are: of `pairs`, those that the first level adds."""
+        """How many parts there are."""
         return sum(count for count, _ in self.parts)
 
 
