@@ -35,7 +35,9 @@ def _down(terms: Tensor, tuning: float) -> Mapping[str, Any]:
 
 
 EXPERT_SUMS = {
-    "gate": ProbedSum(_gate_and_up, {"saved_gate": 0, "output": 0}, dot=True, about="x · gate_proj over the hidden size"),
+    "gate": ProbedSum(
+        _gate_and_up, {"saved_gate": 0, "output": 0}, dot=True, about="x · gate_proj over the hidden size"
+    ),
     "up": ProbedSum(_gate_and_up, {"saved_up": 0, "output": 0}, dot=True, about="x · up_proj over the hidden size"),
     "down": ProbedSum(_down, {"output": 1}, dot=True, about="intermediate · down_proj over the intermediate size"),
 }

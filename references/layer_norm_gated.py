@@ -29,7 +29,6 @@ from harness.op import Contract, Latent, StageRecorder, op
 from harness.sums import ProbedSum
 from references._shapes import width_of
 
-
 _GAIN = 2.0**15
 """A weight that lifts the trace of a small mean above the smallest number of fp16."""
 

@@ -53,7 +53,9 @@ def _print_declared(declared: Declared, console: Console) -> None:
 def how(order: Order) -> str:
     """How an order was found and checked."""
     read = f"read from {order.read}; " if order.read else ""
-    checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted" * bool(order.checked)
+    checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted" * bool(
+        order.checked
+    )
     return f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked}"
 
 
@@ -86,6 +88,8 @@ def head(form: Form) -> str:
         case "chain":
             return f"{parts} one after the other{_places(form)}"
         case "pairs":
+            if len(form.strides) == 1:
+                return f"{parts} added to each other, at distance {form.strides[0][1]:,}"
             distances = ", ".join(f"{distance:,}" for _, distance in form.strides)
             levels = plural(len(form.strides), "level")
             return f"{parts}{_modulus(form)} joined in pairs over {levels}, at distances {distances}"
@@ -165,7 +169,7 @@ def _called(order: Order, first: Order, second: Order) -> str:
     for what in ("kernel", "terms", "device", "rows", "dtype"):
         if getattr(first, what) != getattr(second, what):
             value = getattr(order, what)
-            return f"{what} {value:,}" if isinstance(value, int) else str(value)
+            return f"{value:,} {what}" if isinstance(value, int) else str(value)
     return "the first" if order is first else "the second"
 
 

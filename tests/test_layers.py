@@ -43,7 +43,9 @@ BELOW_VERIFY = (
 )
 CALLS = ("harness.calling", "harness.isolation")
 ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.verify", "harness.outcomes")
-BESIDE = tuple(f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders"))
+BESIDE = tuple(
+    f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders")
+)
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,

@@ -120,5 +120,3 @@ def _number(text: str, least: int = 1) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
     return int(text)
-
-

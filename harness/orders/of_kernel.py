@@ -175,7 +175,9 @@ class _Call:
         if self.result in kernel.stages:
             given["stages"] = (self.result,)
         try:
-            returned = kernel.call(**{name: value for name, value in given.items() if name in {*kernel.accepts, "stages"}})
+            returned = kernel.call(
+                **{name: value for name, value in given.items() if name in {*kernel.accepts, "stages"}}
+            )
         except LastbitError:
             raise
         except Exception as error:

@@ -20,7 +20,9 @@ from harness.outcomes.order import SumTree
 _CHECKED = 256
 """Triples that a tree is checked on which are drawn at random, and as many of terms that meet late."""
 
+_NONE_LOST = "no small term is ever lost: the sum is held in more bits than fp32 has, or added at once"
 _SHOWN, _ROWS = 3, 32
+_BINADES = 20  # over which random terms are spread, as sums of few bits are exact in every order
 _RATIOS = {2.0**20: "fewer bits than fp32 has", 2.0**30: "more bits than fp32 has"}
 """Large over small term: what a sum in fp32 keeps, and what it loses."""
 
@@ -137,7 +139,7 @@ def _checked(
     if len(wrong):
         return replace(found, tree=None, reason="no tree explains what the probes say")
     if not answers.any():
-        return replace(found, tree=None, reason="no term is ever lost: the sum is held in more bits than fp32 has")
+        return replace(found, tree=None, reason=_NONE_LOST)
     if squares:
         return found
     held = _held(reading, triples)
@@ -169,7 +171,8 @@ def _unlike(reading: Reading, tree: SumTree, random: np.random.Generator) -> str
     probes = reading.probes
     if reading.values.filler or probes.result != "float32" or max(map(len, tree.children)) > 2:
         return ""
-    drawn = torch.from_numpy(random.standard_normal((_ROWS, tree.terms))).to(probes.device, probes.dtype)
+    numbers = random.standard_normal((_ROWS, tree.terms)) * 2.0 ** random.integers(-_BINADES, 1, (_ROWS, tree.terms))
+    drawn = torch.from_numpy(numbers).to(probes.device, probes.dtype)
     one = torch.zeros(1, tree.terms, device=probes.device, dtype=probes.dtype)
     one[0, 0] = 1.0
     found = probes.bits(torch.cat([one, drawn]), reading.values.tuning)[:, -1].view(torch.float32)

@@ -103,9 +103,7 @@ def _ranked(pivot: int, others: Indices, random: np.random.Generator) -> Asking[
         rest = np.concatenate([rank for _, rank in open_ones])
         against = np.repeat([s for s, _ in open_ones], [len(rank) for _, rank in open_ones])
         pivots = np.full_like(rest, pivot)
-        answers = yield np.concatenate(
-            [np.stack([rest, pivots, against], -1), np.stack([against, pivots, rest], -1)]
-        )
+        answers = yield np.concatenate([np.stack([rest, pivots, against], -1), np.stack([against, pivots, rest], -1)])
         below, above = np.split(answers, 2)
         place = iter(np.split(np.where(below == above, 0, np.where(below, -1, 1)), _ends(open_ones)))
         ranks = [new for s, (done, rank) in zip(splitters, ranks, strict=True) for new in _split(s, done, rank, place)]

@@ -5,7 +5,8 @@ other. So u is in the smallest node that holds both if the sum is zero.
 
 Squares. Nothing cancels, but with B in place of M and h with ulp(B) / 4 < h² < ulp(B) / 2, B² + h² rounds to B², while
 B² + (h² + h²) rounds to B² + ulp. So B is outside the smallest node that holds both h if the sum is larger than B².
-x · x has at most 22 bits here, so that nothing changes where it is fused into the addition.
+x · x has at most 22 bits here, so that nothing changes where it is fused into the addition. Where additions cut off
+instead of rounding, as in tensor cores, h² is between ulp(B) / 2 and ulp(B).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch
 MOST_BITS = 11
 """Significant bits of B, so that its square is exact in fp32."""
 
-_LOST = (0.26, 0.48)  # h² in ulps of B²: alone it is lost, twice it is not, each with room for what the fillers add
-_SEEN = (0.60, 1.40)  # another square, alone, that makes B² + ulp
+# In ulps of B², with room for what the fillers add. _LOST: h², which is lost alone and not twice, where sums are rounded
+# and where they are cut off. _SEEN: another square, which makes B² + ulp alone.
+_LOST = {False: (0.26, 0.48), True: (0.70, 0.95)}
+_SEEN = (1.05, 1.40)
 _FILLED = 0.01  # all fillers together, in ulps of B²
 _ULP = 2.0**-23
 
@@ -54,14 +57,23 @@ def signed_values(dtype: torch.dtype) -> Iterator[tuple[Values, Values]]:
             yield Values(unit, (2.0**high, -(2.0**high))), Values(unit, (4 * unit, -4 * unit))
 
 
-def squared_values(large: float, filling: float, terms: int, dtype: torch.dtype) -> Values | None:
-    """Numbers whose squares are added, with B = `large` and a filler of mantissa `filling`; None if there are none."""
-    square = large * large
-    ulp = _ULP * 2.0 ** math.floor(math.log2(square))
-    small, alone = (_rounded(math.sqrt(share * ulp), dtype) for share in (0.42, 1.0))
+def squared_values(large: float, filling: float, terms: int, dtype: torch.dtype, *, cut: bool = False) -> Values | None:
+    """Numbers whose squares are added, with B = `large` and a filler of mantissa `filling`; None if there are none.
+
+    `cut` is for sums that are cut off and not rounded.
+    """
+    ulp = _ULP * 2.0 ** math.floor(math.log2(large * large))
+    small, alone = (_square_near(low * ulp, high * ulp, dtype) for low, high in (_LOST[cut], _SEEN))
     filler = filling * 2.0 ** math.floor(math.log2(math.sqrt(_FILLED * ulp / terms) / 2))
-    fits = _LOST[0] < small * small / ulp < _LOST[1] and _SEEN[0] < alone * alone / ulp < _SEEN[1]
-    return Values(large, (small, small), alone, filler) if fits and filler == _rounded(filler, dtype) else None
+    if small is None or alone is None or filler != _rounded(filler, dtype):
+        return None
+    return Values(large, (small, small), alone, filler)
+
+
+def _square_near(low: float, high: float, dtype: torch.dtype) -> float | None:
+    """A number of the dtype whose square is between two numbers."""
+    number = _rounded(math.sqrt((low + high) / 2), dtype)
+    return number if low < number * number < high else None
 
 
 def mantissas(dtype: torch.dtype) -> torch.Tensor:

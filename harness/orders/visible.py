@@ -7,6 +7,7 @@ B² + (a square of about an ulp) are sums of two terms, which every order adds a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -46,9 +47,10 @@ def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
     """How one ulp of fp32 of a sum of squares is read.
 
     Raises:
-        NotVisible: of all numbers that were tried none makes it visible.
+        NotVisible: of all numbers that were tried none makes it visible, or there are too few columns to read.
     """
     tried = 0
+    witnesses(probes, probes.bits(torch.zeros(1, probes.terms, dtype=probes.dtype, device=probes.device), 1.0))
     for _ in range(_TRIES):
         drawn = _drawn(probes, random)
         for values in _visible(probes, drawn, random):
@@ -102,7 +104,22 @@ def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Rea
     lost, seen = (_same(part, columns, pairs) for part in found.chunk(2))
     if lost is None or seen is None or (lost == seen).any():
         return None
-    return Reading(probes, values, columns, lost, seen)
+    return _cut_or_rounded(Reading(probes, values, columns, lost, seen), pairs)
+
+
+def _cut_or_rounded(reading: Reading, pairs: Indices) -> Reading | None:
+    """The reading with the values for how the sum is shortened: by rounding, unless it loses more than half an ulp."""
+    probes, values = reading.probes, reading.values
+    one = values.filler / 2.0 ** math.floor(math.log2(values.filler))
+    larger = squared_values(values.asked, one, probes.terms, probes.dtype, cut=True)
+    if larger is None:
+        return None
+    larger = replace(larger, tuning=values.tuning)
+    rows = probes.rows_of(pairs, [(values.asked, larger.pair[0])], values.filler)
+    found = _same(probes.bits(rows, values.tuning), reading.columns, pairs)
+    if found is None:
+        return None
+    return reading.with_values(larger) if torch.equal(found, reading.lost) else reading
 
 
 def _same(found: Tensor, columns: Tensor, pairs: Indices) -> Tensor | None:
