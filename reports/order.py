@@ -53,10 +53,8 @@ def _print_declared(declared: Declared, console: Console) -> None:
 def how(order: Order) -> str:
     """How an order was found and checked."""
     read = f"read from {order.read}; " if order.read else ""
-    checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted" * bool(
-        order.checked
-    )
-    return f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked}"
+    checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted"
+    return f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked if order.checked else ''}"
 
 
 def tree_lines(form: Form) -> Iterator[str]:
@@ -218,7 +216,7 @@ def from_json(text: str, source: str) -> list[Order]:
 
 def _order(plain: Mapping[str, Any]) -> Order:
     names = {f.name for f in fields(Order)} - {"tree", "form", "declared"}
-    own = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names}
+    own: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names}
     parents = plain["parents"]
     tree = None if parents is None else SumTree(int(plain["terms"]), tuple(map(int, parents)))
     return Order(**own, tree=tree, declared=tuple(Declared(**d) for d in plain["declared"]))

@@ -1,6 +1,6 @@
-"""The orders of sums on a device: the kernels of this project, F.rms_norm, torch.sum and the products of torch's bf16.
+"""The orders of sums on a device: the kernels of this project, F.rms_norm, torch.sum and torch's products in bf16.
 
-    python3 docs/measurements/orders.py [--device cuda] [--columns 1024,4096,8192] [--terms 512,4096,16384] [--rows 4096]
+    python3 docs/measurements/orders.py [--device cuda] [--columns 1024,4096,8192] [--terms 512,4096,16384]
 
 prints a paragraph per sum, as `lastbit order` does, and the seconds that each took.
 """

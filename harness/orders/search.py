@@ -24,7 +24,7 @@ Asking = Generator[Indices, Truths, T]
 """Yields triples, is sent the answers, and returns what it found."""
 
 _SAMPLED = 48
-"""Triples of terms that all meet one term in one node, after which they count as added at once if no two meet first.
+"""Triples of terms that all meet one term in one node: if no two of them meet first, all count as added at once.
 
 Where half of the pairs or more meet first, all of them are missed with a chance below 2**-48. Rarer ones are left to the
 check of the whole tree.

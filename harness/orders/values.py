@@ -20,8 +20,8 @@ import torch
 MOST_BITS = 11
 """Significant bits of B, so that its square is exact in fp32."""
 
-# In ulps of B², with room for what the fillers add. _LOST: h², which is lost alone and not twice, where sums are rounded
-# and where they are cut off. _SEEN: another square, which makes B² + ulp alone.
+# In ulps of B², with room for what the fillers add. _LOST: h², which is lost alone and not twice, where sums are
+# rounded and where they are cut off. _SEEN: another square, which makes B² + ulp alone.
 _LOST = {False: (0.26, 0.48), True: (0.70, 0.95)}
 _SEEN = (1.05, 1.40)
 _FILLED = 0.01  # all fillers together, in ulps of B²

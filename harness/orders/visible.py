@@ -1,7 +1,7 @@
 """How a lost term is seen in the results of a kernel: found on the kernel itself, with sums that have one order only.
 
-A sum that is larger by one ulp of fp32 seldom changes a result of bf16. So numbers are drawn until some result rounds to
-the other side: B, what stands at the other columns, and a parameter that the op lets follow a tuning. B² + h² and
+A sum that is larger by one ulp of fp32 seldom changes a result of bf16. So numbers are drawn until some result rounds
+to the other side: B, what stands at the other columns, and a parameter that the op lets follow a tuning. B² + h² and
 B² + (a square of about an ulp) are sums of two terms, which every order adds alike.
 """
 
