@@ -79,8 +79,9 @@ def _levels(form: Form, name: str, depth: int) -> Iterator[str]:
 
 def head(form: Form) -> str:
     """What a node adds, in a line."""
-    if form.kind == "other":
-        return "first apart, then added: " + ", ".join(_several(count, part) for count, part in form.parts)
+    if form.kind in ("row", "other"):
+        how = "one after the other" if form.kind == "row" else "at once"
+        return f"{how}: " + ", ".join(_several(count, part) for count, part in form.parts)
     parts = _several(form.count, form.part)
     match form.kind:
         case "chain":
@@ -138,8 +139,9 @@ def _notation(form: Form, depth: int) -> str:
         return "terms"
     if depth > _MOST_LEVELS:
         return "…"
-    if form.kind == "other":
-        return f"({' + '.join(f'{count} × {_notation(part, depth + 1)}' for count, part in form.parts)})"
+    if form.kind in ("row", "other"):
+        parts = (f"{count} × {_notation(part, depth + 1)}" for count, part in form.parts)
+        return f"{'chain' if form.kind == 'row' else form.kind} of ({', '.join(parts)})"
     inner = "" if form.part.kind == "term" else f" of {_notation(form.part, depth + 1)}"
     if form.kind == "pairs":
         return f"pairs {','.join(str(distance) for _, distance in form.strides)}{inner}"

@@ -233,7 +233,10 @@ def test_terms_are_added_as_the_tree_says() -> None:
         (chain([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]), "chain 2@1,2@8,4@2"),
         (chain([0, 1, 5, 2, 4, 3]), "chain 6@?"),
         (((0, 1), 2, 3), "steps 2 at once 4@1"),
-        (((0, 1), (2, (3, 4))), "(1 × pairs 1 + 1 × chain 3@-1)"),
+        ((((0, 1), 2, 3), (4, 5), 6), "other of (1 × steps 2 at once 4@1, 1 × pairs 1, 1 × terms)"),
+        (neighbours(range(13)), "chain of (1 × pairs 1,2,4, 1 × chain of (1 × pairs 1,2, 1 × terms))"),
+        (TREES["two blocks and a rest"], "chain of (2 × pairs 1,2,4,8, 1 × chain of (1 × pairs 1,2, 1 × terms))"),
+        (((0, 1), (2, (3, 4))), "chain of (1 × chain 3@-1, 1 × pairs 1)"),
     ],
     ids=str,
 )

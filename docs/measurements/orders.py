@@ -8,11 +8,14 @@ prints a paragraph per sum, as `lastbit order` does, and the seconds that each t
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import product
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from harness.config import Config
@@ -25,38 +28,37 @@ from harness.outcomes.order import Order
 from reports.order import print_order
 from reports.paper import line, make_console
 
-KERNELS = {
-    "triton[native_multiply+rounded_sum]": ("squares", ("bf16",)),
-    "F.rms_norm": ("squares", ("bf16", "fp32")),
-    "triton[single_rounding]": ("mean", ("bf16",)),
-    "F.layer_norm": ("mean", ("bf16",)),
-    "triton[gated_backward]": ("dw", ("bf16",)),
-}
+KERNELS = (
+    ("triton[native_multiply+rounded_sum]", "squares", "bf16"),
+    ("F.rms_norm", "squares", "bf16"),
+    ("triton[single_rounding]", "mean", "bf16"),
+    ("F.rms_norm", "squares", "fp32"),
+    ("F.layer_norm", "mean", "bf16"),
+    ("triton[gated_backward]", "dw", "bf16"),
+)
 OUTPUTS = 4096
 """Columns of the weight of a product."""
 
 
 def kernels(device: str, columns: tuple[int, ...], rows: int) -> Iterator[Order]:
     """The kernels of this project and of torch."""
-    config = Config(folder="", device_plan=plan_devices(device), kernels=tuple(KERNELS))
+    names = tuple(dict.fromkeys(name for name, _, _ in KERNELS))
+    config = Config(folder="", device_plan=plan_devices(device), kernels=names)
     place = open_orders(config, lambda case: nullcontext(), lambda result: None)
-    for kernel, (name, dtypes) in KERNELS.items():
-        for dtype in dtypes:
-            for terms in columns:
-                try:
-                    yield order_of(place, Probe(kernel, name, terms, rows, dtype))
-                except LastbitError as error:
-                    print(f"{kernel}, {terms} terms: {error}")
+    for (kernel, name, dtype), terms in product(KERNELS, columns):
+        try:
+            yield order_of(place, Probe(kernel, name, terms, rows, dtype))
+        except LastbitError as error:
+            print(f"{kernel}, {terms} terms: {error}")
 
 
 def functions(device: str, terms: tuple[int, ...], rows: int) -> Iterator[Order]:
-    """torch.sum over rows and over columns in fp32, and a product with a weight of ones in bf16."""
-    for number in terms:
-        yield revealed("torch.sum(-1)", lambda x: x.sum(-1), number, rows, torch.float32, device)
-    yield revealed("torch.sum(0)", lambda x: x.mT.contiguous().sum(0), terms[0], rows, torch.float32, device)
+    """A product with a weight of ones in bf16, and torch.sum over rows and over columns in fp32."""
     for number in terms:
         weight = torch.ones(number, OUTPUTS, dtype=torch.bfloat16, device=device)
         yield revealed(f"x @ W, {OUTPUTS} outputs", weight.__rmatmul__, number, rows, torch.bfloat16, device)
+    yield revealed("torch.sum(-1)", lambda x: x.sum(-1), terms[1], rows, torch.float32, device)
+    yield revealed("torch.sum(0)", lambda x: x.mT.contiguous().sum(0), terms[1], rows, torch.float32, device)
 
 
 def revealed(
@@ -93,16 +95,20 @@ def main() -> None:
         parser.add_argument(option, type=lambda text: tuple(map(int, text.split(","))), default=default)
     parser.add_argument("--rows", type=int, default=4096)
     options = parser.parse_args()
-    console, began = make_console(), time.perf_counter()
+    console = make_console()
     line(console, f"torch {torch.__version__}, {torch.cuda.get_device_name() if options.device != 'cpu' else 'cpu'}")
-    for found in (
-        kernels(options.device, options.columns, options.rows),
-        functions(options.device, options.terms, options.rows),
-    ):
-        for order in found:
-            print_order(order, console)
-            line(console, f"  {time.perf_counter() - began:.1f} s")
-            began = time.perf_counter()
+    run(functions(options.device, options.terms, options.rows), console)
+    run(kernels(options.device, options.columns, options.rows), console)
+
+
+def run(found: Iterator[Order], console: Console) -> None:
+    """Print each order as it is found, with the seconds that it took."""
+    began = time.perf_counter()
+    for order in found:
+        print_order(order, console)
+        line(console, f"  {time.perf_counter() - began:.1f} s")
+        sys.stdout.flush()
+        began = time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -76,8 +76,15 @@ class _Forms:
         if len({id(form) for form in forms}) == 1:
             alike = self._pairs if len(children) == 2 else self._at_once
             return alike(node, forms[0], starts)
-        parts = ((sum(1 for _ in run), form) for form, run in _runs(forms))
-        return self._made(node, "other", (), tuple(parts))
+        if len(children) > 2:
+            return self._made(node, "other", (), _counted([(1, form) for form in forms]))
+        return self._row_of_several(node, *sorted(children, key=self.tree.sizes.__getitem__, reverse=True))
+
+    def _row_of_several(self, node: int, largest: int, other: int) -> Form:
+        """Parts of different forms, one after the other: those of the larger child, if it is a row, and the other."""
+        before = self.of_node(largest)
+        parts = before.parts if before.kind in ("row", "chain") else ((1, before),)
+        return self._made(node, "row", (), _counted([*parts, (1, self.of_node(other))]))
 
     def _pairs(self, node: int, form: Form, starts: Sequence[int]) -> Form:
         levels = form.strides if form.kind == "pairs" else ()
@@ -108,8 +115,10 @@ class _Forms:
         return None
 
 
-def _runs(forms: Sequence[Form]) -> list[tuple[Form, list[Form]]]:
-    return [(next(iter(run)), run) for run in (list(run) for _, run in itertools.groupby(forms, key=id))]
+def _counted(parts: Sequence[tuple[int, Form]]) -> tuple[tuple[int, Form], ...]:
+    """Parts with how many of each form stand in a row."""
+    runs = (list(run) for _, run in itertools.groupby(parts, key=lambda part: id(part[1])))
+    return tuple((sum(count for count, _ in run), run[0][1]) for run in runs)
 
 
 def progression(starts: Sequence[int]) -> tuple[tuple[int, int], ...]:

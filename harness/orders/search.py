@@ -26,8 +26,8 @@ Asking = Generator[Indices, Truths, T]
 _SAMPLED = 48
 """Triples of terms that all meet one term in one node: if no two of them meet first, all count as added at once.
 
-Where half of the pairs or more meet first, all of them are missed with a chance below 2**-48. Rarer ones are left to the
-check of the whole tree.
+Where half of the pairs or more meet first, all of them are missed with a chance below 2**-48. Rarer ones are left to
+the check of the whole tree.
 """
 
 

@@ -22,6 +22,7 @@ from harness.orders.values import Values, mantissas, signed_values, squared_valu
 _TRIES, _LEAST_ROWS = 96, 512
 _BINADES = 3  # of B: so many powers of two by which it may be larger than the root of the number of terms
 _FINEST = 1 << 20  # tunings are multiples of one of so many parts
+_MIXED = 512  # different fillers in a row, at most
 _PLACES = 12  # pairs of columns at which a reading must be the same
 
 
@@ -77,11 +78,11 @@ def _visible(probes: Probes, drawn: list[Values], random: np.random.Generator) -
     """Those that some result tells apart, with the filler beside which it stands."""
     if not drawn:
         return
-    known = mantissas(probes.dtype)
+    known, kinds = mantissas(probes.dtype), random.integers(1 << 20, size=(len(drawn), min(probes.terms, _MIXED)))
     columns = np.tile(random.choice(probes.terms, 2, replace=False), (len(drawn), 1))
     fillers = torch.tensor([v.filler for v in drawn], dtype=torch.float64)[:, None]
-    mixed = fillers * known[torch.from_numpy(random.integers(len(known), size=(len(drawn), probes.terms)))]
-    base = mixed.to(probes.device, probes.dtype)
+    mixed = fillers * known[torch.from_numpy(kinds % len(known))]
+    base = mixed.to(probes.device, probes.dtype)[:, torch.arange(probes.terms) % mixed.shape[1]]
     both = []
     for second in ([v.pair[0] for v in drawn], [v.alone for v in drawn]):
         there = torch.tensor([[v.asked for v in drawn], second], dtype=torch.float64).T.to(probes.device, probes.dtype)
@@ -92,7 +93,7 @@ def _visible(probes: Probes, drawn: list[Values], random: np.random.Generator) -
         apart[:, columns[0]] = False
     for row, column in apart.nonzero().tolist()[:_PLACES]:
         own = column if apart.shape[1] == probes.terms else 0
-        yield replace(drawn[row], filler=float(mixed[row, own]))
+        yield replace(drawn[row], filler=float(mixed[row, own % mixed.shape[1]]))
 
 
 def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Reading | None:

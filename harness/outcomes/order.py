@@ -72,7 +72,8 @@ class Form:
     Attributes:
         kind: `term`; `chain`: parts are added one after the other to the sum of those before; `pairs`: two parts of one
             form are added, these sums again, and so on; `at once`: parts are added in one operation; `steps`: `width`
-            parts at a time are added in one operation to the sum of those before; `other`: parts of several forms.
+            parts at a time are added in one operation to the sum of those before; `row`: as a chain, but of parts of
+            several forms; `other`: such parts in one operation.
         terms: how many.
         span: columns from the first to the last, both counted.
         strides: where the parts begin, as (count, distance), the innermost first: there are as many parts as the
