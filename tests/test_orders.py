@@ -235,8 +235,8 @@ def test_terms_are_added_as_the_tree_says() -> None:
         (((0, 1), 2, 3), "steps 2 at once 4@1"),
         ((((0, 1), 2, 3), (4, 5), 6), "other of (1 × steps 2 at once 4@1, 1 × pairs 1, 1 × terms)"),
         (neighbours(range(13)), "chain of (1 × pairs 1,2,4, 1 × chain of (1 × pairs 1,2, 1 × terms))"),
-        (TREES["two blocks and a rest"], "chain of (2 × pairs 1,2,4,8, 1 × chain of (1 × pairs 1,2, 1 × terms))"),
-        (((0, 1), (2, (3, 4))), "chain of (1 × chain 3@-1, 1 × pairs 1)"),
+        (TREES["two blocks and a rest"], "chain of (1 × pairs 1,2,4,8,16, 1 × chain of (1 × pairs 1,2, 1 × terms))"),
+        (((0, 1), (2, (3, 4))), "chain of (3 × terms, 1 × pairs 1)"),
     ],
     ids=str,
 )
