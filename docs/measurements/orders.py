@@ -25,6 +25,7 @@ from harness.orders.form import form_of
 from harness.orders.of_kernel import Probe, open_orders, order_of
 from harness.orders.reveal import reveal
 from harness.outcomes.order import Order
+from harness.verify.inprocess import prepare
 from reports.order import print_order
 from reports.paper import line, make_console
 
@@ -95,6 +96,7 @@ def main() -> None:
         parser.add_argument(option, type=lambda text: tuple(map(int, text.split(","))), default=default)
     parser.add_argument("--rows", type=int, default=4096)
     options = parser.parse_args()
+    prepare(torch.device(options.device))
     console = make_console()
     line(console, f"torch {torch.__version__}, {torch.cuda.get_device_name() if options.device != 'cpu' else 'cpu'}")
     run(functions(options.device, options.terms, options.rows), console)

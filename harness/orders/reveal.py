@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.orders.probing import NotRevealed, NotVisible, Probes, Reading
 from harness.orders.search import around, kind_of, search
-from harness.orders.tree import Indices, added, within
+from harness.orders.tree import Indices, Truths, added, within
 from harness.orders.visible import signed_reading, squared_reading
 from harness.outcomes.order import SumTree
 
@@ -22,6 +22,7 @@ _CHECKED = 256
 
 _NONE_LOST = "no small term is ever lost: the sum is held in more bits than fp32 has, or added at once"
 _SHOWN, _ROWS = 3, 32
+_QUESTIONS = 20  # per term and bit of their number; chains, the dearest of those that were tried, take 2.5
 _BINADES = 20  # over which random terms are spread, as sums of few bits are exact in every order
 _RATIOS = {2.0**20: "fewer bits than fp32 has", 2.0**30: "more bits than fp32 has"}
 """Large over small term: what a sum in fp32 keeps, and what it loses."""
@@ -82,11 +83,29 @@ def reveal(
     try:
         reading = (squared_reading if squares else signed_reading)(probes, random)
         steady = _unsteady(reading, random)
-        tree = search(terms, reading.ask, seed)
+        tree = search(terms, _Budget(reading).ask, seed)
         return _checked(reading, tree, random, squares, steady)
     except NotRevealed as error:
         visible = not isinstance(error, NotVisible)
         return Revealed(None, str(error), probes.result, probes.asked, probes.calls, visible)
+
+
+@dataclass(eq=False)
+class _Budget:
+    """A reading that is asked no more than a tree needs, as answers that no tree explains can lead anywhere."""
+
+    reading: Reading
+    left: int = 0
+
+    def __post_init__(self) -> None:
+        terms = self.reading.probes.terms
+        self.left = 10_000 + _QUESTIONS * terms * terms.bit_length()
+
+    def ask(self, triples: Indices) -> Truths:
+        self.left -= len(triples)
+        if self.left < 0:
+            raise NotRevealed("no tree explains what the probes say: the search for one does not end")
+        return self.reading.ask(triples)
 
 
 def _unsteady(reading: Reading, random: np.random.Generator) -> tuple[str, ...]:

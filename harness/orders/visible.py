@@ -22,6 +22,7 @@ from harness.orders.values import Values, mantissas, signed_values, squared_valu
 _TRIES, _LEAST_ROWS = 96, 512
 _BINADES = 3  # of B: so many powers of two by which it may be larger than the root of the number of terms
 _FINEST = 1 << 20  # tunings are multiples of one of so many parts
+_MOVED = "M and -M do not cancel, but show where they stand, as in a running mean or where rows change the order"
 _MIXED = 512  # different fillers in a row, at most
 _PLACES = 12  # pairs of columns at which a reading must be the same
 
@@ -30,9 +31,9 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
     """How a unit between M and -M is read.
 
     Raises:
-        NotVisible: no result shows it.
+        NotVisible: no result shows it, or M and -M show wherever they stand.
     """
-    pairs = _pairs(probes.terms, random)
+    pairs, reasons = _pairs(probes.terms, random), set()
     for values, kept in signed_values(probes.dtype):
         without = replace(values, asked=values.filler)
         found = probes.bits(probes.placed(_with_third(pairs, probes.terms), without), values.tuning)
@@ -41,7 +42,8 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
         shown = Reading(probes, kept, columns, lost) if lost is not None else None
         if shown is not None and not shown.ask(_with_third(pairs, probes.terms)).any():
             return shown.with_values(values)
-    raise NotVisible(f"no result shows a small term that is left of a sum (they are {probes.result})")
+        reasons.add(_MOVED if lost is None else f"no result shows what is left of a sum ({probes.result})")
+    raise NotVisible("; ".join(sorted(reasons)))
 
 
 def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
