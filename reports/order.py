@@ -25,7 +25,8 @@ _LONGEST = 160
 
 def print_order(order: Order, console: Console) -> None:
     """Head, tree, how it was found, and what the kernel declares."""
-    where = f" on {order.device}: {order.sum} of {order.op} ({order.about})"
+    about = f" ({order.about})" if order.about else ""
+    where = f" on {order.device}: {order.sum} of {order.op}{about}"
     line(console, Text.assemble((order.kernel, "bold"), where))
     line(console, f"  {order.terms:,} terms of {order.dtype}, {plural(order.rows, 'sum')} in each call", "dim")
     if order.tree is None or order.form is None:
@@ -161,7 +162,7 @@ def difference(first: Order, second: Order, names: tuple[str, str] = ("", "")) -
     level, a, b = _first_difference(first.form, second.form)
     where = f", {level}" if level else ""
     sizes = f"N = {first.terms:,}" if first.terms == second.terms else f"N = {first.terms:,} and {second.terms:,}"
-    return f"{first.sum}, {sizes}{where}: {head(a)} in {one}, {head(b)} in {other}."
+    return f"{first.sum}, {sizes}{where}: {head(a)} ({one}); {head(b)} ({other})."
 
 
 def _called(order: Order, first: Order, second: Order) -> str:
@@ -188,7 +189,7 @@ def _first_difference(a: Form, b: Form) -> tuple[str, Form, Form]:
 
 def to_json(orders: Sequence[Order]) -> str:
     """Orders as a document that `from_json` reads."""
-    return json.dumps({"schema": SCHEMA, "orders": [_plain(order) for order in orders]}, indent=1)
+    return json.dumps({"schema": SCHEMA, "orders": [_plain(order) for order in orders]})
 
 
 def _plain(order: Order) -> Mapping[str, Any]:

@@ -218,8 +218,8 @@ def test_difference_names_the_level() -> None:
     four = order_with(chain([lanes_from(start, 16) for start in range(0, 64, 16)]), device="one")
     eight = order_with(chain([lanes_from(start, 8) for start in range(0, 64, 8)]), device="other")
     assert difference(four, eight) == (
-        "total, N = 64: 4 blocks of 16 terms one after the other, at distance 16 in one, "
-        "8 blocks of 8 terms one after the other, at distance 8 in other."
+        "total, N = 64: 4 blocks of 16 terms one after the other, at distance 16 (one); "
+        "8 blocks of 8 terms one after the other, at distance 8 (other)."
     )
     deeper = order_with(chain([chain(range(start, start + 16)) for start in range(0, 64, 16)]), kernel="other")
     assert ", in each block of 16 terms: 4 lanes" in difference(four, deeper)
