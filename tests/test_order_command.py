@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from orders.known_trees import chain, lanes, neighbours
+from orders.known_trees import chain, halves, lanes, neighbours
 from torch import Tensor
 
 from harness.case import Group
@@ -73,10 +73,13 @@ def test_eager_and_library_agree() -> None:
 
 
 def test_sums_over_rows() -> None:
+    """Of 64 columns: tiles of 8 rows, 4 of them one after the other in a part, and a tree over the parts by halves."""
     name = "triton[gated_backward]"
     place = place_of(name)
-    dw, db = (order_of(place, Probe(name, of, 24, 16, "bf16")) for of in ("dw", "db"))
-    assert dw.tree is not None and dw.tree == db.tree
+    parts = [neighbours([chain(range(part + row, part + 32, 8)) for row in range(8)]) for part in range(0, 128, 32)]
+    for of in ("dw", "db"):
+        found = order_of(place, Probe(name, of, 128, 64, "bf16"))
+        assert found.tree == tree_of(halves(parts)), found.reason
 
 
 # Kernels of a project

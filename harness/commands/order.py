@@ -71,10 +71,10 @@ def _orders(options: argparse.Namespace) -> Iterator[Order]:
     rows = options.rows or (_ROWS_ON_CPU if on_cpu else _ROWS)
     environment = environment_of(config)
     with Worker(config, opening=open_orders) as worker:
-        for kernel in config.kernels:
-            for name, terms in itertools.product(worker.do(sums_of, kernel, tuple(options.sum)), columns):
-                found = worker.do(order_of, Probe(kernel, name, terms, rows, options.dtype))
-                yield replace(found, environment=environment)
+        sums = [(kernel, name) for kernel in config.kernels for name in worker.do(sums_of, kernel, tuple(options.sum))]
+        for (kernel, name), terms in itertools.product(sums, columns):
+            found = worker.do(order_of, Probe(kernel, name, terms, rows, options.dtype))
+            yield replace(found, environment=environment)
 
 
 def _differences(found: Sequence[Order]) -> Iterator[str]:
