@@ -28,6 +28,7 @@ from harness.errors import OpError, UsageError, unknown
 from harness.numerics import Enclosure
 from harness.numerics.formats import FORMATS, Format
 from harness.relation import Independent, Relation
+from harness.sums import ProbedSum
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -129,6 +130,7 @@ class Op:
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
         relations: properties of its kernels' bits that mean something for this op: see `harness.relation`.
+        sums: sums whose order of additions can be revealed; see `ProbedSum`.
     """
 
     name: str
@@ -147,6 +149,7 @@ class Op:
     flops: Callable[..., int] | None = None
     torch_ops: tuple[str, ...] = ()
     relations: tuple[Relation | Independent, ...] = ()
+    sums: Mapping[str, ProbedSum] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -242,6 +245,7 @@ def op(
     flops: Callable[..., int] | None = None,
     torch_ops: tuple[str, ...] = (),
     relations: tuple[Relation | Independent, ...] = (),
+    sums: Mapping[str, ProbedSum] | None = None,
 ) -> Callable[[Callable[..., Any]], Op]:
     """Make a reference function an `Op` of the same name.
 
@@ -280,6 +284,7 @@ def op(
             flops=flops,
             torch_ops=torch_ops,
             relations=relations,
+            sums=sums or {},
         )
         check_signature(where, parameters)
         named = {"rows": rows, "integers": integers, "plain": plain}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from harness.numerics import (
     Enclosure,
+    Tensor,
     difference_of_products,
     fusible_product,
     hull,
@@ -25,8 +27,20 @@ from harness.numerics import (
 )
 from harness.op import Contract, Latent, StageRecorder, op
 from harness.relation import scaled
+from harness.sums import ProbedSum
 from references._groups import shards
 from references._shapes import width_of
+
+_GAIN = 2.0**15
+"""A weight that lifts the trace of a small mean above the smallest number of fp16."""
+
+
+def _mean(terms: Tensor, tuning: float) -> Mapping[str, Any]:
+    return {"x": terms, "weight": terms.new_full((terms.shape[1],), _GAIN), "eps": tuning}
+
+
+def _squares(terms: Tensor, tuning: float) -> Mapping[str, Any]:
+    return {"x": terms, "weight": terms.new_ones(terms.shape[1]), "eps": tuning, "is_rms_norm": True}
 
 
 @op(
@@ -40,6 +54,10 @@ from references._shapes import width_of
     latent=Latent("rstd", through=("normalized", "affine", "output")),
     torch_ops=("aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm", "aten::_fused_rms_norm"),
     relations=(shards, scaled(("weight", "bias"), {"output": 1})),
+    sums={
+        "mean": ProbedSum(_mean, {"output": 0, "mean": 0}, about="x of a row, for the mean"),
+        "squares": ProbedSum(_squares, {"output": 0, "rstd": 0}, squares=True, about="x² of a row, with is_rms_norm"),
+    },
 )
 def layer_norm_gated(
     x: Enclosure,

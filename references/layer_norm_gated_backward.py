@@ -6,8 +6,12 @@ them against automatic differentiation of the forward pass in fp64.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from harness.numerics import (
     Enclosure,
+    Tensor,
     divide,
     hull,
     mean_of_products,
@@ -20,8 +24,18 @@ from harness.numerics import (
 from harness.numerics import mean as mean_of
 from harness.op import Contract, Latent, StageRecorder, op
 from harness.relation import scaled
+from harness.sums import ProbedSum
 from references._groups import shards
 from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
+
+
+def _rows(terms: Tensor, tuning: float) -> Mapping[str, Any]:
+    """Rows that are normalized already, all ones, so that dw and db are the sums of the columns of dy."""
+    sums, rows = terms.shape
+    dy = terms.mT.contiguous()
+    ones = terms.new_ones(rows, 1).float()
+    columns = {"weight": terms.new_ones(sums), "bias": terms.new_zeros(sums)}
+    return {"x": dy.new_ones(rows, sums), "dy": dy, **columns, "rstd": ones, "mean": 0 * ones}
 
 
 @op(
@@ -31,6 +45,10 @@ from references.layer_norm_gated import activated, check, fused_with_gate, times
     latent=Latent("c1", through=("dgated_input", "dx", "dz"), instead={"scaled_sums": "s1"}, also=("c2",)),
     torch_ops=("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"),
     relations=(shards, scaled(("dy",), dict.fromkeys(("dx", "dz", "dw", "db"), 1))),
+    sums={
+        "dw": ProbedSum(_rows, {"dw": 0}, about="dy · normalized of a column, over all rows"),
+        "db": ProbedSum(_rows, {"db": 0}, about="dy of a column, over all rows"),
+    },
 )
 def layer_norm_gated_backward(
     x: Enclosure,

@@ -11,6 +11,7 @@ from math import inf
 from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
 from harness.op import Contract, StageRecorder, op
 from references._expert_relations import RELATIONS, SCALING, TOKENS
+from references._expert_sums import EXPERT_SUMS
 from references._experts import Layer, adapter_axes, check_limit, limited, rounded
 from references._flops import forward_flops
 from references._layer_weights import WEIGHTS, LayerWeights, Projection
@@ -35,6 +36,7 @@ from references._shapes import check_shapes
     },
     rounds=rounded("saved_gate", "saved_up", "intermediate", "output"),
     optional_results=("saved_gate", "saved_up", "intermediate"),
+    sums=EXPERT_SUMS,
     presets={
         "fused": (
             *("fp32_base", "rounded_middle", "fp32_lora", "fp32_gate"),

@@ -6,8 +6,12 @@ keeps which.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from harness.numerics import (
     Enclosure,
+    Tensor,
     at_least,
     clamp,
     divide,
@@ -20,10 +24,15 @@ from harness.numerics import (
     sqrt,
 )
 from harness.op import Contract, Latent, StageRecorder, op
+from harness.sums import ProbedSum
 from references._shapes import check_shapes, width_of
 
 E4M3_MAX = 448.0
 SMALLEST_SCALE = 1 / (448.0 * 512.0)
+
+
+def _squares(terms: Tensor, tuning: float) -> Mapping[str, Any]:
+    return {"x": terms, "weight": terms.new_ones(terms.shape[1]), "eps": tuning}
 
 
 @op(
@@ -40,6 +49,11 @@ SMALLEST_SCALE = 1 / (448.0 * 512.0)
     rounds={"residual_sum": "x", "output": "x", "quantized": "e4m3"},
     latent=Latent("inv_rms", through=("normalized", "product", "output"), instead={"divided": "rms"}),
     torch_ops=("aten::rms_norm", "aten::_fused_rms_norm"),
+    sums={
+        "squares": ProbedSum(
+            _squares, {"output": 0, "inv_rms": 0, "rms": 0, "variance": 0}, squares=True, about="x² of a row"
+        )
+    },
 )
 def rms_norm(
     x: Enclosure,

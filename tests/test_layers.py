@@ -37,6 +37,7 @@ BELOW_VERIFY = (
     "harness.in_place",
     "harness.siblings",
     "harness.of_file",
+    "harness.sums",
     *NOUNS,
     "harness.config",
     "harness.numerics",
@@ -45,7 +46,9 @@ BELOW_VERIFY = (
 )
 CALLS = ("harness.calling", "harness.isolation")
 ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.invariance", "harness.verify", "harness.outcomes")
-BESIDE = tuple(f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges"))
+BESIDE = tuple(
+    f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders")
+)
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
@@ -60,7 +63,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.bundles": ("harness.errors",),
     "harness.in_place": ("harness.errors",),
     "harness.siblings": (),
-    "harness.op": ("harness.errors", "harness.declared", "harness.bundles", "harness.numerics", *NOUNS),
+    "harness.sums": (),
+    "harness.op": (
+        "harness.errors",
+        "harness.declared",
+        "harness.bundles",
+        "harness.numerics",
+        "harness.sums",
+        *NOUNS,
+    ),
     "harness.dtypes": (),
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": (
@@ -171,11 +182,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check", "harness.property_result"),
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
+    "harness.orders": ABOVE_VERIFY,
     "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "harness.bench", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
-    "references": ("harness.op", "harness.numerics", "harness.relation"),
+    "references": ("harness.op", "harness.numerics", "harness.relation", "harness.sums"),
     "cases": ("harness.case", "harness.inputs"),
     "reports.characters": (),
     "reports": (

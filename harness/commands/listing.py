@@ -66,7 +66,8 @@ def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:
     axes = {f"axis {axis}": tuple(_options(choices)) for axis, choices in op.axes.items()}
     presets = {f"preset {name}": tuple(filter(None, options)) for name, options in op.presets.items()}
     optional = {"optional results": tuple(sorted(op.optional_results))} if op.optional_results else {}
-    return {"inputs": tuple(inputs), "parameters": tuple(params), **optional, **axes, **presets}
+    sums = {"sums": tuple(op.sums)} if op.sums else {}
+    return {"inputs": tuple(inputs), "parameters": tuple(params), **optional, **axes, **presets, **sums}
 
 
 def _options(choices: Sequence[str] | Mapping[str, object]) -> Iterator[str]:

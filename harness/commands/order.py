@@ -1,0 +1,122 @@
+"""`lastbit order`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.commands.options import add_device, add_folders, add_timeout, config_of
+from harness.commands.report import STANDARD_OUTPUT, write_text
+from harness.commands.running import worst_code
+from harness.errors import UsageError
+from harness.orders.form import form_of
+from harness.orders.of_kernel import Probe, open_orders, order_of, sums_of
+from harness.outcomes.order import Order
+from harness.verify.run import environment_of
+from harness.verify.worker import Worker
+from reports.order import difference, from_json, print_differences, print_order, to_json
+from reports.paper import line, make_console
+
+_COLUMNS, _COLUMNS_ON_CPU = (4096,), (128,)
+_ROWS, _ROWS_ON_CPU = 4096, 256
+_DTYPES = ("bf16", "fp16", "fp32")
+
+
+def add_order(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Find by probing in which order a kernel adds the terms of a sum, print it as blocks, lanes and levels, and "
+        "hold depth= and order= of the kernel against it. docs/order.md says how, and what cannot be seen."
+    )
+    parser.set_defaults(command=_order)
+    add = parser.add_argument
+    add("kernel", nargs="*", help="name of a kernel; of two, what differs is said")
+    add("--sum", action="append", default=[], help="only this sum of the op (repeatable; default: all)")
+    add("--columns", type=_numbers, help="how many terms, as in 1024,4096 (default: 4096; on the cpu 128)")
+    add("--rows", type=_number, help="sums in each call, on which the order may depend (default: 4096; on the cpu 256)")
+    add("--dtype", choices=_DTYPES, default="bf16", help="of the terms (default: bf16)")
+    add("--json", action="store_true", help="print JSON instead, to be compared later")
+    add("--compare", nargs=2, type=Path, metavar="FILE", help="say how the orders in two such JSON files differ")
+    add_timeout(parser)
+    add_device(parser)
+    add_folders(parser)
+
+
+def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    if options.compare is not None:
+        return _compared(options.compare)
+    if not options.kernel:
+        raise UsageError("no kernel is named; write lastbit order KERNEL, or --compare with two files")
+    console, found = make_console(), []
+    for order in _orders(options):
+        found.append(order)
+        if not options.json:
+            print_order(order, console)
+            line(console)
+    if options.json:
+        write_text(STANDARD_OUTPUT, to_json(found) + "\n")
+    else:
+        print_differences(_differences(found), console)
+    return worst_code({order.exit_code for order in found})
+
+
+def _orders(options: argparse.Namespace) -> Iterator[Order]:
+    """Every sum of every kernel at every size."""
+    config = config_of(options, kernels=tuple(dict.fromkeys(options.kernel)))
+    on_cpu = config.devices[0] == "cpu"
+    columns = options.columns or (_COLUMNS_ON_CPU if on_cpu else _COLUMNS)
+    rows = options.rows or (_ROWS_ON_CPU if on_cpu else _ROWS)
+    environment = environment_of(config)
+    with Worker(config, opening=open_orders) as worker:
+        sums = [(kernel, name) for kernel in config.kernels for name in worker.do(sums_of, kernel, tuple(options.sum))]
+        for (kernel, name), terms in itertools.product(sums, columns):
+            found = worker.do(order_of, Probe(kernel, name, terms, rows, options.dtype))
+            yield replace(found, environment=environment)
+
+
+def _differences(found: Sequence[Order]) -> Iterator[str]:
+    """What differs between neighbouring sizes of a kernel, and between kernels at one size."""
+    sizes: Callable[[Order], tuple[str, str]] = lambda order: (order.kernel, order.sum)  # noqa: E731
+    kernels: Callable[[Order], tuple[str, int]] = lambda order: (order.sum, order.terms)  # noqa: E731
+    for key in (sizes, kernels):
+        groups: dict[tuple[str, str | int], list[Order]] = {}
+        for order in found:
+            groups.setdefault(key(order), []).append(order)
+        for group in groups.values():
+            yield from (difference(a, b) for a, b in itertools.pairwise(group))
+
+
+def _compared(files: Sequence[Path]) -> int:
+    """Say how the orders of two files differ; 1 if any two do, 3 if there are none to compare."""
+    first, second = (_read(file) for file in files)
+    pairs = [(a, b) for a in first for b in second if _alike(a, b, first, second)]
+    names = (str(files[0]), str(files[1]))
+    console = make_console()
+    print_differences([difference(a, b, names) for a, b in pairs], console)
+    if not pairs:
+        line(console, f"{files[0]} and {files[1]} have no sum of the same name and number of terms")
+    return worst_code({int(a.tree != b.tree or a.tree is None) for a, b in pairs})
+
+
+def _read(file: Path) -> list[Order]:
+    found = from_json(file.read_text(), str(file))
+    return [replace(order, form=form_of(order.tree) if order.tree else None) for order in found]
+
+
+def _alike(a: Order, b: Order, first: Sequence[Order], second: Sequence[Order]) -> bool:
+    """Whether two orders are of one sum and size, and of one kernel if both files have that."""
+    shared = {order.kernel for order in first} & {order.kernel for order in second}
+    return (a.sum, a.terms) == (b.sum, b.terms) and (not shared or (a.kernel == b.kernel))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_number(word, least=2) for word in text.split(","))
+
+
+def _number(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} on")
+    return int(text)

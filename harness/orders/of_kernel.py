@@ -1,0 +1,207 @@
+"""The order of a sum of a kernel: the kernel called with probes, and its declarations held against what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.case import Group
+from harness.config import Config
+from harness.devices import made_current
+from harness.dtypes import DTYPES
+from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
+from harness.orders.form import form_of
+from harness.orders.reveal import Revealed, reveal
+from harness.orders.tree import prefixes
+from harness.outcomes.order import Declared, Order, SumTree
+from harness.sums import ProbedSum
+from harness.verify.check import Subject
+from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
+from harness.verify.plan import Item, Plan
+from harness.verify.project import open_project
+
+_WHY = "the probe"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is asked of a kernel: one of the sums of its op, with so many terms in so many rows of a dtype."""
+
+    kernel: str
+    sum: str
+    terms: int
+    rows: int
+    dtype: str
+
+
+def open_orders(config: Config, watch: Watch, tick: Tick) -> Workplace:
+    """Make this process one that has loaded the kernels that the configuration names, and no cases.
+
+    Raises:
+        UsageError: a name means nothing, or there are several devices.
+    """
+    device = torch.device(one_device(config))
+    prepare(device)
+    project = open_project(config)
+    kernels = {kernel.name: kernel for kernel in project.kernels()}
+    for name in config.kernels:
+        if name not in kernels:
+            raise unknown("kernel", name, kernels)
+    subjects = [Subject(kernels[name], project.op(kernels[name].op), device) for name in config.kernels]
+    return Workplace(config, project, Plan(tuple(Item(s, Group(_WHY)) for s in subjects), (), 0), watch, tick)
+
+
+def sums_of(place: Workplace, kernel: str, asked: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Names of the sums of a kernel's op that are asked for; all of them without any.
+
+    Raises:
+        UsageError: there is none of that name, or the op has no sums.
+    """
+    op = place.subjects[kernel].op
+    if not op.sums:
+        raise UsageError(f"{op.where} declares no sums; say with @op(sums=…) how one is probed: docs/order.md")
+    for name in asked:
+        if name not in op.sums:
+            raise unknown(f"sum of {op.name}", name, op.sums)
+    return asked or tuple(op.sums)
+
+
+def order_of(place: Workplace, probe: Probe) -> Order:
+    """The order in which a kernel adds, as far as it can be revealed.
+
+    Raises:
+        KernelError: the kernel raised.
+    """
+    subject = place.subjects[probe.kernel]
+    found = Order(
+        kernel=probe.kernel,
+        op=subject.op.name,
+        contract=str(subject.contract),
+        device=str(subject.device),
+        sum=probe.sum,
+        about=subject.op.sums[probe.sum].about,
+        terms=probe.terms,
+        rows=probe.rows,
+        dtype=probe.dtype,
+    )
+    line = f"{probe.sum} of {subject.op.name} with {probe.terms} terms in {probe.rows} rows of {probe.dtype}"
+    with place.watch(line), made_current(subject.device), torch.no_grad():
+        try:
+            return _read(subject, probe, found)
+        except UnsupportedCase as error:
+            return replace(found, reason=f"the kernel does not take it: {error}")
+
+
+def _read(subject: Subject, probe: Probe, found: Order) -> Order:
+    """The order as the first result shows it that does."""
+    summed = subject.op.sums[probe.sum]
+    if objection := _objection(subject, summed, probe):
+        return replace(found, reason=objection)
+    blind: list[str] = []
+    for name in summed.results:
+        call = _Call(subject, summed, name)
+        if not call.gives(probe):
+            continue
+        revealed = reveal(
+            call,
+            probe.terms,
+            rows=probe.rows,
+            dtype=DTYPES[probe.dtype],
+            device=subject.device,
+            squares=summed.squares,
+            tuned=True,
+        )
+        if revealed.visible:
+            return _ordered(subject, summed, replace(found, read=f"{name} ({revealed.result})"), revealed, blind)
+        blind.append(f"{name}: {revealed.reason}")
+    return replace(found, reason="; ".join(blind) or f"the kernel gives none of {', '.join(summed.results)}")
+
+
+def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Revealed, blind: list[str]) -> Order:
+    tree = revealed.tree
+    return replace(
+        found,
+        tree=tree,
+        form=form_of(tree) if tree else None,
+        reason=revealed.reason,
+        triples=revealed.triples,
+        asked=revealed.asked,
+        calls=revealed.calls,
+        checked=revealed.checked,
+        contradicted=revealed.contradicted,
+        notes=(*revealed.notes, *blind),
+        declared=tuple(_declared(subject, summed, tree)) if tree else (),
+    )
+
+
+def _objection(subject: Subject, summed: ProbedSum, probe: Probe) -> str:
+    """Why the kernel cannot be called with a probe of the sum; empty if it can."""
+    kernel, op = subject.kernel, subject.op
+    if kernel.devices and subject.device.type not in kernel.devices:
+        return f"the kernel is declared for {', '.join(kernel.devices)} only"
+    given = summed.arguments(torch.zeros(1, probe.terms, dtype=DTYPES[probe.dtype]), 1.0)
+    lacking = [n for n in given if n not in kernel.accepts and n not in op.optional]
+    if lacking:
+        return f"the kernel does not take {', '.join(lacking)}, which a probe of this sum needs"
+    needed = sorted(kernel.requires - set(given))
+    return f"the kernel needs {', '.join(needed)}, which a probe of this sum does not give" if needed else ""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A kernel as a function from rows of terms to one of its results, or of the stages that it can store."""
+
+    subject: Subject
+    summed: ProbedSum
+    result: str
+
+    def gives(self, probe: Probe) -> bool:
+        """Whether the kernel returns the result."""
+        if self.result in self.subject.kernel.stages:
+            return True
+        terms = torch.zeros(probe.rows, probe.terms, dtype=DTYPES[probe.dtype], device=self.subject.device)
+        return self.result in self._results(terms, 1.0)
+
+    def __call__(self, terms: Tensor, tuning: float) -> Tensor:
+        return self._results(terms, tuning)[self.result].movedim(self.summed.results[self.result], 0)
+
+    def _results(self, terms: Tensor, tuning: float) -> Mapping[str, Tensor]:
+        kernel = self.subject.kernel
+        given: dict[str, Any] = dict(self.summed.arguments(terms, tuning))
+        if self.result in kernel.stages:
+            given["stages"] = (self.result,)
+        try:
+            returned = kernel.call(
+                **{name: value for name, value in given.items() if name in {*kernel.accepts, "stages"}}
+            )
+        except LastbitError:
+            raise
+        except Exception as error:
+            what = f"{terms.shape[1]} terms in {terms.shape[0]} rows of {terms.dtype}"
+            raise KernelError(f"{kernel.where} raised {type(error).__name__} with {what}: {error}") from error
+        return returned if isinstance(returned, Mapping) else {next(iter(self.summed.results)): returned}
+
+
+def _declared(subject: Subject, summed: ProbedSum, tree: SumTree) -> Iterator[Declared]:
+    """What the kernel declares of its sums, against the tree."""
+    kernel = subject.kernel
+    if kernel.depth is not None:
+        height = kernel.depth(tree.terms)
+        said = f"depth= says that no term passes through more than {height:,} additions; {tree.height:,} were found"
+        yield Declared("depth", tree.height <= height, said)
+    if kernel.order is not None and summed.dot:
+        yield _walked(kernel.order, tree)
+
+
+def _walked(block: int, tree: SumTree) -> Declared:
+    """Whether one number holds the sum of all terms so far after every so many of them."""
+    held = prefixes(tree)
+    lacking = next((end for end in range(block, tree.terms, block) if end not in held), None)
+    said = f"order={block} says that one number holds the sum of all terms so far after every {block} of them"
+    if lacking is None:
+        return Declared("order", True, said)
+    return Declared("order", False, f"{said}; none holds the first {lacking:,}")

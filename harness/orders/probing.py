@@ -1,0 +1,146 @@
+"""Probes put to a kernel: many rows in a call, always as many of them, and what comes back, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.errors import LastbitError
+from harness.orders.tree import Indices, Truths
+from harness.orders.values import Values
+
+SumOf = Callable[[Tensor, float], Tensor]
+"""Rows of terms [R, N] and a tuning → results [R, …], whose row is a function of the sum of that row of terms."""
+
+_WITNESSES = 4  # one of so many columns is none of the three of a probe
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class NotRevealed(LastbitError):
+    """Why no order can be told."""
+
+
+class NotVisible(NotRevealed):
+    """Results do not show whether a small term was lost."""
+
+
+@dataclass(eq=False)
+class Probes:
+    """A sum that is asked, and how often it was.
+
+    Attributes:
+        rows: of each call.
+        places: how many rows of a call are used, from the first on.
+    """
+
+    sum_of: SumOf
+    terms: int
+    rows: int
+    dtype: torch.dtype
+    device: torch.device
+    places: int = 0
+    calls: int = 0
+    asked: int = 0
+    result: str = field(default="")
+
+    def __post_init__(self) -> None:
+        self.places = self.places or self.rows
+
+    def bits(self, terms: Tensor, tuning: float) -> Tensor:
+        """The words of the results [Q, W] for rows of terms [Q, N]."""
+        self.asked += len(terms)
+        return torch.cat([self._call(part, tuning) for part in terms.split(self.places)])
+
+    def _call(self, terms: Tensor, tuning: float) -> Tensor:
+        """One call with as many rows as every other; those that are not used repeat the first."""
+        self.calls += 1
+        count = len(terms)
+        if count < self.rows:
+            terms = torch.cat([terms, terms[:1].expand(self.rows - count, -1)])
+        results = self.sum_of(terms.contiguous(), tuning)
+        if len(results) != self.rows:
+            raise NotRevealed(f"a call with {self.rows} sums gave results of shape {tuple(results.shape)}")
+        self.result = str(results.dtype).removeprefix("torch.")
+        return words(results.reshape(self.rows, -1))[:count]
+
+    def placed(self, triples: Indices, values: Values) -> Tensor:
+        """Rows with the values of a probe at each triple of columns [Q, 3]."""
+        return self.rows_of(triples, [(values.asked, *values.pair)], values.filler)
+
+    def rows_of(self, columns: Indices, values: Sequence[Sequence[float]] | Tensor, filler: float) -> Tensor:
+        """Rows with values at columns [Q, C], the same in each row or one line per row, and a filler elsewhere."""
+        made = torch.full((len(columns), self.terms), filler, dtype=self.dtype, device=self.device)
+        there = torch.as_tensor(values, dtype=torch.float64, device=self.device).to(self.dtype)
+        made.scatter_(1, torch.from_numpy(columns).to(self.device), there.expand(len(columns), -1).contiguous())
+        return made
+
+
+def words(results: Tensor) -> Tensor:
+    """The bits of numbers, as integers; of integers, themselves."""
+    return results.contiguous().view(_WORDS[results.itemsize]) if results.is_floating_point() else results
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """How the results of a probe are read.
+
+    Attributes:
+        values: of the probe.
+        columns: of the results that are read: for each probe the first one that is none of its own.
+        lost: the words there if the small terms are lost.
+        seen: those if they are not; None where it is anything else.
+    """
+
+    probes: Probes
+    values: Values
+    columns: Tensor
+    lost: Tensor
+    seen: Tensor | None = None
+
+    def ask(self, triples: Indices) -> Truths:
+        """Triples (i, j, k) [Q, 3] → whether i lies in the smallest node that holds j and k.
+
+        Raises:
+            NotRevealed: a result is neither of the two.
+        """
+        parts = [triples[start : start + self.probes.places] for start in range(0, len(triples), self.probes.places)]
+        return np.concatenate([self._answers(part) for part in parts])
+
+    def _answers(self, triples: Indices) -> Truths:
+        found = self.probes.bits(self.probes.placed(triples, self.values), self.values.tuning)
+        at = self._witness(torch.from_numpy(triples).to(found.device))
+        read = found[:, self.columns].gather(1, at[:, None])[:, 0]
+        lost = read == self.lost[at]
+        if self.seen is not None and (other := ~lost & (read != self.seen[at])).any():
+            where = triples[int(other.nonzero()[0])].tolist()
+            raise NotRevealed(f"with terms at the columns {where} a result is neither of the two that it can be")
+        answers: Truths = lost.cpu().numpy()
+        return answers
+
+    def _witness(self, triples: Tensor) -> Tensor:
+        """For each probe the number of the column that is read."""
+        if len(self.columns) == 1:
+            return torch.zeros(len(triples), dtype=torch.int64, device=triples.device)
+        taken = (triples[:, :, None] == self.columns.to(triples.device)).any(1)
+        return (~taken).int().argmax(1)
+
+    def with_values(self, values: Values) -> Reading:
+        return replace(self, values=values)
+
+
+def witnesses(probes: Probes, results: Tensor) -> Tensor:
+    """The columns of results [R, W] to be read: several where a result stands beside each term.
+
+    Raises:
+        NotVisible: results stand beside terms, and there are too few.
+    """
+    width = results.shape[1]
+    if width != probes.terms:
+        return torch.zeros(1, dtype=torch.int64, device=results.device)
+    if width < _WITNESSES:
+        raise NotVisible(f"{width} terms leave no column to read beside three of them; give {_WITNESSES} or more")
+    return torch.arange(_WITNESSES, device=results.device)

@@ -1,0 +1,143 @@
+"""A tree, found by asking whether one term lies within the smallest node that holds two others.
+
+Seen from a term p, the other terms stand in an order: by the node in which they meet p. The question compares two of
+them, so a quicksort ranks them, and the terms of one rank are a tree of their own. What is asked for independent parts
+is asked together, so that few calls of a kernel answer it all. About 2 N log² N questions find a balanced tree or a
+chain of N terms. FPRev (Xie, Gao, Yang, arXiv:2411.00442) finds trees from the same masking, by counting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from harness.orders.tree import Indices, Node, Truths, numbered
+from harness.outcomes.order import SumTree
+
+Ask = Callable[[Indices], Truths]
+"""Triples (i, j, k) of columns [Q, 3] → whether i lies in the smallest node that holds j and k."""
+
+T = TypeVar("T")
+Asking = Generator[Indices, Truths, T]
+"""Yields triples, is sent the answers, and returns what it found."""
+
+_SAMPLED = 48
+"""Triples of terms that all meet one term in one node: if no two of them meet first, all count as added at once.
+
+Where half of the pairs or more meet first, all of them are missed with a chance below 2**-48. Rarer ones are left to
+the check of the whole tree.
+"""
+
+
+def search(terms: int, ask: Ask, seed: int = 0) -> SumTree:
+    """The tree of so many terms, from 2 on. Of answers that no tree explains, it is one that explains some of them."""
+    random = np.random.default_rng(seed)
+    asking, answers = _tree(np.arange(terms), random), None
+    while True:
+        try:
+            answers = ask(asking.send(answers))  # type: ignore[arg-type]  # None begins it
+        except StopIteration as ended:
+            return numbered(ended.value)
+
+
+def kind_of(answers: Truths) -> Indices:
+    """Of three answers about a triple, each of another one of it [..., 3]: which term comes last.
+
+    3 stands for none: all three meet in one node. -1 is what no tree answers.
+    """
+    outside = (~answers).sum(-1)
+    kinds = np.where(outside == 1, (~answers).argmax(-1), -1)
+    found: Indices = np.where((outside == 0) | (outside == 3), 3, kinds)
+    return found
+
+
+def around(triples: Indices) -> Indices:
+    """Each triple [Q, 3] with each of its terms in front [3 Q, 3]."""
+    turns = triples[:, [[0, 1, 2], [1, 0, 2], [2, 0, 1]]]
+    return turns.reshape(-1, 3)
+
+
+def _together(askings: Iterable[Asking[T]]) -> Asking[list[T]]:
+    """What several find that ask at the same time."""
+    live, found = dict(enumerate(askings)), {}
+    answers: dict[int, Truths | None] = dict.fromkeys(live)
+    while live:
+        waiting: dict[int, Indices] = {}
+        for number, asking in list(live.items()):
+            try:
+                waiting[number] = asking.send(answers[number])  # type: ignore[arg-type]  # None begins it
+            except StopIteration as ended:
+                found[number] = ended.value
+                del live[number]
+        if waiting:
+            sent = yield np.concatenate(list(waiting.values()))
+            ends = np.cumsum([len(triples) for triples in waiting.values()])[:-1]
+            answers = dict(zip(waiting, np.split(sent, ends), strict=True))
+    return [found[number] for number in sorted(found)]
+
+
+def _tree(terms: Indices, random: np.random.Generator) -> Asking[Node]:
+    """The tree of terms that are all of a node, or those of some of what it adds."""
+    if len(terms) == 1:
+        return Node(int(terms[0]))
+    pivot = int(random.choice(terms))
+    ranks = yield from _ranked(pivot, terms[terms != pivot], random)
+    if len(ranks) == 1 and len(terms) > 2 and (yield from _at_once(terms, random)):
+        return Node.of([Node(int(term)) for term in terms])
+    parts = yield from _together([_tree(rank, random) for rank in ranks])
+    joined = yield from _joined(pivot, parts)
+    node = Node(pivot)
+    for part, one in zip(parts, joined, strict=True):
+        node = Node.of([node, *(part.children if one else [part])])
+    return node
+
+
+def _ranked(pivot: int, others: Indices, random: np.random.Generator) -> Asking[list[Indices]]:
+    """The others by the node in which they meet the pivot, the smallest node first."""
+    ranks: list[tuple[bool, Indices]] = [(len(others) == 1, others)]
+    while not all(done for done, _ in ranks):
+        splitters = [None if done else int(random.choice(rank)) for done, rank in ranks]
+        open_ones = [(s, rank[rank != s]) for s, (_, rank) in zip(splitters, ranks, strict=True) if s is not None]
+        rest = np.concatenate([rank for _, rank in open_ones])
+        against = np.repeat([s for s, _ in open_ones], [len(rank) for _, rank in open_ones])
+        pivots = np.full_like(rest, pivot)
+        answers = yield np.concatenate([np.stack([rest, pivots, against], -1), np.stack([against, pivots, rest], -1)])
+        below, above = np.split(answers, 2)
+        place = iter(np.split(np.where(below == above, 0, np.where(below, -1, 1)), _ends(open_ones)))
+        ranks = [new for s, (done, rank) in zip(splitters, ranks, strict=True) for new in _split(s, done, rank, place)]
+    return [rank for _, rank in ranks]
+
+
+def _ends(parts: list[tuple[int, Indices]]) -> Indices:
+    ends: Indices = np.cumsum([len(rank) for _, rank in parts])[:-1]
+    return ends
+
+
+def _split(splitter: int | None, done: bool, rank: Indices, place: Iterable[Indices]) -> list[tuple[bool, Indices]]:
+    """What becomes of a rank whose terms stand below, beside or above a splitter; whether it is done."""
+    if splitter is None:
+        return [(done, rank)]
+    at, rest = next(iter(place)), rank[rank != splitter]
+    parts = [rest[at < 0], np.append(rest[at == 0], splitter), rest[at > 0]]
+    return [(number == 1 or len(part) == 1, part) for number, part in enumerate(parts) if len(part)]
+
+
+def _at_once(terms: Indices, random: np.random.Generator) -> Asking[bool]:
+    """Whether all terms seem to be added in one operation."""
+    drawn = np.array([random.choice(terms, 3, replace=False) for _ in range(_SAMPLED)])
+    answers = yield around(np.unique(np.sort(drawn), axis=0))
+    return bool((kind_of(answers.reshape(-1, 3)) == 3).all())
+
+
+def _joined(pivot: int, parts: list[Node]) -> Asking[list[bool]]:
+    """Of each part, whether what it adds is added to the pivot at once, in the same node."""
+    several = [number for number, part in enumerate(parts) if part.children]
+    joined = [False] * len(parts)
+    if several:
+        triples = np.array([[pivot, *(child.term for child in parts[n].children[:2])] for n in several])
+        answers = yield around(triples)
+        for number, kind in zip(several, kind_of(answers.reshape(-1, 3)), strict=True):
+            joined[number] = kind == 3
+    return joined

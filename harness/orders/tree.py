@@ -1,0 +1,130 @@
+"""Trees of sums: made of nodes, asked for common nodes, and used to add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from harness.errors import UsageError
+from harness.outcomes.order import SumTree
+
+Indices = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+
+
+@dataclass(eq=False)
+class Node:
+    """A node while a tree is being found: a term, or what is added in it.
+
+    Attributes:
+        term: its first term.
+    """
+
+    term: int
+    children: list[Node] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, children: list[Node]) -> Node:
+        return cls(min(child.term for child in children), children)
+
+
+def numbered(root: Node) -> SumTree:
+    """The tree below a node, numbered as `SumTree` says."""
+    nodes = _descendants(root)
+    sizes: dict[int, int] = {}
+    for node in reversed(nodes):
+        sizes[id(node)] = sum(sizes[id(child)] for child in node.children) if node.children else 1
+    adding = sorted((n for n in nodes if n.children), key=lambda node: (sizes[id(node)], node.term))
+    terms = len(nodes) - len(adding)
+    numbers = {id(n): n.term for n in nodes if not n.children} | {id(n): terms + i for i, n in enumerate(adding)}
+    parents = [0] * (len(nodes) - 1)
+    for node in adding:
+        for child in node.children:
+            parents[numbers[id(child)]] = numbers[id(node)]
+    return SumTree(terms, tuple(parents))
+
+
+def _descendants(root: Node) -> list[Node]:
+    """The node and all below it, each after its parent."""
+    found = [root]
+    for node in found:
+        found.extend(node.children)
+    return found
+
+
+def tree_of(nested: Any) -> SumTree:
+    """The tree that nested sequences of columns show: `((0, 1), (2, 3))`; three in a sequence are added at once.
+
+    Raises:
+        UsageError: the columns are not 0, 1, …, each once.
+    """
+    root = _node(nested)
+    terms = sorted(node.term for node in _descendants(root) if not node.children)
+    if terms != list(range(len(terms))):
+        raise UsageError(f"the columns of a tree must be 0, 1, …, each once; these are {terms}")
+    return numbered(root)
+
+
+def _node(nested: Any) -> Node:
+    """Without recursion: a chain is as deep as it has terms."""
+    root = Node(0)
+    made, left = [(root, nested)], [(root, nested)]
+    while left:
+        node, content = left.pop()
+        if isinstance(content, int):
+            node.term = content
+            continue
+        parts = [(Node(0), part) for part in content]
+        node.children.extend(part for part, _ in parts)
+        made += parts
+        left += parts
+    for node, _ in reversed(made):
+        node.term = min((child.term for child in node.children), default=node.term)
+    return root
+
+
+def common(tree: SumTree, a: Indices, b: Indices) -> Indices:
+    """The smallest node that holds both of each pair of nodes."""
+    above = np.array([*tree.parents, tree.nodes - 1])
+    a, b = a.copy(), b.copy()
+    while (apart := a != b).any():
+        lower = apart & (a < b)  # a parent has a higher number than its child
+        upper = apart & ~lower
+        a[lower], b[upper] = above[a[lower]], above[b[upper]]
+    return a
+
+
+def within(tree: SumTree, inner: Indices, left: Indices, right: Indices) -> Truths:
+    """Whether `inner` is in the smallest node that holds `left` and `right`, of each triple."""
+    node = common(tree, left, right)
+    held: Truths = common(tree, node, inner) == node
+    return held
+
+
+def prefixes(tree: SumTree) -> frozenset[int]:
+    """All b of which a node is the sum of the first b terms."""
+    lasts = list(range(tree.nodes))
+    for node in range(tree.terms, tree.nodes):
+        lasts[node] = max(lasts[child] for child in tree.children[node])
+    return frozenset(last + 1 for last, size in zip(lasts, tree.sizes, strict=True) if last + 1 == size)
+
+
+def added(tree: SumTree, terms: Tensor) -> Tensor:
+    """Terms [..., N] added as the tree says, each sum rounded to their dtype; those of several at once, once."""
+    values: list[Tensor] = list(terms.unbind(-1))
+    for node in range(tree.terms, tree.nodes):
+        values.append(_rounded_once([values[child] for child in tree.children[node]]))
+    return values[-1]
+
+
+def _rounded_once(summands: Iterable[Tensor]) -> Tensor:
+    first, second, *rest = summands
+    if not rest:
+        return first + second
+    return torch.stack([first, second, *rest]).double().sum(0).to(first.dtype)

@@ -1,0 +1,230 @@
+"""What `lastbit order` found: for a reader as blocks, lanes and levels, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.errors import UsageError
+from harness.outcomes.order import Declared, Form, Order, SumTree
+from reports.paper import line, paragraph
+from reports.summary import plural
+
+SCHEMA = 1
+"""Version of the JSON."""
+
+_LINES = 14
+_MOST_LEVELS = 16
+_LONGEST = 160
+
+
+def print_order(order: Order, console: Console) -> None:
+    """Head, tree, how it was found, and what the kernel declares."""
+    about = f" ({order.about})" if order.about else ""
+    where = f" on {order.device}: {order.sum} of {order.op}{about}"
+    line(console, Text.assemble((order.kernel, "bold"), where))
+    line(console, f"  {order.terms:,} terms of {order.dtype}, {plural(order.rows, 'sum')} in each call", "dim")
+    if order.tree is None or order.form is None:
+        paragraph(console, Text(f"No order: {order.reason}.", "yellow"), label="  ")
+        for sentence in order.triples:
+            line(console, f"    {sentence}")
+    else:
+        for text in tree_lines(order.form):
+            line(console, f"  {text}")
+        tree = f"height {order.tree.height:,}, tree {order.tree.digest}, form {notation(order.form)}"
+        paragraph(console, Text(tree), label="  ")
+    if order.asked:
+        paragraph(console, Text(how(order), "dim"), label="  ")
+    for note in order.notes:
+        paragraph(console, Text(note), label="  note: ")
+    for declared in order.declared:
+        _print_declared(declared, console)
+
+
+def _print_declared(declared: Declared, console: Console) -> None:
+    word, style = ("kept", "green") if declared.kept else ("FAILED", "bold red")
+    paragraph(console, Text(declared.said, "" if declared.kept else "bold red"), label=f"  {word}: ", label_style=style)
+
+
+def how(order: Order) -> str:
+    """How an order was found and checked."""
+    read = f"read from {order.read}; " if order.read else ""
+    checked = f"; checked on {order.checked:,} further triples, {order.contradicted:,} contradicted"
+    return f"{read}{order.asked:,} probes in {plural(order.calls, 'call')}{checked if order.checked else ''}"
+
+
+def tree_lines(form: Form) -> Iterator[str]:
+    """A line for each level of a tree, further in the further down."""
+    found = list(_levels(form, "sum", 0))
+    yield from found[:_LINES]
+    if len(found) > _LINES:
+        yield f"… and {plural(len(found) - _LINES, 'part')} more"
+
+
+def _levels(form: Form, name: str, depth: int) -> Iterator[str]:
+    if form.kind == "term":
+        return
+    yield f"{'  ' * depth}{name}: {head(form)}"
+    if depth >= _LINES:
+        return
+    several = len(form.parts) > 1
+    for count, part in form.parts:
+        own = f"{_named(part, 1)} of {part.terms:,} terms" + f" ({count} of them)" * (several and count > 1)
+        yield from _levels(part, f"in each {_named(part, 1)}" if not several else own, depth + 1)
+
+
+def head(form: Form) -> str:
+    """What a node adds, in a line."""
+    if form.kind in ("row", "other"):
+        how = "one after the other" if form.kind == "row" else "at once"
+        return f"{how}: " + ", ".join(_several(count, part) for count, part in form.parts)
+    parts = _several(form.count, form.part)
+    match form.kind:
+        case "chain":
+            return f"{parts} one after the other{_places(form)}"
+        case "pairs":
+            if len(form.strides) == 1:
+                return f"{parts} added to each other, at distance {form.strides[0][1]:,}"
+            distances = ", ".join(f"{distance:,}" for _, distance in form.strides)
+            levels = plural(len(form.strides), "level")
+            return f"{parts}{_modulus(form)} joined in pairs over {levels}, at distances {distances}"
+        case "steps":
+            steps = plural(form.count // form.width, "step")
+            return f"{parts} in {steps}: {form.width} at a time are added at once to the sum of those before"
+        case _:
+            return f"{parts} added at once"
+
+
+def _several(count: int, part: Form) -> str:
+    return plural(count, "term") if part.kind == "term" else f"{plural(count, _named(part, 1))} of {part.terms:,} terms"
+
+
+def _named(part: Form, count: int) -> str:
+    """A block has all columns from its first to its last; a lane leaves some to others."""
+    if part.kind == "term":
+        return "term"
+    return "block" if part.span == part.terms else "lane"
+
+
+def _modulus(form: Form) -> str:
+    """Which columns a lane has, where these are those with one remainder."""
+    regular = form.span == form.terms and form.part.kind == "chain" and len(form.part.strides) == 1
+    return f" (column mod {form.count:,})," if regular and form.part.strides[0][1] == form.count else ","
+
+
+def _places(form: Form) -> str:
+    """Where the parts of a chain begin."""
+    if not form.strides:
+        return ", at irregular places"
+    (count, distance), *further = form.strides
+    direction = ", from the last to the first" if distance < 0 else ""
+    if not further:
+        return f"{direction}, at distance {abs(distance):,}"
+    outer = "; such rows ".join(f"{n} times at distance {step:,}" for n, step in further)
+    return f": {count} at distance {distance:,}, {outer}"
+
+
+def notation(form: Form, *, longest: int = _LONGEST) -> str:
+    """A form in a line: `chain 4@1024 of pairs 1,2,4 of chain 8@8`; equal trees have equal ones."""
+    text = _notation(form, 0)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _notation(form: Form, depth: int) -> str:
+    if form.kind == "term":
+        return "terms"
+    if depth > _MOST_LEVELS:
+        return "…"
+    if form.kind in ("row", "other"):
+        parts = (f"{count} × {_notation(part, depth + 1)}" for count, part in form.parts)
+        return f"{'chain' if form.kind == 'row' else form.kind} of ({', '.join(parts)})"
+    inner = "" if form.part.kind == "term" else f" of {_notation(form.part, depth + 1)}"
+    if form.kind == "pairs":
+        return f"pairs {','.join(str(distance) for _, distance in form.strides)}{inner}"
+    places = ",".join(f"{count}@{distance}" for count, distance in form.strides) or f"{form.count}@?"
+    width = f" {form.width} at once" if form.kind == "steps" else ""
+    return f"{form.kind}{width} {places}{inner}"
+
+
+def difference(first: Order, second: Order, names: tuple[str, str] = ("", "")) -> str:
+    """How the order of a sum differs in two places, in a sentence."""
+    one, other = (name or _called(order, first, second) for name, order in zip(names, (first, second), strict=True))
+    lacking = [f"{name} has none: {o.reason}" for name, o in ((one, first), (other, second)) if o.form is None]
+    if lacking or first.form is None or second.form is None or first.tree is None or second.tree is None:
+        return f"{first.sum}: no two orders to compare, {'; '.join(lacking)}."
+    if first.tree == second.tree:
+        return f"{first.sum}, N = {first.terms:,}: the same tree in {one} and {other}."
+    level, a, b = _first_difference(first.form, second.form)
+    where = f", {level}" if level else ""
+    sizes = f"N = {first.terms:,}" if first.terms == second.terms else f"N = {first.terms:,} and {second.terms:,}"
+    return f"{first.sum}, {sizes}{where}: {head(a)} ({one}); {head(b)} ({other})."
+
+
+def _called(order: Order, first: Order, second: Order) -> str:
+    """What tells an order from the other one."""
+    for what in ("kernel", "terms", "device", "rows", "dtype"):
+        if getattr(first, what) != getattr(second, what):
+            value = getattr(order, what)
+            return f"{value:,} {what}" if isinstance(value, int) else str(value)
+    return "the first" if order is first else "the second"
+
+
+def _first_difference(a: Form, b: Form) -> tuple[str, Form, Form]:
+    """The first level, from the last addition on, at which two forms differ; where that is."""
+    level = ""
+    while a.kind == b.kind and a.strides == b.strides and a.width == b.width and len(a.parts) == len(b.parts) == 1:
+        if a.count != b.count or "term" in (a.part.kind, b.part.kind):
+            break
+        level, a, b = f"in each {_named(a.part, 1)} of {a.part.terms:,} terms", a.part, b.part
+    return level, a, b
+
+
+# JSON
+
+
+def to_json(orders: Sequence[Order]) -> str:
+    """Orders as a document that `from_json` reads."""
+    return json.dumps({"schema": SCHEMA, "orders": [_plain(order) for order in orders]})
+
+
+def _plain(order: Order) -> Mapping[str, Any]:
+    plain = {f.name: getattr(order, f.name) for f in fields(order) if f.name not in ("tree", "form", "declared")}
+    tree = order.tree
+    plain["declared"] = [asdict(declared) for declared in order.declared]
+    plain["form"] = notation(order.form, longest=10_000) if order.form else None
+    plain["height"], plain["tree"] = (tree.height, tree.digest) if tree else (None, None)
+    plain["parents"] = list(tree.parents) if tree else None
+    return plain
+
+
+def from_json(text: str, source: str) -> list[Order]:
+    """The orders of a document, without their forms.
+
+    Raises:
+        UsageError: it is none; `source` is named.
+    """
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            raise UsageError(f"{source} has schema {document['schema']}; this lastbit reads {SCHEMA}")
+        return [_order(plain) for plain in document["orders"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{source} holds no orders; write it with lastbit order K --json ({error!r})") from error
+
+
+def _order(plain: Mapping[str, Any]) -> Order:
+    names = {f.name for f in fields(Order)} - {"tree", "form", "declared"}
+    own: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names}
+    parents = plain["parents"]
+    tree = None if parents is None else SumTree(int(plain["terms"]), tuple(map(int, parents)))
+    return Order(**own, tree=tree, declared=tuple(Declared(**d) for d in plain["declared"]))
+
+
+def print_differences(sentences: Iterable[str], console: Console) -> None:
+    for sentence in sentences:
+        paragraph(console, Text(sentence, "bold"), label="→ ")
