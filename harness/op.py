@@ -127,6 +127,7 @@ class Op:
         optional_results: results that a kernel may leave out; it is judged on the others.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
+        stand_ins: optional input → input or format whose dtype it has where a case lacks it, if not the first input's.
     """
 
     name: str
@@ -144,6 +145,12 @@ class Op:
     optional_results: frozenset[str] = frozenset()
     flops: Callable[..., int] | None = None
     torch_ops: tuple[str, ...] = ()
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The name of the module that declares the op."""
+        return str(getattr(self.reference, "module", self.reference.__module__))
 
     @property
     def where(self) -> str:
