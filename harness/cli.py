@@ -30,6 +30,7 @@ COMMANDS = {
     "trace": ("trace", "show line by line how the worst element of a kernel's result came about"),
     "pin": ("pin", "keep a case that failed, so that it runs first ever after"),
     "identify": ("identify", "find out which contracts a kernel keeps"),
+    "agree": ("agree", "say whether two kernels give the same bits, and where they part"),
     "list": ("listing", "list ops and their contracts, kernels, regimes and layouts"),
     "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
     "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),
