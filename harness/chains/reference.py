@@ -93,9 +93,12 @@ class ChainReference:
     @cached_property
     def codes(self) -> dict[CodeType, dict[str, str]]:
         """Code of a part's reference → what its inputs are in the chain; what is in two parts is left out."""
-        found = [(code, link) for link in self.links for code in reference_codes(link.op)]
-        once = [(code, link) for code, link in found if [c for c, _ in found].count(code) == 1]
-        return {code: {own: link.name(own) for own in link.inputs} for code, link in once}
+        found = [(code, link, names) for link in self.links for code, names in reference_codes(link.op).items()]
+        once = [one for one in found if [code for code, _, _ in found].count(one[0]) == 1]
+        return {
+            code: {variable: link.name(own) for variable, own in names.items() if own in link.inputs}
+            for code, link, names in once
+        }
 
 
 def _ways(link: Link, spelling: Any) -> tuple[Any, Any]:

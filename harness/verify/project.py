@@ -6,6 +6,7 @@ Files are loaded by path, so that another project's folders work like the ones t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from harness.config import Config
 from harness.errors import LastbitError, OpError, UsageError, unknown
 from harness.files import BUILT_IN, PACKAGE
 from harness.inputs.choices import check_choices
-from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
+from harness.kernel import REVISION_MARK, Kernel, _siblings, load_file, load_kernels
 from harness.op import Op
 from harness.run import NotRun
 from harness.verify.case_files import read_cases
@@ -125,8 +126,8 @@ def open_project(config: Config) -> Project:
     ops: dict[str, Op] = {}
     cases: dict[str, ModuleType] = {}
     for folder in folders:
-        for path in _modules(folder / "references"):
-            ops[path.stem] = _op_of(path)
+        with _siblings(folder / "references") if folder != BUILT_IN else nullcontext():  # those are a package
+            ops |= {path.stem: _op_of(path) for path in _modules(folder / "references")}
         for path in _modules(folder / "cases"):
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)
