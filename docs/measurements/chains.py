@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,10 +45,11 @@ def main() -> None:
     device = torch.device("cpu" if options.backend == "gloo" else "cuda:0")
     with TemporaryDirectory() as folder:
         ranks = results_of(2, options.backend, lines_of(device), Path(folder))
-    text = "\n".join(said(ranks, device, options.backend)) + f"\n{time.perf_counter() - began:.0f} s in all\n"
-    sys.stdout.write(text)
-    if options.out is not None:
-        options.out.write_text(text, encoding="utf-8")
+    with options.out.open("w", encoding="utf-8") if options.out else nullcontext() as out:
+        for text in said(ranks, device, options.backend):
+            for stream in filter(None, (sys.stdout, out)):
+                print(text, file=stream, flush=True)
+    print(f"{time.perf_counter() - began:.0f} s in all")
 
 
 def said(ranks: list[dict[str, list[Results]]], device: torch.device, backend: str) -> Iterator[str]:
