@@ -24,7 +24,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     for dtype, ranks in _GROUPS:
         if accepts.issuperset(peers(ranks)):
             strategy = partial(_cases, ranks, most)
-            yield Group(f"{dtype}-ranks{ranks}", strategy, choices=rank_choices(ranks, dtype, most // 64), drawn=2)
+            yield Group(f"{dtype}-ranks{ranks}", strategy, choices=rank_choices(ranks, dtype, most // 64))
 
 
 @st.composite

@@ -43,7 +43,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     yield Group("edges", examples=tuple(edges("all_reduce_rms_norm", accepts, small=small)))
     most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
     for options in dict.fromkeys(o.without(accepts) for o in _GROUPS if accepts.issuperset(peers(o.ranks))):
-        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64), drawn=2)
+        yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
 
 
 def _choices(options: _Options, rows: int) -> Choices:
