@@ -153,7 +153,7 @@ def test_what_two_parts_have_gets_the_label_of_its_part() -> None:
     )
     check_op(twice)
     assert twice.inputs == ("x", "y", "z") and twice.params == {"gain": 1.0, "by": 1.0}
-    assert [*twice.axes] == ["a_rule", "passed a_output", "b_rule"]
+    assert [*twice.axes] == ["a_rule", "passed_a_output", "b_rule"]
     trace = traced(twice, "a_halved+b_plain", tensors("x", "y", "z"), by=2.0).trace
     assert [*trace.stages] == ["a_half", "a_output", "b_half", "b_output"]
     assert {n: f.name for n, f in trace.formats.items()} == {

@@ -22,7 +22,7 @@ import torch
 from reports.identification import kept
 from tests.chain_ranks import WAYS, Results, contracts_of, judged, results_of
 
-WIDTHS = {"cuda": ((1, 7168), (64, 4096)), "cpu": ((1, 2048), (8, 1024))}
+WIDTHS = {"cuda": ((1, 7168), (8, 4096)), "cpu": ((1, 2048), (8, 1024))}
 """Rows and columns of the cases; contracts are looked for in the first one."""
 
 

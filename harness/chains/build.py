@@ -200,7 +200,7 @@ class _Chain:
         for stage, passed in self.passed().items():
             if passed.target is not None and link.own_stage(stage) is not None:
                 default = {} if passed.returned else {stage: passed.target}
-                yield f"passed {stage}", {"": default, passed.option: {}}
+                yield f"passed_{stage}", {"": default, passed.option: {}}
 
     def optional_results(self) -> frozenset[str]:
         names = {link.stage(own) for link in self.links for own in link.op.optional_results}
