@@ -32,6 +32,7 @@ COMMANDS = {
     "identify": ("identify", "find out which contracts a kernel keeps"),
     "invariance": ("invariance", "find out what the bits of kernels depend on: rows, layout, the run"),
     "order": ("order", "find out in which order a kernel adds the terms of a sum"),
+    "agree": ("agree", "say whether two kernels give the same bits, and where they part"),
     "list": ("listing", "list ops and their contracts, kernels, regimes and layouts"),
     "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
     "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),

@@ -13,7 +13,9 @@ PASSED_BY_HARNESS = ("contract", "stage")
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """File and line where a function is defined."""
+    """File and line where a function is defined, or that it says itself."""
+    if place := getattr(function, "place", ""):
+        return str(place)
     plain = inspect.unwrap(getattr(function, "func", function))
     code = getattr(plain, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else repr(function)

@@ -131,6 +131,7 @@ class Op:
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
         relations: properties of its kernels' bits that mean something for this op: see `harness.relation`.
         sums: sums whose order of additions can be revealed; see `ProbedSum`.
+        stand_ins: optional input → input or format whose dtype it has where a case lacks it, if not the first input's.
     """
 
     name: str
@@ -150,6 +151,12 @@ class Op:
     torch_ops: tuple[str, ...] = ()
     relations: tuple[Relation | Independent, ...] = ()
     sums: Mapping[str, ProbedSum] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The name of the module that declares the op."""
+        return str(getattr(self.reference, "module", self.reference.__module__))
 
     @property
     def where(self) -> str:

@@ -20,11 +20,11 @@ from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
 from harness.op import Contract, Latent, StageRecorder, op
+from harness.stage_names import StageNames, stage_names
 from harness.verify.declarations import check_kernel, check_op, likely_slips
 from harness.verify.drawing import draw
 from harness.verify.plan import make_plan
 from harness.verify.project import Project, open_project
-from harness.verify.stage_names import StageNames, stage_names
 from references.rms_norm import rms_norm
 
 ROOT = Path(__file__).resolve().parent.parent

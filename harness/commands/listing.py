@@ -57,7 +57,7 @@ def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _ops(project: Project, config: Config) -> Iterator[Entry]:
     for op in map(project.op, config.ops or sorted(project.ops)):
-        yield Entry(op.name, _first_line(sys.modules[op.reference.__module__].__doc__), _facts_of(op))
+        yield Entry(op.name, _first_line(sys.modules[op.module].__doc__), _facts_of(op))
 
 
 def _facts_of(op: Op) -> Mapping[str, tuple[str, ...]]:

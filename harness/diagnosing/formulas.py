@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
 import linecache
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,14 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
+from harness.chains.reference import PartRecorder, reference_codes
 from harness.interpret.places import place_of
 from harness.judging.expected import Expected, Numbers
 from harness.judging.problem import Given, Problem
 from harness.judging.trace import Trace
-from harness.op import Op
 
 LONGEST = 120
 """Characters of a formula, beyond which nobody computes it by hand."""
@@ -38,18 +37,22 @@ class FormulaTrace(Trace):
     formulas: dict[str, str] = field(default_factory=dict)
     _named: list[tuple[object, str]] = field(default_factory=list)
     _executed: dict[int, list[int]] = field(default_factory=dict)
+    _begun: list[FrameType] = field(default_factory=list)
 
     def evaluate(self) -> FormulaTrace:
         """Run the reference; itself, with all stages recorded."""
         assert self.problem is not None
-        folder = str(Path(_code(self.problem.op).co_filename).parent)
-        with _line_by_line(folder, self._executed):
+        folders = {str(Path(code.co_filename).parent) for code in reference_codes(self.problem.op)}
+        with _line_by_line(tuple(folders), self._executed):
             self.problem.evaluate(self.given, self)
+        self._begun.clear()
         return self
 
     def record(self, name: str, expected: Expected) -> None:
         """Take note of the next stage, which a function called by the reference, or itself, records."""
         frame = sys._getframe(2)
+        while frame.f_code is PartRecorder.__call__.__code__ and frame.f_back is not None:
+            frame = frame.f_back
         self._name_inputs(frame)
         self.formulas[name] = self._formula(frame)
         super().record(name, expected)
@@ -57,15 +60,16 @@ class FormulaTrace(Trace):
         self._named.append((self.given.get(name, made), name))
 
     def _name_inputs(self, frame: FrameType | None) -> None:
-        """Learn what the inputs are from the frame of the reference itself, before its first stage."""
+        """Learn what the inputs are from the frame of the reference itself, or of a part, before its first stage."""
         assert self.problem is not None
-        op = self.problem.op
-        while frame is not None and frame.f_code is not _code(op):
+        codes = reference_codes(self.problem.op)
+        while frame is not None and frame.f_code not in codes:
             frame = frame.f_back
-        if frame is not None and not self.stages:
+        if frame is not None and not any(frame is begun for begun in self._begun):
+            self._begun.append(frame)
             bundles = [value for value in frame.f_locals.values() if is_dataclass(value)]
             inputs = {f.name: getattr(b, f.name) for b in bundles for f in fields(b)} | dict(frame.f_locals)
-            self._named += ((inputs.get(name), name) for name in op.inputs)
+            self._named += ((inputs.get(own), name) for own, name in codes[frame.f_code].items())
 
     def _formula(self, frame: FrameType) -> str:
         assert self.problem is not None
@@ -81,12 +85,6 @@ class FormulaTrace(Trace):
         names = _Rewritten(frame, known, self.problem.params, before)
         formula = ast.unparse(names.visit(call.args[1]))
         return formula if not names.unknown and len(formula) <= LONGEST else ""
-
-
-def _code(op: Op) -> CodeType:
-    """That of the reference as it was written."""
-    code: CodeType = inspect.unwrap(op.reference).__code__
-    return code
 
 
 @dataclass
@@ -173,8 +171,8 @@ def _before(executed: list[int], first: int, last: int | None) -> list[int]:
 
 
 @contextmanager
-def _line_by_line(folder: str, executed: dict[int, list[int]]) -> Iterator[None]:
-    """Note the lines that frames of files in a folder run, in order, by the identity of the frame.
+def _line_by_line(folders: tuple[str, ...], executed: dict[int, list[int]]) -> Iterator[None]:
+    """Note the lines that frames of files in some folders run, in order, by the identity of the frame.
 
     Only in this thread, and as long as the context lasts; a debugger or a measurement of coverage sees nothing of that,
     and all of what follows.
@@ -186,7 +184,7 @@ def _line_by_line(folder: str, executed: dict[int, list[int]]) -> Iterator[None]
         return ran
 
     def called(frame: FrameType, event: str, arg: object) -> Any:
-        if not frame.f_code.co_filename.startswith(folder):
+        if not frame.f_code.co_filename.startswith(folders):
             return None
         executed[id(frame)] = [frame.f_lineno]
         return ran

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from harness.case import Case, parse_case
 from harness.diagnosing.handover import OF_STAGES
@@ -37,9 +38,26 @@ def _cases(place: Workplace, subject: Subject) -> Iterator[Case]:
         yield from draw(group, config.cases_per_group, config.seed)
 
 
-def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch = unwatched) -> Identification:
-    """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
-    op, samples = subject.op, list[Sample]()
+@dataclass(frozen=True)
+class Observed:
+    """What a kernel gave for cases.
+
+    Attributes:
+        samples: the cases in which it gave something, and what.
+        unsupported: reason → how many cases it turned down for it.
+        errors: what it raised, with the case.
+        beside: what else was wrong, whatever its values are.
+    """
+
+    samples: tuple[Sample, ...]
+    unsupported: Mapping[str, int]
+    errors: tuple[str, ...]
+    beside: tuple[str, ...]
+
+
+def observe(subject: Subject, cases: Iterable[Case], *, watch: Watch = unwatched) -> Observed:
+    """Call the kernel on the cases, and keep what it gave."""
+    samples = list[Sample]()
     unsupported, errors, beside = Counter[str](), list[str](), dict[str, str]()
     for case in cases:
         with watch(case):
@@ -54,6 +72,17 @@ def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch
                 Sample(case, Observation.of(subject.problem(build(case.gathered(), subject.device)), actual))
             )
     samples.sort(key=lambda sample: sample.size)
+    return Observed(tuple(samples), unsupported, tuple(errors), tuple(beside.values()))
+
+
+def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch = unwatched) -> Identification:
+    """Try every contract of the op on what the kernel gives for `cases`, and at most `most` combinations beyond."""
+    return identified(subject, observe(subject, cases, watch=watch), most=most)
+
+
+def identified(subject: Subject, seen: Observed, *, most: int) -> Identification:
+    """The same of what was observed already."""
+    op, samples = subject.op, seen.samples
     trials, made = _trials(op, samples, most)
     candidates = _candidates(op, trials, samples, str(subject.contract))
     return Identification(
@@ -64,9 +93,9 @@ def identify(subject: Subject, cases: Iterable[Case], *, most: int, watch: Watch
         candidates=tuple(c for c, _ in candidates),
         answers=tuple(_answers(subject, candidates, samples)),
         cases=len(samples),
-        unsupported=unsupported,
-        errors=tuple(errors),
-        beside=tuple(beside.values()),
+        unsupported=seen.unsupported,
+        errors=seen.errors,
+        beside=seen.beside,
         contracts=len(op.contracts()),
         search=made,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.dtypes import DTYPE_NAMES
 from harness.inputs import fingerprint
 from harness.inputs.bits import bits_of
-from harness.numerics.formats import format_of, ordinals
+from harness.judging.bitwise import bits_with_one_nan, distance
 from harness.outcomes.golden import Change, Farthest, Index
 
 WHOLE = 1024
@@ -49,7 +49,7 @@ class Stored:
 
 def store(tensor: Tensor) -> Stored:
     """What a golden keeps of a tensor on any device, with any strides."""
-    bits = _bits(tensor)
+    bits = bits_with_one_nan(tensor)
     whole = tensor.numel() <= WHOLE
     blocks = () if whole else tuple(fingerprint(bits.flatten()[block]) for block in _blocks(tensor.numel()))
     kept = tensor if whole else _sample(tensor)
@@ -72,15 +72,15 @@ def change(stage: str, before: Stored | None, after: Stored | None) -> Change:
     shown = str(before or ""), str(after or "")
     if before is None or after is None or shown[0] != shown[1]:
         return Change(stage, *shown)
-    differing = _bits(before.values) != _bits(after.values)
-    distance = torch.where(differing, _distance(before.values, after.values), -1.0).flatten()
-    at = int(distance.argmax()) if distance.numel() else 0
+    differing = bits_with_one_nan(before.values) != bits_with_one_nan(after.values)
+    far = torch.where(differing, distance(before.values, after.values), -1.0).flatten()
+    at = int(far.argmax()) if far.numel() else 0
     return Change(
         stage,
         *shown,
         changed=int(differing.sum()),
         compared=differing.numel(),
-        max_ulp=max(float(distance.max()), 0.0) if distance.numel() else 0.0,
+        max_ulp=max(float(far.max()), 0.0) if far.numel() else 0.0,
         farthest=_farthest(before, after, at) if differing.any() else None,
         blocks=(sum(a != b for a, b in zip(before.blocks, after.blocks, strict=True)), len(before.blocks)),
         spans=tuple(_spans(before, after)),
@@ -104,28 +104,6 @@ def _spans(before: Stored, after: Stored) -> Iterator[tuple[Index, Index]]:
             stretch = []
     if stretch:
         yield _index(stretch[0], before.shape), _index(stretch[-1], before.shape)
-
-
-def _bits(x: Tensor) -> Tensor:
-    """The bits of every element as integers, with one kind of NaN."""
-    bits = bits_of(x)
-    if not x.is_floating_point():
-        return bits
-    all_ones = 255 if bits.dtype is torch.uint8 else -1
-    return bits.masked_fill(torch.isnan(x.to(torch.float32)), all_ones)
-
-
-def _distance(a: Tensor, b: Tensor) -> Tensor:
-    """Distance of two tensors of one dtype in ulp of it, as fp64; infinite for one NaN."""
-    first, second = a.to(torch.float64), b.to(torch.float64)
-    if not a.is_floating_point():
-        return (first - second).abs()
-    unknown = torch.isnan(first) | torch.isnan(second)
-    fmt = format_of(a.dtype)
-    steps = ordinals(first.nan_to_num(0.0, math.inf, -math.inf), fmt) - ordinals(
-        second.nan_to_num(0.0, math.inf, -math.inf), fmt
-    )
-    return torch.where(unknown, math.inf, steps.abs().to(torch.float64))
 
 
 def _sampled(numel: int) -> Tensor:

@@ -246,24 +246,25 @@ def _build(command: str, root: Path) -> None:
 
 
 @contextmanager
-def kernels_at(revision: str, folders: Sequence[Path]) -> Iterator[Path]:
+def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "") -> Iterator[Path]:
     """The folder of kernels as it is at `revision` of its repository, in a worktree that is gone afterwards.
 
-    There may be no such folder at that revision.
+    There may be no such folder at that revision. `asked` is how the user asked for it, if not by --base.
 
     Raises:
         UsageError: there are several folders, the folder is in no repository, or the revision is unknown.
     """
+    asked = asked or f"--base {revision}"
     if len(folders) != 1:
         names = ", ".join(map(str, folders))
-        raise UsageError(f"--base {revision} takes one folder of kernels, not {names}; choose it with --kernels")
+        raise UsageError(f"{asked} takes one folder of kernels, not {names}; choose it with --kernels")
     repository = Repository(folders[0].resolve())
     try:
         root = Path(repository.git("rev-parse", "--show-toplevel"))
     except LastbitError as error:
-        raise UsageError(f"--base {revision} needs kernels that are in a git repository: {error}") from error
+        raise UsageError(f"{asked} needs kernels that are in a git repository: {error}") from error
     if not (commit := repository.known(f"{revision}^{{commit}}")):
-        raise UsageError(f"--base {revision} is no commit that git knows in {str(root)!r}")
+        raise UsageError(f"{asked} is no commit that git knows in {str(root)!r}")
     with (
         tempfile.TemporaryDirectory(prefix="lastbit-base-") as temporary,
         _worktree(repository, Path(temporary, "base"), commit) as top,

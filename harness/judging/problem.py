@@ -145,9 +145,9 @@ class Problem:
         target = self.contract.rounds.get(stage)
         if target is None:
             return FP32
-        if target in self.op.inputs:
-            return format_of(self.tensors[target if target in self.tensors else self.op.inputs[0]].dtype)
-        return FORMATS[target]
+        if target in self.op.inputs and target not in self.tensors:
+            target = self.op.stand_ins.get(target, self.op.inputs[0])
+        return format_of(self.tensors[target].dtype) if target in self.op.inputs else FORMATS[target]
 
     @property
     def nbytes(self) -> int:

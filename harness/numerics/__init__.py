@@ -12,6 +12,7 @@ from harness.numerics.accumulation import (
     total_of_products,
     variance_about,
 )
+from harness.numerics.any_order import sum_in_any_order
 from harness.numerics.dots import dot
 from harness.numerics.enclosure import (
     Enclosure,
@@ -82,6 +83,7 @@ __all__ = [
     "sqrt",
     "sqrt_rn",
     "stack",
+    "sum_in_any_order",
     "sum_of_row_products",
     "sum_of_rows",
     "total",

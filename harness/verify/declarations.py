@@ -13,7 +13,7 @@ from harness.invariance.properties import check_declared
 from harness.kernel import Kernel
 from harness.op import REQUIRED, Op
 from harness.run import NotRun
-from harness.verify.stage_names import StageNames, stage_names
+from harness.stage_names import StageNames, stage_names
 
 _DEVICE_TYPES = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xla", "xpu")  # to suggest; torch decides
 _ALIKE = 0.8  # of difflib: a letter more, less or in another place, in names of five letters or more

@@ -24,6 +24,7 @@ from harness.inputs.values import check_regime
 from harness.kernel import REVISION_MARK, Kernel, load_kernels
 from harness.op import Op
 from harness.run import NotRun
+from harness.stage_names import stage_names
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.design import designed
@@ -31,7 +32,6 @@ from harness.verify.drawing import free
 from harness.verify.project import Load, Project, open_project
 from harness.verify.properties import check_names
 from harness.verify.property_cases import ordinary_group
-from harness.verify.stage_names import stage_names
 
 _MOST_NAMES = 4
 

@@ -6,6 +6,7 @@ Files are loaded by path, so that another project's folders work like the ones t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,7 @@ from harness.inputs.choices import check_choices
 from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
 from harness.op import Op
 from harness.run import NotRun
+from harness.siblings import siblings
 from harness.verify.case_files import read_cases
 from harness.verify.declarations import check_kernel, check_op
 
@@ -125,8 +127,8 @@ def open_project(config: Config) -> Project:
     ops: dict[str, Op] = {}
     cases: dict[str, ModuleType] = {}
     for folder in folders:
-        for path in _modules(folder / "references"):
-            ops[path.stem] = _op_of(path)
+        with siblings(folder / "references") if folder != BUILT_IN else nullcontext():  # those are a package
+            ops |= {path.stem: _op_of(path) for path in _modules(folder / "references")}
         for path in _modules(folder / "cases"):
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)

@@ -73,7 +73,13 @@ class StageNames:
 
 @functools.lru_cache(maxsize=64)
 def stage_names(reference: Callable[..., Any]) -> StageNames | None:
-    """The names of stages that a reference can record, or None where its source cannot be read."""
+    """The names of stages that a reference can record, or None where its source cannot be read.
+
+    A reference that has `stage_names` itself, as that of a chain does, says so.
+    """
+    if (own := getattr(reference, "stage_names", None)) is not None:
+        found: StageNames | None = own()
+        return found
     try:
         code = _Code(reference)
     except (_Unreadable, OSError, SyntaxError):

@@ -1,0 +1,28 @@
+"""Tensors of several ranks: the own one, x, and those of the peers, which are placed and made like it."""
+
+from __future__ import annotations
+
+from harness.case import Chosen, Option, TensorSpec
+from harness.inputs import chosen_tensor, row_layouts, tensor_choices
+
+_REGIMES = ("normal", "rows", "outlier", "lattice", "zero_rows", "subnormal", "huge", "special")
+
+
+def peers(ranks: int) -> tuple[str, ...]:
+    """Names of the tensors of the other ranks."""
+    return tuple(f"peer_{number}" for number in range(1, ranks))
+
+
+def rank_choices(ranks: int, dtype: str, rows: int) -> dict[str, tuple[Option, ...]]:
+    """What x and its first peer choose from; the other peers are like that."""
+    found: dict[str, tuple[Option, ...]] = {}
+    for name in ("x", "peer_1"):
+        found |= tensor_choices(name, (dtype,), _REGIMES, row_layouts(rows))
+    return found
+
+
+def rank_tensors(ranks: int, chosen: Chosen, shape: tuple[int, ...]) -> list[TensorSpec]:
+    """The tensors of all ranks as chosen."""
+    first = chosen_tensor("peer_1", chosen, shape)
+    others = [TensorSpec(name, first.dtype, shape, first.strides, first.offset, first.regime) for name in peers(ranks)]
+    return [chosen_tensor("x", chosen, shape), *others]

@@ -1,0 +1,34 @@
+"""Cases of all-reduce: a group per dtype and number of ranks, and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from hypothesis import strategies as st
+
+from cases._edges import edges
+from cases._ranks import peers, rank_choices, rank_tensors
+from harness.case import Case, Chosen, Group
+from harness.inputs import leading_dims, least_rows
+
+_GROUPS = (("bf16", 2), ("bf16", 4), ("fp16", 3), ("fp32", 4))
+_SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
+_LARGE_ELEMENTS = 1 << 21
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors `accepts`; `small` cuts them."""
+    yield Group("edges", examples=tuple(edges("all_reduce", accepts, small=small)))
+    most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
+    for dtype, ranks in _GROUPS:
+        if accepts.issuperset(peers(ranks)):
+            strategy = partial(_cases, ranks, most)
+            yield Group(f"{dtype}-ranks{ranks}", strategy, choices=rank_choices(ranks, dtype, most // 64))
+
+
+@st.composite
+def _cases(draw: st.DrawFn, ranks: int, most: int, chosen: Chosen) -> Case:
+    width = draw(st.integers(1, most // 8))
+    shape = (*draw(leading_dims(most // width, least_rows(chosen))), width)
+    return Case("all_reduce", tuple(rank_tensors(ranks, chosen, shape)), {}, draw(st.integers(0, 2**32 - 1)))

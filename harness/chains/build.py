@@ -1,0 +1,221 @@
+"""A chain as an op: what its parts have, under the names that they have in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.chains.parts import Link, Part, links_of
+from harness.chains.reference import ChainReference, Passed
+from harness.declared import check_contracts
+from harness.errors import OpError, no_such
+from harness.numerics.formats import FORMATS
+from harness.op import REQUIRED, Latent, Op, Rounds
+
+_FP32 = "fp32"
+
+
+def made(
+    name: str,
+    parts: Sequence[Part],
+    shared: tuple[str, ...],
+    returned: tuple[str, ...],
+    latent_of: str,
+    presets: Mapping[str, tuple[str, ...]],
+    origin: tuple[str, str],
+) -> Op:
+    """The op; `origin` is the place where the chain is declared, and the name of that module."""
+    where = f"chain {name} ({origin[0]})"
+    chain = _Chain(where, links_of(where, parts), shared, returned)
+    inputs, axes, rounds = chain.inputs(), chain.axes(), chain.rounds()
+    found = Op(
+        name=name,
+        reference=ChainReference(name, *origin, chain.links, chain.passed(), tuple(inputs)),
+        inputs=tuple(inputs),
+        optional=frozenset(name for name, needed in inputs.items() if not needed),
+        params=chain.params(),
+        rows=chain.rows(),
+        integers=chain.of_inputs("integers"),
+        plain=chain.of_inputs("plain"),
+        axes=axes,
+        rounds=rounds,
+        presets=presets,
+        latent=chain.latent(latent_of),
+        optional_results=chain.optional_results(),
+        stand_ins=chain.stand_ins(),
+    )
+    targets = [*(name for name in found.inputs if name not in found.integers), *FORMATS]
+    check_contracts(where, axes, presets, rounds, targets)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Chain:
+    """The parts of a chain, and how they are put together; `where` names it in errors."""
+
+    where: str
+    links: tuple[Link, ...]
+    shared: tuple[str, ...]
+    returned: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self._check_shared()
+        for number, link in enumerate(self.links):
+            if number and not link.part.takes:
+                raise OpError(f"{self.where}: {link.label} takes nothing of the parts before it; say what: takes=…")
+            for stage in link.part.takes.values():
+                self.giver(number, stage)
+        taken = [stage for link in self.links for stage in link.part.takes.values()]
+        for stage in self.returned:
+            if stage not in taken:
+                raise OpError(f"{self.where}: {no_such('stage in returned, which no part takes:', stage, taken)}")
+
+    def giver(self, number: int, stage: str) -> tuple[Link, str]:
+        """The part before that number that records a stage, and its own name of it.
+
+        Raises:
+            OpError: there is none.
+        """
+        for link in self.links[:number]:
+            if (own := link.own_stage(stage)) is not None:
+                return link, own
+        label = self.links[number].label
+        if late := [link.label for link in self.links[number:] if link.own_stage(stage) is not None]:
+            raise OpError(
+                f"{self.where}: {label} takes {stage!r} of {late[0]}, which is not computed before it; a chain has no "
+                "cycle, and its parts stand in the order in which they are computed"
+            )
+        known = [name for link in self.links[:number] for name in link.stages]
+        raise OpError(f"{self.where}: {no_such(f'stage that {label} takes:', stage, known)}")
+
+    def _check_shared(self) -> None:
+        owners: dict[str, list[str]] = {}
+        kinds: dict[str, set[str]] = {}
+        for link in self.links:
+            for what in ("inputs", "params"):
+                for own in getattr(link, what):
+                    owners.setdefault(link.name(own), []).append(link.label)
+                    kinds.setdefault(link.name(own), set()).add(what)
+        for name, labels in owners.items():
+            if len(labels) > 1 and (name not in self.shared or len(kinds[name]) > 1):
+                raise OpError(
+                    f"{self.where}: {' and '.join(labels)} have {name!r}; rename it in one of them "
+                    f"(renamed={{{name!r}: …}}), fix it (fixed=…), or make it one for all: shared=({name!r},)"
+                )
+        for name in self.shared:
+            if len(owners.get(name, ())) < 2:
+                raise OpError(f"{self.where}: {no_such('name in shared, which two parts have:', name, owners)}")
+
+    def inputs(self) -> dict[str, bool]:
+        """Input → whether a case must have it; those first that it must."""
+        found: dict[str, bool] = {}
+        for link in self.links:
+            for own in link.inputs:
+                found[link.name(own)] = found.get(link.name(own), False) or link.needs(own)
+        return {name: needed for needed in (True, False) for name, n in found.items() if n is needed}
+
+    def params(self) -> dict[str, Any]:
+        """Parameter → default; one that some part needs has none."""
+        found: dict[str, Any] = {}
+        for link in self.links:
+            for own in link.params:
+                name, default = link.name(own), link.op.params[own]
+                if name in found and found[name] != default and REQUIRED not in (found[name], default):
+                    raise OpError(
+                        f"{self.where}: {name!r} has the defaults {found[name]!r} and {default!r} in its parts"
+                    )
+                found[name] = REQUIRED if REQUIRED in (default, found.get(name, default)) else default
+        return found
+
+    def of_inputs(self, what: str) -> frozenset[str]:
+        """The inputs that an attribute of the parts' ops names."""
+        named = [(link, getattr(link.op, what)) for link in self.links]
+        return frozenset(link.name(own) for link, names in named for own in link.inputs if own in names)
+
+    def rows(self) -> frozenset[str]:
+        """The inputs of independent rows; none where a part has none, or takes a stage that all of its rows share."""
+        independent = all(link.op.rows and link.op.rows.issuperset(link.part.takes) for link in self.links)
+        return self.of_inputs("rows") if independent else frozenset()
+
+    def rounded_to(self, link: Link, own: str) -> str | None:
+        """What a stage that is passed on is rounded to in every contract: an input of the chain or a format.
+
+        Raises:
+            OpError: that depends on the contract.
+        """
+        of_options = [rounds for choices in link.op.axes.values() for rounds in choices.values()]
+        if any(own in rounds for rounds in of_options):
+            raise OpError(
+                f"{self.where}: {own!r} of {link.label} is rounded as the contract says, so its dtype is open"
+            )
+        target = link.op.rounds.get(own)
+        return None if target is None else self.target(link, target)
+
+    def target(self, link: Link, own: str) -> str:
+        """What a rounding point of a part is in the chain: an input or a format."""
+        if own in link.part.takes:
+            giver, stage = self.giver(self.links.index(link), link.part.takes[own])
+            return self.rounded_to(giver, stage) or _FP32
+        if own in link.part.fixed:
+            return self.target(link, link.op.stand_ins.get(own, link.op.inputs[0]))
+        return link.name(own) if own in link.op.inputs else own
+
+    def stand_ins(self) -> dict[str, str]:
+        """Optional input → what its dtype is where a case lacks it, unless that is the first input's."""
+        first = next(iter(self.inputs()))
+        found = {
+            link.name(own): self.target(link, link.op.stand_ins.get(own, link.op.inputs[0]))
+            for link in self.links
+            for own in link.inputs
+            if own in link.op.optional
+        }
+        return {name: target for name, target in found.items() if target != first}
+
+    def _of_part(self, link: Link, rounds: Rounds) -> dict[str, str]:
+        return {link.stage(own): self.target(link, target) for own, target in rounds.items()}
+
+    def passed(self) -> dict[str, Passed]:
+        """The stages that are passed on."""
+        found = {}
+        for number, link in enumerate(self.links):
+            for stage in link.part.takes.values():
+                target = self.rounded_to(*self.giver(number, stage))
+                found[stage] = Passed(stage, target, stage in self.returned)
+        return found
+
+    def rounds(self) -> dict[str, str]:
+        """The rounding points of every contract; those of stages that are only passed on are in their axes."""
+        every = {stage: to for link in self.links for stage, to in self._of_part(link, link.op.rounds).items()}
+        passed = self.passed()
+        return {stage: to for stage, to in every.items() if stage not in passed or passed[stage].returned}
+
+    def axes(self) -> dict[str, dict[str, dict[str, str]]]:
+        """Those of the parts, each followed by one for each of its stages that is rounded and passed on."""
+        return {axis: options for link in self.links for axis, options in self._axes_of(link)}
+
+    def _axes_of(self, link: Link) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
+        for axis, choices in link.op.axes.items():
+            yield link.word(axis), {link.word(o): self._of_part(link, rounds) for o, rounds in choices.items()}
+        for stage, passed in self.passed().items():
+            if passed.target is not None and link.own_stage(stage) is not None:
+                default = {} if passed.returned else {stage: passed.target}
+                yield f"passed_{stage}", {"": default, passed.option: {}}
+
+    def optional_results(self) -> frozenset[str]:
+        names = {link.stage(own) for link in self.links for own in link.op.optional_results}
+        return frozenset(name for name in names if name not in self.passed() or name in self.returned)
+
+    def latent(self, label: str) -> Latent | None:
+        """The `Latent` of the part with that label, or of the only part that has one."""
+        having = {link.label: link for link in self.links if link.op.latent is not None}
+        if label and label not in having:
+            raise OpError(f"{self.where}: {no_such('part with a Latent:', label, having)}")
+        if not label and len(having) > 1:
+            raise OpError(f"{self.where}: {' and '.join(having)} have a Latent; say whose it has: latent_of=…")
+        link = having[label] if label else next(iter(having.values()), None)
+        if link is None or (own := link.op.latent) is None:
+            return None
+        instead = {link.word(option): link.stage(stage) for option, stage in own.instead.items()}
+        through, also = tuple(map(link.stage, own.through)), tuple(map(link.stage, own.also))
+        return Latent(link.stage(own.stage), through, instead, also)

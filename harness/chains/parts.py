@@ -1,0 +1,161 @@
+"""The parts of a chain, and what each is called in it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from harness.errors import OpError, no_such
+from harness.op import REQUIRED, Op
+from harness.stage_names import StageNames, stage_names
+
+
+@dataclass(frozen=True)
+class Part:
+    """An op of a chain.
+
+    Attributes:
+        op: the op.
+        takes: input of the op → stage of an earlier part, by its name in the chain.
+        fixed: inputs (None) and parameters that the chain does not have, with what they are.
+        renamed: input or parameter of the op → its name in the chain.
+        label: what tells it from other parts; the name of the op unless it is given.
+    """
+
+    op: Op
+    takes: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A part in its chain.
+
+    Attributes:
+        part: the part.
+        label: what tells it from the others.
+        others: the stages and options of each other part.
+    """
+
+    part: Part
+    label: str
+    others: tuple[tuple[StageNames | None, frozenset[str]], ...]
+
+    @property
+    def op(self) -> Op:
+        return self.part.op
+
+    @cached_property
+    def known(self) -> StageNames | None:
+        """The stages of the op by its own names; None where its source cannot be read."""
+        return stage_names(self.op.reference)
+
+    def stage(self, own: str) -> str:
+        """What a stage of the op is called in the chain."""
+        return f"{self.label}_{own}" if any(names is not None and own in names for names, _ in self.others) else own
+
+    def own_stage(self, name: str) -> str | None:
+        """The op's own name of a stage of the chain, if it is the op's."""
+        found = (
+            own for own in (name, name.removeprefix(f"{self.label}_")) if self._has(own) and self.stage(own) == name
+        )
+        return next(found, None)
+
+    def _has(self, own: str) -> bool:
+        return self.known is not None and own in self.known
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names in the chain to suggest."""
+        return tuple(map(self.stage, self.known.known)) if self.known is not None else ()
+
+    def word(self, own: str) -> str:
+        """What an axis or an option of the op is called in the chain; one without a name has none there."""
+        return f"{self.label}_{own}" if own and any(own in words for _, words in self.others) else own
+
+    def option(self, own: str) -> str:
+        """What an option is called in the chain.
+
+        Raises:
+            OpError: the op does not have it.
+        """
+        known = [option for choices in self.op.axes.values() for option in choices]
+        if own not in known:
+            raise OpError(no_such(f"contract option that the reference of {self.op.where} asks for:", own, known))
+        return self.word(own)
+
+    def name(self, own: str) -> str:
+        """What an input or parameter is called in the chain."""
+        return self.part.renamed.get(own, own)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs that the chain has, by the op's own names."""
+        return [name for name in self.op.inputs if name not in self.part.takes and name not in self.part.fixed]
+
+    @property
+    def params(self) -> list[str]:
+        """The same of parameters."""
+        return [name for name in self.op.params if name not in self.part.fixed]
+
+    def needs(self, own: str) -> bool:
+        """Whether an input or parameter cannot be left out."""
+        return own not in self.op.optional if own in self.op.inputs else self.op.params[own] is REQUIRED
+
+
+def links_of(where: str, parts: Sequence[Part]) -> tuple[Link, ...]:
+    """The parts in their chain.
+
+    Raises:
+        OpError: what a part declares is not the op's, or two parts have one label.
+    """
+    if len(parts) < 2:
+        raise OpError(f"{where}: a chain has two parts or more, and this one has {len(parts)}")
+    for part in parts:
+        _check_part(where, part)
+    labels = [part.label or part.op.name for part in parts]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise OpError(f"{where}: two parts are called {twice[0]!r}; give one a label: Part(…, label=…)")
+    words = [(stage_names(part.op.reference), _words(part.op)) for part in parts]
+    return tuple(
+        Link(part, label, tuple(words[:number] + words[number + 1 :]))
+        for number, (part, label) in enumerate(zip(parts, labels, strict=True))
+    )
+
+
+def _words(op: Op) -> frozenset[str]:
+    """The names of the op's axes and of their options."""
+    return frozenset([*op.axes, *(option for choices in op.axes.values() for option in choices)])
+
+
+def _check_part(where: str, part: Part) -> None:
+    """Raise `OpError` unless all that a part names is its op's, and named once."""
+    if not isinstance(part, Part):
+        raise OpError(f"{where}: {part!r} is no part; write Part(OP)")
+    op = part.op
+    names = (*op.inputs, *op.params)
+    _check_known(where, f"input in takes of {op.name}:", part.takes, op.inputs)
+    _check_known(where, f"input or parameter in fixed of {op.name}:", part.fixed, names)
+    _check_known(where, f"input or parameter in renamed of {op.name}:", part.renamed, names)
+    for name in names:
+        given = [what for what in ("takes", "fixed", "renamed") if name in getattr(part, what)]
+        if len(given) > 1:
+            raise OpError(f"{where}: {name!r} of {op.name} is in {' and in '.join(given)}; one of them can hold")
+    for name, value in part.fixed.items():
+        if name in op.inputs and (value is not None or name not in op.optional):
+            raise OpError(
+                f"{where}: the input {name!r} of {op.name} is fixed to {value!r}; only an optional one to None"
+            )
+    for name in part.takes:
+        if name in op.plain:
+            raise OpError(f"{where}: the input {name!r} of {op.name} is plain: it holds codes, which no stage gives")
+
+
+def _check_known(where: str, what: str, given: Collection[str], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise OpError(f"{where}: {no_such(what, name, known)}")

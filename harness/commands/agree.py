@@ -1,0 +1,77 @@
+"""`lastbit agree`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from harness.commands.options import add_device, add_folders, add_timeout, config_of
+from harness.config import PROFILES, Config
+from harness.diagnosing.agree import agree_kernels
+from harness.errors import UsageError
+from harness.history.revisions import kernels_at
+from harness.kernel import REVISION_MARK
+from harness.outcomes.agreement import Agreement, Side
+from harness.verify.project import open_project
+from harness.verify.worker import Worker, WorkerEnded
+from reports.agreement import as_json, print_agreement
+from reports.paper import make_console
+
+
+def add_agree(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Run two kernels of one op on the same cases and compare their results bit by bit. Where they differ, say "
+        "which contracts they keep and at which stage these part. NAME@REVISION is the kernel of a git revision."
+    )
+    parser.set_defaults(command=_agree)
+    parser.add_argument("kernel", nargs=2, metavar="KERNEL", help="names of two kernels, each also as NAME@REVISION")
+    parser.add_argument("--cases", type=Path, help="take the case lines of this file instead of generated cases")
+    parser.add_argument("--profile", default="smoke", choices=tuple(PROFILES), help="how many cases (default: smoke)")
+    parser.add_argument("--cases-per-group", type=int, help="generated cases per group, in place of the profile's")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
+    parser.add_argument("--combinations", type=int, default=5000, help="most combinations to try (default: 5000)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+    add_timeout(parser)
+    add_device(parser)
+    add_folders(parser)
+
+
+def _agree(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    first, second = options.kernel
+    if first == second:
+        raise UsageError(
+            f"{first} agrees with itself; give two kernels, or one of another revision as {first}@REVISION"
+        )
+    names = tuple(dict.fromkeys(name.partition(REVISION_MARK)[0] for name in options.kernel))
+    chosen = {"profile": options.profile, "cases": options.cases_per_group, "seed": options.seed}
+    config = config_of(options, kernels=names, **chosen)
+    with ExitStack() as stack:
+        config = _with_revisions(config, options.kernel, stack)
+        with Worker(config) as worker:
+            found = _compared(worker, config.devices[0], first, second, options.combinations)
+    if options.json:
+        print(as_json(found))
+    else:
+        print_agreement(found, make_console())
+    return found.exit_code
+
+
+def _with_revisions(config: Config, names: Sequence[str], stack: ExitStack) -> Config:
+    """The configuration with the revisions that the names ask for, in folders that are gone with the stack."""
+    labels = dict.fromkeys(label for name in names if (label := name.partition(REVISION_MARK)[2]))
+    folders = open_project(config).kernel_folders if labels else ()
+    where = {label: stack.enter_context(kernels_at(label, folders, asked=f"@{label}")) for label in labels}
+    return replace(config, revisions={label: str(folder) for label, folder in where.items()})
+
+
+def _compared(worker: Worker, device: str, first: str, second: str, most: int) -> Agreement:
+    """What was found, which is no more than an error if a kernel ends the process."""
+    try:
+        return worker.do(agree_kernels, first, second, most=most)
+    except WorkerEnded as ended:
+        sides = Side(first, "", errors=(str(ended),)), Side(second, "")
+        return Agreement("", device, sides)

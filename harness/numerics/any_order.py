@@ -1,0 +1,38 @@
+"""A sum of few terms in any order, each addition rounded: all orders are tried, so that the ends are sharp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure
+from harness.numerics.formats import Format
+from harness.numerics.parts import added, hull, rounded
+from harness.numerics.premises import current
+from harness.numerics.remembered import remembered
+
+
+@remembered
+def sum_in_any_order(terms: Sequence[Enclosure], fmt: Format | None = None) -> Enclosure:
+    """The terms, of one shape, added two at a time in whichever order, each sum rounded to fp32 and then to `fmt`.
+
+    25 additions for four terms, 3,025 for eight, and so on by the power of three. For two numbers of bf16 or fp16, to
+    round their sum to fp32 first changes nothing (24 >= 2 * 11 + 2, Figueroa 1995). The value is that of one order.
+    """
+    arithmetic = current().arithmetic
+
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        total = added(x, y, arithmetic)
+        return total if fmt is None else rounded(total, fmt)
+
+    everything = (1 << len(terms)) - 1
+    sums = {1 << position: term.parts for position, term in enumerate(terms)}
+    for part in range(1, everything + 1):
+        if part not in sums:  # what is added last: one side of the split without the last term, and the other with it
+            last = 1 << (part.bit_length() - 1)
+            one = rest = part ^ last
+            sums[part] = add(sums[rest], sums[last])
+            while one := (one - 1) & rest:
+                sums[part] = hull(sums[part], add(sums[one], sums[part ^ one]))
+    return Enclosure(sums[everything])

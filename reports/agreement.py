@@ -1,0 +1,130 @@
+"""What `lastbit agree` found, on a console and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.outcomes.agreement import Agreement, Does, Parting, Side, StageAgreement
+from reports.encoding import encoded
+from reports.identification import print_columns
+from reports.paper import line, paragraph
+from reports.summary import listed, plural
+
+VERSION = 1
+"""Of the JSON; it grows when a field goes or means something else."""
+
+_HEADERS = ("stage", "elements that differ", "cases", "ulp", "farthest apart")
+_MOST_NAMES = 3
+
+
+def as_json(found: Agreement) -> str:
+    """The agreement as one JSON object; a float that JSON cannot spell is a string."""
+    about = {"version": VERSION, "exit_code": found.exit_code, "says": tuple(sentences(found))}
+    return json.dumps(about | encoded(found), indent=1, allow_nan=False, ensure_ascii=False)
+
+
+def print_agreement(found: Agreement, console: Console) -> None:
+    """The stages in a table, then what the kernels keep and where they part."""
+    one, other = (side.kernel for side in found.sides)
+    line(console, Text.assemble((one, "bold"), " and ", (other, "bold"), f" on {found.device}"))
+    if found.cases:
+        print_columns([Text(h, "dim") for h in _HEADERS], [_row(stage) for stage in found.stages], console)
+    styles = {0: "green", 1: "bold red"}
+    for number, sentence in enumerate(sentences(found)):
+        style = styles.get(found.exit_code, "bold magenta") if not number else ""
+        paragraph(console, Text(sentence, style), label="  → " if not number else "    ")
+    if found.line:
+        line(console, "  smallest case in which they differ")
+        for name in (one, other):
+            line(console, f"    lastbit repro '{found.line}' --kernel '{name}'")
+
+
+def _row(stage: StageAgreement) -> tuple[Text, ...]:
+    name = stage.stage if stage.result else f"({stage.stage})"
+    differ = f"{stage.unequal_elements:,} of {stage.elements:,}"
+    cases = f"{stage.unequal_cases:,} of {stage.cases:,}"
+    cells = name, differ, cases, f"{stage.ulp:.0f}" if stage.unequal_elements else "–", _apart(stage)
+    return tuple(Text(cell, "green" if not stage.unequal_elements else "") for cell in cells)
+
+
+def _apart(stage: StageAgreement) -> str:
+    if stage.apart is None:
+        return ""
+    index = ", ".join(map(str, stage.apart.index))
+    return f"[{index}]: {' and '.join(stage.apart.values)}"
+
+
+def sentences(found: Agreement) -> Iterator[str]:
+    """Whether the kernels agree, what each keeps, and where these part."""
+    yield _verdict(found)
+    if not found.cases:
+        yield from _unsaid(found)
+        return
+    if found.unequal_cases and (shown := found.shown):
+        yield f"Of the stages that both give, {shown} is the first that differs."
+    yield from (f"{side.kernel} {_kept(side, found)}" for side in found.sides)
+    if found.parting is not None:
+        yield _parting(found, found.parting)
+        yield from _places(found, found.parting)
+    elif found.unequal_cases and found.common:
+        yield _legal(found)
+    yield from _unsaid(found)
+
+
+def _verdict(found: Agreement) -> str:
+    if not found.cases:
+        return "There was nothing to compare."
+    if not found.unequal_cases:
+        elements = sum(stage.elements for stage in found.results)
+        return f"Every bit is equal: {plural(elements, 'element')} in {plural(found.cases, 'case')}."
+    return f"They differ in {found.unequal_cases:,} of {plural(found.cases, 'case')}."
+
+
+def _kept(side: Side, found: Agreement) -> str:
+    if not side.kept:
+        return f"keeps no contract of {found.op} throughout; lastbit identify says more. It claims {side.claim}."
+    names = listed(side.kept, _MOST_NAMES)
+    return f"keeps {names}{', as it claims' if side.claim in side.kept else f', and claims {side.claim}'}."
+
+
+def _parting(found: Agreement, parting: Parting) -> str:
+    one, other = (_does(side, does, parting) for side, does in zip(found.sides, parting.does, strict=True))
+    return f"Their contracts part at {parting.stage}: {one}, {other}."
+
+
+def _does(side: Side, does: Does, parting: Parting) -> str:
+    """What one kernel does at the stage, and under which options."""
+    options = f" ({' and '.join(does.options)})" if does.options else ""
+    if not does.recorded:
+        return f"{side.kernel} has no such stage{options}"
+    if parting.does[0].rounds_to == parting.does[1].rounds_to:
+        return f"{side.kernel} computes it under {does.contract}"
+    rounds = f"rounds it to {does.rounds_to}" if does.rounds_to else "does not round it"
+    return f"{side.kernel} {rounds}{options}"
+
+
+def _places(found: Agreement, parting: Parting) -> Iterator[str]:
+    for side, does in zip(found.sides, parting.does, strict=True):
+        if does.place:
+            yield f"In {side.kernel} that is {does.place}."
+
+
+def _legal(found: Agreement) -> str:
+    """Both keep one contract; which order each sums in would be named here."""
+    unequal, elements = (sum(getattr(s, what) for s in found.results) for what in ("unequal_elements", "elements"))
+    share = f"{100 * unequal / elements:.2g} %"
+    freedom = f"Same contract: the bits differ within its freedom, both legal, in {share} of the elements"
+    return f"{freedom}. Another order of sums or another formula does that."
+
+
+def _unsaid(found: Agreement) -> Iterator[str]:
+    """Cases that were not compared."""
+    for side in found.sides:
+        for reason, count in side.unsupported.items():
+            yield f"{side.kernel} turned down {plural(count, 'case')}: {reason}."
+        if side.errors:
+            yield f"{side.kernel} errored in {plural(len(side.errors), 'case')}: {side.errors[0]}"
