@@ -13,10 +13,13 @@ from torch import Tensor
 
 from harness.case import parse_case
 from harness.config import Config
+from harness.devices import DevicePlan
+from harness.judges.opening import Desk
 from harness.kernel import Kernel
 from harness.result import CaseResult, Verdict
-from harness.verify import check
+from harness.verify import check, sharing
 from harness.verify.check import Subject, verify_case
+from harness.verify.plan import Plan
 from harness.verify.project import open_project
 from harness.verify.recorder import Recorder
 from harness.verify.sharing import Attempt, SharedDevice, directly
@@ -93,6 +96,15 @@ def test_a_case_without_memory_runs_again_alone(tmp_path: Path, failures: int, v
     assert result.verdict is verdict
     assert len(started) == min(failures + 1, 2), "its time begins anew"
     assert result.reason.endswith("free; no other case was running") is (verdict is Verdict.ERRORED)
+
+
+def test_judges_of_one_accelerator_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "_give_back", lambda device: None)  # there is no accelerator
+    config = Config(folder="", device_plan=DevicePlan(("cuda:0",), ("of the test",)))
+    desk = Desk(config, open_project(config), Plan((), (), 0), turns=str(tmp_path))
+    started: list[int] = []
+    result = desk.verify(attempt(subject(lambda: len(started) <= 1), lambda: started.append(1)))
+    assert (result.verdict, len(started)) == (Verdict.PASSED, 2)
 
 
 def test_alone_means_that_no_other_case_runs_or_begins(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
 
     def watched(attempt: Callable[[], CaseResult]) -> CaseResult:
         with desk.watch(question.op), redirect_stderr(io.StringIO()):  # tracebacks are for the log of a run
-            return attempt()
+            return desk.verify(attempt)
 
     group_of = {one.case: one.group for one in chosen}
 

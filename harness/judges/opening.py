@@ -36,15 +36,29 @@ from harness.verify.plan import Plan
 from harness.verify.power import Separable, power_of
 from harness.verify.project import open_project
 from harness.verify.run import environment_for
+from harness.verify.sharing import SharedDevice, Verify, directly
 
 
 @dataclass(frozen=True)
 class Desk(Workplace):
-    """The workplace of a judge of files: it loads no kernel, and forks the processes that do."""
+    """The workplace of a judge of files: it loads no kernel, and forks the processes that do.
+
+    Attributes:
+        turns: a folder by which judges of one device take turns where its memory runs out; empty for a judge alone.
+    """
+
+    turns: str = ""
 
     @cached_property
     def device(self) -> torch.device:
         return torch.device(one_device(self.config))
+
+    @cached_property
+    def verify(self) -> Verify:
+        """How a case is verified: once more alone, where other judges share the memory that it ran out of."""
+        if not self.turns or self.device.type == "cpu":
+            return directly
+        return SharedDevice(Path(self.turns), self.device).verify
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -92,10 +106,10 @@ def desk_of(place: Workplace) -> Desk:
     return place
 
 
-def open_desk(config: Config, watch: Watch, tick: Tick) -> Desk:
-    """Make this process a judge of files for a configuration with one device."""
+def open_desk(config: Config, watch: Watch, tick: Tick, turns: str = "") -> Desk:
+    """Make this process a judge of files for a configuration with one device; for `turns` see `Desk`."""
     prepare(torch.device(one_device(config)))
-    desk = Desk(config, open_project(config), Plan((), (), 0), watch, tick)
+    desk = Desk(config, open_project(config), Plan((), (), 0), watch, tick, turns)
     desk.kernels.server.begin()
     return desk
 

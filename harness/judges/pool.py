@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -48,7 +50,9 @@ class Judges:
         configs = _configs(devices, tuple(map(str, projects)), count)
         self._asked, self._closed = asked, False
         self._usual = Question(**asked) if "op" in asked else None
-        self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=open_desk)]}
+        self._turns = TemporaryDirectory(prefix="judges-")
+        opening = partial(open_desk, turns=self._turns.name)
+        self._workers = {worker: one.devices[0] for one in configs for worker in [Worker(one, opening=opening)]}
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         self._threads = ThreadPoolExecutor(max_workers=len(configs), thread_name_prefix="judge")
 
@@ -67,6 +71,7 @@ class Judges:
         self._threads.shutdown(cancel_futures=error is not None)
         for worker in self._workers:
             worker.__exit__(kind, error, trace)
+        self._turns.cleanup()
 
     def judge(self, path: str | Path, **asked: Any) -> Future[FileVerdict]:
         """The verdict on the kernel of a file, in the future; see `Question` for what can be asked.
