@@ -128,6 +128,9 @@ def declare_flashinfer(version):
         library = operations(f"flashinfer-{version}")
         rows, others, weight = checked(x, dtypes, residual=residual, weight=weight)
         refuse_unaligned(x=rows, residual=others, weight=weight)
+        room = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
+        if (need := 4 * (x.shape[-1] + 32)) > room:  # FusedAddRMSNorm: a row in fp32, and a sum of each warp
+            raise UnsupportedCase(f"upstream keeps a row in shared memory: {need:,} bytes of {room:,}")
         library.fused_add_rms_norm(rows, others, weight, eps)
 
 
