@@ -26,6 +26,7 @@ from harness.verify.check import Subject
 from harness.verify.inprocess import open_workplace, plan_for, prepare, unwatched
 from harness.verify.project import open_project
 from harness.verify.properties import basis_of
+from tests.rms_norm_contract import INTERPRETED
 
 CPU = torch.device("cpu")
 CASE = parse_case("rms_norm x=fp32[8,64] weight=fp32[64] eps=1e-06 seed=1")
@@ -209,6 +210,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="programs are interpreted there")
 def test_programs_of_triton_are_launched_and_not_traced(tmp_path: Path) -> None:
     prepare(CPU)
     (tmp_path / "k.py").write_text(textwrap.dedent(PROGRAM))
@@ -312,6 +314,7 @@ class Here:
             return work(open_workplace(self.config, unwatched, lambda result: None), *args)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="programs are interpreted there")
 def test_a_new_process_has_the_environment_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = """
         import os

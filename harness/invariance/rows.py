@@ -19,7 +19,7 @@ from harness.invariance.thresholds import Changes
 from harness.relation import Tensors
 
 _LAUNCHES = 2  # of one size, in `lastbit verify`
-_MANY_LAUNCHES = 256  # they cover all of 4,096 rows from 16 rows on
+_MANY_LAUNCHES = 64  # they cover all of 4,096 rows from 64 rows on
 _PLACES, _MANY_PLACES = 2, 16  # at which each row is
 _KNOWN = 64  # rows with a change that are launched together at further sizes
 _TO_COUNT = 64  # launches in which the changed rows are counted, in `lastbit verify`
