@@ -141,7 +141,7 @@ def test_declarations_are_held_against_the_tree(call: Any, declared: Mapping[str
 
 def test_broken_declaration_says_both_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     print_order(found_of(kernel_of(running, depth=lambda n: 6)), make_console())
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "FAILED: depth= says that no term passes through more than 6 additions; 63 were found" in " ".join(
         printed.split()
     )
@@ -243,7 +243,7 @@ def test_compare(other: Any, code: int, tmp_path: Path, capsys: pytest.CaptureFi
     for file, nested in zip(files, (neighbours(range(8)), other), strict=True):
         file.write_text(to_json([order_with(nested)]))
     assert main(["order", "--compare", *map(str, files)]) == code
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert {0: "the same tree", 1: "8 terms one after the other", 3: "no sum of the same name"}[code] in " ".join(
         printed.split()
     )
