@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from orders.known_trees import (
     steps,
     sum_by,
     welford,
+    welford_lanes,
 )
 from torch import Tensor
 
@@ -96,9 +99,32 @@ def test_compensated_sum_of_squares_has_no_tree() -> None:
     assert found.tree is None and found.triples
 
 
-def test_running_mean_has_no_tree() -> None:
-    found = reveal(welford, 64)
+@pytest.mark.parametrize("mean", [welford, welford_lanes])
+def test_running_mean_has_no_tree(mean: Callable[[Tensor], Tensor]) -> None:
+    """Of lanes of 8 terms, each a running mean, few pairs of columns show that M and -M do not cancel."""
+    found = reveal(mean, 64)
     assert found.tree is None and "running mean" in found.reason
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_term_that_is_not_counted_once(times: int) -> None:
+    """Among 512 columns, random triples seldom meet it."""
+    weights = torch.ones(512)
+    weights[300] = times
+    found = reveal(lambda x: (x.float() * weights).sum(-1), 512)
+    assert found.tree is None and "not counted once" in found.reason
+
+
+@pytest.mark.parametrize(("column", "said"), [(30, "do not count"), (63, "a term is left out")])
+def test_a_square_that_is_left_out(column: int, said: str) -> None:
+    """The last column is met while numbers are drawn; another one only where every column is asked."""
+    norm = normalized(lambda x: x.float().index_fill(1, torch.tensor(column), 0.0).square().sum(-1))
+    found = reveal(norm, 64, squares=True, tuned=True)
+    assert found.tree is None and said in found.reason
+
+
+def test_one_result_for_all_rows() -> None:
+    assert "shape ()" in reveal(lambda x: x.float().sum(), 8).reason
 
 
 def test_sum_in_fp64_loses_no_square() -> None:
