@@ -195,7 +195,7 @@ def test_order_that_depends_on_the_place_in_the_call() -> None:
     assert any("only the first row" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("terms", "rows"), [(1, 8), (8, 0)])
+@pytest.mark.parametrize(("terms", "rows"), [(1, 8), (2, 8), (8, 0)])
 def test_nothing_to_ask(terms: int, rows: int) -> None:
     with pytest.raises(UsageError, match=f"{terms} terms in {rows} rows"):
         reveal(lambda x: x.sum(-1), terms, rows=rows)
@@ -242,6 +242,11 @@ def test_equal_trees_have_equal_numbers() -> None:
 def test_columns_that_are_no_tree(nested: Nested) -> None:
     with pytest.raises(UsageError, match="each once"):
         tree_of(nested)
+
+
+def test_steps_are_said_as_one_accumulator() -> None:
+    [said] = tree_lines(form_of(tree_of(steps(48))))
+    assert said == "sum: 48 terms in 3 steps, one after the other: each adds 16 at once to the sum so far"
 
 
 def test_prefixes_and_height() -> None:

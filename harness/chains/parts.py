@@ -157,7 +157,7 @@ def _check_part(where: str, part: Part) -> None:
             raise OpError(f"{where}: the input {name!r} of {op.name} is plain: it holds codes, which no stage gives")
 
 
-def check_word(where: str, what: str, word: str) -> None:
+def check_word(where: str, what: str, word: object) -> None:
     """Raise `OpError` unless a word can stand in case lines and contracts."""
     if not (isinstance(word, str) and word.isidentifier()):
         raise OpError(f"{where}: {word!r} cannot be the {what}; write letters, digits and underscores")

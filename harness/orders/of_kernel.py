@@ -116,7 +116,8 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
             tuned=True,
         )
         if revealed.visible:
-            return _ordered(subject, summed, replace(found, read=f"{name} ({revealed.result})"), revealed, _blind(blind))
+            found = replace(found, read=f"{name} ({revealed.result})", notes=_blind(blind))
+            return _ordered(subject, summed, found, revealed)
         blind.setdefault(revealed.reason, []).append(name)
     return replace(found, reason="; ".join(_blind(blind)) or f"the kernel gives none of {', '.join(summed.results)}")
 
@@ -126,7 +127,7 @@ def _blind(reasons: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     return tuple(f"{' and '.join(names)}: {reason}" for reason, names in reasons.items())
 
 
-def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Revealed, blind: tuple[str, ...]) -> Order:
+def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Revealed) -> Order:
     tree = revealed.tree
     return replace(
         found,
@@ -138,7 +139,7 @@ def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Reveal
         calls=revealed.calls,
         checked=revealed.checked,
         contradicted=revealed.contradicted,
-        notes=(*revealed.notes, *blind),
+        notes=(*revealed.notes, *found.notes),
         declared=tuple(_declared(subject, summed, tree)) if tree else (),
     )
 

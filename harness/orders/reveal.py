@@ -76,7 +76,7 @@ def reveal(
         UsageError: there are fewer than three terms, or no rows.
     """
     if terms < 3 or rows < 1:
-        raise UsageError(f"{terms} terms in {rows} rows: give 3 terms or more, as two have one order, and 1 row or more")
+        raise UsageError(f"{terms} terms in {rows} rows: give 3 terms, as two have one order, and 1 row, or more")
     call = sum_of if tuned else lambda given, tuning: sum_of(given)
     probes = Probes(call, terms, rows, dtype, torch.device(device))
     random = np.random.default_rng(seed)

@@ -121,8 +121,9 @@ def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Rea
 
 def _check_every_square(reading: Reading, random: np.random.Generator) -> None:
     """Raise `NotRevealed` if the square at some column does not show as those at others do."""
-    probes, values = reading.probes, reading.values
-    seen = replace(reading, lost=reading.seen, seen=None, values=replace(values, pair=(values.alone, values.filler)))
+    probes, values = reading.probes, replace(reading.values, pair=(reading.values.alone, reading.values.filler))
+    assert reading.seen is not None
+    seen = Reading(probes, values, reading.columns, lost=reading.seen)
     triples = _with_third(_every_column(probes.terms, random), probes.terms)[:, [1, 2, 0]]
     if not (as_others := seen.ask(triples)).all():
         large, small = triples[int(as_others.argmin())][:2].tolist()
