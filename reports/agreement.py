@@ -62,7 +62,8 @@ def sentences(found: Agreement) -> Iterator[str]:
     """Whether the kernels agree, what each keeps, and where these part."""
     yield _verdict(found)
     if not found.cases:
-        yield from _unsaid(found)
+        unsaid = tuple(_unsaid(found))
+        yield from unsaid or (f"No case with elements is one of {found.op} that both kernels take.",)
         return
     if found.unequal_cases and (shown := found.shown):
         yield f"Of the stages that both give, {shown} is the first that differs."

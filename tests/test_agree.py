@@ -155,6 +155,12 @@ def test_nothing_to_compare() -> None:
     assert [*sentences(found)] == ["There was nothing to compare.", "a turned down 2 cases: too wide."]
 
 
+def test_cases_of_another_op_are_nothing_to_compare(agree: Agree) -> None:
+    found = agree(native, in_fp32, "all_reduce x=bf16[1,8] peer_1=bf16[1,8] seed=1")
+    assert found.exit_code == 3
+    assert [*sentences(found)][1] == "No case with elements is one of rms_norm that both kernels take."
+
+
 def test_nan_and_zero_and_dtypes() -> None:
     def compared(a: Tensor, b: Tensor) -> StageAgreement:
         return _compare("y", True, a, b, "line")
