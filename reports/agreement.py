@@ -62,7 +62,8 @@ def sentences(found: Agreement) -> Iterator[str]:
     """Whether the kernels agree, what each keeps, and where these part."""
     yield _verdict(found)
     if not found.cases:
-        yield from _unsaid(found)
+        unsaid = tuple(_unsaid(found))
+        yield from unsaid or (f"No case with elements is one of {found.op} that both kernels take.",)
         return
     if found.unequal_cases and (shown := found.shown):
         yield f"Of the stages that both give, {shown} is the first that differs."
@@ -80,7 +81,8 @@ def _verdict(found: Agreement) -> str:
         return "There was nothing to compare."
     if not found.unequal_cases:
         elements = sum(stage.elements for stage in found.results)
-        return f"Every bit is equal: {plural(elements, 'element')} in {plural(found.cases, 'case')}."
+        where = " where neither kernel errored" if any(side.errors for side in found.sides) else ""
+        return f"Every bit is equal{where}: {plural(elements, 'element')} in {plural(found.cases, 'case')}."
     return f"They differ in {found.unequal_cases:,} of {plural(found.cases, 'case')}."
 
 
@@ -128,3 +130,4 @@ def _unsaid(found: Agreement) -> Iterator[str]:
             yield f"{side.kernel} turned down {plural(count, 'case')}: {reason}."
         if side.errors:
             yield f"{side.kernel} errored in {plural(len(side.errors), 'case')}: {side.errors[0]}"
+        yield from (f"Beside its values, {side.kernel}: {sentence}" for sentence in side.beside)

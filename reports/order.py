@@ -95,7 +95,7 @@ def head(form: Form) -> str:
             return f"{parts}{_modulus(form)} joined in pairs over {levels}, at distances {distances}"
         case "steps":
             steps = plural(form.count // form.width, "step")
-            return f"{parts} in {steps}: {form.width} at a time are added at once to the sum of those before"
+            return f"{parts} in {steps}, one after the other: each adds {form.width} at once to the sum so far"
         case _:
             return f"{parts} added at once"
 

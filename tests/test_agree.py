@@ -61,6 +61,16 @@ def raising(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     raise RuntimeError("out of luck")
 
 
+def raising_on_many_rows(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    return native(x, weight, eps=eps) if len(x) < 4 else raising(x, weight, eps=eps)
+
+
+def emptying(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    found = native(x, weight, eps=eps)
+    x.zero_()
+    return found
+
+
 CONTRACTS = {in_fp32: "fp32_multiply", backwards: "fp32_multiply"}
 
 
@@ -126,10 +136,29 @@ def test_a_kernel_that_raises_is_an_error(agree: Agree) -> None:
     assert any("out of luck" in sentence for sentence in sentences(found))
 
 
+def test_equal_bits_are_told_of_the_cases_without_an_error_only(agree: Agree) -> None:
+    found = agree(native, raising_on_many_rows)
+    assert (found.exit_code, found.cases) == (2, 1)
+    assert next(sentences(found)).startswith("Every bit is equal where neither kernel errored: 192 elements")
+
+
+def test_what_is_wrong_beside_the_values_is_told(agree: Agree) -> None:
+    """Equal bits of a kernel that changes its inputs are not all that matters."""
+    found = agree(native, emptying)
+    assert found.exit_code == 0
+    assert any("Beside its values, emptying: changed" in sentence for sentence in sentences(found))
+
+
 def test_nothing_to_compare() -> None:
     found = Agreement("op", "cpu", (Side("a", "c", unsupported={"too wide": 2}), Side("b", "c")))
     assert found.exit_code == 3
     assert [*sentences(found)] == ["There was nothing to compare.", "a turned down 2 cases: too wide."]
+
+
+def test_cases_of_another_op_are_nothing_to_compare(agree: Agree) -> None:
+    found = agree(native, in_fp32, "all_reduce x=bf16[1,8] peer_1=bf16[1,8] seed=1")
+    assert found.exit_code == 3
+    assert [*sentences(found)][1] == "No case with elements is one of rms_norm that both kernels take."
 
 
 def test_nan_and_zero_and_dtypes() -> None:

@@ -235,6 +235,9 @@ def norm(**declared: Any) -> Part:
         ((Part(added, fixed={"y": None}), norm()), {}, "'y' of added is fixed to None; only an optional one"),
         ((ADDED, norm()), {"shared": ("y",)}, "unknown name in shared, which two parts have: 'y'"),
         ((ADDED, norm()), {"returned": ("half",)}, "stage in returned, which no part takes: 'half'"),
+        ((Part(added, label="a+b"), norm()), {}, "'a+b' cannot be the label or new name of added"),
+        ((Part(added, renamed={"y": "p 1"}), norm()), {}, "'p 1' cannot be the label or new name of added"),
+        ((added, norm()), {}, "'added' is no part; write Part(OP)"),
         ((ADDED, norm()), {"latent_of": "added"}, "unknown part with a Latent: 'added'"),
     ],
 )
@@ -242,6 +245,23 @@ def test_a_declaration_that_does_not_fit(parts: tuple[Any, ...], options: dict[s
     with pytest.raises(OpError) as caught:
         chain("made", *parts, **options)
     assert said in str(caught.value) and __file__ in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a+b"])
+def test_a_name_that_no_case_line_can_have(name: str) -> None:
+    with pytest.raises(OpError, match="cannot be the name of a chain"):
+        chain(name, ADDED, norm())
+
+
+def test_an_axis_of_a_part_does_not_replace_that_of_a_passed_stage() -> None:
+    """`unrounded_output` would be gone, and a rounding that is missing could not be named."""
+
+    @op(rows=("x",), axes={"passed_output": {"": {}, "halved": {"half": "x"}}}, rounds={"last": "x"})
+    def later(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+        stage("last", stage("half", x * 0.5) * 2.0, result=True)
+
+    with pytest.raises(OpError, match="two axes are called 'passed_output'"):
+        chain("made", ADDED, Part(later, {"x": "output"}))
 
 
 def test_an_input_of_codes_cannot_be_taken() -> None:

@@ -152,6 +152,15 @@ def test_order_that_is_not_walked_says_where() -> None:
     assert declared.said.endswith("none holds the first 16")
 
 
+def test_a_reason_is_told_once_with_all_results_that_it_holds_for() -> None:
+    def silent(x: Tensor, stages: tuple[str, ...] = ()) -> Any:
+        nothing = torch.zeros(len(x))
+        return {"output": nothing, "whole": nothing} if stages else nothing
+
+    reason = found_of(kernel_of(silent, stages=("whole",))).reason
+    assert reason.startswith("output and whole: no result shows") and reason.count("no result shows") == 1
+
+
 def test_stage_is_read_where_the_result_shows_nothing() -> None:
     def silent(x: Tensor, stages: tuple[str, ...] = ()) -> Any:
         output = torch.zeros(len(x), dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""The trees of sums, revealed: sums whose tree is known, and what is no tree."""
+"""The trees of sums, revealed: sums whose tree is known."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from orders.known_trees import (
     chain,
     fma_chain,
     halves,
-    kahan,
     lanes,
     neighbours,
     normalized,
     squares_by,
     steps,
     sum_by,
-    welford,
 )
-from torch import Tensor
 
 from harness.errors import UsageError
 from harness.orders.form import form_of, progression
@@ -82,99 +79,6 @@ def test_one_row_in_a_call() -> None:
     assert found.calls == found.asked
 
 
-# What is no tree, or cannot be seen
-
-
-@pytest.mark.parametrize("terms", [8, 64])
-def test_compensated_sum_has_no_tree(terms: int) -> None:
-    found = reveal(kahan, terms)
-    assert found.tree is None and "random terms" in found.reason
-
-
-def test_compensated_sum_of_squares_has_no_tree() -> None:
-    found = reveal(normalized(squares_by(kahan)), 64, squares=True, tuned=True)
-    assert found.tree is None and found.triples
-
-
-def test_running_mean_has_no_tree() -> None:
-    found = reveal(welford, 64)
-    assert found.tree is None and "running mean" in found.reason
-
-
-def test_sum_in_fp64_loses_no_square() -> None:
-    norm = normalized(lambda x: x.double().square().sum(-1).float())
-    found = reveal(norm, 32, squares=True, tuned=True)
-    assert found.tree is None and "more bits than fp32" in found.reason
-
-
-@pytest.mark.parametrize(("dtype", "held"), [(torch.float64, "more"), (torch.bfloat16, "fewer")])
-def test_what_the_sum_is_held_in(dtype: torch.dtype, held: str) -> None:
-    def running(x: Tensor) -> Tensor:
-        total, *rest = x.to(dtype).unbind(-1)
-        for term in rest:
-            total = total + term
-        return total.float()
-
-    found = reveal(running, 32)
-    assert found.tree == tree_of(chain(range(32)))
-    assert found.notes == (f"the sum is held in {held} bits than fp32 has",)
-
-
-def test_results_that_show_nothing() -> None:
-    signed = reveal(lambda x: torch.zeros(len(x)), 16)
-    squares = reveal(lambda x, eps: torch.ones_like(x), 16, squares=True, tuned=True)
-    assert not signed.visible and "no result shows" in signed.reason
-    assert not squares.visible and "changed no result" in squares.reason
-
-
-def test_three_columns_leave_none_to_read() -> None:
-    found = reveal(normalized(squares_by(sum_by(chain(range(3))))), 3, squares=True, tuned=True)
-    assert not found.visible and "give 4 or more" in found.reason
-
-
-def test_results_that_change_from_call_to_call() -> None:
-    random = np.random.default_rng(0)
-
-    def atomic(x: Tensor) -> Tensor:
-        return sum_by(chain(random.permutation(x.shape[1]).tolist()))(x)
-
-    found = reveal(atomic, 32)
-    assert found.tree is None
-    assert "equal calls give different results" in found.notes and found.triples
-
-
-def test_search_of_what_is_no_tree_ends() -> None:
-    """Each question is answered at random."""
-    random = np.random.default_rng(0)
-    search(256, lambda triples: random.random(len(triples)) < 0.5)
-
-    def shuffled(x: Tensor) -> Tensor:
-        """The order is another one in each row."""
-        order = torch.from_numpy(random.permuted(np.tile(np.arange(128), (len(x), 1)), axis=1))
-        return sum_by(chain(range(128)))(x.gather(1, order))
-
-    found = reveal(shuffled, 128)
-    assert found.tree is None and found.asked > 1000
-
-
-def test_order_that_depends_on_the_place_in_the_call() -> None:
-    """The first row is added as in every other call, so that there is a tree, and the reader is told of which row."""
-
-    def by_place(x: Tensor) -> Tensor:
-        even, odd = sum_by(chain(range(16)))(x), sum_by(chain(range(16)[::-1]))(x)
-        return torch.where(torch.arange(len(x)) % 2 == 0, even, odd)
-
-    found = reveal(by_place, 16, rows=8)
-    assert found.tree == tree_of(chain(range(16)))
-    assert any("only the first row" in note for note in found.notes)
-
-
-@pytest.mark.parametrize(("terms", "rows"), [(1, 8), (8, 0)])
-def test_nothing_to_ask(terms: int, rows: int) -> None:
-    with pytest.raises(UsageError, match=f"{terms} terms in {rows} rows"):
-        reveal(lambda x: x.sum(-1), terms, rows=rows)
-
-
 # Trees
 
 
@@ -216,6 +120,11 @@ def test_equal_trees_have_equal_numbers() -> None:
 def test_columns_that_are_no_tree(nested: Nested) -> None:
     with pytest.raises(UsageError, match="each once"):
         tree_of(nested)
+
+
+def test_steps_are_said_as_one_accumulator() -> None:
+    [said] = tree_lines(form_of(tree_of(steps(48))))
+    assert said == "sum: 48 terms in 3 steps, one after the other: each adds 16 at once to the sum so far"
 
 
 def test_prefixes_and_height() -> None:

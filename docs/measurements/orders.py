@@ -39,6 +39,8 @@ KERNELS = (
 )
 OUTPUTS = 4096
 """Columns of the weight of a product."""
+FEW_ROWS = 16
+"""Of a product that fills few multiprocessors, so that a library may cut its terms into parts."""
 
 
 def kernels(device: str, columns: tuple[int, ...], rows: int) -> Iterator[Order]:
@@ -54,12 +56,13 @@ def kernels(device: str, columns: tuple[int, ...], rows: int) -> Iterator[Order]
 
 
 def functions(device: str, terms: tuple[int, ...], rows: int) -> Iterator[Order]:
-    """A product with a weight of ones in bf16, and torch.sum over rows and over columns in fp32."""
-    for number in terms:
+    """A product with a weight of ones in bf16, of many rows and of few, and torch.sum over rows and columns in fp32."""
+    for number, count in [*product(terms, (rows,)), (terms[1], FEW_ROWS)]:
         weight = torch.ones(number, OUTPUTS, dtype=torch.bfloat16, device=device)
-        yield revealed(f"x @ W, {OUTPUTS} outputs", weight.__rmatmul__, number, rows, torch.bfloat16, device)
-    yield revealed("torch.sum(-1)", lambda x: x.sum(-1), terms[1], rows, torch.float32, device)
-    yield revealed("torch.sum(0)", lambda x: x.mT.contiguous().sum(0), terms[1], rows, torch.float32, device)
+        yield revealed(f"x @ W, {OUTPUTS} outputs", weight.__rmatmul__, number, count, torch.bfloat16, device)
+    for number in terms:
+        yield revealed("torch.sum(-1)", lambda x: x.sum(-1), number, rows, torch.float32, device)
+    yield revealed("torch.sum(0)", lambda x: x.mT.contiguous().sum(0), terms[0], rows, torch.float32, device)
 
 
 def revealed(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.chains.parts import Link, Part, links_of
+from harness.chains.parts import Link, Part, check_word, links_of
 from harness.chains.reference import ChainReference, Passed
 from harness.declared import check_contracts
 from harness.errors import OpError, no_such
@@ -27,6 +27,7 @@ def made(
 ) -> Op:
     """The op; `origin` is the place where the chain is declared, and the name of that module."""
     where = f"chain {name} ({origin[0]})"
+    check_word(where, "name of a chain", name)
     chain = _Chain(where, links_of(where, parts), shared, returned)
     inputs, axes, rounds = chain.inputs(), chain.axes(), chain.rounds()
     found = Op(
@@ -192,7 +193,12 @@ class _Chain:
 
     def axes(self) -> dict[str, dict[str, dict[str, str]]]:
         """Those of the parts, each followed by one for each of its stages that is rounded and passed on."""
-        return {axis: options for link in self.links for axis, options in self._axes_of(link)}
+        found: dict[str, dict[str, dict[str, str]]] = {}
+        for axis, options in (pair for link in self.links for pair in self._axes_of(link)):
+            if axis in found:
+                raise OpError(f"{self.where}: two axes are called {axis!r}; rename that of the part")
+            found[axis] = options
+        return found
 
     def _axes_of(self, link: Link) -> Iterator[tuple[str, dict[str, dict[str, str]]]]:
         for axis, choices in link.op.axes.items():

@@ -135,12 +135,14 @@ def _words(op: Op) -> frozenset[str]:
 def _check_part(where: str, part: Part) -> None:
     """Raise `OpError` unless all that a part names is its op's, and named once."""
     if not isinstance(part, Part):
-        raise OpError(f"{where}: {part!r} is no part; write Part(OP)")
+        raise OpError(f"{where}: {getattr(part, 'name', part)!r} is no part; write Part(OP)")
     op = part.op
     names = (*op.inputs, *op.params)
     _check_known(where, f"input in takes of {op.name}:", part.takes, op.inputs)
     _check_known(where, f"input or parameter in fixed of {op.name}:", part.fixed, names)
     _check_known(where, f"input or parameter in renamed of {op.name}:", part.renamed, names)
+    for word in (part.label or op.name, *part.renamed.values()):
+        check_word(where, f"label or new name of {op.name}", word)
     for name in names:
         given = [what for what in ("takes", "fixed", "renamed") if name in getattr(part, what)]
         if len(given) > 1:
@@ -153,6 +155,12 @@ def _check_part(where: str, part: Part) -> None:
     for name in part.takes:
         if name in op.plain:
             raise OpError(f"{where}: the input {name!r} of {op.name} is plain: it holds codes, which no stage gives")
+
+
+def check_word(where: str, what: str, word: object) -> None:
+    """Raise `OpError` unless a word can stand in case lines and contracts."""
+    if not (isinstance(word, str) and word.isidentifier()):
+        raise OpError(f"{where}: {word!r} cannot be the {what}; write letters, digits and underscores")
 
 
 def _check_known(where: str, what: str, given: Collection[str], known: Collection[str]) -> None:

@@ -113,7 +113,7 @@ def _alike(a: Order, b: Order, first: Sequence[Order], second: Sequence[Order]) 
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(word, least=2) for word in text.split(","))
+    return tuple(_number(word, least=3) for word in text.split(","))
 
 
 def _number(text: str, least: int = 1) -> int:

@@ -86,7 +86,7 @@ def _compared(subjects: Sequence[Subject], seen: Sequence[Observed], most: int) 
 
 
 def _side(subject: Subject, seen: Observed, kept: tuple[str, ...]) -> Side:
-    return Side(subject.kernel.name, str(subject.contract), kept, dict(seen.unsupported), seen.errors)
+    return Side(subject.kernel.name, str(subject.contract), kept, dict(seen.unsupported), seen.errors, seen.beside)
 
 
 def _kept(found: Identification) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,7 +101,7 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
     summed = subject.op.sums[probe.sum]
     if objection := _objection(subject, summed, probe):
         return replace(found, reason=objection)
-    blind: list[str] = []
+    blind: dict[str, list[str]] = {}
     for name in summed.results:
         call = _Call(subject, summed, name)
         if not call.gives(probe):
@@ -116,12 +116,18 @@ def _read(subject: Subject, probe: Probe, found: Order) -> Order:
             tuned=True,
         )
         if revealed.visible:
-            return _ordered(subject, summed, replace(found, read=f"{name} ({revealed.result})"), revealed, blind)
-        blind.append(f"{name}: {revealed.reason}")
-    return replace(found, reason="; ".join(blind) or f"the kernel gives none of {', '.join(summed.results)}")
+            found = replace(found, read=f"{name} ({revealed.result})", notes=_blind(blind))
+            return _ordered(subject, summed, found, revealed)
+        blind.setdefault(revealed.reason, []).append(name)
+    return replace(found, reason="; ".join(_blind(blind)) or f"the kernel gives none of {', '.join(summed.results)}")
 
 
-def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Revealed, blind: list[str]) -> Order:
+def _blind(reasons: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Why results show nothing, each reason once: reason → names of those results."""
+    return tuple(f"{' and '.join(names)}: {reason}" for reason, names in reasons.items())
+
+
+def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Revealed) -> Order:
     tree = revealed.tree
     return replace(
         found,
@@ -133,7 +139,7 @@ def _ordered(subject: Subject, summed: ProbedSum, found: Order, revealed: Reveal
         calls=revealed.calls,
         checked=revealed.checked,
         contradicted=revealed.contradicted,
-        notes=(*revealed.notes, *blind),
+        notes=(*revealed.notes, *found.notes),
         declared=tuple(_declared(subject, summed, tree)) if tree else (),
     )
 

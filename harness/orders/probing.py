@@ -62,7 +62,7 @@ class Probes:
         if count < self.rows:
             terms = torch.cat([terms, terms[:1].expand(self.rows - count, -1)])
         results = self.sum_of(terms.contiguous(), tuning)
-        if len(results) != self.rows:
+        if results.shape[:1] != (self.rows,):
             raise NotRevealed(f"a call with {self.rows} sums gave results of shape {tuple(results.shape)}")
         self.result = str(results.dtype).removeprefix("torch.")
         return words(results.reshape(self.rows, -1))[:count]

@@ -73,10 +73,10 @@ def reveal(
             elsewhere: an ulp of a sum of squares is visible in a narrow result only for some numbers.
 
     Raises:
-        UsageError: there are fewer than two terms, or no rows.
+        UsageError: there are fewer than three terms, or no rows.
     """
-    if terms < 2 or rows < 1:
-        raise UsageError(f"{terms} terms in {rows} rows: a sum has 2 terms or more, and a call 1 row or more")
+    if terms < 3 or rows < 1:
+        raise UsageError(f"{terms} terms in {rows} rows: give 3 terms, as two have one order, and 1 row, or more")
     call = sum_of if tuned else lambda given, tuning: sum_of(given)
     probes = Probes(call, terms, rows, dtype, torch.device(device))
     random = np.random.default_rng(seed)
@@ -111,8 +111,6 @@ class _Budget:
 def _unsteady(reading: Reading, random: np.random.Generator) -> tuple[str, ...]:
     """What results depend on besides their row; if it is the place of a row, only the first is used from then on."""
     probes, terms = reading.probes, reading.probes.terms
-    if terms < 3:
-        return ()
     some = _drawn(terms, 8, random)
     first, again = (_bits(reading, some) for _ in range(2))
     if not torch.equal(first, again):
@@ -136,9 +134,7 @@ def _checked(
 ) -> Revealed:
     """The tree, if further triples agree with it."""
     probes = reading.probes
-    triples = np.concatenate([_drawn(tree.terms, _CHECKED, random), _late(tree, random)]) if tree.terms > 2 else None
-    if triples is None:
-        return Revealed(tree, "", probes.result, probes.asked, probes.calls, notes=notes)
+    triples = np.concatenate([_drawn(tree.terms, _CHECKED, random), _late(tree, random)])
     turns = around(triples)
     answers = reading.ask(turns)
     kinds = kind_of(answers.reshape(-1, 3))

@@ -15,14 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.orders.probing import NotVisible, Probes, Reading, witnesses
+from harness.orders.probing import NotRevealed, NotVisible, Probes, Reading, witnesses
 from harness.orders.tree import Indices
 from harness.orders.values import Values, mantissas, signed_values, squared_values
 
 _TRIES, _LEAST_ROWS = 96, 512
 _BINADES = 3  # of B: so many powers of two by which it may be larger than the root of the number of terms
 _FINEST = 1 << 20  # tunings are multiples of one of so many parts
-_MOVED = "M and -M do not cancel, but show where they stand, as in a running mean or where rows change the order"
+_WEIGHTED = (
+    "this is no sum of the terms: a number and its negative, with zeros at all other columns, do not cancel; between "
+    "additions something is divided or multiplied, as in a running mean (Welford's), or a term is not counted once"
+)
 _MIXED = 512  # different fillers in a row, at most
 _PLACES = 12  # pairs of columns at which a reading must be the same
 
@@ -31,9 +34,9 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
     """How a unit between M and -M is read.
 
     Raises:
-        NotVisible: no result shows it, or M and -M show wherever they stand.
+        NotVisible: no result shows it, or M and -M do not cancel at every two columns.
     """
-    pairs, reasons = _pairs(probes.terms, random), set()
+    pairs, weighted = _pairs(probes.terms, random), False
     for values, kept in signed_values(probes.dtype):
         without = replace(values, asked=values.filler)
         found = probes.bits(probes.placed(_with_third(pairs, probes.terms), without), values.tuning)
@@ -41,9 +44,11 @@ def signed_reading(probes: Probes, random: np.random.Generator) -> Reading:
         lost = _same(found, columns, pairs)
         shown = Reading(probes, kept, columns, lost) if lost is not None else None
         if shown is not None and not shown.ask(_with_third(pairs, probes.terms)).any():
-            return shown.with_values(values)
-        reasons.add(_MOVED if lost is None else f"no result shows what is left of a sum ({probes.result})")
-    raise NotVisible("; ".join(sorted(reasons)))
+            if shown.with_values(without).ask(_with_third(_every_column(probes.terms, random), probes.terms)).all():
+                return shown.with_values(values)
+            weighted = True
+        weighted |= lost is None
+    raise NotVisible(_WEIGHTED if weighted else f"no result shows what is left of a sum ({probes.result})")
 
 
 def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
@@ -52,14 +57,18 @@ def squared_reading(probes: Probes, random: np.random.Generator) -> Reading:
     Raises:
         NotVisible: of all numbers that were tried none makes it visible, or there are too few columns to read.
     """
-    tried = 0
+    tried, elsewhere = 0, 0
     witnesses(probes, probes.bits(torch.zeros(1, probes.terms, dtype=probes.dtype, device=probes.device), 1.0))
     for _ in range(_TRIES):
         drawn = _drawn(probes, random)
         for values in _visible(probes, drawn, random):
             if (reading := _checked(probes, values, random)) is not None:
+                _check_every_square(reading, random)
                 return reading
+            elsewhere += 1
         tried += len(drawn)
+    if elsewhere:
+        raise NotVisible("what an ulp of fp32 of the sum changes depends on its columns, as where a term is left out")
     raise NotVisible(
         f"one ulp of fp32 of the sum changed no result ({probes.result}) with any of {tried:,} numbers that were tried"
     )
@@ -110,6 +119,17 @@ def _checked(probes: Probes, values: Values, random: np.random.Generator) -> Rea
     return _cut_or_rounded(Reading(probes, values, columns, lost, seen), pairs)
 
 
+def _check_every_square(reading: Reading, random: np.random.Generator) -> None:
+    """Raise `NotRevealed` if the square at some column does not show as those at others do."""
+    probes, values = reading.probes, replace(reading.values, pair=(reading.values.alone, reading.values.filler))
+    assert reading.seen is not None
+    seen = Reading(probes, values, reading.columns, lost=reading.seen)
+    triples = _with_third(_every_column(probes.terms, random), probes.terms)[:, [1, 2, 0]]
+    if not (as_others := seen.ask(triples)).all():
+        large, small = triples[int(as_others.argmin())][:2].tolist()
+        raise NotRevealed(f"terms at the columns {large} and {small} do not count as those at others do")
+
+
 def _cut_or_rounded(reading: Reading, pairs: Indices) -> Reading | None:
     """The reading with the values for how the sum is shortened: by rounding, unless it loses more than half an ulp."""
     probes, values = reading.probes, reading.values
@@ -141,6 +161,12 @@ def _pairs(terms: int, random: np.random.Generator) -> Indices:
     drawn = [random.choice(terms, 2, replace=False) for _ in range(_PLACES)]
     ends = [(0, 1), (terms - 2, terms - 1)] if terms > 3 else []
     return np.array([*ends, *drawn], dtype=np.int64)
+
+
+def _every_column(terms: int, random: np.random.Generator) -> Indices:
+    """Pairs in which each column stands twice, so that one whose term counts otherwise is met."""
+    shuffled = random.permutation(terms)
+    return np.stack([shuffled, np.roll(shuffled, 1)], axis=-1)
 
 
 def _with_third(pairs: Indices, terms: int) -> Indices:

@@ -54,6 +54,7 @@ class Side:
         kept: the contracts of the op that allow every bit that it gave, the likeliest first.
         unsupported: reason → cases that it turned down for it.
         errors: what it raised, with the case.
+        beside: what else is wrong with it, a sentence for each kind, as bits that differ from call to call.
     """
 
     kernel: str
@@ -61,6 +62,7 @@ class Side:
     kept: tuple[str, ...] = ()
     unsupported: Mapping[str, int] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
