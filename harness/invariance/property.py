@@ -66,7 +66,7 @@ class Pairs:
         A pair that is `shown` and differs is the first one from then on, unless bits of another one are not legal.
         """
         compared = self.without_left_out(matched)
-        if not compared:
+        if not any(tensor.numel() for pair in compared.values() for tensor in pair):
             return True
         self.tried += 1
         found = difference(compared)
@@ -148,11 +148,15 @@ def of_relation(relation: Relation) -> Property:
 
 def compare_related(basis: Basis, pairs: Pairs, related: Related) -> bool:
     """Make a related call and compare it; whether it is equal, which one is that the kernel does not take."""
-    first = basis.results if related.first is None else _called(basis, pairs, related.first)[1]
+    if related.first is not None:
+        inputs, results = _called(basis, pairs, related.first)
+        if results is None:
+            return True
+        basis = replace(basis, inputs=inputs, results=results, line=f"{basis.case}, {related.first.what}")
     inputs, results = _called(basis, pairs, related)
-    if first is None or results is None:
+    if results is None:
         return True
-    return pairs.compare(basis, related.what, related.matched(first, results), inputs, results)
+    return pairs.compare(basis, related.what, related.matched(basis.results, results), inputs, results)
 
 
 def _called(basis: Basis, pairs: Pairs, related: Related) -> tuple[Inputs, Tensors | None]:
@@ -198,8 +202,10 @@ def result_of(property: Property, basis: Basis) -> PropertyResult:
         raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
     found = replace(found, pairs=pairs.tried, reason="; ".join(filter(None, [raised, *_said(pairs)])))
     if pairs.first is None or pairs.most is None:
-        without = Outcome.HOLDS if pairs.tried else Outcome.NOT_APPLICABLE
-        return replace(found, outcome=Outcome.ERRORED if raised else without)
+        if not (raised or pairs.tried):
+            reason = found.reason or "no pair of calls was made whose results have elements to compare"
+            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=reason)
+        return replace(found, outcome=Outcome.ERRORED if raised else Outcome.HOLDS)
     kept = pairs.most.difference.result not in basis.kernel.unordered  # whose bits may change by declaration
     return _broken(replace(found, declared=found.declared and kept), pairs, pairs.first, pairs.most.difference)
 

@@ -93,4 +93,4 @@ def _message(name: str, found: Sequence[PropertyResult]) -> str:
     if any(one.outcome is Outcome.HOLDS for one in found):
         return ""
     reasons = "; ".join(dict.fromkeys(one.reason for one in found if one.reason))
-    return f"{name} cannot be asked on any of {len(found)} cases: {reasons or 'no pair of calls was made'}"
+    return f"{name} cannot be asked on any of {len(found)} cases: {reasons}"
