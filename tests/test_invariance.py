@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from harness.case import parse_case
 from harness.config import Config
+from harness.errors import LastbitError, UnsupportedCase
 from harness.kernel import Kernel
 from harness.property_result import Outcome
 from harness.relation import Related, Relation
+from harness.verify import properties
 from harness.verify.check import Subject
 from harness.verify.project import open_project
 from harness.verify.properties import properties_on
@@ -59,3 +62,25 @@ def test_a_relation_of_two_other_calls_shows_the_first_of_them():
     [found] = properties_on(planted, CASE, ["threes"])
     assert found.first == f"{CASE}, weights of 3" and found.second == "times one"
     assert found.legal is False
+
+
+def test_a_case_that_the_kernel_does_not_take_shows_nothing():
+    def refuses(x, weight, *, eps):
+        raise UnsupportedCase("40 rows are too many")
+
+    [found] = properties_on(subject(refuses, invariant=("rows",)), CASE, ["rows"])
+    assert found.outcome is Outcome.NOT_APPLICABLE and found.declared
+    assert found.reason == "the kernel does not take the case: 40 rows are too many"
+
+
+def test_a_kernel_that_no_call_can_follow_is_no_undeclared_property(monkeypatch):
+    """What it raised is the outcome of the case, whatever it declares."""
+    monkeypatch.setattr(properties, "is_lost", lambda device: True)
+
+    def ends(x, weight, *, eps):
+        if len(x) < THRESHOLD:
+            raise RuntimeError("an illegal memory access was encountered")
+        return by_number_of_rows(x, weight, eps=eps)
+
+    with pytest.raises(LastbitError, match="look for rows errored: RuntimeError: an illegal memory access"):
+        properties_on(subject(ends), CASE, ["rows"])

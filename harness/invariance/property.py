@@ -203,8 +203,8 @@ def result_of(property: Property, basis: Basis) -> PropertyResult:
     found = replace(found, pairs=pairs.tried, reason="; ".join(filter(None, [raised, *_said(pairs)])))
     if pairs.first is None or pairs.most is None:
         if not (raised or pairs.tried):
-            reason = found.reason or "no pair of calls was made whose results have elements to compare"
-            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=reason)
+            nothing = found.reason or "no pair of calls was made whose results have elements to compare"
+            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=nothing)
         return replace(found, outcome=Outcome.ERRORED if raised else Outcome.HOLDS)
     kept = pairs.most.difference.result not in basis.kernel.unordered  # whose bits may change by declaration
     return _broken(replace(found, declared=found.declared and kept), pairs, pairs.first, pairs.most.difference)
