@@ -310,6 +310,19 @@ def test_what_a_decorated_function_declares_is_asserted() -> None:
         harness.assert_invariant(wrong_alone, "rows")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cases": ["layer_norm x=fp32[4,16] seed=1"]}, "is one of layer_norm, and the kernel is one of rms_norm"),
+        ({"cases": ["rms_norm x=fp32[4,16] eps=1e-06 seed=1"]}, "the kernel needs weight"),
+        ({"cases": [LINE], "device": "tpu"}, "device 'tpu'"),
+    ],
+)
+def test_what_cannot_be_asserted_is_told(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        harness.assert_invariant(in_one_sum, "rows", op="rms_norm", contract="fp32_multiply", **options)
+
+
 # Words
 
 
