@@ -26,14 +26,14 @@ class PropertyResult:
         declared: the kernel promises it, so that it fails where this is broken.
         pairs: pairs of calls that were compared.
         reason: why it is not applicable, what the kernel raised, or what was not tried, left out or seen besides.
-        first, second: the first pair that differs: a case line, and what differs in the other call, as a case line
-            if it is one.
+        first, second: the first pair that differs, or one with bits that are not legal: a case line, and what
+            differs in the other call, as a case line if it is one.
         where: what the change depends on, where that was found: "changes between 255 and 256 rows".
         result: the result that differs.
         elements, numel: how many of its elements differ in the pair where most do, of how many.
         rows: how many rows these are in; 0 where rows mean nothing.
         ulp: the largest distance in units in the last place; infinite between a number and what is none.
-        legal: the contract allows the bits of both calls; None if that was not asked.
+        legal: the contract allows the bits of both calls, of each pair of which it was asked; None if of none.
     """
 
     name: str
@@ -73,7 +73,7 @@ def together(results: Iterable[PropertyResult]) -> dict[str, PropertyResult]:
     return found
 
 
-def _severity(one: PropertyResult) -> tuple[int, bool, int]:
-    """What sorts results of one property, the worst last: one that was tried says more than one that was not."""
+def _severity(one: PropertyResult) -> tuple[bool, int, bool, int]:
+    """What sorts results of one property, the worst last: what fails the kernel, then what was tried."""
     order = (Outcome.NOT_APPLICABLE, Outcome.HOLDS, Outcome.ERRORED, Outcome.BROKEN)
-    return order.index(one.outcome), one.excluded, one.elements
+    return one.fails, order.index(one.outcome), one.excluded, one.elements

@@ -27,6 +27,7 @@ STYLES = {
     "broken": "yellow",
     "ERRORED": "bold magenta",
     "errored": "magenta",
+    "unasked": "yellow",
     "–": "dim",
 }
 
@@ -70,7 +71,7 @@ def _not_applicable(found: Invariance) -> Iterator[tuple[str, list[str]]]:
     together: dict[str, list[str]] = {}
     for one in found.properties.values():
         if one.outcome is Outcome.NOT_APPLICABLE:
-            together.setdefault(one.reason, []).append(one.name)
+            together.setdefault(one.reason, []).append(f"{one.name}{' (declared)' * one.declared}")
     yield from together.items()
 
 
@@ -81,7 +82,8 @@ def _print_pair(found: Invariance, one: PropertyResult, console: Console, option
     line(console, f"    {one.first}")
     line(console, f"    {one.second}")
     line(console, "  to look further:")
-    line(console, f"    {repro_command(one.first, found.kernel, found.device, [one.name], options)}")
+    case = one.first.partition(", ")[0]  # what follows says in words how the first call differs from its line
+    line(console, f"    {repro_command(case, found.kernel, found.device, [one.name], options)}")
 
 
 def print_overview(found: Sequence[Invariance], console: Console) -> None:

@@ -11,15 +11,18 @@ from reports.summary import distance, plural
 
 MEANING = (
     "kept: declared, and holds · holds: not declared · BROKEN: declared, or with bits that the contract excludes · "
-    "broken: not declared, and each bit is legal · errored: the kernel raised · –: not applicable, or without an answer"
+    "broken: not declared, and each bit is legal · errored: the kernel raised · "
+    "unasked: declared, and not applicable in any case · –: not declared, and not applicable or not asked"
 )
 """What the words of `word` mean, for a reader."""
 
 
 def word(one: PropertyResult | None) -> str:
     """One word for what was found of a property; `–` where it means nothing or was not asked."""
-    if one is None or one.outcome is Outcome.NOT_APPLICABLE:
+    if one is None:
         return "–"
+    if one.outcome is Outcome.NOT_APPLICABLE:
+        return "unasked" if one.declared else "–"
     if one.outcome is Outcome.HOLDS:
         return "kept" if one.declared else "holds"
     name = "errored" if one.outcome is Outcome.ERRORED else "broken"
@@ -83,10 +86,12 @@ def property_tables(found: Sequence[Found]) -> Iterator[PropertyTable]:
 
 
 def held(found: Found) -> Iterator[str]:
-    """What holds of a kernel: what it declares, and what it does not."""
+    """What holds of a kernel: what it declares, and what it does not; what it declares and no case could ask."""
     for name, told in (("kept", "holds what it declares"), ("holds", "holds, undeclared")):
         if names := [one.name for one in found.properties.values() if word(one) == name]:
             yield f"{told}: {', '.join(names)}"
+    if unasked := [f"{one.name} ({one.reason})" for one in found.properties.values() if word(one) == "unasked"]:
+        yield f"declared, but not applicable in any case: {', '.join(unasked)}"
 
 
 def broken(found: Found) -> Iterator[tuple[str, bool]]:
@@ -98,4 +103,11 @@ def broken(found: Found) -> Iterator[tuple[str, bool]]:
 
 def cell(one: PropertyResult | None) -> tuple[str, str]:
     """The word for a property, and what is to be said below it."""
-    return word(one), extent(one) if one is not None and word(one).lower() in ("broken", "errored") else ""
+    return word(one), _below(one) if one is not None else ""
+
+
+def _below(one: PropertyResult) -> str:
+    """Where bits change, what was raised, or why what is declared could not be asked."""
+    if word(one) == "unasked":
+        return one.reason
+    return extent(one) if one.outcome in (Outcome.BROKEN, Outcome.ERRORED) else ""

@@ -30,6 +30,8 @@ from harness.verify.project import open_project
 from harness.verify.properties import check_names, with_properties
 from harness.verify.property_cases import ordinary_group
 from harness.verify.worker import WorkerEnded
+from reports.invariance import print_invariance
+from reports.paper import make_console
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
 CASE = parse_case(LINE)
@@ -217,6 +219,8 @@ def test_several_cases_say_the_worst_with_the_pairs_of_all() -> None:
     assert together([HOLDS, nothing])["rows"].outcome is Outcome.HOLDS
     worst = together([HOLDS, BROKEN, replace(BROKEN, elements=9), nothing])["rows"]
     assert (worst.outcome, worst.elements, worst.pairs) == (Outcome.BROKEN, 9, 11)
+    errored = replace(HOLDS, outcome=Outcome.ERRORED)
+    assert together([errored, BROKEN])["rows"] == replace(errored, pairs=7), "what fails the kernel"
 
 
 @pytest.fixture
@@ -245,6 +249,17 @@ def test_tables_and_a_pair_to_paste(planted: list[str], capsys: pytest.CaptureFi
     header, *rows = [line.split() for line in table.splitlines()[:3]]
     assert header == ["kernel", "device", "rows"]
     assert rows == [["by_number_of_rows", "cpu", "BROKEN"], ["undeclared", "cpu", "broken"]]
+
+
+def test_a_call_that_no_line_gives_is_in_words_and_its_case_runs_again(capsys: pytest.CaptureFixture[str]) -> None:
+    one = replace(BROKEN, first=f"{LINE}, its tensors contiguous", second="row 0 alone")
+    print_invariance(found(one), make_console())
+    assert f"lastbit repro '{LINE}' --kernel" in capsys.readouterr().out
+
+
+def test_what_is_declared_and_not_applicable_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    print_invariance(found(PropertyResult("graph", Outcome.NOT_APPLICABLE, True, reason="no graphs")), make_console())
+    assert "not applicable: graph (declared): no graphs" in capsys.readouterr().out
 
 
 def test_json(planted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,6 +308,19 @@ def test_what_a_decorated_function_declares_is_asserted() -> None:
         harness.assert_invariant(declares, cases=[LINE])
     with pytest.raises(UsageError, match="is not decorated"):
         harness.assert_invariant(wrong_alone, "rows")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cases": ["layer_norm x=fp32[4,16] seed=1"]}, "is one of layer_norm, and the kernel is one of rms_norm"),
+        ({"cases": ["rms_norm x=fp32[4,16] eps=1e-06 seed=1"]}, "the kernel needs weight"),
+        ({"cases": [LINE], "device": "tpu"}, "device 'tpu'"),
+    ],
+)
+def test_what_cannot_be_asserted_is_told(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        harness.assert_invariant(in_one_sum, "rows", op="rms_norm", contract="fp32_multiply", **options)
 
 
 # Words

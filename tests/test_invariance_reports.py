@@ -112,6 +112,13 @@ def test_markdown_and_html_have_a_word_for_each_property() -> None:
     assert "What the bits depend on" not in html.page(Run((result(),)))
 
 
+def test_what_is_declared_and_nothing_could_show_is_said_with_the_reason() -> None:
+    run = Run((result(LAYOUT, declared(NOTHING)),))
+    assert "layout; declared, but not applicable in any case: in place (the kernel overwrites nothing)" in terminal(run)
+    assert "| mine | cpu | kept | **unasked**: the kernel overwrites nothing |" in markdown.page(run)
+    assert "unasked" in html.page(run)
+
+
 def test_machines_get_those_that_are_declared() -> None:
     run = Run((result(declared(BROKEN)),))
     [alert] = json.loads(sarif.document(run))["runs"][0]["results"]

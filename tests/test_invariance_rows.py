@@ -230,3 +230,24 @@ def test_signs_of_zero_are_bits():
 
     found = found_in(signs, 16)
     assert found.outcome is Outcome.BROKEN and found.ulp == 0 and found.where == "changes between 7 and 8 rows"
+
+
+def test_bits_that_are_not_legal_are_found_behind_legal_ones():
+    """The first pairs that differ, of many rows, are legal; 3 rows are not."""
+
+    def kernel(x, weight, *, eps):
+        turned = len(x) < 33  # the columns are added from last to first
+        output = rms_norm(*(t.flip(-1) if turned else t for t in (x, weight)), eps=eps)
+        return (output.flip(-1) if turned else output) * (2 if len(x) == 3 else 1)
+
+    found = found_in(kernel, 40, width=64, thorough=False, invariant=())
+    assert found.legal is False and found.fails
+    assert found.second.startswith("rms_norm x=fp32[3,64]")
+
+
+def test_a_result_with_rows_that_nobody_gave_is_wrong():
+    def padded(x, weight, *, eps):
+        return torch.nn.functional.pad(rms_norm(x, weight, eps=eps), (0, 0, 0, -len(x) % 8))
+
+    found = found_in(padded, 40)
+    assert found.outcome is Outcome.ERRORED and "shape" in found.reason

@@ -279,6 +279,7 @@ def test_a_graph_that_keeps_a_number_of_its_capture(
     one = found(BY_NAME["graph"], scaled)
     assert (one.outcome, one.pairs) == (outcome, 4)
     assert not bakes or "replayed on the values of seed 2" in one.second
+    assert not bakes or one.first.endswith(", with the values of seed 2"), "the call that the replay is compared with"
 
 
 # Compiled without fused multiplications and additions

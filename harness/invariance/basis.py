@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from random import Random
 
 import torch
@@ -57,6 +58,11 @@ class Basis:
     @property
     def case(self) -> Case:
         return self.inputs.case
+
+    @cached_property
+    def allowed(self) -> bool:
+        """Whether the contract allows the results of the call itself."""
+        return self.allows(self.inputs, self.results)
 
     @property
     def random(self) -> Random:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,8 +61,10 @@ def _compare_on_other_values(basis: Basis, pairs: Pairs, replay: Replay) -> None
     there = other_values(basis)
     eager = basis.call(there)
     results = replay.on(refilled(replay.inputs.guards, there.case))
-    what = f"a CUDA graph replayed on the values of seed {there.case.seed}, which was captured on those of this one"
-    pairs.compare(basis, what, same(eager, results), there, results)
+    own, other = basis.case.seed, there.case.seed
+    first = replace(basis, inputs=there, results=eager, line=f"{basis.case}, with the values of seed {other}")
+    what = f"a CUDA graph replayed on the values of seed {other}, which was captured on those of seed {own}"
+    pairs.compare(first, what, same(eager, results), there, results)
     results = replay.on(replay.inputs)
     what = "a CUDA graph replayed on the values that it was captured on, after others"
     pairs.compare(basis, what, same(basis.results, results), basis.inputs, results)

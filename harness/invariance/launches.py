@@ -92,7 +92,8 @@ class Launches:
         """Count a launch of these rows, and give those which have other bits than in the launch of all rows."""
         matched = self.matched(launch.rows, rows)
         second = launch.what
-        if shown or (self.pairs.first is None and not self.equal(matched)):
+        found = difference(self.pairs.without_left_out(matched))
+        if found is not None and self.pairs.asks(found, shown=shown):
             second = line_of(launch.inputs, self.basis.device) or second
         shown = shown and second != launch.what
         if self.pairs.compare(self.basis, second, matched, launch.inputs, launch.results, shown=shown):
@@ -102,9 +103,6 @@ class Launches:
     def matched(self, found: Tensors, rows: Numbers) -> Matched:
         """Rows of the launch of all rows, and the same ones of another launch: [rows, …] or, of vectors, [rows, 1]."""
         return {name: (_wide(picked(self.results[name], rows)), _wide(own)) for name, own in found.items()}
-
-    def equal(self, matched: Matched) -> bool:
-        return difference(self.pairs.without_left_out(matched)) is None
 
     def _flatten(self) -> None:
         """Make the launch of all rows one with a single leading dimension, or ones before it."""
@@ -122,7 +120,9 @@ class Launches:
         size = next((n for n in (self.count - 1, self.count // 2) if 0 < n < self.count), 0)
         other = self.launch(range(size), f"the first {size} rows") if size and self.results else None
         if other is not None:
-            self.results = {n: t for n, t in self.results.items() if other.results[n].shape[:1] == (size,)}
+            kept = {n: t for n, t in self.results.items() if other.results[n].shape[:1] == (size,)}
+            wrong = len(kept) < len(self.results) and not self.basis.allows(other.inputs, other.results)
+            self.results = self.results if wrong else kept  # a kernel may return another number of rows than it must
         if not self.results:
             raise NotApplicable("no result has the rows of the inputs")
 

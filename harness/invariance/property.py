@@ -12,6 +12,7 @@ from harness.property_result import Outcome, PropertyResult
 from harness.relation import Matched, NotApplicable, Related, Relation, Tensors
 
 _SHOWN = 300  # characters of what a kernel raised
+_JUDGED = 8  # pairs that differ of which the contract is asked, however small the difference is
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,9 @@ class Pairs:
     Attributes:
         left_out: results that are not compared.
         tried: how many pairs there were.
-        first: the first pair that differs, or the one to be shown in its place.
+        first: the first pair that differs, or the one to be shown in its place: with bits that are not legal, if any.
+        judged: of how many pairs the contract was asked.
+        furthest: the largest distance of a pair that differs, in ulp.
         most: the one in which most elements differ, or the one to be counted in its place.
         where: what the change depends on, once that was found.
         untried: what was not tried, and why; empty if all was.
@@ -48,6 +51,8 @@ class Pairs:
     left_out: frozenset[str] = frozenset()
     tried: int = 0
     first: Broken | None = None
+    judged: int = 0
+    furthest: float = 0.0
     most: Broken | None = None
     where: str = ""
     untried: list[str] = field(default_factory=list)
@@ -58,21 +63,35 @@ class Pairs:
     ) -> bool:
         """Count a pair, and say whether it is equal. `inputs` and `results` are those of the second call.
 
-        A pair that is `shown` and differs is the first one from then on, whatever other pairs differed before.
+        A pair that is `shown` and differs is the first one from then on, unless bits of another one are not legal.
         """
         compared = self.without_left_out(matched)
-        if not compared:
+        if not any(tensor.numel() for pair in compared.values() for tensor in pair):
             return True
         self.tried += 1
         found = difference(compared)
         if found is None:
             return True
-        broken = Broken(basis.line or str(basis.case), second, found)
-        if self.first is None or shown:
-            self.first = replace(broken, legal=_both_allowed(basis, inputs, results))
+        legal = self._legal(basis, inputs, results) if self.asks(found, shown=shown) else None
+        broken = Broken(basis.line or str(basis.case), second, found, legal)
+        if self.first is None or legal is False or (shown and self.first.legal):
+            self.first = broken
+        self.furthest = max(self.furthest, found.ulp)
         if self.most is None or found.elements > self.most.difference.elements:
             self.most = broken
         return False
+
+    def asks(self, found: Difference, *, shown: bool = False) -> bool:
+        """Whether the contract is asked of a pair that differs, until it excludes bits of one.
+
+        It is of the first few, of those further apart than any before, and of what is shown.
+        """
+        excluded = self.first is not None and self.first.legal is False
+        return not excluded and (shown or self.judged < _JUDGED or found.ulp > self.furthest)
+
+    def _legal(self, basis: Basis, inputs: Inputs, results: Tensors) -> bool:
+        self.judged += 1
+        return basis.allowed and basis.allows(inputs, results)
 
     def count(self, basis: Basis, second: str, matched: Matched) -> None:
         """Count the changed elements of a pair that many calls make up, in place of those of single calls."""
@@ -129,11 +148,15 @@ def of_relation(relation: Relation) -> Property:
 
 def compare_related(basis: Basis, pairs: Pairs, related: Related) -> bool:
     """Make a related call and compare it; whether it is equal, which one is that the kernel does not take."""
-    first = basis.results if related.first is None else _called(basis, pairs, related.first)[1]
+    if related.first is not None:
+        inputs, results = _called(basis, pairs, related.first)
+        if results is None:
+            return True
+        basis = replace(basis, inputs=inputs, results=results, line=f"{basis.case}, {related.first.what}")
     inputs, results = _called(basis, pairs, related)
-    if first is None or results is None:
+    if results is None:
         return True
-    return pairs.compare(basis, related.what, related.matched(first, results), inputs, results)
+    return pairs.compare(basis, related.what, related.matched(basis.results, results), inputs, results)
 
 
 def _called(basis: Basis, pairs: Pairs, related: Related) -> tuple[Inputs, Tensors | None]:
@@ -179,8 +202,10 @@ def result_of(property: Property, basis: Basis) -> PropertyResult:
         raised = f"errored: {type(error).__name__}: {error}"[:_SHOWN]
     found = replace(found, pairs=pairs.tried, reason="; ".join(filter(None, [raised, *_said(pairs)])))
     if pairs.first is None or pairs.most is None:
-        without = Outcome.HOLDS if pairs.tried else Outcome.NOT_APPLICABLE
-        return replace(found, outcome=Outcome.ERRORED if raised else without)
+        if not (raised or pairs.tried):
+            nothing = found.reason or "no pair of calls was made whose results have elements to compare"
+            return replace(found, outcome=Outcome.NOT_APPLICABLE, reason=nothing)
+        return replace(found, outcome=Outcome.ERRORED if raised else Outcome.HOLDS)
     kept = pairs.most.difference.result not in basis.kernel.unordered  # whose bits may change by declaration
     return _broken(replace(found, declared=found.declared and kept), pairs, pairs.first, pairs.most.difference)
 
@@ -196,7 +221,7 @@ def _broken(found: PropertyResult, pairs: Pairs, first: Broken, most: Difference
         elements=most.elements,
         numel=most.numel,
         rows=most.row_count,
-        ulp=max(most.ulp, first.difference.ulp),
+        ulp=max(most.ulp, pairs.furthest),
         legal=first.legal,
     )
 
@@ -206,7 +231,3 @@ def _said(pairs: Pairs) -> Iterable[str]:
     if pairs.left_out:
         yield f"not compared: {', '.join(sorted(pairs.left_out))}, declared as unordered"
     yield from [*pairs.untried, *pairs.notes]
-
-
-def _both_allowed(basis: Basis, inputs: Inputs, results: Tensors) -> bool:
-    return basis.allows(basis.inputs, basis.results) and basis.allows(inputs, results)

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from harness.calibrate import load_premises
-from harness.case import parse_case
+from harness.case import Case, parse_case
 from harness.config import Config
+from harness.devices import parse_device
 from harness.errors import UsageError
 from harness.interpret import install
 from harness.kernel import Kernel, declarations_of
 from harness.property_result import Outcome, PropertyResult
-from harness.verify.check import Subject
+from harness.verify.check import Subject, unsupported
 from harness.verify.declarations import check_kernel
 from harness.verify.project import open_project
 from harness.verify.properties import check_names, properties_on, sentence_of
@@ -59,7 +58,7 @@ def assert_invariant(
 
     Raises:
         InvarianceViolation: a property is broken, cannot be asked on any case, or the kernel raised in its calls.
-        UsageError: unknown op, contract, property or case.
+        UsageError: unknown op, contract, property or device, or a case that is not one of the kernel.
     """
     opened = open_project(Config(folder="", projects=() if project is None else (str(project),)))
     declared = next((one for one in declarations_of(kernel) if op in ("", one.op)), None)
@@ -72,17 +71,27 @@ def assert_invariant(
     check_names(names, [the_op])
     if not names:
         raise UsageError(f"{own.where} declares no property; name those that it must have")
-    on = torch.device(device)
+    given, on = [_case_of(own, line) for line in cases], parse_device(device)
     if on.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         install()
     subject = Subject(own, the_op, on, load_premises(on))
-    groups = [] if cases else opened.groups(own.op, own.accepts, small=on.type == "cpu")
-    chosen = [parse_case(line) for line in cases] or asked_cases(subject, groups)
+    groups = [] if given else opened.groups(own.op, own.accepts, small=on.type == "cpu")
+    chosen = given or asked_cases(subject, groups)
     found = [one for case in chosen for one in properties_on(subject, case, names)]
     wrong = [text for name in names if (text := _message(name, [one for one in found if one.name == name]))]
     if wrong:
         raise InvarianceViolation("\n".join([f"the bits of {own.name} are not what they must be", *wrong]), found)
     return tuple(found)
+
+
+def _case_of(kernel: Kernel, line: str) -> Case:
+    """The case of a line; `UsageError` for one of another op, or with inputs that the kernel does not take."""
+    case = parse_case(line)
+    if case.op != kernel.op:
+        raise UsageError(f"case {line!r} is one of {case.op}, and the kernel is one of {kernel.op}")
+    if reason := unsupported(kernel, case):
+        raise UsageError(f"case {line!r} is not one of the kernel: {reason}")
+    return case
 
 
 def _message(name: str, found: Sequence[PropertyResult]) -> str:
@@ -93,4 +102,4 @@ def _message(name: str, found: Sequence[PropertyResult]) -> str:
     if any(one.outcome is Outcome.HOLDS for one in found):
         return ""
     reasons = "; ".join(dict.fromkeys(one.reason for one in found if one.reason))
-    return f"{name} cannot be asked on any of {len(found)} cases: {reasons or 'no pair of calls was made'}"
+    return f"{name} cannot be asked on any of {len(found)} cases: {reasons}"

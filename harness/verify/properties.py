@@ -23,7 +23,7 @@ from harness.relation import Independent, Tensors
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.timing import PROPERTIES, timed
 from harness.verify.calls import Caller
-from harness.verify.check import Subject, after_raising, first_line
+from harness.verify.check import Subject, after_raising
 from harness.verify.memory import is_lost
 
 _VERDICTS = {Outcome.BROKEN: Verdict.FAILED, Outcome.ERRORED: Verdict.ERRORED}
@@ -77,25 +77,26 @@ def properties_on(
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    `anew` makes the call in a new process: see `harness.verify.anew`. Raises what the kernel raises on the case itself.
+    `anew` makes the call in a new process: see `harness.verify.anew`. Raises what the kernel raises on the case itself,
+    unless it says that it does not take the case: then no property is applicable.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
     with made_current(subject.device):
-        basis = basis_of(subject, case, thorough=thorough, anew=anew)
+        try:
+            basis = basis_of(subject, case, thorough=thorough, anew=anew)
+        except UnsupportedCase as error:
+            nothing, reason = Outcome.NOT_APPLICABLE, f"the kernel does not take the case: {error}"
+            promised = subject.kernel.invariant
+            return tuple(PropertyResult(p.name, nothing, p.name in promised, reason=reason) for p in chosen)
         return tuple(_found(subject, property, basis) for property in chosen)
 
 
 def _found(subject: Subject, property: Property, basis: Basis) -> PropertyResult:
-    """What is found of a property; what the kernel raises is told, unless the device cannot be used any more."""
-    found = PropertyResult(property.name, Outcome.NOT_APPLICABLE, property.name in subject.kernel.invariant)
-    try:
-        return result_of(property, basis)
-    except UnsupportedCase as error:
-        return replace(found, reason=f"the kernel takes no such inputs: {error}")
-    except Exception as error:
-        if subject.is_lost or is_lost(subject.device):
-            raise
-        return replace(found, outcome=Outcome.ERRORED, reason=first_line(error))
+    """What is found of a property; what the kernel raises is told, and raised where no other call can follow."""
+    found = result_of(property, basis)
+    if found.outcome is Outcome.ERRORED and (subject.is_lost or is_lost(subject.device)):
+        raise LastbitError(f"calls that look for {property.name} {found.reason}")
+    return found
 
 
 def basis_of(subject: Subject, case: Case, *, thorough: bool = False, anew: Anew | None = None) -> Basis:
