@@ -119,12 +119,13 @@ def _compiled():
     return torch.compile(native_rms_norm, dynamic=True, fullgraph=True)
 
 
-@kernel("rms_norm", contract="fp32_multiply", name="torch.compile[native_multiply]", invariant=("run to run",))
+@kernel("rms_norm", contract="fp32_multiply", name="torch.compile[native_multiply]")
 def compiled_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     """Claims fp32_multiply: Inductor drops the rounding to the weight's dtype that the source asks for.
 
     Only dtypes and sizes of 1 make another graph: x is copied to a contiguous matrix, and eps is a tensor. Reaching the
     limit of graphs is an error, where the default is to run the source eagerly, in silence and under another contract.
+    On an H200 its bits were seen to change from process to process: docs/measurements/invariance_h200.md.
     """
     if x.numel() == 0:
         return torch.empty_like(x, memory_format=torch.contiguous_format)

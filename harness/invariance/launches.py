@@ -93,7 +93,7 @@ class Launches:
         matched = self.matched(launch.rows, rows)
         second = launch.what
         found = difference(self.pairs.without_left_out(matched))
-        if found is not None and self.pairs.asks(found, shown=shown):
+        if found is not None and self.pairs.asks(found, self.basis, shown=shown):
             second = line_of(launch.inputs, self.basis.device) or second
         shown = shown and second != launch.what
         if self.pairs.compare(self.basis, second, matched, launch.inputs, launch.results, shown=shown):

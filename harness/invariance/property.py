@@ -12,7 +12,7 @@ from harness.property_result import Outcome, PropertyResult
 from harness.relation import Matched, NotApplicable, Related, Relation, Tensors
 
 _SHOWN = 300  # characters of what a kernel raised
-_JUDGED = 8  # pairs that differ of which the contract is asked, however small the difference is
+_JUDGED, _JUDGED_QUICKLY = 8, 2  # pairs that differ of which the contract is asked, however small the difference is
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class Pairs:
         found = difference(compared)
         if found is None:
             return True
-        legal = self._legal(basis, inputs, results) if self.asks(found, shown=shown) else None
+        legal = self._legal(basis, inputs, results) if self.asks(found, basis, shown=shown) else None
         broken = Broken(basis.line or str(basis.case), second, found, legal)
         if self.first is None or legal is False or (shown and self.first.legal):
             self.first = broken
@@ -81,13 +81,14 @@ class Pairs:
             self.most = broken
         return False
 
-    def asks(self, found: Difference, *, shown: bool = False) -> bool:
+    def asks(self, found: Difference, basis: Basis, *, shown: bool = False) -> bool:
         """Whether the contract is asked of a pair that differs, until it excludes bits of one.
 
         It is of the first few, of those further apart than any before, and of what is shown.
         """
+        few = _JUDGED if basis.thorough else _JUDGED_QUICKLY
         excluded = self.first is not None and self.first.legal is False
-        return not excluded and (shown or self.judged < _JUDGED or found.ulp > self.furthest)
+        return not excluded and (shown or self.judged < few or found.ulp > self.furthest)
 
     def _legal(self, basis: Basis, inputs: Inputs, results: Tensors) -> bool:
         self.judged += 1
