@@ -94,12 +94,13 @@ def test_a_kernel_and_where_it_is(list_: List) -> None:
 
 def test_everything_as_json(list_: List) -> None:
     found: dict[str, list[dict[str, Any]]] = json.loads(list_("--json"))
-    assert list(found) == ["ops", "kernels", "regimes", "layouts"]
+    assert list(found) == ["ops", "kernels", "regimes", "layouts", "properties"]
     assert {op["name"] for op in found["ops"]} >= {"thrice", "rms_norm"}
     assert [k["facts"]["contract"] for k in found["kernels"]] == [["plain"], ["fp32_multiply+rounded_sum"]]
     assert [r["name"] for r in found["regimes"]] == list(regimes())
     assert [layout["name"] for layout in found["layouts"]] == list(LAYOUTS)
-    assert all(entry["about"] for section in ("regimes", "layouts") for entry in found[section])
+    assert all(entry["about"] for section in ("regimes", "layouts", "properties") for entry in found[section])
+    assert {entry["name"] for entry in found["properties"]} >= {"rows", "run to run", "relabelling"}
 
 
 def test_an_entry_without_facts_is_a_line(list_: List) -> None:

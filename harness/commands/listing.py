@@ -15,6 +15,7 @@ from harness.commands.report import STANDARD_OUTPUT, write_text
 from harness.config import Config
 from harness.errors import unknown
 from harness.inputs import LAYOUTS, regimes
+from harness.invariance.properties import properties_of
 from harness.kernel import Kernel
 from harness.op import REQUIRED, Op
 from harness.outcomes.listing import Entry
@@ -94,6 +95,7 @@ def _facts_of_kernel(kernel: Kernel, op: Op) -> Mapping[str, tuple[str, ...]]:
         "stages": kernel.stages,
         "mutates": tuple(kernel.mutates),
         "holds": tuple(f"{result} in {name}" for name, result in kernel.held.items()),
+        "invariant": kernel.invariant,
         "source": (kernel.source,),
     }
     return {label: values for label, values in facts.items() if values}
@@ -107,6 +109,15 @@ def _layouts(project: Project, config: Config) -> Iterator[Entry]:
     yield from (Entry(name, _first_line(rule.__doc__)) for name, rule in LAYOUTS.items())
 
 
+def _properties(project: Project, config: Config) -> Iterator[Entry]:
+    """Those of any op first; a name that means something of its own for an op stands there once."""
+    known: dict[str, str] = {}
+    for op in map(project.op, config.ops or sorted(project.ops)):
+        for name, one in properties_of(op).items():
+            known.setdefault(name, one.promise)
+    yield from (Entry(name, promise) for name, promise in known.items())
+
+
 def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0]
 
@@ -116,5 +127,6 @@ SECTIONS: Mapping[str, Callable[[Project, Config], Iterator[Entry]]] = {
     "kernels": _kernels,
     "regimes": _regimes,
     "layouts": _layouts,
+    "properties": _properties,
 }
 """Section → its entries."""
