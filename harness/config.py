@@ -35,7 +35,7 @@ class Config:
         seed: of the generated cases.
         random: the values of each case are of another seed, which nobody knows before it runs; a line tells which.
         cases: generated cases per kernel and group; None for the profile's number.
-        timeout: seconds that one case may take.
+        timeout: seconds that one case may take, and each property of it.
         strict: notices fail a case.
         keep_going: a kernel that has failed runs its other cases all the same.
         sanitize: memory accesses are looked at, too: by compute-sanitizer on CUDA, for races where kernels are

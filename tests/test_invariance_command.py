@@ -11,7 +11,7 @@ import torch
 from in_this_process import InThisProcess
 
 import harness
-from harness.case import Group, parse_case
+from harness.case import Case, Group, parse_case
 from harness.commands import invariance as command
 from harness.config import Config
 from harness.devices import DevicePlan
@@ -136,6 +136,14 @@ def test_only_groups_that_say_so_are_asked_and_a_broken_property_is_not_made_sma
     explorer, failed = explored(Group("properties", examples=(CASE,), properties=True))
     assert plain.verdict is Verdict.PASSED and not plain.properties
     assert explorer.shrunk(CASE, failed, [CASE]) is failed
+
+
+def test_the_time_of_a_case_begins_anew_with_each_property() -> None:
+    started: list[Case] = []
+    names, group = ("rows", "run to run"), Group("properties", examples=(CASE,), properties=True)
+    item = Item(subject(in_one_sum), group, properties=names)
+    Explorer(item, lambda result: None, lambda item, case, counted: started.append(case)).run(CASE)
+    assert started == [CASE] * (1 + len(names))
 
 
 # Names

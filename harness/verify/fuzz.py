@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from harness.case import Case
 from harness.inputs.given import is_given
@@ -199,10 +200,11 @@ class Explorer:
         settled = self._settled.setdefault(case.dtypes, set())
 
         def attempt() -> CaseResult:
-            self._started(self._item, case, counted=counted)
+            begins = partial(self._started, self._item, case, counted=counted)
+            begins()
             result = verify_case(self._item.subject, case, repeat=repeat, settled=settled)
             asks = self._item.group.properties and counted
-            return with_properties(self._item.subject, case, result, self._item.properties) if asks else result
+            return with_properties(self._item.subject, case, result, self._item.properties, begins) if asks else result
 
         result = self._verify(attempt)
         settled |= {contract for contract, elements in result.ruled_out.items() if elements}

@@ -43,17 +43,23 @@ def in_a_run(subject: Subject) -> tuple[str, ...]:
     return tuple(name for name, one in known.items() if one.quick or name in subject.kernel.invariant)
 
 
-def with_properties(subject: Subject, case: Case, result: CaseResult, names: Collection[str] = ()) -> CaseResult:
+def with_properties(
+    subject: Subject,
+    case: Case,
+    result: CaseResult,
+    names: Collection[str] = (),
+    begins: Callable[[], object] = lambda: None,
+) -> CaseResult:
     """The result of a case with what is found of its properties, which fail it where the kernel declares them.
 
-    Those of `names` are asked, or those of a run. A case that failed without is not asked. What the kernel raises is
-    the outcome of the case.
+    Those of `names` are asked, or those of a run; `begins` is called before each, so that its time begins. A case that
+    failed without is not asked. What the kernel raises is the outcome of the case.
     """
     if result.verdict in BAD | TURNED_DOWN:
         return result
     start = time.perf_counter()
     try:
-        found = properties_on(subject, case, names or in_a_run(subject))
+        found = properties_on(subject, case, names or in_a_run(subject), begins=begins)
         if is_lost(subject.device):
             raise LastbitError("the device cannot be used any more after calls that look for properties")
     except KeyboardInterrupt:
@@ -73,12 +79,19 @@ def with_properties(subject: Subject, case: Case, result: CaseResult, names: Col
 
 @timed(PROPERTIES)
 def properties_on(
-    subject: Subject, case: Case, names: Collection[str] = (), *, thorough: bool = False, anew: Anew | None = None
+    subject: Subject,
+    case: Case,
+    names: Collection[str] = (),
+    *,
+    thorough: bool = False,
+    anew: Anew | None = None,
+    begins: Callable[[], object] = lambda: None,
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    `anew` makes the call in a new process: see `harness.verify.anew`. Raises what the kernel raises on the case itself,
-    unless it says that it does not take the case: then no property is applicable.
+    `anew` makes the call in a new process: see `harness.verify.anew`; `begins` is called before each property. Raises
+    what the kernel raises on the case itself, unless it says that it does not take the case: then no property is
+    applicable.
     """
     chosen = [p for name, p in properties_of(subject.op).items() if not names or name in names]
     with made_current(subject.device):
@@ -88,11 +101,12 @@ def properties_on(
             nothing, reason = Outcome.NOT_APPLICABLE, f"the kernel does not take the case: {error}"
             promised = subject.kernel.invariant
             return tuple(PropertyResult(p.name, nothing, p.name in promised, reason=reason) for p in chosen)
-        return tuple(_found(subject, property, basis) for property in chosen)
+        return tuple(_found(subject, property, basis, begins) for property in chosen)
 
 
-def _found(subject: Subject, property: Property, basis: Basis) -> PropertyResult:
+def _found(subject: Subject, property: Property, basis: Basis, begins: Callable[[], object]) -> PropertyResult:
     """What is found of a property; what the kernel raises is told, and raised where no other call can follow."""
+    begins()
     found = result_of(property, basis)
     if found.outcome is Outcome.ERRORED and (subject.is_lost or is_lost(subject.device)):
         raise LastbitError(f"calls that look for {property.name} {found.reason}")
