@@ -11,19 +11,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.diagnosing.identify import Observed, identified, observe
+from harness.diagnosing.identify import Observed, cases_of, identified, observe
 from harness.diagnosing.in_sight import stages_in_sight
 from harness.diagnosing.trials import Sample
 from harness.errors import UsageError
-from harness.judging.bitwise import bits_with_one_nan, distance
+from harness.inputs.bitwise import bits_with_one_nan, distance
 from harness.judging.problem import Problem
 from harness.numerics import Premises
 from harness.op import Contract
 from harness.outcomes.agreement import Agreement, Apart, Does, Parting, Side, StageAgreement
 from harness.outcomes.identification import Identification
 from harness.verify.check import Subject
-from harness.verify.drawing import draw
 from harness.verify.inprocess import Workplace
 
 
@@ -39,7 +37,7 @@ def agree_kernels(place: Workplace, first: str, second: str, *, most: int) -> Ag
     one, other = (subject.kernel for subject in subjects)
     if one.op != other.op:
         raise UsageError(f"{one.name} computes {one.op}, but {other.name} {other.op}: only kernels of one op can agree")
-    cases = list(_cases(place, *subjects))
+    cases = list(cases_of(place, one.op, one.accepts & other.accepts, small=place.config.small))
     seen = tuple(observe(subject, cases, watch=place.watch) for subject in subjects)
     found = _compared(subjects, seen, most)
     return found if found.parting is None else replace(found, parting=_with_places(place, found, found.parting))
@@ -49,16 +47,6 @@ def _subject(place: Workplace, name: str) -> Subject:
     if name not in place.subjects:
         raise UsageError(f"{name} does not run on {place.config.devices[0]}; its declaration names other devices")
     return place.subjects[name]
-
-
-def _cases(place: Workplace, one: Subject, other: Subject) -> Iterator[Case]:
-    """Generated cases have no more than what both kernels accept."""
-    config, op = place.config, one.kernel.op
-    if config.lines:
-        yield from (case for line in config.lines if (case := parse_case(line)).op == op)
-        return
-    for group in place.project.groups(op, one.kernel.accepts & other.kernel.accepts, small=config.small):
-        yield from draw(group, config.cases_per_group, config.seed)
 
 
 def _compared(subjects: Sequence[Subject], seen: Sequence[Observed], most: int) -> Agreement:

@@ -23,18 +23,19 @@ from harness.verify.power import Separable
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:
-    """`identify` a kernel on the lines of the configuration, or on generated cases."""
+    """`identify` a kernel on the lines of the configuration, or on generated cases, which are as large as for a CPU."""
     subject = place.subjects[name]
-    return identify(subject, _cases(place, subject), most=most, watch=place.watch)
+    cases = cases_of(place, subject.kernel.op, subject.kernel.accepts, small=True)
+    return identify(subject, cases, most=most, watch=place.watch)
 
 
-def _cases(place: Workplace, subject: Subject) -> Iterator[Case]:
-    """Generated cases are as large as for a CPU on every device."""
-    kernel, config = subject.kernel, place.config
+def cases_of(place: Workplace, op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """The lines of the configuration that are of an op, or else generated cases for kernels that take `accepts`."""
+    config = place.config
     if config.lines:
-        yield from (case for line in config.lines if (case := parse_case(line)).op == kernel.op)
+        yield from (case for line in config.lines if (case := parse_case(line)).op == op)
         return
-    for group in place.project.groups(kernel.op, kernel.accepts, small=True):
+    for group in place.project.groups(op, accepts, small=small):
         yield from draw(group, config.cases_per_group, config.seed)
 
 

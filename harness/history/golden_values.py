@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.dtypes import DTYPE_NAMES
 from harness.inputs import fingerprint
 from harness.inputs.bits import bits_of
-from harness.judging.bitwise import bits_with_one_nan, distance
+from harness.inputs.bitwise import bits_with_one_nan, distance
 from harness.outcomes.golden import Change, Farthest, Index
 
 WHOLE = 1024

@@ -14,11 +14,9 @@ from torch import Tensor
 from harness.case import Case, TensorSpec
 from harness.dtypes import DTYPE_NAMES
 from harness.errors import UsageError
-from harness.inputs import Inputs, bits_of, build, holding, unequal
-from harness.inputs.bits import NAN_BITS
+from harness.inputs import Inputs, build, holding, unequal
+from harness.inputs.bitwise import bits_with_one_nan, distance
 from harness.kernel import Kernel
-from harness.numerics import format_of
-from harness.numerics.formats import ordinals
 from harness.op import Op
 from harness.relation import Matched, Related, Tensors
 
@@ -139,34 +137,12 @@ def _difference(name: str, a: Tensor, b: Tensor) -> Difference | None:
     if a.shape != b.shape or a.dtype != b.dtype:
         return Difference(name, max(a.numel(), b.numel()), max(a.numel(), b.numel()), ulp=math.inf)
     a, b = a.detach(), b.detach().to(a.device)
-    changed = bits(a) != bits(b)
+    changed = bits_with_one_nan(a) != bits_with_one_nan(b)
     elements = int(changed.sum())
     if not elements:
         return None
-    ulp = ulp_distance(a[changed], b[changed])
+    ulp = float(distance(a[changed], b[changed]).max())
     if changed.ndim < 2:
         return Difference(name, elements, a.numel(), ulp=ulp)
     rows = changed.reshape(-1, changed.shape[-1]).any(-1).nonzero().flatten()
     return Difference(name, elements, a.numel(), tuple(rows[:_MOST_ROWS].tolist()), len(rows), ulp)
-
-
-def bits(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as integers, those of every NaN alike."""
-    if not tensor.is_floating_point():
-        return bits_of(tensor)
-    seen = tensor.float() if tensor.element_size() == 1 else tensor  # not every device compares numbers of 8 bits
-    return bits_of(tensor).masked_fill(seen.isnan(), NAN_BITS[tensor.dtype])
-
-
-def ulp_distance(a: Tensor, b: Tensor) -> float:
-    """The largest number of steps between two tensors of one dtype; infinite where one alone is NaN.
-
-    The two zeros are 0 steps apart. Integers and truth values have their difference.
-    """
-    if not a.is_floating_point():
-        return float((a.double() - b.double()).abs().max())
-    fmt, a, b = format_of(a.dtype), a.double(), b.double()
-    if bool((a.isnan() != b.isnan()).any()):
-        return math.inf
-    first, second = (ordinals(t.nan_to_num(0.0, math.inf, -math.inf), fmt) for t in (a, b))
-    return float((first - second).abs().max())

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.inputs import Inputs, bits_of
-from harness.invariance.basis import Basis, bits, contiguous, difference, line_of
+from harness.inputs.bitwise import bits_with_one_nan
+from harness.invariance.basis import Basis, contiguous, difference, line_of
 from harness.invariance.property import Pairs
 from harness.relation import Matched, NotApplicable, Related, Tensors
 
@@ -133,7 +134,7 @@ def changed_rows(matched: Matched, rows: Numbers) -> list[int]:
     for a, b in matched.values():
         if a.shape != b.shape or a.dtype != b.dtype:
             return list(rows)
-        changed = (bits(a) != bits(b)).flatten(1).any(-1)
+        changed = (bits_with_one_nan(a) != bits_with_one_nan(b)).flatten(1).any(-1)
         found |= set(changed.nonzero().flatten().tolist())
     return [rows[place] for place in sorted(found) if place < len(rows)]
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.invariance.basis import bits
+from harness.inputs.bitwise import bits_with_one_nan
 from harness.invariance.launches import Launches
 from harness.invariance.sizes import sizes_up_to
 
@@ -105,9 +105,9 @@ def _profile(launches: Launches, rows: Sequence[int], size: int) -> Profile | No
             return None
         compared = launches.pairs.without_left_out(launches.matched(launch.rows, copies)).values()
         first.append(_bytes([b[0] for _, b in compared]))
-        other |= {place for _, b in compared for place in _unlike_most(bits(b).flatten(1))}
+        other |= {place for _, b in compared for place in _unlike_most(bits_with_one_nan(b).flatten(1))}
         if size == launches.count:
-            own = own and all(torch.equal(bits(a)[row], bits(b)[row]) for a, b in compared)
+            own = own and all(torch.equal(bits_with_one_nan(a)[row], bits_with_one_nan(b)[row]) for a, b in compared)
     return Profile(size, tuple(first), tuple(sorted(other)), own)
 
 
@@ -126,7 +126,7 @@ def _together(launches: Launches, rows: Sequence[int], size: int) -> Bits | None
 
 
 def _bytes(tensors: Sequence[Tensor]) -> bytes:
-    return b"".join(bits(tensor).cpu().contiguous().numpy().tobytes() for tensor in tensors)
+    return b"".join(bits_with_one_nan(tensor).cpu().contiguous().numpy().tobytes() for tensor in tensors)
 
 
 def _unlike_most(rows: Tensor) -> list[int]:

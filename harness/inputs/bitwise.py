@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.inputs import bits_of
+from harness.inputs.bits import bits_of
 from harness.numerics import format_of
 from harness.numerics.formats import ordinals
 
@@ -18,7 +18,8 @@ def bits_with_one_nan(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         return bits
     all_ones = 255 if bits.dtype is torch.uint8 else -1
-    return bits.masked_fill(torch.isnan(x.to(torch.float32)), all_ones)
+    seen = x.to(torch.float32) if x.element_size() == 1 else x  # not every device compares numbers of 8 bits
+    return bits.masked_fill(seen.isnan(), all_ones)
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
