@@ -1,7 +1,7 @@
 """How often correct kernels are called wrong: many generated cases on the CPU, counted from the records.
 
 Run `python docs/measurements/false_alarms.py [--narrow N] [--wide N] [--out FILE]`; it writes false_alarms.md. The
-kernels are those of kernels/ and of tests/orders/, without the one that torch.compile makes.
+kernels are those of kernels/ and of tests/correct_kernels/, without the one that torch.compile makes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("kernels", "tests/orders")
+FOLDERS = ("kernels", "tests/correct_kernels")
 LEFT_OUT = "torch.compile[native_multiply]"
 WIDE = 1024
 WIDE_GROUPS = ("N1025to2048", "N2049to4096", "N4097to8192", "N8193to16384")
@@ -36,7 +36,7 @@ HEAD = """# False alarms: correct kernels under test
 `{command}`, {date}, {minutes:.1f} min:
 {versions}, {cores} cores.
 
-The kernels of `kernels/` and `tests/orders/`, which all keep their contract. `{left_out}` is left
+The kernels of `kernels/` and `tests/correct_kernels/`, which all keep their contract. `{left_out}` is left
 out because compiling it takes most of the time. Two runs of `lastbit verify`: {narrow} generated cases per kernel and
 group with seed {seed}, and {wide} more with seed {next_seed} in the groups of rows longer than {limit}. A case is one
 kernel on one input, judged on its results and, where the kernel stores them, on its stages. What Hypothesis tries

@@ -1,6 +1,7 @@
 """Faults of the gated LayerNorm: what its kernels have got wrong in the past, one deed at a time.
 
-A weight on another device than x needs two devices; tests/test_placement.py and the placement cases of a run have it.
+A weight on another device than x needs two devices; tests/harness/test_placement.py and the placement
+cases of a run have it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,66 @@
+"""The edges: fixed cases of every op for what a kernel may branch on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from harness.case import Case
+from harness.config import Config
+from harness.verify.project import Project, open_project
+
+CASES = Path(__file__).resolve().parents[2] / "cases"
+OPS = sorted(path.stem for path in CASES.glob("[a-z]*.py"))
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return open_project(Config(folder=""))
+
+
+def edges_of(project: Project, op: str, *, small: bool, without: frozenset[str] = frozenset()) -> tuple[Case, ...]:
+    accepts = frozenset(project.op(op).inputs) | frozenset(project.op(op).params)
+    groups = {group.name: group for group in project.groups(op, accepts - without, small=small)}
+    assert groups["edges"].strategy is None
+    return groups["edges"].examples
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_edges(project: Project, op: str) -> None:
+    small, every = (edges_of(project, op, small=small) for small in (True, False))
+    assert len(set(every)) == len(every) == len({case.seed for case in every}) or op == "completion_mask"
+    assert {case.op for case in every} == {op}
+    assert every[: len(small)] == small and len(every) > len(small)
+
+
+def test_a_kernel_gets_the_edges_that_it_can_take(project: Project) -> None:
+    fewer = edges_of(project, "rms_norm", small=True, without=frozenset({"quant", "residual"}))
+    assert fewer and set(fewer) < set(edges_of(project, "rms_norm", small=True))
+    assert not any({"quant", "residual"} & case.names for case in fewer)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_edges_for_a_cpu_are_small(project: Project, op: str) -> None:
+    for case in edges_of(project, op, small=True):
+        for tensor in case.tensors:
+            assert tensor.numel < 1 << 18 and max(tensor.element_strides, default=0) < 1 << 18, case
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_no_rows_a_square_and_a_column_stride(project: Project, op: str) -> None:
+    firsts = [case.tensors[0] for case in edges_of(project, op, small=True)]
+    assert any(0 in t.shape for t in firsts)
+    assert any(math.prod(t.shape[:-1]) == t.shape[-1] and t.element_strides[-1] > 1 for t in firsts)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_accelerators_get_many_rows_and_far_elements(project: Project, op: str) -> None:
+    large = edges_of(project, op, small=False)
+    assert any(math.prod(case.tensors[0].shape[:-1]) > 1 << 16 for case in large)
+    assert any(
+        sum((size - 1) * stride for size, stride in zip(t.shape, t.element_strides, strict=True)) >= 1 << 31
+        for case in large
+        for t in case.tensors
+    )

@@ -1,0 +1,466 @@
+"""The command line from outside: exit codes, messages, and kernels that take their process with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness import cli
+from harness.case import parse_case
+from harness.commands import verify
+from harness.config import Config
+from harness.devices import DevicePlan, plan_devices
+from harness.errors import UsageError
+from harness.inputs import build
+from harness.verify.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+REFERENCE = """\
+from harness.op import op
+
+
+@op(rows=("x",), rounds={"y": "x"})
+def thrice(x, *, contract, stage):
+    stage("y", x * 3.0, result=True)
+"""
+
+KERNELS = """\
+import ctypes
+
+import torch
+
+from harness.kernel import kernel
+
+
+@kernel("thrice")
+def right(x):
+    return (x.float() * 3).to(x.dtype)
+
+
+@kernel("thrice")
+def truncates(x):
+    y = x.float() * 3
+    return (y.view(torch.int32) & ~0xFFFF).view(torch.float32).to(x.dtype)
+
+
+@kernel("thrice")
+def raises(x):
+    raise ValueError(f"no tile for {x.shape[0]} rows")
+
+
+@kernel("thrice")
+def segfaults(x):
+    if x.shape[0] == 4:
+        ctypes.string_at(0)
+    return right(x)
+
+
+@kernel("thrice")
+def hangs(x):
+    if x.shape[0] == 4:
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter lock
+    return right(x)
+
+
+@kernel("thrice", name="elsewhere", devices=("cuda",))
+def for_another_device(x):
+    return right(x)
+"""
+
+SMALL, LARGE = "thrice x=bf16[2,64] seed=1", "thrice x=bf16[4,64] seed=2"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that has ended: exit code, what it printed, and its records by kernel."""
+
+    code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        """Everything printed, as one line, however wide the terminal is."""
+        return " ".join((self.stdout + self.stderr).split())
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Kernel → case line → record."""
+        found: dict[str, dict[str, Any]] = {}
+        for line in (self.folder / "records.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            found.setdefault(record["kernel"], {})[record["case"]] = record
+        return found
+
+
+def command(folder: Path, name: str, *options: str) -> list[str]:
+    """The command line of a run of the project in `folder`, which keeps the records in `folder`/run."""
+    places = {"--project": folder, "--kernels": folder / "kernels", "--run-folder": folder / "run"}
+    return [name, *options, *(str(part) for place in places.items() for part in place)]
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
+
+    def call(folder: Path, name: str, *options: str) -> Done:
+        monkeypatch.chdir(folder)
+        return Done(cli.main(command(folder, name, *options)), *capsys.readouterr(), folder / "run")
+
+    return call
+
+
+def make_project(folder: Path) -> Path:
+    for name, source in (("references/thrice.py", REFERENCE), ("kernels/thrice.py", KERNELS)):
+        path = folder / name
+        path.parent.mkdir()
+        path.write_text(source)
+    (folder / "lines.txt").write_text(f"# two sizes\n\n{SMALL}\n  {LARGE}\n")
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """One run of all kernels, of which two take their process with them; the command line has one of its own, too."""
+    folder = make_project(tmp_path_factory.mktemp("project"))
+    arguments = command(folder, "verify", "--cases", str(folder / "lines.txt"), "--timeout", "3", "-n", "2")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr, folder / "run")
+
+
+# One run of everything
+
+slow = pytest.mark.slow  # each worker that dies is replaced, which takes seconds
+
+
+@slow
+def test_a_run_with_something_broken_ends_with_2(everything: Done) -> None:
+    assert everything.code == 2, everything.text
+    assert set(everything.records()) == {"right", "truncates", "raises", "segfaults", "hangs"}
+
+
+@slow
+def test_the_results_of_other_kernels_are_kept(everything: Done) -> None:
+    verdicts = {case: r["verdict"] for case, r in everything.records()["right"].items()}
+    assert verdicts == {SMALL: "PASSED", LARGE: "PASSED"}
+    verdicts = {case: r["verdict"] for case, r in everything.records()["truncates"].items()}
+    assert verdicts == {SMALL: "FAILED", LARGE: "FAILED"}
+
+
+@slow
+def test_a_kernel_that_raises_is_errored_with_its_message(everything: Done) -> None:
+    record = everything.records()["raises"][LARGE]
+    assert (record["verdict"], record["reason"]) == ("ERRORED", "ValueError: no tile for 4 rows")
+    assert "no tile for" in everything.text
+
+
+@slow
+def test_a_kernel_that_ends_its_process_is_errored_with_the_case(everything: Done) -> None:
+    records = everything.records()["segfaults"]
+    assert records[SMALL]["verdict"] == "PASSED", "what it did before is kept"
+    assert records[LARGE]["verdict"] == "ERRORED"
+    assert "the process died" in records[LARGE]["reason"]
+
+
+@slow
+def test_a_kernel_that_hangs_is_stopped_after_the_timeout(everything: Done) -> None:
+    records = everything.records()["hangs"]
+    assert records[SMALL]["verdict"] == "PASSED"
+    assert records[LARGE]["verdict"] == "ERRORED"
+    assert "no result after 3 s (--timeout)" in records[LARGE]["reason"]
+    assert Path(records[LARGE]["reason"].rpartition("see ")[2]).is_file()
+
+
+@slow
+def test_the_report_names_broken_kernels_and_their_cases(everything: Done) -> None:
+    for kernel in ("segfaults", "hangs", "raises", "truncates"):
+        assert kernel in everything.text
+    assert LARGE in everything.text
+
+
+@slow
+def test_what_was_not_run_is_listed_with_the_reason(everything: Done) -> None:
+    assert "elsewhere on cpu" in everything.text
+    assert "declared for cuda only" in everything.text
+    assert "elsewhere" not in everything.records()
+
+
+@slow
+def test_what_failed_is_explained_and_what_raised_is_not(everything: Done) -> None:
+    [one] = json.loads((everything.folder / "run.json").read_text())["explanations"]
+    assert (one["kernel"], one["case"]) == ("truncates", SMALL)
+    last = one["trace"]["steps"][-1]
+    assert Path(last["file"]).name == "thrice.py"
+    assert KERNELS.splitlines()[last["line"] - 1].strip().startswith("return (y.view(torch.int32)")
+    assert "explaining truncates on cpu" in everything.text
+
+
+# Exit codes
+
+
+def test_passing_kernels_end_with_0(run: Run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of pytest choose nothing."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k nothing")
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "--kernel", "right")
+    assert done.code == 0, done.text
+    assert set(done.records()) == {"right"}
+
+
+def test_k_selects_and_says_which_kernels_are_left_out(run: Run, project: Path) -> None:
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "-k", "right")
+    assert done.code == 3, done.text
+    assert set(done.records()) == {"right"}
+    assert "4 kernels were not verified: truncates on cpu, raises on cpu, segfaults on cpu, hangs on cpu" in done.text
+
+
+def test_the_plan_of_devices_that_is_printed_is_the_one_of_the_run(
+    run: Run, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    done = run(project, "verify", "--cases", "lines.txt", "-n", "1", "--kernel", "right", "--device", "auto")
+    device_plan = plan_devices("auto")
+    assert device_plan.leftovers, "WORLD_SIZE contradicts it"
+    assert done.stdout.startswith(str(device_plan)), done.text
+    assert Config.load(done.folder / "config.json").device_plan == device_plan
+    assert json.loads((done.folder / "run.json").read_text())["environment"]["device_plan"] == str(device_plan)
+    assert {r["device"] for r in done.records()["right"].values()} == set(device_plan.devices)
+
+
+def test_a_failure_is_reproduced_with_the_same_input_bits(run: Run, project: Path) -> None:
+    done = run(project, "repro", LARGE, "--kernel", "truncates", "-n", "1")
+    assert done.code == 1, done.text
+    fingerprint = build(parse_case(LARGE), "cpu").fingerprint
+    assert f"input bits on cpu: {fingerprint}" in done.text
+    assert done.records()["truncates"][LARGE]["fingerprint"] == fingerprint
+    assert "have a value that is not possible" in done.text
+
+
+def test_nothing_to_run_ends_with_3(run: Run, project: Path) -> None:
+    done = run(project, "verify", "--kernel", "elsewhere", "-n", "1")
+    assert done.code == 3, done.text
+    assert "elsewhere on cpu" in done.text
+
+
+def test_a_usage_error_of_the_plan_ends_with_2_and_its_own_message(run: Run, project: Path) -> None:
+    done = run(project, "verify", "--kernel", "wright", "-n", "1")
+    assert done.code == 2
+    assert done.stderr.startswith("lastbit: unknown kernel 'wright'; did you mean 'right'?")
+    assert "Traceback" not in done.text
+
+
+# Usage errors
+
+
+def config(project: Path, **settings: Any) -> Config:
+    return Config(
+        folder=str(project / "run"),
+        **{"projects": (str(project),), "kernel_folders": (str(project / "kernels"),), **settings},
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernels": ("nobody",)}, "unknown kernel 'nobody'"),
+        ({"ops": ("thrise",)}, "unknown op 'thrise'; did you mean 'thrice'?"),
+        ({"profile": "nightley"}, "unknown profile 'nightley'; did you mean 'nightly'?"),
+        ({"lines": ("thrise x=bf16[4]",)}, "unknown op 'thrise'"),
+        ({"lines": ("thrice x=bf61[4]",)}, "unknown dtype 'bf61'"),
+        ({"kernel_folders": ("/no/such/folder",)}, "kernel folder '/no/such/folder' does not exist"),
+        ({"projects": ("/no/such/folder",)}, "project folder '/no/such/folder' does not exist"),
+    ],
+)
+def test_a_plan_that_cannot_be_made(project: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_plan(config(project, **settings), "cpu")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "message"),
+    [
+        ('kernel("thrise")', "unknown op 'thrise'"),
+        ('kernel("thrice", contract="loose")', "unknown contract option of thrice 'loose'"),
+        ('kernel("thrice", name="right")', "kernel names must be unique"),
+    ],
+)
+def test_a_kernel_that_is_declared_wrongly(project: Path, declaration: str, message: str) -> None:
+    source = f"from harness.kernel import kernel\n\n\n@{declaration}\ndef another(x):\n    return x\n"
+    (project / "kernels" / "another.py").write_text(source)
+    with pytest.raises(UsageError, match=message):
+        make_plan(config(project), "cpu")
+
+
+def test_the_plan_in_full(project: Path) -> None:
+    plan = make_plan(config(project, lines=(SMALL, LARGE), kernels=("right", "elsewhere")), "cpu")
+    assert [item.id for item in plan.items] == ["thrice-right-cpu-lines"]
+    assert [n.what for n in plan.not_run] == ["elsewhere on cpu"]
+    assert plan.cases == 2
+
+
+Main = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def main(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """The command line in this process, up to where a run would start."""
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(verify, "_run", lambda *_, **__: 0)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        return cli.main(arguments), capsys.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("verify", "--profile", "quick"), "unknown profile 'quick'"),
+        (("verify", "--device", "cpo"), "unknown device 'cpo'"),
+        (("verify", "--device", "cpu,cpo"), "unknown device 'cpo'"),
+        (("verify", "--cases", "no_such_file.txt"), "case file 'no_such_file.txt' does not exist"),
+        (("verify", "--cases", "malformed.txt"), "'bf16[4'"),
+        (("repro", "thrice x=bf16[4 seed=1"), "'bf16[4'"),
+        (("repro", "thrice x=bf16[4] seed=one"), "seed='one'"),
+        (("repro", SMALL, "--device", "cpo"), "unknown device 'cpo'"),
+    ],
+)
+def test_arguments_that_mean_nothing(main: Main, project: Path, arguments: tuple[str, ...], message: str) -> None:
+    (project / "malformed.txt").write_text(f"{SMALL}\nthrice x=bf16[4 seed=1\n")
+    code, error = main(*arguments)
+    assert code == 2
+    assert error.startswith("lastbit: ")
+    assert message in error
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+@pytest.mark.parametrize("command", [("verify",), ("repro", SMALL)])
+def test_a_device_that_is_not_there(main: Main, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code, error = main(*command, "--device", "cuda")
+    assert (code, error) == (2, "lastbit: device 'cuda' was asked for, but this machine has only cpu\n")
+
+
+def test_a_file_without_cases_is_not_taken_for_no_file(main: Main, project: Path) -> None:
+    """Otherwise the run would be of generated cases."""
+    (project / "empty.txt").write_text("# nothing yet\n")
+    code, _ = main("verify", "--cases", "empty.txt")
+    assert code != 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("verfiy",), ("repro",), ("repro", SMALL, "--no-such-option")])
+def test_argparse_errors_end_with_2(main: Main, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(*arguments)
+    assert caught.value.code == 2
+
+
+def test_options_that_are_not_listed_go_to_pytest(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(verify, "_run", lambda _, arguments, **__: seen.append(list(arguments)) or 0)
+    assert cli.main(["verify", "-k", "right", "-x", "--junitxml=out.xml", "-n", "3"]) == 0
+    assert seen[0][-4:] == ["-k", "right", "-x", "--junitxml=out.xml"]
+    assert seen[0][:2] == ["-n", "3"]
+
+
+def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Config] = []
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(verify, "_run", lambda settings, *_, **__: seen.append(settings) or 0)
+    options = "--profile smoke --op thrice --kernel right --kernel hangs --seed 5 --cases-per-group 7 --timeout 9"
+    files = "--cases lines.txt --project p --kernels k --run-folder r --device cpu:0 --keep-going"
+    cli.main(["verify", *options.split(), *files.split()])
+    assert seen == [
+        Config(
+            folder="r",
+            profile="smoke",
+            device_plan=plan_devices("cpu:0"),
+            ops=("thrice",),
+            kernels=("right", "hangs"),
+            projects=("p",),
+            kernel_folders=("k",),
+            lines=(SMALL, LARGE),
+            seed=5,
+            cases=7,
+            timeout=9.0,
+            keep_going=True,
+        )
+    ]
+
+
+def test_a_config_is_read_back(tmp_path: Path) -> None:
+    why = "from --device cpu", "from --device cuda:1"
+    device_plan = DevicePlan(("cpu", "cuda:1"), why, ("RANK=1 is one process of several",))
+    settings = Config(
+        folder=str(tmp_path / "run"),
+        lines=(SMALL,),
+        device_plan=device_plan,
+        timeout=1.5,
+        revisions={"main": "k"},
+        site=("s",),
+    )
+    assert Config.load(settings.save()) == settings
+
+
+def test_a_run_folder_that_holds_another_run_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "used").mkdir()
+    (project / "used" / "config.json").write_text("{}")
+    monkeypatch.chdir(project)
+    assert cli.main(["verify", "--run-folder", "used"]) == 2
+    assert "run folder 'used' is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--timeout=0", "timeout 0.0 must be"),
+        ("--cases-per-group=-1", "-1 generated cases"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    monkeypatch.chdir(project)
+    assert cli.main(["verify", option]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_number_of_processes_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", "-n-1"])
+    assert caught.value.code == 2
+    assert "neither a number of processes" in capsys.readouterr().err
+
+
+def test_the_command_line_leaves_triton_to_whoever_knows_the_device() -> None:
+    """Triton decides at its import whether it compiles or interprets."""
+    program = "import harness.cli, sys; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], env=dict(os.environ, PYTHONPATH=str(ROOT)), check=True)

@@ -1,0 +1,87 @@
+"""Kernels of kernels/external that need torch alone: what they compute, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.case import parse_case
+from harness.config import Config
+from harness.errors import UnsupportedCase
+from harness.kernel import Kernel, load_kernels
+from harness.result import CaseResult, Verdict
+from harness.verify.check import Subject, verify_case
+from harness.verify.project import Project, open_project
+
+FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "external"
+PAIRS = "expert_ids=int64[12,2]:below_6 routing_weights=fp32[12,2]:uniform"
+WEIGHTS = (
+    "gate_proj=bf16[4,32,64]:fan_in up_proj=bf16[4,32,64]:fan_in down_proj=bf16[4,64,32]:fan_in "
+    "gate_lora_a=bf16[4,8,64]:fan_in gate_lora_b=bf16[4,32,8]:fan_in up_lora_a=bf16[4,8,64]:fan_in "
+    "up_lora_b=bf16[4,32,8]:fan_in down_lora_a=bf16[4,8,32]:fan_in down_lora_b=bf16[4,64,8]:fan_in"
+)
+SAVED = "grad_output=bf16[12,64] saved_gate=bf16[12,2,32]:gates saved_up=bf16[12,2,32] intermediate=bf16[12,2,32]"
+FORWARD = f"moe_lora x=bf16[12,64] {PAIRS} {WEIGHTS} scaling=2.0 first_expert=1 seed=1"
+BACKWARD = f"moe_lora_backward x=bf16[12,64] {PAIRS} {SAVED} {WEIGHTS} scaling=0.5 seed=1"
+NORM = "rms_norm x=bf16[9,64] weight=bf16[64]:near_one"
+GATED = "layer_norm_gated x=bf16[9,64] weight=bf16[64] z=bf16[9,64]:gates eps=1e-05"
+
+
+@pytest.fixture(scope="module")
+def project() -> Project:
+    return open_project(Config(folder=""))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> dict[str, Kernel]:
+    return {k.name: k for k in load_kernels(FOLDER)}
+
+
+def verified(project: Project, kernel: Kernel, line: str) -> CaseResult:
+    return verify_case(Subject(kernel, project.op(kernel.op), torch.device("cpu")), parse_case(line), repeat=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("torch._grouped_mm[moe_lora]", FORWARD),
+        ("torch._grouped_mm[moe_lora_backward]", BACKWARD),
+        ("F.rms_norm[unchecked]", f"{NORM} eps=1e-06 seed=1"),
+        ("torch.compile[rms_norm]", f"{NORM} eps=1e-06 seed=1"),
+        ("torch.compile[rms_norm,dynamic]", f"{NORM} residual=bf16[9,64] eps=1e-06 seed=1"),
+        ("torch.compile[rms_norm_fp8]", f"{NORM} scale=fp32[1]:scale_random eps=1e-06 quant=static seed=1"),
+        ("torch.compile[rms_norm_fp8]", f"{NORM} eps=1e-06 quant=dynamic seed=1"),
+        ("torch.compile[layer_norm_gated]", f"{GATED} is_rms_norm=True seed=1"),
+        ("torch.compile[layer_norm_gated]", f"{GATED} group_size=16 seed=1"),
+    ],
+)
+def test_it_keeps_what_it_claims(
+    name: str, line: str, project: Project, kernels: dict[str, Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled is tested as its source: compiling takes many seconds, and `lastbit bench kernels` judges it."""
+    monkeypatch.setattr(torch, "compile", lambda source, **options: source)
+    result = verified(project, kernels[name], line)
+    assert result.verdict is Verdict.PASSED, result.findings or result.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (FORWARD.replace("bf16", "fp16"), "x is torch.float16; torch._grouped_mm takes bfloat16"),
+        (FORWARD.replace(",8,", ",4,").replace(",8]", ",4]"), "multiples of 16 bytes"),
+        (BACKWARD.replace("scaling=0.5", "scaling=0.7"), "rounds gradients before they are scaled"),
+        (FORWARD.replace("[12,", "[0,"), "there is no pair"),
+    ],
+)
+def test_what_grouped_products_cannot_do_is_refused(
+    line: str, said: str, project: Project, kernels: dict[str, Kernel]
+) -> None:
+    case = parse_case(line)
+    result = verified(project, kernels[f"torch._grouped_mm[{case.op}]"], line)
+    assert result.verdict is Verdict.UNSUPPORTED and said in result.reason
+
+
+def test_a_scale_belongs_to_static_codes(kernels: dict[str, Kernel]) -> None:
+    kernel, x = kernels["torch.compile[rms_norm_fp8]"], torch.ones(2, 8).bfloat16()
+    with pytest.raises(UnsupportedCase, match="quant='static' without a scale"):
+        kernel.call(x=x, weight=x[0], eps=1e-6, quant="static")

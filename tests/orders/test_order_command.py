@@ -1,0 +1,275 @@
+"""`lastbit order`: orders of kernels, what they declare, and orders that were kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import Group
+from harness.cli import main
+from harness.config import Config
+from harness.errors import KernelError, OpError, UnsupportedCase, UsageError
+from harness.kernel import Kernel
+from harness.numerics import Enclosure
+from harness.op import Contract, Op, StageRecorder, op
+from harness.orders.form import form_of
+from harness.orders.of_kernel import Probe, open_orders, order_of, sums_of
+from harness.orders.tree import tree_of
+from harness.outcomes.order import Order
+from harness.sums import ProbedSum
+from harness.verify.check import Subject
+from harness.verify.declarations import check_op
+from harness.verify.inprocess import Workplace
+from harness.verify.plan import Item, Plan
+from harness.verify.project import Project
+from reports.order import difference, from_json, print_order, to_json
+from reports.paper import make_console
+from tests.correct_kernels.known_trees import chain, halves, lanes, neighbours
+
+
+def place_of(*kernels: str) -> Workplace:
+    return open_orders(Config(folder="", kernels=kernels), lambda case: nullcontext(), lambda result: None)
+
+
+# Kernels of this project
+
+
+@pytest.mark.parametrize(
+    ("kernel", "sum", "terms", "expected"),
+    [
+        ("triton[native_multiply+rounded_sum]", "squares", 32, neighbours(range(32))),
+        ("triton[native_multiply+rounded_sum]", "squares", 21, neighbours(range(21))),
+        ("triton[single_rounding]", "mean", 32, neighbours(range(32))),
+        ("triton[single_rounding]", "squares", 32, neighbours(range(32))),
+        ("eager[moe_lora+fused]", "gate", 32, chain(range(32))),
+        ("eager[moe_lora+fused]", "up", 32, chain(range(32))),
+        ("eager[moe_lora+fused]", "down", 32, chain(range(32))),
+    ],
+)
+def test_order_is_that_of_the_source(kernel: str, sum: str, terms: int, expected: Any) -> None:
+    """The interpreter pairs neighbours in a `tl.sum` over a block, which covers the row here."""
+    place = place_of(kernel)
+    assert sum in sums_of(place, kernel)
+    found = order_of(place, Probe(kernel, sum, terms, 64, "bf16"))
+    assert found.tree == tree_of(expected), found.reason
+    assert found.exit_code == 0 and all(declared.kept for declared in found.declared)
+    assert "bfloat16" in found.read
+
+
+def test_eager_and_library_agree() -> None:
+    names = "eager[fp32_multiply+rounded_sum]", "F.rms_norm"
+    place = place_of(*names)
+    eager, library = (order_of(place, Probe(name, "squares", 64, 64, "fp32")) for name in names)
+    assert eager.tree is not None and eager.tree == library.tree
+    assert difference(eager, library) == f"squares, N = 64: the same tree in {names[0]} and {names[1]}."
+
+
+def test_sums_over_rows() -> None:
+    """Of 64 columns: tiles of 8 rows, 4 of them one after the other in a part, and a tree over the parts by halves."""
+    name = "triton[gated_backward]"
+    place = place_of(name)
+    parts = [neighbours([chain(range(part + row, part + 32, 8)) for row in range(8)]) for part in range(0, 128, 32)]
+    for of in ("dw", "db"):
+        found = order_of(place, Probe(name, of, 128, 64, "bf16"))
+        assert found.tree == tree_of(halves(parts)), found.reason
+
+
+# Kernels of a project
+
+
+def _terms(terms: Tensor, tuning: float) -> Mapping[str, Any]:
+    return {"x": terms}
+
+
+@op(
+    rows=("x",),
+    rounds={"output": "x"},
+    sums={"total": ProbedSum(_terms, {"output": 0, "whole": 0}, dot=True, about="x of a row")},
+)
+def totals(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+    stage("output", stage("whole", x), result=True)
+
+
+def kernel_of(call: Callable[..., Any], **declared: Any) -> Kernel:
+    return Kernel("planted", "totals", "", call, **declared)
+
+
+def found_of(kernel: Kernel, terms: int = 64, of: Op = totals) -> Order:
+    subject = Subject(kernel, of, torch.device("cpu"))
+    project = Project({of.name: of}, {}, (), (), {})
+    place = Workplace(Config(folder=""), project, Plan((Item(subject, Group("g")),), (), 0))
+    return order_of(place, Probe(kernel.name, next(iter(of.sums)), terms, 32, "bf16"))
+
+
+def running(x: Tensor) -> Tensor:
+    total, *rest = x.float().unbind(-1)
+    for term in rest:
+        total = total + term
+    return total.to(x.dtype)
+
+
+def backwards(x: Tensor) -> Tensor:
+    return running(x.flip(-1))
+
+
+@pytest.mark.parametrize(
+    ("call", "declared", "kept"),
+    [
+        (running, {"depth": lambda n: n - 1}, True),
+        (running, {"depth": lambda n: n - 2}, False),
+        (running, {"order": 1}, True),
+        (running, {"order": 16}, True),
+        (backwards, {"order": 16}, False),
+        (lambda x: running(x[:, :32]) + running(x[:, 32:]), {"order": 32}, True),
+        (lambda x: running(x[:, :32]) + running(x[:, 32:]), {"order": 16}, False),
+        (lambda x: running(x[:, ::2]) + running(x[:, 1::2]), {"order": 32}, False),
+    ],
+)
+def test_declarations_are_held_against_the_tree(call: Any, declared: Mapping[str, Any], kept: bool) -> None:
+    found = found_of(kernel_of(call, **declared))
+    assert [d.kept for d in found.declared] == [kept]
+    assert found.exit_code == int(not kept)
+
+
+def test_broken_declaration_says_both_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    print_order(found_of(kernel_of(running, depth=lambda n: 6)), make_console())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "FAILED: depth= says that no term passes through more than 6 additions; 63 were found" in " ".join(
+        printed.split()
+    )
+
+
+def test_order_that_is_not_walked_says_where() -> None:
+    [declared] = found_of(kernel_of(backwards, order=16)).declared
+    assert declared.said.endswith("none holds the first 16")
+
+
+def test_a_reason_is_told_once_with_all_results_that_it_holds_for() -> None:
+    def silent(x: Tensor, stages: tuple[str, ...] = ()) -> Any:
+        nothing = torch.zeros(len(x))
+        return {"output": nothing, "whole": nothing} if stages else nothing
+
+    reason = found_of(kernel_of(silent, stages=("whole",))).reason
+    assert reason.startswith("output and whole: no result shows") and reason.count("no result shows") == 1
+
+
+def test_stage_is_read_where_the_result_shows_nothing() -> None:
+    def silent(x: Tensor, stages: tuple[str, ...] = ()) -> Any:
+        output = torch.zeros(len(x), dtype=x.dtype)
+        return {"output": output, "whole": running(x.float())} if stages else output
+
+    found = found_of(kernel_of(silent, stages=("whole",)))
+    assert found.tree == tree_of(chain(range(64)))
+    assert found.read == "whole (float32)" and any("output: no result shows" in note for note in found.notes)
+
+
+def test_case_that_the_kernel_does_not_take() -> None:
+    def refuses(x: Tensor) -> Tensor:
+        raise UnsupportedCase("rows of odd length only")
+
+    found = found_of(kernel_of(refuses))
+    assert found.tree is None and "rows of odd length only" in found.reason and found.exit_code == 3
+
+
+def test_kernel_that_raises() -> None:
+    def raises(x: Tensor) -> Tensor:
+        raise ValueError("64 columns are too many")
+
+    with pytest.raises(KernelError, match=r"ValueError with 64 terms in 32 rows.*64 columns are too many"):
+        found_of(kernel_of(raises))
+
+
+def test_kernel_that_needs_more() -> None:
+    found = found_of(kernel_of(lambda x, scale: running(x)))
+    assert "needs scale" in found.reason
+
+
+def test_sum_that_names_no_stage() -> None:
+    wrong = replace(totals, sums={"total": ProbedSum(_terms, {"outputs": 0})})
+    with pytest.raises(OpError, match="'outputs' of its sum 'total'"):
+        check_op(wrong)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(UsageError, match=r"unknown kernel 'F\.rms_nrom'; did you mean 'F\.rms_norm'"):
+        place_of("F.rms_nrom")
+    with pytest.raises(UsageError, match=r"unknown sum of rms_norm 'square'; did you mean 'squares'"):
+        sums_of(place_of("F.rms_norm"), "F.rms_norm", ("square",))
+    with pytest.raises(UsageError, match="declares no sums"):
+        sums_of(place_of("eager[completion_mask]"), "eager[completion_mask]")
+
+
+# Kept and compared
+
+
+def order_with(nested: Any, **changes: Any) -> Order:
+    tree = tree_of(nested)
+    found = Order("k", "o", "c", "cpu", "total", "x", tree.terms, 8, "bf16", tree=tree, form=form_of(tree))
+    return replace(found, **changes)
+
+
+def test_json_holds_everything_but_the_form() -> None:
+    order = found_of(kernel_of(running, depth=lambda n: 6))
+    [read] = from_json(to_json([order]), "a file")
+    assert replace(read, form=order.form) == order
+
+
+@pytest.mark.parametrize("text", ["[]", "no", '{"schema": 2}', '{"schema": 1, "orders": [{}]}'])
+def test_file_without_orders(text: str) -> None:
+    with pytest.raises(UsageError, match=r"bad\.json"):
+        from_json(text, "bad.json")
+
+
+def test_difference_names_the_level() -> None:
+    four = order_with(chain([lanes_from(start, 16) for start in range(0, 64, 16)]), device="one")
+    eight = order_with(chain([lanes_from(start, 8) for start in range(0, 64, 8)]), device="other")
+    assert difference(four, eight) == (
+        "total, N = 64: 4 blocks of 16 terms one after the other, at distance 16 (one); "
+        "8 blocks of 8 terms one after the other, at distance 8 (other)."
+    )
+    deeper = order_with(chain([chain(range(start, start + 16)) for start in range(0, 64, 16)]), kernel="other")
+    assert ", in each block of 16 terms: 4 lanes" in difference(four, deeper)
+
+
+def lanes_from(start: int, size: int) -> Any:
+    def moved(nested: Any) -> Any:
+        return nested + start if isinstance(nested, int) else tuple(map(moved, nested))
+
+    return moved(lanes(size, 4))
+
+
+@pytest.mark.parametrize(("other", "code"), [(neighbours(range(8)), 0), (chain(range(8)), 1), (chain(range(9)), 3)])
+def test_compare(other: Any, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = tmp_path / "a.json", tmp_path / "b.json"
+    for file, nested in zip(files, (neighbours(range(8)), other), strict=True):
+        file.write_text(to_json([order_with(nested)]))
+    assert main(["order", "--compare", *map(str, files)]) == code
+    printed = " ".join(capsys.readouterr().out.split())
+    assert {0: "the same tree", 1: "8 terms one after the other", 3: "no sum of the same name"}[code] in " ".join(
+        printed.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [((), "no kernel is named"), (("--compare", "none.json", "none.json"), "No such file")],
+)
+def test_bad_command_line(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["order", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a worker process, as a user runs it."""
+    assert main(["order", "F.rms_norm", "--columns", "16,32", "--rows", "32", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [order["terms"] for order in document["orders"]] == [16, 32]
+    assert all(order["environment"]["torch"] for order in document["orders"])

@@ -1,0 +1,60 @@
+"""README's sample output has the words of what README's kernel prints, and the findings of its smallest case."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from harness.case import parse_case
+from harness.diagnosing.explain import explain_case
+from harness.kernel import load_kernels
+from harness.run import Run
+from harness.verify.check import Subject, verify_case
+from references.rms_norm import rms_norm
+from reports.terminal import print_run
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+SAMPLE = README.partition("## Reading the output")[2].partition("```\n")[2].partition("```")[0]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run of README's kernel on the sample's smallest case prints, under the claim of the sample."""
+    folder = tmp_path_factory.mktemp("my_kernels")
+    source = README.partition("```python\nimport torch\nfrom harness.kernel")[2].partition("```")[0]
+    claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
+    (folder / "norms.py").write_text(f"import torch\nfrom harness.kernel{claimed}")
+    (kernel,) = load_kernels(folder)
+    line = shlex.split(SAMPLE.splitlines()[-1].replace("…", ""))[2]
+    console = Console(file=io.StringIO(), width=100)
+    subject, case = Subject(kernel, rms_norm, torch.device("cpu")), parse_case(line)
+    explanation = replace(explain_case(subject, case), smallest=line)
+    print_run(Run((verify_case(subject, case),), explanations=(explanation,)), console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def fields(text: str) -> dict[str, str]:
+    """Label → text of the fields of the first finding; a paragraph is one line."""
+    block = text.partition("Findings\n")[2].partition("smallest case")[0]
+    found = re.findall(r"^  (\S.{11}) (.*(?:\n {15}.*)*)", block, re.MULTILINE)
+    return {label.strip(): " ".join(said.split()) for label, said in found}
+
+
+def test_the_table_has_the_columns_of_the_sample(printed: str) -> None:
+    header = next(line for line in printed.splitlines() if line.startswith("stage "))
+    assert SAMPLE.splitlines()[0].split() == header.split()
+
+
+def test_the_fields_of_the_finding_are_those_of_the_sample(printed: str) -> None:
+    sample, now = fields(SAMPLE), fields(printed)
+    assert list(sample) == list(now)
+    for label in ("contract", "first wrong", "finding", "statistics", "rounding"):
+        assert sample[label] == now[label]
