@@ -1,4 +1,10 @@
-"""Development sessions: `nox -s verify` runs the harness, `nox -s tests` tests it, `nox -s lint` reads it."""
+"""Development sessions: `nox -s verify` runs the harness, `nox -s tests` tests it, `nox -s lint` reads it.
+
+Besides these, which every change runs: `matrix` tests other versions, `coverage` counts lines, `docs` builds the site.
+"""
+
+import tomllib
+from pathlib import Path
 
 import nox
 
@@ -36,3 +42,35 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.parametrize("torch", ["lowest", "newest"])
+def matrix(session: nox.Session, torch: str) -> None:
+    """Run the tests on each Python, with the lowest and the newest torch and Triton that pyproject.toml takes."""
+    session.install("--editable", ".[dev]", *(lowest() if torch == "lowest" else ()))
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+
+
+def lowest() -> list[str]:
+    """The lowest torch and Triton that pyproject.toml takes, as requirements."""
+    project = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
+    bounds = (requirement.partition(";")[0] for requirement in project["dependencies"])
+    return [bound.replace(">=", "==") + ".0" for bound in bounds if bound.startswith(("torch>=", "triton>="))]
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Count the lines of harness/ and reports/ that the tests run; below the floor of pyproject.toml it fails."""
+    install(session, ".[dev,cluster]")
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into site/; a link that leads nowhere, or any other warning, fails it."""
+    install(session, ".[docs]")
+    session.run("mkdocs", "build", "--strict", *session.posargs)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 from harness.errors import LastbitError, UnsupportedCase
 from harness.kernel import kernel
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from harness.judges.pool import Judges, judge
     from harness.verify.assert_invariant import InvarianceViolation, assert_invariant

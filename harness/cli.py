@@ -11,9 +11,10 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from types import FrameType
 
+from harness import __version__
 from harness.errors import LastbitError
 from reports.characters import visible
 
@@ -144,17 +145,10 @@ def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentPa
     So only the module of the command that runs is imported, and what that imports.
     """
     parser = argparse.ArgumentParser(prog="lastbit", description="Verify numerical kernels to the last bit.")
-    parser.add_argument("--version", action="version", version=f"lastbit {_version()}")
+    parser.add_argument("--version", action="version", version=f"lastbit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, what) in COMMANDS.items():
         command = commands.add_parser(name, help=what)
         if name in words:
             getattr(import_module(f"harness.commands.{module}"), f"add_{name}")(command)
     return parser
-
-
-def _version() -> str:
-    try:
-        return metadata.version("lastbit")
-    except metadata.PackageNotFoundError:
-        return "from a checkout that is not installed"

@@ -75,7 +75,7 @@ def _library(name: str) -> Any:
     except ImportError as error:
         raise LastbitError(
             f"the HTML report needs {name!r}, which is not installed ({error}): "
-            "python3 -m pip install altair jinja2 vl-convert-python"
+            "python3 -m pip install 'lastbit[report]'"
         ) from error
 
 

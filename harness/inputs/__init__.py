@@ -6,6 +6,9 @@ with guarded_allocations(0) as allocations:
 problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violations({"result": result})]
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from harness.inputs.allocations import Allocations, guarded_allocations
 from harness.inputs.bare import bare
 from harness.inputs.bits import bits_of, unequal
@@ -25,9 +28,14 @@ from harness.inputs.of_case import Inputs, build, fingerprints, holding, refille
 from harness.inputs.overlap import overlaps
 from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
 from harness.inputs.rebound import Rebound
-from harness.inputs.shapes import cut_rows, leading_dims, widths, widths_with
 from harness.inputs.values import regimes
 from harness.inputs.written import Violation, violations
+
+if TYPE_CHECKING:
+    from harness.inputs.shapes import cut_rows, leading_dims, widths, widths_with
+
+_STRATEGIES = frozenset({"cut_rows", "leading_dims", "widths", "widths_with"})
+"""What cases draw from by Hypothesis, which takes longer to import than all of lastbit; judging needs none of it."""
 
 __all__ = [
     "DRAWN",
@@ -69,3 +77,10 @@ __all__ = [
     "widths",
     "widths_with",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """What needs Hypothesis, when it is first asked for."""
+    if name not in _STRATEGIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("harness.inputs.shapes"), name)

@@ -252,7 +252,7 @@ def test_against_a_base() -> None:
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
-    with pytest.raises(LastbitError, match=r"needs 'vl_convert'.*pip install altair jinja2 vl-convert-python"):
+    with pytest.raises(LastbitError, match=r"needs 'vl_convert'.*pip install 'lastbit\[report\]'"):
         html.page(Run(()))
 
 

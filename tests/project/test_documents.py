@@ -1,0 +1,36 @@
+"""What the documents say of each other and of the package is true."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("folder", ["measurements", "contracts"])
+def test_an_index_names_every_document_of_its_folder(folder: str) -> None:
+    pages = ROOT / "docs" / folder
+    named = re.findall(r"\]\((\w+\.md)\)", (pages / "README.md").read_text())
+    assert sorted(named) == sorted(page.name for page in pages.glob("*.md") if page.name != "README.md")
+
+
+def test_the_site_has_every_guide() -> None:
+    navigation = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(navigation)
+
+
+def test_one_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest and newest[1] == cited == harness.__version__
+
+
+def test_the_lowest_versions_of_the_matrix_are_those_that_the_package_takes() -> None:
+    taken = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = [requirement.partition(";")[0] for requirement in taken if requirement.startswith(("torch", "triton"))]
+    assert all(re.fullmatch(r"\w+>=\d+\.\d+", bound) for bound in bounds), "noxfile.lowest() reads these"
