@@ -1,0 +1,1 @@
+"""Cases of the ops, a module each."""

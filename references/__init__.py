@@ -1,0 +1,1 @@
+"""References of the ops, a module each."""

@@ -172,7 +172,7 @@ def _stage(op: str, subject: Subject, stage: StageSummary) -> Row:
 
 def stage_anchor(kernel: str, device: str, stage: str, dtype: str) -> str:
     """The name of the row of a stage, for links within the page."""
-    return "stage-" + hashlib.sha256("\0".join((kernel, device, stage, dtype)).encode()).hexdigest()[:12]
+    return "stage-" + hashlib.sha256(f"{kernel}\x00{device}\x00{stage}\x00{dtype}".encode()).hexdigest()[:12]
 
 
 def _traced(op: str, subject: Subject, stage: TracedStage) -> Row:

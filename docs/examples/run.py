@@ -49,7 +49,9 @@ def printed(command: str) -> str:
 def findings(text: str) -> str:
     """The FAILED blocks of a run's output, where it has any."""
     found = re.search(
-        r"^Findings$.*?(?=^(?:Notices|Not run|What this run|Coverage|Bits on|Error bounds))", text, re.M | re.S
+        r"^Findings$.*?(?=^(?:Notices|Not run|What this run|Coverage|Bits on|Error bounds))",
+        text,
+        re.MULTILINE | re.DOTALL,
     )
     return found[0].rstrip() if found else text
 

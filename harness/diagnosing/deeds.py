@@ -68,7 +68,8 @@ def _apart(actual: float, expected: float, fmt: Format) -> str:
 
 def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str) -> str:
     """That it rounds to another format narrower than fp32, or cuts off to it: that in which it holds the number, or
-    else the coarsest that gives it."""
+    else the coarsest that gives it.
+    """
     narrow = [f for f in FORMATS.values() if f not in (fmt, FP32, FP64)]
     narrow.sort(key=lambda f: (f.name != dtype, f.precision))
     for to_zero in (False, True):

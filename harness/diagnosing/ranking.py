@@ -130,7 +130,8 @@ class Ranking:
 
     def _by_place(self) -> Iterator[Expression]:
         """Before a sum and in it: in order. Otherwise operations with arguments or constants, the
-        last first; from the beginning where stages before are not known."""
+        last first; from the beginning where stages before are not known.
+        """
         span = [e for e in self.fault.span if not _reads(e.events[-1])]
         computing = [e for e in span if _computes(e.events[-1])]
         if any(reduces(event) for e in computing for event in e.events):

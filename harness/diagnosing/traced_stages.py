@@ -184,7 +184,8 @@ class Stages:
 
     def _nearest(self, stage: Stage, taken: Sequence[Expression]) -> Expression | None:
         """Of several with the same values, the one that has most cells; then one that is no other stage and comes after
-        that of the stage before; then one in the stage's own format; then the first."""
+        that of the stage before; then one in the stage's own format; then the first.
+        """
         after = taken[-1].number if taken else -1
 
         def rank(e: Expression) -> tuple[float, ...] | None:

@@ -116,7 +116,8 @@ class Writes:
 
     def last(self, addresses: Array, before: int) -> Iterator[tuple[Write, Array, Array]]:
         """The last writes before a time that wrote at these addresses: each with the numbers of the addresses that it
-        wrote to, and the flat indices of the elements that it wrote there."""
+        wrote to, and the flat indices of the elements that it wrote there.
+        """
         left = np.arange(len(addresses))
         if not len(left):
             return

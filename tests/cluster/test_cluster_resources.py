@@ -146,7 +146,7 @@ def test_only_what_connecting_raises_is_an_error_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ended: list[bool] = []
-    ray = SimpleNamespace(init=lambda **options: None, nodes=lambda: [], shutdown=lambda: ended.append(True))
+    ray = SimpleNamespace(init=lambda **options: None, nodes=list, shutdown=lambda: ended.append(True))
     monkeypatch.setattr(pool, "_ray", lambda address: ray)
     with pytest.raises(RuntimeError, match=r"^of the run$"), pool.connected("auto", None, tmp_path):
         raise RuntimeError("of the run")

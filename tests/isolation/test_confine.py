@@ -241,7 +241,7 @@ def test_all_end_when_the_guardian_is_told_to(folder, own, number, request):
 
 
 @pytest.mark.parametrize(
-    "end, code",
+    ("end", "code"),
     [
         (lambda write: os._exit(3), 3),
         (lambda write: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL),

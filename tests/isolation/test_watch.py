@@ -44,7 +44,7 @@ def in_threads(write):
 
 
 @pytest.mark.parametrize(
-    "use, hit",
+    ("use", "hit"),
     [
         (in_children, "GB of memory, where 0.146 GB are allowed"),
         (in_shared_pages, "GB of memory, where 0.146 GB are allowed"),

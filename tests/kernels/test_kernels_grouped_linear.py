@@ -24,7 +24,9 @@ def made_factors(tokens: int, n: int, k: int, *, seed: int, by_pair: bool, trans
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("tokens, n, k, rank", [(4, 17, 33, 1), (4, 136, 72, 64), (40, 8, 16, 8), (120, 3, 130, 5)])
+@pytest.mark.parametrize(
+    ("tokens", "n", "k", "rank"), [(4, 17, 33, 1), (4, 136, 72, 64), (40, 8, 16, 8), (120, 3, 130, 5)]
+)
 def test_sums_of_two_products_and_two_adapters(tokens, n, k, rank, transposed, rounds):
     made = {"tokens": tokens, "n": n, "transposed": transposed}
     operands = (made_factors(k=k, seed=1, by_pair=False, **made), made_factors(k=k, seed=3, by_pair=True, **made))
@@ -62,7 +64,7 @@ def test_combine():
         assert_bits(combine(values, given, route(ids, E, 0), FLOAT, round_weighted=rounds), total, "sum")
 
 
-@pytest.mark.parametrize("tokens, first", [(1, 0), (9, 3), (200, -1)])
+@pytest.mark.parametrize(("tokens", "first"), [(1, 0), (9, 3), (200, -1)])
 def test_blocks_hold_every_pair_once_and_those_of_one_expert(tokens, first):
     ids = some_ids(tokens)
     routing = route(ids, E, first)

@@ -34,7 +34,7 @@ def empty(*shape: int, strides: tuple[int, ...] | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "weight, layout",
+    ("weight", "layout"),
     [
         (empty(3, 40, 24), "k"),
         (empty(3, 24, 40).transpose(1, 2), "n"),

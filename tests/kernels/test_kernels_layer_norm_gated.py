@@ -156,7 +156,7 @@ def test_numbers_of_rows(rows):
     assert_bits(output, cast(expected, BF16), "output")
 
 
-@pytest.mark.parametrize("dtype, largest", [(BF16, 32768), (FP16, 32768), (FLOAT, 16384)], ids=str)
+@pytest.mark.parametrize(("dtype", "largest"), [(BF16, 32768), (FP16, 32768), (FLOAT, 16384)], ids=str)
 def test_the_largest_group_is_64_kib(dtype, largest):
     x, weight = integers(1, 2 * largest, dtype=dtype), normals(2 * largest, dtype=dtype)
     options = {"eps": EPS, "group_size": largest, "is_rms_norm": True}

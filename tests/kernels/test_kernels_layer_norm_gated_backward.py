@@ -295,7 +295,7 @@ def test_no_rows(name, shape):
         assert_bits(results[result], torch.zeros(40, dtype=FP16, device=DEVICE), result)
 
 
-@pytest.mark.parametrize("dtype, largest", [(BF16, 32768), (FLOAT, 16384)], ids=str)
+@pytest.mark.parametrize(("dtype", "largest"), [(BF16, 32768), (FLOAT, 16384)], ids=str)
 def test_the_largest_group_is_64_kib(dtype, largest):
     x, dy, weight = (integers(*s, dtype=dtype, most=3) for s in ((1, largest), (1, largest), (largest,)))
     rstd = torch.ones(1, 1, device=DEVICE)

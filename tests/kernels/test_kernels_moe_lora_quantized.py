@@ -133,7 +133,7 @@ def test_codes_scales_and_zero_points_may_have_any_strides(name, storage):
     check(name, strided, case(name), shards=2)
 
 
-@pytest.mark.parametrize("op, call", [("forward", FORWARD), ("backward", BACKWARD)])
+@pytest.mark.parametrize(("op", "call"), [("forward", FORWARD), ("backward", BACKWARD)])
 def test_an_update_of_the_codes_is_seen_by_the_next_call(op, call):
     arguments, coded = case(op), codes("int4_asymmetric")
     call(**arguments, **coded, shards=2)
@@ -160,7 +160,7 @@ def test_gradients_of_the_input_depend_on_the_same_weights_as_the_output():
 
 @every_kernel
 @pytest.mark.parametrize(
-    "storage, changes, error, message",
+    ("storage", "changes", "error", "message"),
     [
         ("int4_symmetric", {"up_scale": None}, ValueError, r"up_scale is missing; up_proj is torch\.int32"),
         ("int4_asymmetric", {"down_zero": None}, TypeError, r"down_scale is torch\.float16; with int4_symmetric codes"),

@@ -146,7 +146,7 @@ def test_weights_in_floating_point_are_left_alone():
 
 
 @pytest.mark.parametrize(
-    "storage, shards, fits",
+    ("storage", "shards", "fits"),
     [
         ("int8", 64, True),
         ("int4_symmetric", 4, True),
@@ -208,7 +208,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments, error, message", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("arguments", "error", "message"), WRONG.values(), ids=WRONG.keys())
 def test_tensors_that_are_no_weight_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         base_weight("up", *arguments, columns=64, dtype=BF16)

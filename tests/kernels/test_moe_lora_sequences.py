@@ -118,6 +118,7 @@ class Sequences(RuleBasedStateMachine):
         results = {f"grad_{name}": tensor for name, tensor in found.lora.items()}
         results |= {"grad_input": found.x, "grad_routing_weights": found.routing_weights}
         assert_contract("moe_lora_backward", results, **one.arguments, **old, grad_output=grad(seed), contract="fused")
+        return None
 
     def check_refused(self, grad_output: Tensor, state: Any) -> None:
         try:

@@ -113,7 +113,7 @@ def test_the_first_code_is_in_the_lowest_bits():
     assert pack(torch.tensor([0x80, 0xFF]), torch.int8, bits=8).tolist() == [-128, -1]
 
 
-@pytest.mark.parametrize("words, bits", [(torch.int32, 4), (torch.uint8, 4), (torch.int8, 8)])
+@pytest.mark.parametrize(("words", "bits"), [(torch.int32, 4), (torch.uint8, 4), (torch.int8, 8)])
 def test_unpacking_is_the_inverse_of_packing(words, bits):
     codes = torch.randint(0, 2**bits, (3, 5, 64), generator=torch.Generator().manual_seed(0))
     packed = pack(codes, words, bits)
@@ -122,7 +122,7 @@ def test_unpacking_is_the_inverse_of_packing(words, bits):
     assert torch.equal(pack(unpack(packed, bits), words, bits), packed)
 
 
-@pytest.mark.parametrize("codes, words, message", [
+@pytest.mark.parametrize(("codes", "words", "message"), [
     (torch.arange(7), torch.int32, "7 codes do not fill words of torch.int32, which hold 8"),
     (torch.tensor([0, 16]), torch.uint8, "codes are 0 to 16; 4 bits hold 0 to 15"),
     (torch.tensor([-1, 0]), torch.uint8, "codes are -1 to 0"),
@@ -201,13 +201,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("arguments, message", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG.keys())
 def test_tensors_that_are_no_weight_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         dequantized(*arguments, fmt=BF16)
 
 
-@pytest.mark.parametrize("codes, scale", [(_INT4, _SCALE), (_MXFP4, _SCALE), (_INT8, _SCALE[:, 0].float())])
+@pytest.mark.parametrize(("codes", "scale"), [(_INT4, _SCALE), (_MXFP4, _SCALE), (_INT8, _SCALE[:, 0].float())])
 def test_codes_of_another_width_than_the_weight_are_refused(codes, scale):
     dequantized(codes, scale, fmt=BF16, columns=64)
     message = (

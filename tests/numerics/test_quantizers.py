@@ -130,7 +130,7 @@ def test_no_code_is_lost_to_a_saturating_addition():
     assert (rounded != saturated)[~tie].sum() == 7
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(("arguments", "message"), [
     (("int3",), "scheme 'int3' is not one of 'int8'"),
     (("int4_symmetric", 0), "group_size=0 does not divide the 64 columns"),
     (("int4_symmetric",), "group_size=0 does not divide the 64 columns"),
