@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,6 +102,19 @@ def made_current(device: torch.device | str) -> AbstractContextManager[None]:
 
     index = str(indexed(device)).partition(":")[2]
     return torch.accelerator.device_index(int(index)) if index else nullcontext()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on the CPU in one thread: several wait for each other after every operation on few elements."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def parse_device(name: str, here: Machine | None = None) -> torch.device:

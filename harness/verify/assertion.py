@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from harness.calibrate import load_premises
 from harness.config import Config
 from harness.declared import is_order
+from harness.devices import one_thread
 from harness.errors import KernelError, UsageError, unknown
 from harness.judging.decided import shares
 from harness.judging.judge import judge
@@ -97,7 +96,7 @@ def assert_contract(
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
     problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
-    with _one_thread():
+    with one_thread():
         judgement = judge(problem, _named(problem, actual))
         passed = judgement.verdict is Verdict.PASSED
         asserted = AssertedJudgement(**vars(judgement), decided=shares(problem, judgement) if passed else {})
@@ -112,17 +111,6 @@ def assert_contract(
 def _built_in() -> Project:
     """The ops of lastbit, which are read and checked once in a process."""
     return open_project(Config(folder=""))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: several wait for each other after every operation if the cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from harness.case import Case, parse_case
+from harness.devices import one_thread
 from harness.inputs import build
 from harness.judging.problem import Problem
 from harness.numerics import Premises
@@ -36,7 +37,8 @@ def power_of(results: Iterable[CaseResult], project: Project, separable: Separab
         for alternative in r.ruled_out:
             together[(r.kernel, r.device, r.dtypes, alternative, r.contract)].append(r)
     separable = separable or Separable()
-    return tuple(_power(project, key, group, separable) for key, group in together.items())
+    with one_thread():
+        return tuple(_power(project, key, group, separable) for key, group in together.items())
 
 
 def _power(project: Project, key: tuple[str, ...], group: list[CaseResult], separable: Separable) -> Power:
