@@ -26,6 +26,10 @@ class InterpreterError(LastbitError):
     """The bit-faithful interpreter cannot be installed in this process."""
 
 
+class DeviceLost(LastbitError):
+    """An accelerator that the process cannot use any more, as after an illegal access to memory; another one can."""
+
+
 class UnsupportedCase(LastbitError):
     """Raised by a kernel, before any launch, for a case that it does not claim to handle; the text is the reason."""
 

@@ -27,9 +27,10 @@ from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from harness.config import Config
-from harness.errors import LastbitError
+from harness.errors import DeviceLost, LastbitError
 from harness.verify.check import first_line
 from harness.verify.inprocess import Tick, Watch, Workplace, one_device, open_workplace
+from harness.verify.memory import is_lost
 from harness.verify.run import environment_for
 
 P = ParamSpec("P")
@@ -61,10 +62,10 @@ class WorkerEnded(LastbitError):
 class Worker:
     """A process that runs the kernels of a configuration with one device, as a context manager.
 
-    It is started for the first work, and once more after it has ended. `tick` is told each result that the work tells.
-    `launcher` stands before the command that starts it, and `environ` is added to its environment. `opening`, a
-    function of a module, makes its `Workplace`. What it prints goes to a file in the folder of the configuration, if
-    that has one.
+    It is started for the first work, and once more after it has ended or lost its device. `tick` is told each result
+    that the work tells. `launcher` stands before the command that starts it, and `environ` is added to its environment.
+    `opening`, a function of a module, makes its `Workplace`. What it prints goes to a file in the folder of the
+    configuration, if that has one.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Worker:
 
         Raises:
             WorkerEnded: the process ended, or had to be ended because a case took too long.
+            DeviceLost: what the work raised; the process cannot use its device any more, and is ended.
             LastbitError: what the work raised.
         """
         if self._process is None:
@@ -145,6 +147,8 @@ class Worker:
                 case "tick":
                     self._tick(content)
                 case "raised":
+                    if isinstance(content, DeviceLost):
+                        self._end(0.0)
                     raise content
                 case _:
                     return content
@@ -215,7 +219,7 @@ def serve(descriptor: int) -> None:
         say(kind, None if isinstance(place, Workplace) else place)
         while isinstance(place, Workplace):
             work, args, kwargs = pickle.loads(pipe.recv_bytes())
-            say(*_tried(work, place, *args, **kwargs))
+            say(*_done(place, work, *args, **kwargs))
             sys.stdout.flush()
 
 
@@ -236,6 +240,14 @@ def _watch(limit: float, say: Callable[[str, object], None]) -> Watch:
             say("over", None)
 
     return watch
+
+
+def _done(place: Workplace, work: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, Any]:
+    """What becomes of work on kernels: what it returns, or raises; where it raises, the device may be lost."""
+    kind, content = _tried(work, place, *args, **kwargs)
+    if kind == "raised" and is_lost(torch.device(one_device(place.config))):
+        return kind, DeviceLost(f"{content}; its process cannot use the device any more, and another one goes on")
+    return kind, content
 
 
 def _tried(work: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, Any]:

@@ -14,11 +14,12 @@ from harness.config import Config
 from harness.devices import DevicePlan
 from harness.diagnosing.handover import search_kernel
 from harness.diagnosing.identify import identify_kernel
-from harness.errors import UsageError
+from harness.errors import DeviceLost, UsageError
 from harness.outcomes.stages import Kind
 from harness.verify.inprocess import planned
 from harness.verify.worker import Worker, WorkerEnded, pickled
 from tests.faults import vanishing
+from tests.faults.losing import losing, process_of
 
 CASE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
 
@@ -66,3 +67,12 @@ def test_one_device_at_a_time() -> None:
     both = Config(folder="", device_plan=DevicePlan(("cpu", "cuda:0"), ("", "")))
     with pytest.raises(UsageError, match="takes one device"):
         Worker(both)
+
+
+def test_a_process_that_has_lost_its_device_does_no_more_work(tmp_path: Path) -> None:
+    with Worker(config(tmp_path)) as worker:
+        first = worker.do(process_of)
+        assert worker.do(process_of) == first
+        with pytest.raises(DeviceLost, match=r"illegal memory access.*; its process cannot use the device any more"):
+            worker.do(losing)
+        assert worker.do(process_of) != first

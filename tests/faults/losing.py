@@ -1,0 +1,17 @@
+"""Work in a process that loses its device, as through a kernel that writes where it must not."""
+
+import os
+
+from harness.verify import worker
+from harness.verify.inprocess import Workplace
+
+
+def process_of(place: Workplace) -> int:
+    """The number of the process in which the work is done."""
+    return os.getpid()
+
+
+def losing(place: Workplace) -> None:
+    """Raise as such a kernel does; from then on the process finds its device lost."""
+    worker.is_lost = lambda device: True
+    raise RuntimeError("an illegal memory access was encountered")
