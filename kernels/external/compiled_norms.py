@@ -82,18 +82,23 @@ def checked(x, dtypes, **tensors):
     return *rows.values(), tensors["weight"].contiguous()
 
 
+def plain_norm(package, dtypes, x, weight, eps):
+    """What a library's norm without a residual writes into memory of its own."""
+    library = operations(package)
+    rows, weight = checked(x, dtypes, weight=weight)
+    output = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+    refuse_unaligned(x=rows, weight=weight, output=output)
+    library.rms_norm(output, rows, weight, eps)
+    return output.view(x.shape)
+
+
 def declare_vllm(version, weight_rule):
     """Register both norms of one version of vLLM."""
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
 
     @kernel("rms_norm", contract=weight_rule, name=f"vllm-{version}[rms_norm]", devices=("cuda",))
     def rms_norm(x, weight, *, eps):
-        library = operations(f"vllm-{version}")
-        rows, weight = checked(x, dtypes, weight=weight)
-        output = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        refuse_unaligned(x=rows, weight=weight, output=output)
-        library.rms_norm(output, rows, weight, eps)
-        return output.view(x.shape)
+        return plain_norm(f"vllm-{version}", dtypes, x, weight, eps)
 
     @kernel(
         "rms_norm", contract=f"{weight_rule}+rounded_sum", name=f"vllm-{version}[fused_add_rms_norm]",
@@ -113,12 +118,7 @@ def declare_flashinfer(version):
 
     @kernel("rms_norm", contract="fp32_multiply", name="flashinfer[rmsnorm]", devices=("cuda",))
     def rmsnorm(x, weight, *, eps):
-        library = operations(f"flashinfer-{version}")
-        rows, weight = checked(x, dtypes, weight=weight)
-        output = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        refuse_unaligned(x=rows, weight=weight, output=output)
-        library.rms_norm(output, rows, weight, eps)
-        return output.view(x.shape)
+        return plain_norm(f"flashinfer-{version}", dtypes, x, weight, eps)
 
     @kernel(
         "rms_norm", contract="fp32_multiply+unrounded_sum", name="flashinfer[fused_add_rmsnorm]",
