@@ -24,7 +24,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Of layers of experts that consist of such linear layers. Not `tokens`, `padding`, `capacity` and `shards`: the height
-# of a tile follows from the numbers of pairs and experts, and with it the instruction (see grouped_plan.py).
+# of a tile follows from the numbers of pairs and experts, and with it the instruction (see grouped_plan.py). An H200
+# gives the same bits with either. Interpreted, a tile is added in any order, and a token's bits were seen to change.
 INVARIANT = ("permutation", "other tokens", "relabelling", "zero adapter", "scaling", "run to run")
 BLOCKS_PER_GROUP = 8  # of pairs, whose columns are computed next to each other
 
