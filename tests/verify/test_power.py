@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from harness.config import Config
 from harness.result import CaseResult, Comparison, StageResult, Verdict
@@ -36,6 +37,18 @@ def result(tensors: str, ruled_out: int = 0, **changes: object) -> CaseResult:
 def test_a_contract_that_was_never_ruled_out_is_missing_only_if_it_can_be(tensors: str, missing: bool) -> None:
     [power] = power_of([result(tensors)], open_project(CONFIG))
     assert power.missing is missing
+
+
+def test_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("harness.verify.power._separable", lambda *_: bool(seen.append(torch.get_num_threads())))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        power_of([result("x=bf16[4,64] weight=bf16[64]")], open_project(CONFIG))
+        assert seen == [1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 WIDE = (
