@@ -123,9 +123,10 @@ def _compiled():
 def compiled_rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     """Claims fp32_multiply: Inductor drops the rounding to the weight's dtype that the source asks for.
 
-    Only dtypes and sizes of 1 make another graph: x is copied to a contiguous matrix, and eps is a tensor. Reaching the
-    limit of graphs is an error, where the default is to run the source eagerly, in silence and under another contract.
-    On an H200 its bits were seen to change from process to process: docs/measurements/invariance_h200.md.
+    x is copied to a contiguous matrix, and eps is a tensor. Still dtypes, sizes of 1, more than 4,096 columns and the
+    place of x in a larger tensor make other graphs. Reaching the limit of graphs is an error, where the default is to
+    run the source eagerly, in silence and under another contract. On an H200 its bits were seen to change with the
+    calls before: docs/measurements/invariance_h200.md.
     """
     if x.numel() == 0:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
