@@ -74,6 +74,13 @@ def refuse_unaligned(**tensors):
             raise UnsupportedCase(f"{name}: rows do not begin at multiples of {unit} elements; upstream reads those")
 
 
+def refuse_wide(x):
+    """FlashInfer's FusedAddRMSNorm keeps a row in fp32, and a sum of each warp, in shared memory."""
+    need = 4 * (x.shape[-1] + 32)
+    if x.is_cuda and need > (room := torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin):
+        raise UnsupportedCase(f"upstream keeps a row in shared memory: {need:,} bytes of {room:,}")
+
+
 def checked(x, dtypes, **tensors):
     """Rows of x and of a residual, and the weight, contiguous."""
     refuse_elsewhere(x, **tensors)
@@ -128,9 +135,7 @@ def declare_flashinfer(version):
         library = operations(f"flashinfer-{version}")
         rows, others, weight = checked(x, dtypes, residual=residual, weight=weight)
         refuse_unaligned(x=rows, residual=others, weight=weight)
-        room = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
-        if (need := 4 * (x.shape[-1] + 32)) > room:  # FusedAddRMSNorm: a row in fp32, and a sum of each warp
-            raise UnsupportedCase(f"upstream keeps a row in shared memory: {need:,} bytes of {room:,}")
+        refuse_wide(x)
         library.fused_add_rms_norm(rows, others, weight, eps)
 
 
