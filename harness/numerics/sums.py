@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,43 @@ class Sum:
         absolute = self.count * UNDERFLOW if self.products else 0.0
         least = 0.0 if nonnegative else -torch.inf
         return Enclosure(bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic))
+
+    def then(self, function: Callable[..., Enclosure], *others: Sum) -> Following:
+        """What follows from the finished sum, and from finished `others`, such as a mean from a sum and a count.
+
+        `function` takes an enclosure for each sum. It must not depend on the rows that were seen: a count of rows or
+        labels is a sum, too.
+        """
+        return Following((self, *others), function)
+
+
+@dataclass(frozen=True, eq=False)
+class Following:
+    """What follows from sums over rows when all rows have been seen; `+` joins the terms of two parts of the rows.
+
+    Attributes:
+        sums: the sums.
+        function: enclosures of the finished sums → what follows from them.
+    """
+
+    sums: tuple[Sum, ...]
+    function: Callable[..., Enclosure]
+
+    def __add__(self, other: Following) -> Following:
+        return Following(tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)), self.function)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.enclosure.shape
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """What follows."""
+        return self.function(*(each.enclosure for each in self.sums))
+
+    def then(self, function: Callable[[Enclosure], Enclosure]) -> Following:
+        """What follows from that in turn."""
+        return Following(self.sums, lambda *finished: function(self.function(*finished)))
 
 
 def flushed() -> float:
@@ -138,6 +176,18 @@ def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, lea
 
     On a lattice it is exact but for what is flushed. Nothing is known where some order of the sum overflows.
     """
+    return bounded_each(facts, relative, absolute, flushed, least, fmt)
+
+
+def bounded_each(
+    facts: Tensor,
+    relative: float | Tensor,
+    absolute: float | Tensor,
+    flushed: float | Tensor,
+    least: float,
+    fmt: Format,
+) -> Tensor:
+    """`bounded` with errors that may be of one sum each."""
     exact, value, lo, hi, magnitude, of_finite, quantum, known, negative, positive = facts.unbind()
     lattice = (known > 0) & (magnitude < LATTICE_UNITS * quantum) & (quantum >= FP32.quantum)
     slack = torch.where(lattice, 0.0, relative * magnitude + absolute) + flushed
