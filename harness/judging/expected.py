@@ -144,8 +144,13 @@ class Chosen(Expected):
     format: Integers
 
     @property
-    def allowed(self) -> Tensor:
-        return self.indices.value
+    def allowed(self) -> Enclosure:
+        """From the first index that is allowed to the last, which may hold others."""
+        return self.indices.range
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.indices.shape
 
     @property
     def value(self) -> Tensor:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure
-from harness.numerics.own import SMALLEST_NORMAL, Exact, Extent, primitive
+from harness.numerics.own import Exact, Extent, primitive
 from harness.numerics.premises import DOCUMENTED
-from harness.numerics.remembered import remembered
 
 _FAR = 2.0**30
 """Arguments from which on an interval that is no point is taken to hold every phase."""
@@ -37,12 +36,12 @@ def exp2(x: Enclosure) -> Enclosure:
 
 def log(x: Enclosure) -> Enclosure:
     """The natural logarithm; NaN of what is negative. That of a subnormal number may be -inf."""
-    return _flushed(x, _log(x))
+    return _log(x)
 
 
 def log2(x: Enclosure) -> Enclosure:
     """The logarithm to base 2; NaN of what is negative. That of a subnormal number may be -inf."""
-    return _flushed(x, _log2(x))
+    return _log2(x)
 
 
 def log1p(x: Enclosure) -> Enclosure:
@@ -73,15 +72,6 @@ def sin(x: Enclosure) -> Enclosure:
 def cos(x: Enclosure) -> Enclosure:
     """Cosine of x in radians, with a reduction of the argument that is exact enough for every fp32 number."""
     return _cos(x)
-
-
-@remembered
-def _flushed(x: Enclosure, logarithm: Enclosure) -> Enclosure:
-    """The logarithm with -inf as its lower end where the argument may be subnormal, and taken for zero."""
-    lo = x.lo
-    subnormal = (lo > 0) & (lo < SMALLEST_NORMAL)
-    parts = logarithm.full
-    return Enclosure(torch.stack([*parts[:2], torch.where(subnormal, -torch.inf, parts[2]), parts[3]]))
 
 
 def _extremes(exact: Exact, crest: float) -> Extent:

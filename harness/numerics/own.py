@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure
-from harness.numerics.parts import rounded, unknown, unknown_where, widened
+from harness.numerics.parts import extremes, full, rounded, unknown, unknown_where, widened
 from harness.numerics.premises import Bound, current
 from harness.numerics.remembered import remembered
 
@@ -67,19 +67,30 @@ def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | 
 def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
     """The results of a primitive for an argument within `x`."""
     bound = current().bound(function.name, function.bound)
-    values = _values(function, x.parts)
-    ends = values[2:] if len(values) == 4 else values[-1:]
-    tiny = torch.isfinite(ends) & (ends != 0) & (ends.abs() <= 2 * SMALLEST_NORMAL)
-    absolute = torch.where(tiny, SMALLEST_NORMAL, 0.0) + torch.where(ends == 0, 0.0, bound.absolute)
-    spread = widened(values, bound.relative, absolute if len(absolute) == 2 else absolute.expand(2, *ends.shape[1:]))
-    return Enclosure(unknown_where(rounded(spread, current().arithmetic), unknown(x.parts)))
+    values = _flushed(function.exact, x.parts, _values(function, x.parts))
+    tiny = torch.isfinite(values[2:]) & (values[2:] != 0) & (values[2:].abs() <= 2 * SMALLEST_NORMAL)
+    absolute = torch.where(tiny, SMALLEST_NORMAL, 0.0) + bound.absolute
+    spread = rounded(widened(values, bound.relative, absolute), current().arithmetic)
+    return Enclosure(unknown_where(spread, unknown(full(x.parts))))
 
 
 def _values(function: Primitive, x: Tensor) -> Tensor:
     """The function at each part; of an interval, its least and its largest value."""
     if len(x) < 4:
-        return function.exact(x)
+        return full(function.exact(x))
     if callable(function.shape):
         return torch.stack([*function.exact(x[:2]), *function.shape(x[2], x[3])])
     values = function.exact(x)
     return values if function.shape == "rising" else torch.stack([values[0], values[1], values[3], values[2]])
+
+
+def _flushed(exact: Exact, x: Tensor, values: Tensor) -> Tensor:
+    """The values, to whose ends that at zero is added where the argument may be subnormal, and taken for zero."""
+    lo, hi = x[-2 if len(x) == 4 else -1], x[-1]
+    near = (lo < SMALLEST_NORMAL) & (hi > -SMALLEST_NORMAL) & ((lo != 0) | (hi != 0))
+    if near.device.type == "cpu" and not bool(near.any()):  # another device would have to finish before it could say
+        return values
+    zero = exact(torch.zeros((), dtype=x.dtype, device=x.device))
+    least, most = extremes([values[2], values[3], zero.expand_as(values[2])])
+    ends = torch.where(near, least, values[2]), torch.where(near, most, values[3])
+    return torch.stack([values[0], values[1], *ends])

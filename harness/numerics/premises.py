@@ -27,7 +27,7 @@ class Bound:
     Attributes:
         relative: largest error relative to the exact result.
         source: where the figure is from.
-        absolute: what the error may be besides, where the exact result is not zero.
+        absolute: what the error may be besides.
     """
 
     relative: float
@@ -41,15 +41,15 @@ DOCUMENTED: Mapping[str, Bound] = {
     "divide": Bound(2.0**-22, "PTX div.full.f32: 2 ulp"),
     "exp": Bound(2.0**-22, "PTX ex2.approx: 2^-22; the rounded argument adds 2u per unit of |x|"),
     "sigmoid": Bound(2.0**-22, "exp, an addition and a division"),
-    "exp2": Bound(2.0**-22, "PTX ex2.approx: 2^-22; CUDA math table: exp2f, 2 ulp"),
-    "log": Bound(2.0**-22, "CUDA math table: logf, 1 ulp; SLEEF u10"),
-    "log2": Bound(2.0**-22, "CUDA math table: log2f, 1 ulp; SLEEF u10"),
-    "log1p": Bound(2.0**-22, "CUDA math table: log1pf, 1 ulp; SLEEF u10"),
-    "expm1": Bound(2.0**-22, "CUDA math table: expm1f, 1 ulp; SLEEF u10"),
-    "tanh": Bound(2.0**-21, "CUDA math table: tanhf, 2 ulp; SLEEF u10"),
-    "erf": Bound(2.0**-21, "CUDA math table: erff, 2 ulp; SLEEF u10"),
-    "sin": Bound(2.0**-21, "CUDA math table: sinf, 2 ulp; SLEEF u35"),
-    "cos": Bound(2.0**-21, "CUDA math table: cosf, 2 ulp; SLEEF u35"),
+    "exp2": Bound(2.0**-22, "PTX ex2.approx: 2^-22, as exp2f; CUDA math table: 2 ulp"),
+    "log": Bound(2.0**-22, "CUDA math table: logf, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "log2": Bound(2.0**-22, "CUDA math table: log2f, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "log1p": Bound(2.0**-22, "CUDA math table: log1pf, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "expm1": Bound(2.0**-22, "CUDA math table: expm1f, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "tanh": Bound(5 * U, "CUDA math table: tanhf, 2 ulp of the rounded result"),
+    "erf": Bound(5 * U, "CUDA math table: erff, 2 ulp of the rounded result"),
+    "sin": Bound(7 * U, "SLEEF sinf_u35: 3.5 ulp; CUDA math table: sinf, 2 ulp of the rounded result, 5u"),
+    "cos": Bound(7 * U, "SLEEF cosf_u35: 3.5 ulp; CUDA math table: cosf, 2 ulp of the rounded result, 5u"),
 }
 
 

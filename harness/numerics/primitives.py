@@ -123,8 +123,11 @@ def _quotient(x: Tensor, y: Tensor) -> Tensor:
 
 @one_kernel_on_cuda
 def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tensor:
-    """e**x, `power`, with an error that grows with |x|."""
-    parts = widened(power, relative + _growth(_ends(x)), absolute=2.0**-148)
+    """e**x, `power`, with an error that grows with |x|. A subnormal result may be flushed to zero."""
+    ends = _ends(power)
+    tiny = (ends > 0) & (ends <= 2 * _SMALLEST_NORMAL)
+    parts = widened(power, relative + _growth(_ends(x)), absolute=torch.where(tiny, _SMALLEST_NORMAL, 0.0))
+    parts[2:] = torch.where(parts[2:] < 0, 0.0, parts[2:])
     return unknown_where(rounded(parts, fmt), unknown(x))
 
 

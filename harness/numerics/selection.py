@@ -223,6 +223,15 @@ class Indices:
     def shape(self) -> torch.Size:
         return self.value.shape
 
+    @property
+    def range(self) -> Enclosure:
+        """The contract's choice, and the first and last index that is allowed."""
+        columns = torch.arange(self.allowed.shape[-1], dtype=torch.float64, device=self.allowed.device)
+        first = torch.where(self.allowed, columns, torch.inf).amin(-1, keepdim=True)
+        last = torch.where(self.allowed, columns, -torch.inf).amax(-1, keepdim=True)
+        value = self.value.to(torch.float64)
+        return Enclosure(torch.stack([value, value, first, last]))
+
     def outside(self, given: Tensor) -> Tensor:
         """Which of the given indices, [..., 1], are not allowed."""
         size = self.allowed.shape[-1]

@@ -13,7 +13,6 @@ U = tl.constexpr(UNIT)
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 SATURATED = tl.constexpr(17.33)
 RECIPROCAL_ERROR = tl.constexpr(2.0**-150)
-EXPONENTIAL_ERROR = tl.constexpr(2.0**-148)
 
 
 @triton.jit
@@ -72,9 +71,19 @@ def growth(x):
 
 
 @triton.jit
+def exponential_end(x, power, sign, relative):
+    """One end; `sign` is 1 for the upper one."""
+    tiny = (power > 0) & (power <= like(power, 2 * SMALLEST_NORMAL))
+    absolute = tl.where(tiny, like(power, SMALLEST_NORMAL), like(power, 0.0))
+    end = widened_end(power, (magnitude(power) * (growth(x) + relative + EXTRA) + absolute) * sign)
+    return tl.where(end < 0, like(power, 0.0), end)
+
+
+@triton.jit
 def exponential(x, power, relative, F: tl.constexpr):
-    parts = widened(power, growth(x[2]) + relative, growth(x[3]) + relative, EXPONENTIAL_ERROR)
-    return unknown_where(rounded(parts, F), is_unknown(x))
+    lo = exponential_end(x[2], power[2], -1.0, relative)
+    hi = exponential_end(x[3], power[3], 1.0, relative)
+    return unknown_where(rounded((power[0], power[1], lo, hi), F), is_unknown(x))
 
 
 @triton.jit
