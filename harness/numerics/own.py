@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.numerics.enclosure import Enclosure
 from harness.numerics.parts import extremes, full, rounded, unknown, unknown_where, widened
 from harness.numerics.premises import Bound, current
+from harness.numerics.primitives import LOST, SUBNORMAL
 from harness.numerics.remembered import remembered
 
 SMALLEST_NORMAL = 2.0**-126
@@ -68,10 +69,13 @@ def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
     """The results of a primitive for an argument within `x`."""
     bound = current().bound(function.name, function.bound)
     values = _flushed(function.exact, x.parts, _values(function, x.parts))
-    tiny = torch.isfinite(values[2:]) & (values[2:] != 0) & (values[2:].abs() <= 2 * SMALLEST_NORMAL)
-    absolute = torch.where(tiny, SMALLEST_NORMAL, 0.0) + bound.absolute
-    spread = rounded(widened(values, bound.relative, absolute), current().arithmetic)
-    return Enclosure(unknown_where(spread, unknown(full(x.parts))))
+    size = values[2:].abs()
+    tiny = (size > 0) & (size <= 2 * SMALLEST_NORMAL)
+    absolute = torch.where(tiny & (size > LOST), SUBNORMAL, 0.0) + bound.absolute
+    spread = widened(values, bound.relative, absolute)
+    spread[2] = torch.where(tiny[0] & (values[2] > 0), -bound.absolute, spread[2])
+    spread[3] = torch.where(tiny[1] & (values[3] < 0), bound.absolute, spread[3])
+    return Enclosure(unknown_where(rounded(spread, current().arithmetic), unknown(full(x.parts))))
 
 
 def _values(function: Primitive, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.errors import OpError
 from harness.numerics.enclosure import Enclosure
 from harness.numerics.formats import FP32, Format
 from harness.numerics.fused import one_kernel_on_cuda
@@ -93,6 +94,12 @@ class Following:
     function: Callable[..., Enclosure]
 
     def __add__(self, other: Following) -> Following:
+        for name, number in _numbers(self.function).items():
+            if (found := _numbers(other.function).get(name, number)) != number:
+                raise OpError(
+                    f"what follows from a sum over rows takes {name}={number} in some rows and {found} in others; what "
+                    "depends on the rows must come from a sum over them, as a count does from sum_of_rows of ones"
+                )
         return Following(tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)), self.function)
 
     @property
@@ -107,6 +114,13 @@ class Following:
     def then(self, function: Callable[[Enclosure], Enclosure]) -> Following:
         """What follows from that in turn."""
         return Following(self.sums, lambda *finished: function(self.function(*finished)))
+
+
+def _numbers(function: Callable[..., object]) -> dict[str, float]:
+    """The numbers that a function was written around."""
+    code = getattr(function, "__code__", None)
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True) if code else ()
+    return {name: cell.cell_contents for name, cell in cells if isinstance(cell.cell_contents, int | float)}
 
 
 def flushed() -> float:
