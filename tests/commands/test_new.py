@@ -18,26 +18,39 @@ from harness.verify.drawing import draw
 from harness.verify.plan import make_plan
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def test_its_kernels_pass_on_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["new", "op", "brand_new", "--project", str(tmp_path)]) == 0
     assert f"lastbit verify --project {tmp_path} --kernels {tmp_path}/kernels --op brand_new" in capsys.readouterr().out
+    found = verdicts("brand_new", tmp_path)
+    assert {contract for contract, _, _ in found} == {"fp32_activation", "rounded_activation"}
+    assert {verdict for _, _, verdict in found} == {Verdict.PASSED}
+
+
+def test_the_kernels_of_the_tutorial_pass() -> None:
+    found = verdicts("softcap", ROOT / "docs" / "examples" / "softcap")
+    assert {verdict for _, dtype, verdict in found if dtype != "fp32"} == {Verdict.PASSED}
+    assert {verdict for _, dtype, verdict in found if dtype == "fp32"} <= {Verdict.PASSED, Verdict.INCONCLUSIVE}
+
+
+def verdicts(op: str, project: Path) -> list[tuple[str, str, Verdict]]:
+    """Contract, dtype and verdict of the kernels of a project, on the fixed cases of its op and one of each group."""
     config = Config(
         folder="",
         device_plan=plan_devices("cpu"),
-        ops=("brand_new",),
-        projects=(str(tmp_path),),
-        kernel_folders=(str(tmp_path / "kernels"),),
+        ops=(op,),
+        projects=(str(project),),
+        kernel_folders=(str(project / "kernels"),),
         cases=1,
     )
-    items = make_plan(config, "cpu").items
-    assert {item.subject.kernel.contract for item in items} == {"fp32_activation", "rounded_activation"}
-    for item in items:
-        if item.subject.kernel.name.startswith("triton") and not INTERPRETED:
-            continue
-        for case in [*item.group.examples, *draw(item.group, 1)]:
-            result = verify_case(item.subject, case)
-            assert result.verdict is Verdict.PASSED, (case, result.findings, result.reason)
+    items = [i for i in make_plan(config, "cpu").items if INTERPRETED or not i.subject.kernel.name.startswith("triton")]
+    return [
+        (item.subject.kernel.contract, case.tensors[0].dtype, verify_case(item.subject, case).verdict)
+        for item in items
+        for case in [*item.group.examples, *draw(item.group, 1)]
+    ]
 
 
 def load(path: Path) -> ModuleType:
