@@ -34,6 +34,7 @@ COMMANDS = {
     "invariance": ("invariance", "find out what the bits of kernels depend on: rows, layout, the run"),
     "order": ("order", "find out in which order a kernel adds the terms of a sum"),
     "agree": ("agree", "say whether two kernels give the same bits, and where they part"),
+    "new": ("new", "write the files of a new op, which run at once"),
     "list": ("listing", "list ops and their contracts, kernels, regimes, layouts and properties"),
     "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
     "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),

@@ -26,7 +26,7 @@ from harness.declared import (
 )
 from harness.errors import OpError, UsageError, unknown
 from harness.numerics import Enclosure
-from harness.numerics.formats import FORMATS, Format
+from harness.numerics.formats import TARGETS, Format
 from harness.relation import Independent, Relation
 from harness.sums import ProbedSum
 
@@ -303,7 +303,7 @@ def op(
                 raise OpError(f"{where}: {what}={given!r} must be a tuple of names")
         if latent is not None:
             check_latent(where, {"through": latent.through, "also": latent.also}, latent.instead, made.axes)
-        targets = [*(name for name in made.inputs if name not in made.integers), *FORMATS]
+        targets = [*(name for name in made.inputs if name not in made.integers), *TARGETS]
         check_contracts(where, made.axes, made.presets, made.rounds, targets)
         return made
 

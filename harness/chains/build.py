@@ -10,7 +10,7 @@ from harness.chains.parts import Link, Part, check_word, links_of
 from harness.chains.reference import ChainReference, Passed
 from harness.declared import check_contracts
 from harness.errors import OpError, no_such
-from harness.numerics.formats import FORMATS
+from harness.numerics.formats import TARGETS
 from harness.op import REQUIRED, Latent, Op, Rounds
 
 _FP32 = "fp32"
@@ -46,7 +46,7 @@ def made(
         optional_results=chain.optional_results(),
         stand_ins=chain.stand_ins(),
     )
-    targets = [*(name for name in found.inputs if name not in found.integers), *FORMATS]
+    targets = [*(name for name in found.inputs if name not in found.integers), *TARGETS]
     check_contracts(where, axes, presets, rounds, targets)
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.chains.parts import Link
 from harness.errors import OpError
-from harness.numerics import FORMATS, Format, Sum, Tensor
+from harness.numerics import TARGETS, Following, Format, Sum, Tensor
 from harness.op import Contract, Op, StageRecorder
 from harness.stage_names import StageNames, stage_names
 
@@ -78,8 +78,9 @@ class ChainReference:
         if taken not in values and own not in link.op.optional:
             raise ValueError(f"{link.label} takes {taken!r}, which no part before it records here")
         value = values.get(taken)
-        if isinstance(value, Sum) or (value is not None and isinstance(value, Tensor) != (own in link.op.integers)):
-            kind = "a sum over rows" if isinstance(value, Sum) else "not of the kind that this input is"
+        of_rows = isinstance(value, Sum | Following)
+        if of_rows or (value is not None and isinstance(value, Tensor) != (own in link.op.integers)):
+            kind = "a sum over rows" if of_rows else "not of the kind that this input is"
             raise OpError(f"chain {self.name} ({self.place}): {own!r} of {link.label} takes {taken!r}, which is {kind}")
         return value
 
@@ -144,7 +145,7 @@ class PartRecorder:
         if taken is None:
             return self.recorder.format_of(self.link.name(name))
         target = self.chain.passed[taken].target or "fp32"
-        return self.recorder.format_of(target) if target in self.chain.inputs else FORMATS[target]
+        return self.recorder.format_of(target) if target in self.chain.inputs else TARGETS[target]
 
 
 def reference_codes(op: Op) -> Mapping[CodeType, Mapping[str, str]]:

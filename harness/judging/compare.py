@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness.judging import torch_compare
-from harness.numerics import Enclosure, Format
+from harness.numerics import Enclosure, Format, Indices
 from harness.numerics.formats import FP64
 from harness.result import Comparison
 from harness.timing import COMPARING, timed
@@ -59,6 +59,12 @@ def begin_integers(actual: Tensor, expected: Tensor) -> Begun | Comparison:
     if (pair := _pair(actual, expected)) is None:
         return torch_compare.compare_integers(actual, expected)
     return pair.begin_integers()
+
+
+@timed(COMPARING)
+def begin_choices(actual: Tensor, expected: Indices) -> Comparison:
+    """Statistics of `actual` against indices, any of which may be given that is allowed in its row."""
+    return Comparison() if actual.numel() == 0 else torch_compare.compare_choices(actual, expected)
 
 
 @timed(COMPARING)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.compare import Begun, begin, begin_integers, finished, outside_count, outside_mask
-from harness.numerics import Enclosure, Format, Premises, Sum, format_of, using
+from harness.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count, outside_mask
+from harness.numerics import Enclosure, Following, Format, Indices, Premises, Sum, format_of, using
 from harness.numerics.formats import Integers
 from harness.result import Comparison
 from harness.timing import REFERENCES, timed
@@ -137,17 +137,55 @@ class Exact(Expected):
 
 
 @dataclass(frozen=True, eq=False)
+class Chosen(Expected):
+    """Indices, each of which may be any of those that are allowed in its row."""
+
+    indices: Indices
+    format: Integers
+
+    @property
+    def allowed(self) -> Enclosure:
+        """From the first index that is allowed to the last, which may hold others."""
+        return self.indices.range
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.indices.shape
+
+    @property
+    def value(self) -> Tensor:
+        return self.indices.value
+
+    def begin(self, actual: Tensor) -> Begun | Comparison:
+        return begin_choices(actual, self.indices)
+
+    def outside(self, actual: Tensor) -> Tensor:
+        return self.indices.outside(actual)
+
+    def count_outside(self, actual: Tensor) -> Tensor:
+        return self.outside(actual).count_nonzero()
+
+    def same(self, other: Expected) -> bool:
+        return isinstance(other, Chosen) and torch.equal(self.indices.allowed, other.indices.allowed)
+
+    def apart(self, other: Expected) -> bool:
+        if not isinstance(other, Chosen) or self.shape != other.shape:
+            return True
+        return bool((~(self.indices.allowed & other.indices.allowed).any(-1)).any())
+
+
+@dataclass(frozen=True, eq=False)
 class RowSum(Expected):
-    """A sum over the rows that were seen; `+` joins it with that over others.
+    """A sum over the rows that were seen, or what follows from sums; `+` joins it with that over others.
 
     Attributes:
-        sum: what has to be known of its terms.
+        sum: what has to be known of its terms, or of those of the sums that it follows from.
         format: the format of the stage.
         rounds: the contract rounds it to that, and does not keep it in fp32.
         premises: those under which it is finished.
     """
 
-    sum: Sum
+    sum: Sum | Following
     format: Format
     rounds: bool
     premises: Premises
@@ -159,7 +197,8 @@ class RowSum(Expected):
 
     @property
     def shape(self) -> torch.Size:
-        return self.sum.shape
+        with using(self.premises):
+            return self.sum.shape
 
     @property
     def finished(self) -> Numbers:
@@ -172,6 +211,9 @@ class RowSum(Expected):
         return self.finished.value
 
     def __add__(self, other: RowSum) -> RowSum:
+        if isinstance(self.sum, Sum) and isinstance(other.sum, Sum):
+            return replace(self, sum=self.sum + other.sum)
+        assert isinstance(self.sum, Following) and isinstance(other.sum, Following)
         return replace(self, sum=self.sum + other.sum)
 
     def begin(self, actual: Tensor) -> Begun | Comparison:

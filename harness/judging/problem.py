@@ -14,9 +14,9 @@ from torch import Tensor
 from harness.dtypes import DTYPE_NAMES
 from harness.errors import OpError, UsageError, no_such
 from harness.inputs import row_blocks
-from harness.judging.expected import Exact, Numbers, RowSum
+from harness.judging.expected import Chosen, Exact, Numbers, RowSum
 from harness.judging.trace import Steps, Trace
-from harness.numerics import FORMATS, Enclosure, Format, Premises, Sum, current, format_of, using
+from harness.numerics import TARGETS, Enclosure, Following, Format, Indices, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
 from harness.op import Contract, Op
 from harness.timing import REFERENCES, timed
@@ -147,7 +147,7 @@ class Problem:
             return FP32
         if target in self.op.inputs and target not in self.tensors:
             target = self.op.stand_ins.get(target, self.op.inputs[0])
-        return format_of(self.tensors[target].dtype) if target in self.op.inputs else FORMATS[target]
+        return format_of(self.tensors[target].dtype) if target in self.op.inputs else TARGETS[target]
 
     @property
     def nbytes(self) -> int:
@@ -209,8 +209,12 @@ class _Recorder:
             self.trace.record(name, Exact(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
             own = self.given.get(name, value)
             return own if own is value or not isinstance(own, Tensor) else own.clone()  # as in `_values`
+        if isinstance(value, Indices):
+            self.trace.record(name, Chosen(value, Integers(DTYPE_NAMES[value.dtype], value.dtype)))
+            chosen = self.given.get(name)
+            return value.only(chosen) if isinstance(chosen, Tensor) else value
         fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
-        if isinstance(value, Sum):
+        if isinstance(value, Sum | Following):
             self.trace.record(name, RowSum(value, fmt, rounds, self._premises_of_sum(name)))
             return value
         enclosure = value.rounded(fmt) if rounds else value

@@ -6,13 +6,14 @@ What is rare is computed where it happens: distances of elements that differ, ra
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure, Format, round_to
-from harness.numerics.formats import ordinals
+from harness.numerics import Enclosure, Format, Indices, round_to
+from harness.numerics.formats import ordinals, round_bits
 from harness.result import NEAR, ULP_BINS, Comparison, Worst
 
 FARTHEST = 2.0**40
@@ -79,14 +80,28 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
     """Statistics of `actual`, which is not empty; see `harness.judging.compare.compare_integers`."""
-    wrong = actual != expected  # in integers: fp64 does not hold all of int64
+    return _of_integers(actual, expected, actual != expected, actual.numel())  # fp64 does not hold all of int64
+
+
+def compare_choices(actual: Tensor, expected: Indices) -> Comparison:
+    """Statistics of `actual`, which is not empty; see `harness.judging.compare.begin_choices`.
+
+    An index that is allowed and not the contract's own is a mismatch, at 0 ulp.
+    """
+    decided = int((expected.allowed.count_nonzero(-1) == 1).count_nonzero())
+    found = _of_integers(actual, expected.value, expected.outside(actual), decided)
+    return replace(found, mismatched=int((actual != expected.value).count_nonzero()))
+
+
+def _of_integers(actual: Tensor, expected: Tensor, wrong: Tensor, decided: int) -> Comparison:
+    """Statistics of integers, some of which are wrong; an ulp is 1."""
     a, value = actual.to(torch.float64), expected.expand(actual.shape).to(torch.float64)
     distance = torch.where(wrong, (a - value).abs().clamp(min=1.0), 0.0)
     at = int(distance.argmax())
     first, second, farthest = (float(t.reshape(-1)[at]) for t in (a, value, distance))
     return Comparison(
         numel=a.numel(),
-        decided=a.numel(),
+        decided=decided,
         mismatched=(count := int(wrong.count_nonzero())),
         outside=count,
         squared_error=float(distance.square().sum()),
@@ -234,7 +249,7 @@ def _ulp_distance(a: Tensor, value: Tensor, fmt: Format) -> Tensor:
     """Distance on the grid of `fmt`, as fp64; 0 for two NaN, inf for one."""
     both = torch.stack((a, value))
     nan = torch.isnan(both)
-    rounded = round_to(both.masked_fill(nan, 0.0), fmt)
+    rounded = (round_bits if fmt.is_integer else round_to)(both.masked_fill(nan, 0.0), fmt)
     positions = ordinals(rounded.masked_fill(torch.isnan(rounded), torch.inf), fmt)  # what overflows to NaN
     distance = (positions[0] - positions[1]).abs().to(torch.float64)
     return torch.where(nan[0] == nan[1], distance, torch.inf)

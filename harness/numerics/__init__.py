@@ -27,67 +27,113 @@ from harness.numerics.enclosure import (
     stack,
 )
 from harness.numerics.factors import Factor
-from harness.numerics.formats import FORMATS, Format, cast, format_of, round_to
+from harness.numerics.formats import CODES, FORMATS, TARGETS, Format, cast, format_of, round_to
+from harness.numerics.functions import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
 from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer
+from harness.numerics.integers import ceil, floor, round_half_away, round_half_even, trunc
 from harness.numerics.moments import difference_of_products, mean_and_variance
+from harness.numerics.own import Primitive, primitive
+from harness.numerics.prefixes import cumsum
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
 from harness.numerics.remembered import remembered, remembering
-from harness.numerics.sums import Sum
+from harness.numerics.selection import (
+    Indices,
+    Truth,
+    abs,
+    amax,
+    amin,
+    argmax,
+    gather,
+    maximum,
+    minimum,
+    where,
+)
+from harness.numerics.sums import Following, Sum
 from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [
     "BY_CAPABILITY",
+    "CODES",
     "DOCUMENTED",
     "FORMATS",
     "LOOSEST",
+    "TARGETS",
     "Bound",
     "Enclosure",
     "Factor",
+    "Following",
     "Format",
     "Groups",
+    "Indices",
     "Matrices",
     "Premises",
+    "Primitive",
     "Sum",
     "Tensor",
     "TensorCores",
+    "Truth",
+    "abs",
+    "amax",
+    "amin",
+    "argmax",
     "at_least",
     "cast",
+    "ceil",
     "clamp",
     "concatenate",
+    "cos",
+    "cumsum",
     "current",
     "dequantized",
     "difference_of_products",
     "divide",
     "divide_rn",
     "dot",
+    "erf",
     "exp",
+    "exp2",
+    "expm1",
+    "floor",
     "format_of",
     "fusible_product",
+    "gather",
     "grouped_dot",
     "grouped_outer",
     "hull",
     "largest_magnitude",
+    "log",
+    "log1p",
+    "log2",
+    "maximum",
     "mean",
     "mean_and_variance",
     "mean_of_products",
     "mean_of_squares",
+    "minimum",
     "multiply_add",
+    "primitive",
     "product_in_any_order",
     "remembered",
     "remembering",
+    "round_half_away",
+    "round_half_even",
     "round_to",
     "rsqrt",
     "sigmoid",
+    "sin",
     "sqrt",
     "sqrt_rn",
     "stack",
     "sum_in_any_order",
     "sum_of_row_products",
     "sum_of_rows",
+    "tanh",
     "total",
     "total_of_products",
+    "trunc",
     "using",
     "variance_about",
+    "where",
 ]

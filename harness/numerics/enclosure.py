@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from harness.numerics import parts as arithmetic
 from harness.numerics.formats import Format
 from harness.numerics.premises import current
 from harness.numerics.remembered import remembered
+
+if TYPE_CHECKING:
+    from harness.numerics.selection import Truth
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +108,11 @@ class Enclosure:
 
     @remembered
     def rounded(self, fmt: Format) -> Enclosure:
-        """Value and ends correctly rounded to `fmt`; the exact part stays."""
-        return Enclosure(arithmetic.rounded(self.parts, fmt))
+        """Value and ends correctly rounded to `fmt`; the exact part stays.
+
+        Nothing is known of what a number that may be NaN, or beyond the range of integers, is converted to.
+        """
+        return Enclosure((arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt))
 
     @remembered
     def __add__(self, other: Enclosure | float) -> Enclosure:
@@ -123,8 +130,48 @@ class Enclosure:
     def __neg__(self) -> Enclosure:
         return Enclosure(arithmetic.negated(self.parts))
 
+    @remembered
+    def __rsub__(self, other: float) -> Enclosure:
+        return Enclosure(arithmetic.subtracted(_parts(other, self), self.parts, current().arithmetic))
+
+    def __truediv__(self, other: Enclosure | float) -> Enclosure:
+        return _divide(self, other)
+
+    def __rtruediv__(self, other: float) -> Enclosure:
+        return _divide(other, self)
+
+    def __lt__(self, other: Enclosure | float) -> Truth:
+        return _less(self, other)
+
+    def __gt__(self, other: Enclosure | float) -> Truth:
+        return _less(other, self)
+
+    def __le__(self, other: Enclosure | float) -> Truth:
+        return _less(self, other, or_equal=True)
+
+    def __ge__(self, other: Enclosure | float) -> Truth:
+        return _less(other, self, or_equal=True)
+
+    @remembered
+    def __abs__(self) -> Enclosure:
+        return Enclosure(arithmetic.magnitudes(self.parts))
+
     __radd__ = __add__
     __rmul__ = __mul__
+
+
+def _divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
+    """`divide`, of a module that imports this one."""
+    from harness.numerics.primitives import divide
+
+    return divide(a, b)
+
+
+def _less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) -> Truth:
+    """`less`, of a module that imports this one."""
+    from harness.numerics.selection import less
+
+    return less(a, b, or_equal=or_equal)
 
 
 def settled(parts: Tensor) -> Enclosure:

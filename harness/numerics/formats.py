@@ -22,7 +22,9 @@ _BIAS = 1023
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format.
+    """A binary floating-point format, or one of integers.
+
+    Integers are numbers of a floating-point format all of which are subnormal, so that their spacing is 1.
 
     Attributes:
         name: short name.
@@ -31,6 +33,8 @@ class Format:
         min_exponent: exponent of the smallest normal number, 2**min_exponent.
         max: largest finite number.
         overflow: what a value that rounds beyond `max` becomes.
+        lowest: the smallest number; None for -`max`.
+        is_integer: its numbers are integers, which a kernel gives as such.
     """
 
     name: str
@@ -39,6 +43,17 @@ class Format:
     min_exponent: int
     max: float
     overflow: Literal["inf", "nan"] = "inf"
+    lowest: float | None = None
+    is_integer: bool = False
+
+    @classmethod
+    def of_integers(cls, name: str, dtype: torch.dtype, lowest: int, largest: int) -> Format:
+        """Integers from `lowest` to `largest`, stored one per element of `dtype`.
+
+        Of the numbers of `precision` bits, those up to 2**min_exponent are subnormal, and 1 apart.
+        """
+        bits = max(largest, -lowest - 1).bit_length()
+        return cls(name, dtype, bits + 1, bits, float(largest), lowest=float(lowest), is_integer=True)
 
     @property
     def quantum(self) -> float:
@@ -61,8 +76,17 @@ FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
 WIDE_FP32 = Format("fp32 of wide range", torch.float64, FP32.precision, FP32.min_exponent, (2 - 2.0**-23) * 2.0**1023)
 """What holds every finite result of a kernel that computes with more range than fp32, and is as precise as fp32."""
 
+INT8 = Format.of_integers("int8", torch.int8, -128, 127)
+INT4 = Format.of_integers("int4", torch.int8, -8, 7)
+UINT8 = Format.of_integers("uint8", torch.uint8, 0, 255)
+
 _STORED = (BF16, FP16, E4M3, E5M2)  # formats narrower than fp32 that torch casts to
 FORMATS: Mapping[str, Format] = {f.name: f for f in (FP64, FP32, BF16, FP16, E4M3, E5M2)}
+"""The floating-point formats, which inputs may have."""
+CODES: Mapping[str, Format] = {f.name: f for f in (INT8, INT4, UINT8)}
+"""Formats of integers with freedom: a stage may be rounded to them, as quantized codes are."""
+TARGETS: Mapping[str, Format] = {**FORMATS, **CODES}
+"""All formats that a stage may be rounded to."""
 _BY_DTYPE: Mapping[torch.dtype, Format] = {f.dtype: f for f in FORMATS.values()}
 
 
@@ -92,6 +116,8 @@ def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "near
     """
     if fmt is FP64:
         return x
+    if fmt.is_integer:
+        return _round_to_integers(x, fmt, mode)
     if fmt is FP32 and mode == "nearest":
         return x.to(torch.float32).to(torch.float64)  # one correct rounding on every device, and the fastest
     if mode == "nearest" and fmt in _STORED and x.device.type == "cpu":
@@ -101,6 +127,14 @@ def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "near
     return round_bits(x, fmt, mode)
 
 
+def _round_to_integers(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"]) -> Tensor:
+    """`round_to` for integers; what is beyond their range is infinite."""
+    whole = x.round() if mode == "nearest" else x.trunc()
+    assert fmt.lowest is not None
+    below = torch.where(whole < fmt.lowest, -torch.inf, whole)
+    return torch.where(whole > fmt.max, torch.inf, below)
+
+
 def _most(x: Tensor) -> float:
     """Largest magnitude of `x`."""
     least, most = torch.aminmax(x)
@@ -108,7 +142,7 @@ def _most(x: Tensor) -> float:
 
 
 def round_bits(x: Tensor, fmt: Format, mode: Literal["nearest", "zero"] = "nearest") -> Tensor:
-    """`round_to` for every format but fp64, on the bits of `x`."""
+    """`round_to` for every floating-point format but fp64, on the bits of `x`."""
     magnitude = x.abs()
     dropped = _MANTISSA_BITS + 1 - fmt.precision
     bits = magnitude.view(torch.int64)
@@ -168,7 +202,8 @@ def ordinals(x: Tensor, fmt: Format) -> Tensor:
     first_normal = (fmt.min_exponent + _BIAS) << (fmt.precision - 1)
     normal = (magnitude.clamp(max=2 * fmt.max).view(torch.int64) >> dropped) - first_normal + hidden
     largest = int(torch.tensor(fmt.max, dtype=torch.float64).view(torch.int64))
-    normal = normal.clamp(max=(largest >> dropped) - first_normal + hidden + 1)
+    last = (largest >> dropped) - first_normal + hidden
+    normal = normal.clamp(max=(int(fmt.max) if fmt.is_integer else last) + 1)
     small = magnitude < 2.0**fmt.min_exponent
     subnormal = (torch.where(small, magnitude, 0.0) / fmt.quantum).to(torch.int64)
     position = torch.where(small, subnormal, normal)

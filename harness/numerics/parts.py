@@ -64,6 +64,20 @@ def rounded(x: Tensor, fmt: Format) -> Tensor:
     return unknown_where(result, unknown(x))
 
 
+def converted(x: Tensor, fmt: Format) -> Tensor:
+    """Value and ends converted to integers of `fmt`, to nearest, ties to even; the exact part stays.
+
+    Nothing is known where that may be a number beyond the range of `fmt`, or NaN.
+    """
+    result = torch.cat([x[:1], round_to(x[1:] if len(x) > 1 else x, fmt)])
+    if all_finite(result):
+        return result
+    four = full(result)
+    lost = ~torch.isfinite(four[2:]).all(0)
+    ends = torch.where(lost, -torch.inf, four[2]), torch.where(lost, torch.inf, four[3])
+    return torch.stack([four[0], four[1], *ends])
+
+
 @one_kernel_on_cuda
 def negated(x: Tensor) -> Tensor:
     """-x, whose ends are exchanged."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from harness.errors import unknown
 from harness.numerics.formats import FP32, WIDE_FP32, Format
 from harness.numerics.tensor_cores import LOOSEST, TensorCores
 
@@ -21,10 +22,17 @@ U = 2.0**-24
 
 @dataclass(frozen=True)
 class Bound:
-    """Largest relative error of a primitive, and where the figure is from."""
+    """Largest error of a primitive, and where the figure is from.
+
+    Attributes:
+        relative: largest error relative to the exact result.
+        source: where the figure is from.
+        absolute: what the error may be besides.
+    """
 
     relative: float
     source: str
+    absolute: float = 0.0
 
 
 DOCUMENTED: Mapping[str, Bound] = {
@@ -33,6 +41,15 @@ DOCUMENTED: Mapping[str, Bound] = {
     "divide": Bound(2.0**-22, "PTX div.full.f32: 2 ulp"),
     "exp": Bound(2.0**-22, "PTX ex2.approx: 2^-22; the rounded argument adds 2u per unit of |x|"),
     "sigmoid": Bound(2.0**-22, "exp, an addition and a division"),
+    "exp2": Bound(2.0**-22, "PTX ex2.approx: 2^-22, as exp2f; CUDA math table: 2 ulp"),
+    "log": Bound(2.0**-22, "CUDA math table: logf, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "log2": Bound(2.0**-22, "CUDA math table: log2f, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "log1p": Bound(2.0**-22, "CUDA math table: log1pf, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "expm1": Bound(2.0**-22, "CUDA math table: expm1f, 1 ulp of the rounded result, 3u; MKL and SLEEF: 1 ulp, 2u"),
+    "tanh": Bound(5 * U, "CUDA math table: tanhf, 2 ulp of the rounded result"),
+    "erf": Bound(5 * U, "CUDA math table: erff, 2 ulp of the rounded result"),
+    "sin": Bound(7 * U, "SLEEF sinf_u35: 3.5 ulp; CUDA math table: sinf, 2 ulp of the rounded result, 5u"),
+    "cos": Bound(7 * U, "SLEEF cosf_u35: 3.5 ulp; CUDA math table: cosf, 2 ulp of the rounded result, 5u"),
 }
 
 
@@ -71,7 +88,14 @@ class Premises:
 
     def relative(self, primitive: str) -> float:
         """Largest relative error of `primitive` alone, where it was measured in all the ways to compute it of those."""
-        return self.bounds.get(primitive, DOCUMENTED[primitive]).relative
+        return self.bound(primitive, DOCUMENTED.get(primitive)).relative
+
+    def bound(self, primitive: str, documented: Bound | None) -> Bound:
+        """The bound of a primitive: the one measured, or else the documented one."""
+        found = self.bounds.get(primitive, documented)
+        if found is None:
+            raise unknown("primitive", primitive, DOCUMENTED)
+        return found
 
     @property
     def inverse_root(self) -> float:

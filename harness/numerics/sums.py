@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from harness.errors import OpError
 from harness.numerics.enclosure import Enclosure
 from harness.numerics.formats import FP32, Format
 from harness.numerics.fused import one_kernel_on_cuda
@@ -69,6 +71,56 @@ class Sum:
         absolute = self.count * UNDERFLOW if self.products else 0.0
         least = 0.0 if nonnegative else -torch.inf
         return Enclosure(bounded(self.facts, relative, absolute, self.count * flushed(), least, current().arithmetic))
+
+    def then(self, function: Callable[..., Enclosure], *others: Sum) -> Following:
+        """What follows from the finished sum, and from finished `others`, such as a mean from a sum and a count.
+
+        `function` takes an enclosure for each sum. It must not depend on the rows that were seen: a count of rows or
+        labels is a sum, too.
+        """
+        return Following((self, *others), function)
+
+
+@dataclass(frozen=True, eq=False)
+class Following:
+    """What follows from sums over rows when all rows have been seen; `+` joins the terms of two parts of the rows.
+
+    Attributes:
+        sums: the sums.
+        function: enclosures of the finished sums → what follows from them.
+    """
+
+    sums: tuple[Sum, ...]
+    function: Callable[..., Enclosure]
+
+    def __add__(self, other: Following) -> Following:
+        for name, number in _numbers(self.function).items():
+            if (found := _numbers(other.function).get(name, number)) != number:
+                raise OpError(
+                    f"what follows from a sum over rows takes {name}={number} in some rows and {found} in others; what "
+                    "depends on the rows must come from a sum over them, as a count does from sum_of_rows of ones"
+                )
+        return Following(tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)), self.function)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.enclosure.shape
+
+    @property
+    def enclosure(self) -> Enclosure:
+        """What follows."""
+        return self.function(*(each.enclosure for each in self.sums))
+
+    def then(self, function: Callable[[Enclosure], Enclosure]) -> Following:
+        """What follows from that in turn."""
+        return Following(self.sums, lambda *finished: function(self.function(*finished)))
+
+
+def _numbers(function: Callable[..., object]) -> dict[str, float]:
+    """The numbers that a function was written around."""
+    code = getattr(function, "__code__", None)
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True) if code else ()
+    return {name: cell.cell_contents for name, cell in cells if isinstance(cell.cell_contents, int | float)}
 
 
 def flushed() -> float:
@@ -138,6 +190,18 @@ def bounded(facts: Tensor, relative: float, absolute: float, flushed: float, lea
 
     On a lattice it is exact but for what is flushed. Nothing is known where some order of the sum overflows.
     """
+    return bounded_each(facts, relative, absolute, flushed, least, fmt)
+
+
+def bounded_each(
+    facts: Tensor,
+    relative: float | Tensor,
+    absolute: float | Tensor,
+    flushed: float | Tensor,
+    least: float,
+    fmt: Format,
+) -> Tensor:
+    """`bounded` with errors that may be of one sum each."""
     exact, value, lo, hi, magnitude, of_finite, quantum, known, negative, positive = facts.unbind()
     lattice = (known > 0) & (magnitude < LATTICE_UNITS * quantum) & (quantum >= FP32.quantum)
     slack = torch.where(lattice, 0.0, relative * magnitude + absolute) + flushed

@@ -312,7 +312,8 @@ def test_exp_that_overflows_or_vanishes() -> None:
     lo, hi = ends(exp(point(88.72283)))
     assert (math.isfinite(lo), hi) == (True, INF)
     assert holds(exp(point(-104.0)), 0.0)
-    assert not holds(exp(point(-100.0)), 0.0)
+    assert holds(exp(point(-100.0)), 0.0)  # it is subnormal: exp2 and what nvcc makes of a fast exp flush it
+    assert not holds(exp(point(-87.0)), 0.0)
 
 
 def test_an_end_at_minus_infinity_does_not_narrow_the_other() -> None:

@@ -1,0 +1,73 @@
+"""`lastbit new`."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.config import Config
+from harness.errors import UsageError
+from harness.files import PACKAGE
+from harness.verify.project import open_project
+from reports.paper import line, make_console
+
+TEMPLATES = PACKAGE / "templates"
+
+_NAME = "op_name"
+"""What stands for the name of the op in the templates."""
+
+
+def add_new(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Write the files of a new op: reference, cases, kernels and a test. They run at once, as max(x, 0)² · weight, "
+        "and their comments say what to put in its place."
+    )
+    parser.set_defaults(command=_new)
+    parser.add_argument("what", choices=["op"], help="what is to be written")
+    parser.add_argument("name", help="its name: a word of lower-case letters, digits and _, such as swiglu")
+    parser.add_argument("--project", default=".", metavar="DIR", help="the folder that gets them (default: this one)")
+
+
+def _new(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    console, folder = make_console(), Path(options.project)
+    for path, what in written(options.name, folder).items():
+        line(console, f"wrote {path}: {what}")
+    line(console, f"lastbit verify --project {folder} --kernels {folder / 'kernels'} --op {options.name}")
+    line(console, f"python3 -m pytest {folder / 'tests' / f'test_{options.name}.py'}")
+    return 0
+
+
+_FILES = {
+    "references": "what it computes, and where it may round",
+    "cases": "what it is tried on",
+    "kernels": "three implementations of it",
+    "tests": "a test of the reference, and of what it tells apart",
+}
+
+
+def written(name: str, folder: Path) -> dict[Path, str]:
+    """The files of an op of this name, which are written: all of them, or none.
+
+    Raises:
+        UsageError: the name is none, there is such an op, or one of the files is there.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot be the name of an op: use lower-case letters, digits and _, as in 'swiglu'")
+    sources = [path for what in _FILES for path in sorted((TEMPLATES / what).glob("*.py"))]
+    texts = {
+        folder / path.parent.name / path.name.replace(_NAME, name): path.read_text().replace(_NAME, name)
+        for path in sources
+    }
+    if there := [str(path) for path in texts if path.exists()]:
+        raise UsageError(f"left as it is: {', '.join(there)}; choose another name for the op, or remove this first")
+    known = open_project(Config(folder="", projects=(str(folder),) if folder.is_dir() else ())).ops
+    if name in known:
+        raise UsageError(f"there is an op {name!r} already; `lastbit list ops --op {name}` describes it")
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return {path: _FILES[path.parent.name] for path in texts}

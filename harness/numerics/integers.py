@@ -1,0 +1,50 @@
+"""Rounding to integers, each an exact operation that rises with its argument, so that it keeps intervals.
+
+A stage that is rounded to one of the formats `int8`, `int4` and `uint8` is converted to integers, to nearest with ties
+to even; what a kernel rounds otherwise is rounded by one of these functions before. Conversions saturate on some
+devices and wrap around on others, so that a reference clamps first: nothing is known of a number that is out of range.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure
+from harness.numerics.remembered import remembered
+
+
+@remembered
+def round_half_even(x: Enclosure) -> Enclosure:
+    """The nearest integer, ties to even: `rint`, `torch.round`, `cvt.rni`."""
+    return Enclosure(x.parts.round())
+
+
+@remembered
+def round_half_away(x: Enclosure) -> Enclosure:
+    """The nearest integer, ties away from zero: `roundf`, `libdevice.round`."""
+    return Enclosure(_away(x.parts))
+
+
+@remembered
+def floor(x: Enclosure) -> Enclosure:
+    """The largest integer that is not larger."""
+    return Enclosure(x.parts.floor())
+
+
+@remembered
+def ceil(x: Enclosure) -> Enclosure:
+    """The smallest integer that is not smaller."""
+    return Enclosure(x.parts.ceil())
+
+
+@remembered
+def trunc(x: Enclosure) -> Enclosure:
+    """The integer part, as a conversion to integers in C gives it: toward zero."""
+    return Enclosure(x.parts.trunc())
+
+
+def _away(x: Tensor) -> Tensor:
+    """To nearest, ties away from zero; from 2**52 on every number of fp64 is an integer."""
+    whole = (x.abs() + 0.5).floor()
+    return torch.where(x.abs() < 2.0**52, torch.copysign(whole, x), x)

@@ -1,0 +1,100 @@
+"""Primitives: a function of one argument, how it rises and falls, and how far what a kernel gives may be from it.
+
+Where a function is monotone, its values at the ends of an interval enclose those between. A bound then moves these ends
+outward. `primitive` makes one of a project's own; those of `harness.numerics.functions` are made by it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure
+from harness.numerics.parts import extremes, full, rounded, unknown, unknown_where, widened
+from harness.numerics.premises import Bound, current
+from harness.numerics.primitives import LOST, SUBNORMAL
+from harness.numerics.remembered import remembered
+
+SMALLEST_NORMAL = 2.0**-126
+"""Of fp32. A result below it may be flushed to zero, and so may an argument."""
+
+Exact = Callable[[Tensor], Tensor]
+Extent = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A function of one argument that a kernel computes with an error; calling it gives the enclosure of its results.
+
+    Attributes:
+        name: by which premises know its bound.
+        exact: fp64 tensor → the function's values, correct to a few ulp of fp64; NaN where it is not defined.
+        shape: it rises, or falls, wherever it is defined; or fp64 tensors lo and hi → its least and largest value
+            between them, where it does neither.
+        bound: how far a kernel's result may be from it, where the premises in force say nothing else.
+    """
+
+    name: str
+    exact: Exact
+    shape: Literal["rising", "falling"] | Extent
+    bound: Bound
+
+    def __call__(self, x: Enclosure) -> Enclosure:
+        return enclosed(self, x)
+
+
+def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | Extent, bound: Bound) -> Primitive:
+    """A primitive of a project's own.
+
+    >>> import torch
+    >>> from harness.numerics import Bound, Enclosure, primitive
+    >>> atan = primitive("atan", torch.atan, shape="rising", bound=Bound(2.0**-22, "CUDA math table: atanf, 2 ulp"))
+    >>> bool(atan(Enclosure.point(1.0)).lo < torch.pi / 4)
+    True
+
+    Raises:
+        ValueError: a shape that is none.
+    """
+    if shape not in ("rising", "falling") and not callable(shape):
+        raise ValueError(f"shape={shape!r} of the primitive {name} is neither rising nor falling, nor a function")
+    return Primitive(name, exact, shape, bound)
+
+
+@remembered
+def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
+    """The results of a primitive for an argument within `x`."""
+    bound = current().bound(function.name, function.bound)
+    values = _flushed(function.exact, x.parts, _values(function, x.parts))
+    size = values[2:].abs()
+    tiny = (size > 0) & (size <= 2 * SMALLEST_NORMAL)
+    absolute = torch.where(tiny & (size > LOST), SUBNORMAL, 0.0) + bound.absolute
+    spread = widened(values, bound.relative, absolute)
+    spread[2] = torch.where(tiny[0] & (values[2] > 0), -bound.absolute, spread[2])
+    spread[3] = torch.where(tiny[1] & (values[3] < 0), bound.absolute, spread[3])
+    return Enclosure(unknown_where(rounded(spread, current().arithmetic), unknown(full(x.parts))))
+
+
+def _values(function: Primitive, x: Tensor) -> Tensor:
+    """The function at each part; of an interval, its least and its largest value."""
+    if len(x) < 4:
+        return full(function.exact(x))
+    if callable(function.shape):
+        return torch.stack([*function.exact(x[:2]), *function.shape(x[2], x[3])])
+    values = function.exact(x)
+    return values if function.shape == "rising" else torch.stack([values[0], values[1], values[3], values[2]])
+
+
+def _flushed(exact: Exact, x: Tensor, values: Tensor) -> Tensor:
+    """The values, to whose ends that at zero is added where the argument may be subnormal, and taken for zero."""
+    lo, hi = x[-2 if len(x) == 4 else -1], x[-1]
+    near = (lo < SMALLEST_NORMAL) & (hi > -SMALLEST_NORMAL) & ((lo != 0) | (hi != 0))
+    if near.device.type == "cpu" and not bool(near.any()):  # another device would have to finish before it could say
+        return values
+    zero = exact(torch.zeros((), dtype=x.dtype, device=x.device))
+    least, most = extremes([values[2], values[3], zero.expand_as(values[2])])
+    ends = torch.where(near, least, values[2]), torch.where(near, most, values[3])
+    return torch.stack([values[0], values[1], *ends])

@@ -1,0 +1,277 @@
+"""Comparisons, choices and extremes: exact operations, of which a kernel has only the freedom that its operands have.
+
+A comparison of enclosures gives a `Truth`: what must hold whatever the kernel's numbers are, and what may hold. Where
+the two differ, the comparison is *open*, and what is chosen by it may be either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure, aligned, both
+from harness.numerics.parts import full, hull, magnitudes, negated, unknown, unknown_where
+from harness.numerics.remembered import remembered
+
+NaN = Literal["propagate", "ignore"]
+
+
+def abs(x: Enclosure) -> Enclosure:
+    """|x|, exact."""
+    return Enclosure(magnitudes(x.parts))
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """bool tensors of one shape, stacked: whether a condition is true of the exact parts and of the contract's values,
+    whether it must be true of a kernel's numbers, and whether it may be. What must be true may be.
+    """
+
+    parts: Tensor
+
+    @property
+    def exact(self) -> Tensor:
+        """Whether it is true in real arithmetic."""
+        return self.parts[0]
+
+    @property
+    def value(self) -> Tensor:
+        """Whether it is true of the contract's values."""
+        return self.parts[1]
+
+    @property
+    def must(self) -> Tensor:
+        """Whether it is true of all numbers that a conforming kernel may have."""
+        return self.parts[2]
+
+    @property
+    def may(self) -> Tensor:
+        """Whether it is true of some of them."""
+        return self.parts[3]
+
+    @property
+    def open(self) -> Tensor:
+        """Where a conforming kernel may see it either way."""
+        return self.may & ~self.must
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parts.shape[1:]
+
+    def __and__(self, other: Truth | Tensor) -> Truth:
+        return Truth(self.parts & _truth(other))
+
+    def __or__(self, other: Truth | Tensor) -> Truth:
+        return Truth(self.parts | _truth(other))
+
+    def __invert__(self) -> Truth:
+        exact, value, must, may = ~self.parts
+        return Truth(torch.stack([exact, value, may, must]))
+
+    __rand__ = __and__
+    __ror__ = __or__
+
+
+def _truth(condition: Truth | Tensor) -> Tensor:
+    """The parts of a condition; one for a bool tensor, which is known."""
+    return condition.parts if isinstance(condition, Truth) else condition[None]
+
+
+@remembered
+def less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) -> Truth:
+    """a < b, or a ≤ b; false of NaN."""
+    x, y = (full(parts) for parts in aligned(a, b))
+    compare = torch.le if or_equal else torch.lt
+    lost = _lost(x, y)
+    exact, value = compare(x[:2], y[:2])
+    must, may = compare(x[3], y[2]) & ~lost, compare(x[2], y[3])
+    return Truth(torch.stack([exact, value, must, may]))
+
+
+def _lost(*operands: Tensor) -> Tensor:
+    """Where nothing is known about one of the operands, all of four parts."""
+    masks = [torch.isneginf(x[2]) & torch.isposinf(x[3]) for x in operands]
+    return torch.stack(torch.broadcast_tensors(*masks)).any(0)
+
+
+@remembered
+def where(condition: Truth | Tensor, a: Enclosure | float, b: Enclosure | float) -> Enclosure:
+    """`a` where the condition is true and `b` elsewhere; either of both where it is open.
+
+    condition: a bool tensor, which is exact, or a `Truth`; all three are broadcast.
+    """
+    x, y = aligned(a, b)
+    if isinstance(condition, Tensor):
+        return Enclosure(_chosen(condition, x, y))
+    x, y = full(x), full(y)
+    chosen = torch.where(_ranked(condition.parts, x), x, y)
+    both_ways = hull(x.expand_as(chosen), y.expand_as(chosen))[2:]
+    must, may = condition.must, condition.may
+    ends = torch.where(must, x[2:], torch.where(may, both_ways, y[2:]))
+    return Enclosure(torch.cat([chosen[:2], ends]))
+
+
+def _chosen(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    if condition.dtype != torch.bool:
+        raise ValueError(f"the condition of where is of {condition.dtype}; it must be of bool, or a comparison")
+    if len(x) != len(y):
+        x, y = full(x), full(y)
+    return torch.where(_ranked(condition[None], x), x, y)
+
+
+def _ranked(condition: Tensor, x: Tensor) -> Tensor:
+    """A condition with as many dimensions as the parts `x`, or more."""
+    missing = max(0, x.ndim - condition.ndim)
+    return condition.reshape(len(condition), *[1] * missing, *condition.shape[1:])
+
+
+@remembered
+def maximum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") -> Enclosure:
+    """The larger of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmax` does."""
+    return Enclosure(_larger(*both(a, b), nan))
+
+
+@remembered
+def minimum(a: Enclosure | float, b: Enclosure | float, nan: NaN = "propagate") -> Enclosure:
+    """The smaller of both, exact; NaN if one is, or the other one with `nan="ignore"`, as `fmin` does."""
+    x, y = both(a, b)
+    return Enclosure(negated(_larger(negated(x), negated(y), nan)))
+
+
+def _larger(x: Tensor, y: Tensor, nan: NaN) -> Tensor:
+    """The larger of two, part by part."""
+    x, y = _of_one_kind(Enclosure(x), Enclosure(y))
+    if _ignored(nan):
+        return torch.fmax(x, y)  # what may be NaN, about which nothing is known, has no largest end
+    return unknown_where(torch.maximum(x, y), unknown(x), unknown(y))
+
+
+def _of_one_kind(a: Enclosure, b: Enclosure) -> tuple[Tensor, Tensor]:
+    """Parts of both, as many in each."""
+    x, y = aligned(a, b)
+    return (x, y) if len(x) == len(y) else (full(x), full(y))
+
+
+def _ignored(nan: str) -> bool:
+    if nan not in ("propagate", "ignore"):
+        raise ValueError(f"nan={nan!r} is neither propagate nor ignore")
+    return nan == "ignore"
+
+
+@remembered
+def amax(x: Enclosure, nan: NaN = "propagate") -> Enclosure:
+    """Largest element of the last dimension (kept, of size 1), exact; NaN if one is, or if all are with `ignore`."""
+    return Enclosure(_largest(x.parts, nan))
+
+
+@remembered
+def amin(x: Enclosure, nan: NaN = "propagate") -> Enclosure:
+    """Smallest element of the last dimension (kept, of size 1), exact; NaN if one is, or if all are with `ignore`."""
+    return Enclosure(negated(_largest(negated(x.parts), nan)))
+
+
+def _largest(parts: Tensor, nan: NaN) -> Tensor:
+    if parts.shape[-1] == 0:
+        raise ValueError(f"a row of shape {tuple(parts.shape[1:])} has no elements, so that none is the largest")
+    if _ignored(nan):
+        missing = torch.isnan(parts)
+        most = parts.masked_fill(missing, -torch.inf).amax(-1, keepdim=True)
+        return most.masked_fill(missing.all(-1, keepdim=True), torch.nan)
+    lost = unknown(parts)
+    return unknown_where(parts.amax(-1, keepdim=True), None if lost is None else lost.any(-1, keepdim=True))
+
+
+@remembered
+def gather(x: Enclosure, index: Tensor | Indices, dim: int = -1) -> Enclosure:
+    """The elements of `x` at `index` along a dimension, as `torch.gather`; the hull of all that an argmax may choose.
+
+    index: an integer tensor with as many dimensions as x, which is exact, or what `argmax` gave for the last dimension.
+    """
+    if isinstance(index, Indices):
+        return index.elements(x, dim)
+    if index.is_floating_point() or index.dtype == torch.bool or index.ndim != len(x.shape):
+        raise ValueError(
+            f"gather takes an index of integers with {len(x.shape)} dimensions, as x has; this is "
+            f"{index.dtype} of shape {tuple(index.shape)}"
+        )
+    size = x.shape[dim]
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= size):
+        least, most = int(index.min()), int(index.max())
+        raise ValueError(f"the index of gather reaches from {least} to {most}, but there are {size} elements")
+    wide = index.to(torch.int64)[None].expand(len(x.parts), *index.shape)
+    return Enclosure(x.parts.gather(dim if dim < 0 else dim + 1, wide))
+
+
+@dataclass(frozen=True, eq=False)
+class Indices:
+    """One of several indices per row, of which a kernel may give any.
+
+    Attributes:
+        allowed: [..., N], bool: which elements of the row; every row has at least one.
+        value: [..., 1], int64: the contract's own choice.
+        dtype: of the kernel's indices.
+    """
+
+    allowed: Tensor
+    value: Tensor
+    dtype: torch.dtype = torch.int64
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
+
+    @property
+    def range(self) -> Enclosure:
+        """The contract's choice, and the first and last index that is allowed."""
+        columns = torch.arange(self.allowed.shape[-1], dtype=torch.float64, device=self.allowed.device)
+        first = torch.where(self.allowed, columns, torch.inf).amin(-1, keepdim=True)
+        last = torch.where(self.allowed, columns, -torch.inf).amax(-1, keepdim=True)
+        value = self.value.to(torch.float64)
+        return Enclosure(torch.stack([value, value, first, last]))
+
+    def outside(self, given: Tensor) -> Tensor:
+        """Which of the given indices, [..., 1], are not allowed."""
+        size = self.allowed.shape[-1]
+        within = (given >= 0) & (given < size)
+        return ~(within & self.allowed.gather(-1, given.to(torch.int64).clamp(0, max(size - 1, 0))))
+
+    def only(self, given: Tensor) -> Indices:
+        """The given indices and no other; those beyond the row stand for any element of it."""
+        size = self.allowed.shape[-1]
+        columns = torch.arange(size, device=given.device)
+        chosen = (columns == given) | (given < 0) | (given >= size)
+        return Indices(chosen, given.to(torch.int64).clamp(0, size - 1), self.dtype)
+
+    def elements(self, x: Enclosure, dim: int = -1) -> Enclosure:
+        """What is at the index in rows of x [..., N]: the hull of what is at those that are allowed."""
+        if dim not in (-1, len(x.shape) - 1) or x.shape[-1] != self.allowed.shape[-1]:
+            raise ValueError(f"what argmax chose of {self.allowed.shape[-1]} elements is not that of {x.shape[-1]}")
+        four = full(x.parts)
+        chosen = four[:2].gather(-1, self.value[None].expand(2, *self.shape))
+        lost = ((torch.isneginf(four[2]) & torch.isposinf(four[3])) & self.allowed).any(-1, keepdim=True)
+        nan = torch.isnan(four[2])
+        mixed = (nan & self.allowed).any(-1, keepdim=True) & (~nan & self.allowed).any(-1, keepdim=True)
+        lo = torch.where(self.allowed, four[2], torch.inf).amin(-1, keepdim=True)
+        hi = torch.where(self.allowed, four[3], -torch.inf).amax(-1, keepdim=True)
+        lo, hi = lo.masked_fill(lost | mixed, -torch.inf), hi.masked_fill(lost | mixed, torch.inf)
+        return Enclosure(torch.cat([chosen, lo[None], hi[None]]))
+
+
+@remembered
+def argmax(x: Enclosure, dtype: torch.dtype = torch.int64) -> Indices:
+    """The index of the largest element of the last dimension: any of those that may be it, ties among them.
+
+    x: [..., N] with N ≥ 1. A NaN counts as the largest, as for torch; where an element may be one, it may be chosen.
+    """
+    four = full(x.parts)
+    if four.shape[-1] == 0:
+        raise ValueError(f"a row of shape {tuple(x.shape)} has no elements, so that none is the largest")
+    lo, hi = four[2], four[3]
+    nan, lost = torch.isnan(lo), torch.isneginf(lo) & torch.isposinf(hi)
+    least = torch.where(nan, torch.inf, lo).amax(-1, keepdim=True)
+    allowed = (hi >= least) | lost
+    allowed = torch.where(nan.any(-1, keepdim=True), nan | lost, allowed)
+    return Indices(allowed, four[1].argmax(-1, keepdim=True), dtype)
