@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 _BLOCK = 1024
 
@@ -44,11 +45,51 @@ def _unary_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # ty
         y = tl.exp(x)
     elif OP == "sigmoid":
         y = tl.sigmoid(x)
+    elif OP == "exp2":
+        y = tl.exp2(x)
+    elif OP == "log":
+        y = tl.log(x)
+    elif OP == "log2":
+        y = tl.log2(x)
+    elif OP == "sin":
+        y = tl.sin(x)
+    elif OP == "cos":
+        y = tl.cos(x)
+    elif OP == "erf":
+        y = tl.erf(x)
     elif OP == "x*2^-126":
         y = x * 1.1754943508222875e-38
     else:
         y = x
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < n)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _libdevice_kernel(x_ptr, y_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=1.0)
+    if OP == "exp":
+        y = libdevice.exp(x)
+    elif OP == "exp2":
+        y = libdevice.exp2(x)
+    elif OP == "log":
+        y = libdevice.log(x)
+    elif OP == "log2":
+        y = libdevice.log2(x)
+    elif OP == "log1p":
+        y = libdevice.log1p(x)
+    elif OP == "expm1":
+        y = libdevice.expm1(x)
+    elif OP == "tanh":
+        y = libdevice.tanh(x)
+    elif OP == "erf":
+        y = libdevice.erf(x)
+    elif OP == "sin":
+        y = libdevice.sin(x)
+    else:
+        tl.static_assert(OP == "cos")
+        y = libdevice.cos(x)
+    tl.store(y_ptr + at, y, mask=at < n)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -74,6 +115,13 @@ def apply(op: str, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """`op` of every element of `x` (fp32, contiguous), stored as `dtype`; an op that is not known copies."""
     y = torch.empty_like(x, dtype=dtype)
     _launch(_unary_kernel, triton.cdiv(x.numel(), _BLOCK), x, y, x.numel(), OP=op, BLOCK=_BLOCK)
+    return y
+
+
+def libdevice_function(op: str, x: Tensor) -> Tensor:
+    """The function of libdevice of that name of every element of `x` (fp32, contiguous)."""
+    y = torch.empty_like(x)
+    _launch(_libdevice_kernel, triton.cdiv(x.numel(), _BLOCK), x, y, x.numel(), OP=op, BLOCK=_BLOCK)
     return y
 
 

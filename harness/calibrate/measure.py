@@ -10,9 +10,9 @@ from torch import Tensor
 
 from harness.calibrate import kernels
 from harness.calibrate.coverage import documented_premises
+from harness.calibrate.functions import EVERY, functions
 from harness.calibrate.store import SUBNORMAL_PRODUCTS, Measurement
 from harness.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
-from harness.numerics.premises import U
 
 _SAMPLE = {"cpu": 1 << 16}
 _SAMPLE_ELSEWHERE = 1 << 24
@@ -22,7 +22,8 @@ def measure(device: torch.device) -> Iterator[Measurement]:
     """Measure every premise on `device`; kernels are compiled or interpreted as Triton was started."""
     size = _SAMPLE.get(device.type, _SAMPLE_ELSEWHERE)
     yield from _roots_and_quotients(device, size)
-    yield from _exponentials(device, size)
+    yield from functions(device, size if size < _SAMPLE_ELSEWHERE else EVERY)
+    yield from _saturation(device, size)
     yield from _casts(device, size)
     yield from _sums_and_dots(device)
 
@@ -48,12 +49,7 @@ def _roots_and_quotients(device: torch.device, size: int) -> Iterator[Measuremen
     yield Measurement(SUBNORMAL_PRODUCTS, "", _share(flushed), 0.0)
 
 
-def _exponentials(device: torch.device, size: int) -> Iterator[Measurement]:
-    x = torch.linspace(-80.0, 80.0, size, device=device)
-    for op, truth in (("exp", x.double().exp()), ("sigmoid", torch.sigmoid(x.double()))):
-        growth = 2 * U * x.double().abs()
-        error = ((kernels.apply(op, x).double() - truth).abs() / truth - growth).clamp(min=0).max()
-        yield Measurement(f"tl {op}, beyond 2u|x|", op, float(error), DOCUMENTED[op].relative)
+def _saturation(device: torch.device, size: int) -> Iterator[Measurement]:
     wrong = kernels.apply("sigmoid", torch.linspace(17.33, 1000.0, size, device=device)) != 1.0
     yield Measurement("tl sigmoid is 1 from 17.33 on", "", _share(wrong), 0.0)
 

@@ -28,6 +28,7 @@ from harness.timing import ROWS, timed
 _NO_NEEDS = Needs()
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure
 _LARGEST = int(ordinals(torch.tensor(FP32.max, dtype=torch.float64), FP32))
+_NORMAL = 1 << (FP32.precision - 1)  # position of the smallest normal number
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +149,15 @@ def _needs(every: Rows, wrong: Tensor, expected: Tensor) -> Needs:
 
 
 def _without_bounds(rows: Rows) -> Rows:
-    """The same rows, with every finite number as a candidate, or every one of the sign that both ends have."""
+    """The same rows, with every finite number as a candidate, or every normal one of the sign that both ends have.
+
+    Of a quotient by a subnormal number nothing is known, so that it would explain everything.
+    """
+    above, below = torch.where(rows.low >= _NORMAL, _NORMAL, 1), torch.where(rows.high <= -_NORMAL, -_NORMAL, -1)
     return replace(
         rows,
-        low=torch.where(rows.low > 0, 1, -_LARGEST),
-        high=torch.where(rows.high < 0, -1, _LARGEST),
+        low=torch.where(rows.low > 0, above, -_LARGEST),
+        high=torch.where(rows.high < 0, below, _LARGEST),
     )
 
 

@@ -1,0 +1,107 @@
+"""The functions of one argument: their errors for every number of fp32, or for a sample, in each way to compute them.
+
+torch, `tl` and libdevice are measured; the last two run in the interpreter where Triton does not compile. A result that
+is no normal number of fp32, and what a subnormal argument gives, must lie within the enclosure of the primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness import numerics
+from harness.calibrate import kernels
+from harness.calibrate.store import Measurement
+from harness.numerics import DOCUMENTED, Enclosure
+from harness.numerics.formats import FP32
+from harness.numerics.premises import U
+
+EVERY = 1 << 32
+"""Numbers of fp32, NaN and infinities among them."""
+_TOGETHER = 1 << 26
+_SPECIALS = 1 << 16  # of what is together, whose enclosures are compared
+_NORMAL = 2.0**FP32.min_exponent
+_LARGEST = FP32.max * (1 - 2.0**-20)  # beyond it a result may be rounded to infinity
+
+BY_TL = frozenset(("exp", "exp2", "log", "log2", "sin", "cos", "erf", "sigmoid"))
+BY_LIBDEVICE = frozenset(("exp", "exp2", "log", "log2", "log1p", "expm1", "tanh", "erf", "sin", "cos"))
+GROWING = frozenset(("exp", "sigmoid"))
+"""Primitives whose bound is beside 2u|x|."""
+FUNCTIONS = tuple(sorted(BY_TL | BY_LIBDEVICE))
+
+Way = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Found:
+    """What was seen of one way: the largest relative error, and how many special values lie outside."""
+
+    worst: float = 0.0
+    at: float = 0.0
+    outside: int = 0
+    specials: int = field(default=0)
+
+
+def functions(device: torch.device, size: int) -> Iterator[Measurement]:
+    """Measure every function on `size` numbers, spread over all of them; from `EVERY` on on all."""
+    for name in FUNCTIONS:
+        beyond = ", beyond 2u|x|" if name in GROWING else ""
+        for way, found in measured(name, ways(name), device, size).items():
+            limit = DOCUMENTED[name].relative
+            yield Measurement(f"{way}{beyond}", name, found.worst, limit, exhaustive=size >= EVERY)
+            share = found.outside / max(found.specials, 1)
+            yield Measurement(f"{way} of special values lies within the enclosure", "", share, 0.0)
+
+
+def ways(name: str) -> dict[str, Way]:
+    """The ways to compute a function: what each is called → it."""
+    own: Way = getattr(torch, name)
+    found = {f"torch.{name}": own}
+    if name in BY_TL:
+        found[f"tl {name}"] = lambda x: kernels.apply(name, x)
+    if name in BY_LIBDEVICE:
+        found[f"libdevice {name}"] = lambda x: kernels.libdevice_function(name, x)
+    return found
+
+
+def measured(name: str, of: dict[str, Way], device: torch.device, size: int) -> dict[str, Found]:
+    """What is seen of each way to compute a function."""
+    exact: Way = getattr(torch, name)
+    found = {way: Found() for way in of}
+    for x in arguments(device, size):
+        wide = x.double()
+        truth = exact(wide)
+        normal = (truth.abs() >= _NORMAL) & (truth.abs() <= _LARGEST) & (x.abs() >= _NORMAL)
+        special = (~normal).nonzero()[:, 0]
+        special = special[:: -(-len(special) // _SPECIALS) or 1]
+        allowed = getattr(numerics, name)(Enclosure.point(x[special]))
+        growth = 2 * U * wide.abs() if name in GROWING else torch.zeros((), device=device)
+        for way, function in of.items():
+            actual = function(x).double()
+            error = torch.where(normal, (actual - truth).abs() / truth.abs() - growth, 0.0)
+            error = error.nan_to_num(nan=torch.inf)  # the result is NaN, where the exact one is a normal number
+            at = int(error.argmax())
+            if (worst := float(error[at])) > found[way].worst:
+                found[way].worst, found[way].at = worst, float(x[at])
+            found[way].outside += int(_outside(actual[special], allowed).count_nonzero())
+            found[way].specials += len(special)
+    return found
+
+
+def arguments(device: torch.device, size: int) -> Iterator[Tensor]:
+    """Numbers of fp32 by their bits, a block at a time: all of them, or `size` that are equally far apart."""
+    step = max(1, EVERY // size) | 1  # odd, so that the last bits differ
+    for first in range(0, EVERY, _TOGETHER * step):
+        last = min(EVERY, first + _TOGETHER * step)
+        bits = torch.arange(first, last, step, dtype=torch.int64, device=device)
+        yield (bits - (1 << 31)).to(torch.int32).view(torch.float32)
+
+
+def _outside(actual: Tensor, allowed: Enclosure) -> Tensor:
+    """Which results an enclosure excludes."""
+    lo, hi = allowed.lo, allowed.hi
+    unknown = torch.isneginf(lo) & torch.isposinf(hi)
+    return ~(((actual >= lo) & (actual <= hi)) | (actual.isnan() & lo.isnan()) | unknown)
