@@ -82,7 +82,7 @@ def test_arguments_are_all_numbers_or_a_sample_of_them(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "fault, worst, outside",
+    ("fault", "worst", "outside"),
     [
         (lambda y: y * (1 + 2.0**-20), 2.0**-21, False),
         (lambda y: torch.where(y.isinf(), 3e38, y), 0.0, True),
@@ -189,7 +189,7 @@ def test_triton_of_an_unknown_version_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "capability, hip, cores, says",
+    ("capability", "hip", "cores", "says"),
     [
         ((9, 0), None, BY_CAPABILITY[9, 0], str(BY_CAPABILITY[9, 0])),
         ((7, 3), None, LOOSEST, "compute capability 7.3 not covered"),

@@ -67,7 +67,7 @@ def quantized(x: Tensor, limit: float, dtype: torch.dtype, *, reciprocal: bool =
 
 @pytest.mark.parametrize("reciprocal", [False, True])
 @pytest.mark.parametrize(
-    "name, limit, dtype", [("int8", 127, torch.int8), ("int4", 7, torch.int8), ("uint8", 255, torch.uint8)]
+    ("name", "limit", "dtype"), [("int8", 127, torch.int8), ("int4", 7, torch.int8), ("uint8", 255, torch.uint8)]
 )
 def test_codes_of_integers_are_judged_as_numbers(name: str, limit: int, dtype: torch.dtype, reciprocal: bool) -> None:
     x = normals(8, 512)

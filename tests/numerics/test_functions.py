@@ -127,7 +127,7 @@ def test_results_for_numbers_within_an_interval_lie_inside(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, lo, hi, least, most",
+    ("name", "lo", "hi", "least", "most"),
     [
         ("sin", 1.0, 2.0, math.sin(1.0), 1.0),
         ("sin", -2.0, -1.0, -1.0, math.sin(-1.0)),
@@ -151,7 +151,7 @@ INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize(
-    "name, x, lo, hi",
+    ("name", "x", "lo", "hi"),
     [
         ("exp2", -INF, 0.0, 0.0), ("exp2", INF, INF, INF), ("exp2", 129.0, INF, INF), ("exp2", -200.0, 0.0, 0.0),
         ("log", 0.0, -INF, -INF), ("log", -0.0, -INF, -INF), ("log", INF, INF, INF), ("log", -1.0, NAN, NAN),

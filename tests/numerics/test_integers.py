@@ -84,7 +84,7 @@ def test_integers_are_targets_and_no_inputs() -> None:
 
 
 @pytest.mark.parametrize(
-    "function, by_numpy",
+    ("function", "by_numpy"),
     [
         (round_half_even, np.rint),
         (round_half_away, lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x)),

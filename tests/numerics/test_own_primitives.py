@@ -17,7 +17,7 @@ from harness.verify.assertion import ContractViolation
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "primitives.md"
 PROJECT = ROOT / "docs" / "examples" / "own_primitive"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("code", BLOCKS)
@@ -38,7 +38,7 @@ def capped(scores: Tensor, cap: float, *, kept_bits: int = 24) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "bits, contract, passes", [(24, "", True), (12, "fast", True), (12, "", False), (9, "fast", False)]
+    ("bits", "contract", "passes"), [(24, "", True), (12, "fast", True), (12, "", False), (9, "fast", False)]
 )
 def test_a_contract_may_name_a_primitive_of_the_project(bits: int, contract: str, passes: bool) -> None:
     scores = (torch.randn(16, 256, generator=torch.Generator().manual_seed(0)) * 20).bfloat16()

@@ -74,7 +74,7 @@ def ignoring(choose: Callable[[float, float], float]) -> Callable[[float, float]
     return lambda x, y: y if math.isnan(x) else x if math.isnan(y) else choose(x, y)
 
 
-@pytest.mark.parametrize("operation, choose", [(maximum, max), (minimum, min)])
+@pytest.mark.parametrize(("operation", "choose"), [(maximum, max), (minimum, min)])
 def test_extremes_of_two_enclose_those_of_all_members(
     operation: Callable[..., Enclosure], choose: Callable[[float, float], float]
 ) -> None:
@@ -103,7 +103,7 @@ def test_magnitudes_enclose_those_of_all_members() -> None:
         assert all((lo <= v <= hi) or (math.isnan(v) and (math.isnan(lo) or hi == INF)) for v in values)
 
 
-@pytest.mark.parametrize("operation, choose", [(amax, max), (amin, min)])
+@pytest.mark.parametrize(("operation", "choose"), [(amax, max), (amin, min)])
 def test_extremes_of_rows_are_those_of_all_members(
     operation: Callable[..., Enclosure], choose: Callable[[float, float], float]
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_row_without_elements_has_no_extreme() -> None:
 
 
 @pytest.mark.parametrize(
-    "truth, holds",
+    ("truth", "holds"),
     [
         (A < B, lambda x, y: x < y),
         (A <= B, lambda x, y: x <= y),
@@ -163,7 +163,7 @@ def test_where_a_comparison_is_open_either_may_be_chosen() -> None:
     assert e.lo.tolist() == [0.0, 2.0, 7.0, 7.0] and e.hi.tolist() == [7.0, 3.0, 7.0, 7.0]
 
 
-@pytest.mark.parametrize("a, b", [((1.0, 2.0), (4.0, 5.0)), ((NAN, NAN), (1.0, 1.0)), ((NAN, NAN), (NAN, NAN))])
+@pytest.mark.parametrize(("a", "b"), [((1.0, 2.0), (4.0, 5.0)), ((NAN, NAN), (1.0, 1.0)), ((NAN, NAN), (NAN, NAN))])
 def test_an_open_choice_of_nan_is_unknown(a: tuple[float, float], b: tuple[float, float]) -> None:
     undecided = of([(0.0, 2.0)]) > 1.0
     e = where(undecided, of([a]), of([b]))
@@ -192,7 +192,7 @@ def test_gather_takes_what_torch_takes(dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "index, says",
+    ("index", "says"),
     [
         (torch.tensor([[0.0]]), "an index of integers"),
         (torch.tensor([0]), "with 2 dimensions"),
