@@ -44,8 +44,8 @@ class StageRecorder(Protocol):
     """What a reference calls at each named point: rounds where the contract says, records, and returns the value.
 
     `result` marks a stage that a kernel must return. What comes back may be the kernel's own value of that stage. A
-    tensor of integers is exact and is not rounded. A sum over rows (`sum_of_rows`) is not finished before all rows
-    have been seen, so that nothing can follow from it.
+    tensor of integers is exact and is not rounded; of what `argmax` gives any index that is allowed will do. A sum
+    over rows (`sum_of_rows`) is not finished before all rows have been seen: its `then` says what follows from it.
     """
 
     def __call__(self, name: str, value: Value, *, result: bool = False) -> Value: ...

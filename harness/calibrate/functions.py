@@ -21,7 +21,7 @@ from harness.numerics.premises import U
 
 EVERY = 1 << 32
 """Numbers of fp32, NaN and infinities among them."""
-_TOGETHER = 1 << 26
+_TOGETHER = 1 << 24
 _SPECIALS = 1 << 16  # of what is together, whose enclosures are compared
 _NORMAL = 2.0**FP32.min_exponent
 _LARGEST = FP32.max * (1 - 2.0**-20)  # beyond it a result may be rounded to infinity

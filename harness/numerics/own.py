@@ -70,11 +70,12 @@ def enclosed(function: Primitive, x: Enclosure) -> Enclosure:
     bound = current().bound(function.name, function.bound)
     values = _flushed(function.exact, x.parts, _values(function, x.parts))
     size = values[2:].abs()
-    tiny = (size > 0) & (size <= 2 * SMALLEST_NORMAL)
-    absolute = torch.where(tiny & (size > LOST), SUBNORMAL, 0.0) + bound.absolute
-    spread = widened(values, bound.relative, absolute)
-    spread[2] = torch.where(tiny[0] & (values[2] > 0), -bound.absolute, spread[2])
-    spread[3] = torch.where(tiny[1] & (values[3] < 0), bound.absolute, spread[3])
+    subnormal = (size > LOST) & (size <= 2 * SMALLEST_NORMAL)
+    spread = widened(values, bound.relative, subnormal.to(size.dtype) * SUBNORMAL + bound.absolute)
+    nearest = values[2:] * (1 - bound.relative)  # what is subnormal may be flushed, and keeps its sign
+    least, most = (nearest[0] - bound.absolute).clamp(max=0.0), (nearest[1] + bound.absolute).clamp(min=0.0)
+    spread[2] = torch.where((values[2] > 0) & (spread[2] < SMALLEST_NORMAL), least, spread[2])
+    spread[3] = torch.where((values[3] < 0) & (spread[3] > -SMALLEST_NORMAL), most, spread[3])
     return Enclosure(unknown_where(rounded(spread, current().arithmetic), unknown(full(x.parts))))
 
 

@@ -20,6 +20,8 @@ from harness.numerics.remembered import remembered
 _SMALLEST_NORMAL = 2.0**-126
 SUBNORMAL = 2.0**-147
 """Error of a subnormal result: four times the spacing of the numbers there."""
+FLUSHED = _SMALLEST_NORMAL * (1 + 2.0**-6)
+"""What is larger gives no subnormal exponential: the smallest normal number, and room for an error."""
 LOST = 2.0**-151
 """What is not larger becomes zero, flushed or not: half of the smallest number, and room for an error."""
 _SATURATED = 17.33  # above 25 ln 2: e**-x < 2**-25, so that the correctly rounded sigmoid is 1, too
@@ -129,8 +131,9 @@ def _quotient(x: Tensor, y: Tensor) -> Tensor:
 def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tensor:
     """e**x, `power`, with an error that grows with |x|. A subnormal result may be flushed to zero."""
     ends = _ends(power)
-    tiny = (ends > 0) & (ends <= 2 * _SMALLEST_NORMAL)
-    parts = widened(power, relative + _growth(_ends(x)), absolute=torch.where(tiny & (ends > LOST), SUBNORMAL, 0.0))
+    tiny = (ends > 0) & (ends <= FLUSHED)
+    absolute = (tiny & (ends > LOST)).to(ends.dtype) * SUBNORMAL
+    parts = widened(power, relative + _growth(_ends(x)), absolute)
     parts[2] = torch.where(tiny[0], 0.0, parts[2])
     return unknown_where(rounded(parts, fmt), unknown(x))
 

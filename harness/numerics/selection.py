@@ -62,10 +62,10 @@ class Truth:
         return self.parts.shape[1:]
 
     def __and__(self, other: Truth | Tensor) -> Truth:
-        return Truth(self.parts & _truth(other))
+        return Truth(torch.logical_and(*_of_one_rank(self.parts, _truth(other))))
 
     def __or__(self, other: Truth | Tensor) -> Truth:
-        return Truth(self.parts | _truth(other))
+        return Truth(torch.logical_or(*_of_one_rank(self.parts, _truth(other))))
 
     def __invert__(self) -> Truth:
         exact, value, must, may = ~self.parts
@@ -77,7 +77,17 @@ class Truth:
 
 def _truth(condition: Truth | Tensor) -> Tensor:
     """The parts of a condition; one for a bool tensor, which is known."""
-    return condition.parts if isinstance(condition, Truth) else condition[None]
+    if isinstance(condition, Truth):
+        return condition.parts
+    if condition.dtype != torch.bool:
+        raise ValueError(f"a condition is of {condition.dtype}; it must be of bool, or a comparison of enclosures")
+    return condition[None]
+
+
+def _of_one_rank(*operands: Tensor) -> tuple[Tensor, ...]:
+    """Stacked parts with as many dimensions in each."""
+    rank = max(p.ndim for p in operands)
+    return tuple(p.reshape(len(p), *[1] * (rank - p.ndim), *p.shape[1:]) for p in operands)
 
 
 @remembered
@@ -104,28 +114,14 @@ def where(condition: Truth | Tensor, a: Enclosure | float, b: Enclosure | float)
     condition: a bool tensor, which is exact, or a `Truth`; all three are broadcast.
     """
     x, y = aligned(a, b)
-    if isinstance(condition, Tensor):
-        return Enclosure(_chosen(condition, x, y))
-    x, y = full(x), full(y)
-    chosen = torch.where(_ranked(condition.parts, x), x, y)
-    both_ways = hull(x.expand_as(chosen), y.expand_as(chosen))[2:]
-    must, may = condition.must, condition.may
-    ends = torch.where(must, x[2:], torch.where(may, both_ways, y[2:]))
-    return Enclosure(torch.cat([chosen[:2], ends]))
-
-
-def _chosen(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    if condition.dtype != torch.bool:
-        raise ValueError(f"the condition of where is of {condition.dtype}; it must be of bool, or a comparison")
-    if len(x) != len(y):
+    if isinstance(condition, Truth) or len(x) != len(y):
         x, y = full(x), full(y)
-    return torch.where(_ranked(condition[None], x), x, y)
-
-
-def _ranked(condition: Tensor, x: Tensor) -> Tensor:
-    """A condition with as many dimensions as the parts `x`, or more."""
-    missing = max(0, x.ndim - condition.ndim)
-    return condition.reshape(len(condition), *[1] * missing, *condition.shape[1:])
+    truth, x, y = _of_one_rank(_truth(condition), x, y)
+    chosen = torch.where(truth, x, y)
+    if isinstance(condition, Tensor):
+        return Enclosure(chosen)
+    either = hull(x.expand_as(chosen), y.expand_as(chosen))
+    return Enclosure(torch.cat([chosen[:2], torch.where(truth[3:] & ~truth[2:3], either[2:], chosen[2:])]))
 
 
 @remembered

@@ -71,6 +71,18 @@ def test_dots_that_lose_terms_err_and_stay_within_their_bounds() -> None:
     assert 0 < truncated.worst <= truncated.limit and walked.holds
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_sums_and_dots_on_a_lattice_are_exact_unless_a_product_is_lost(
+    lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "_walked", lambda device, dtype, order: kept(f"walk {order}", "", 0.0))
+    monkeypatch.setattr(kernels, "dot", lambda a, b: a[:, lost:].float() @ b[lost:].float())
+    found = list(measure._sums_and_dots(CPU))
+    dots = [m for m in found if m.premise.startswith("dot")]
+    assert len(found) == 2 + 2 * (2 * 2 + 2) and len(dots) == 8
+    assert all(m.holds != bool(lost) for m in dots) and all(m.holds for m in found if m not in dots)
+
+
 def test_arguments_are_all_numbers_or_a_sample_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     [x] = arguments(CPU, 1 << 12)
     assert 0.9 * 2**12 < len(x) <= 2**12 + 1 and x.isnan().any() and (x > 1e30).any() and (x < -1e30).any()

@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.errors import KernelError
 from harness.judging import judge as judging
 from harness.judging.judge import judge
+from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.numerics import (
     Enclosure,
@@ -22,6 +23,7 @@ from harness.numerics import (
     exp2,
     gather,
     sum_of_rows,
+    total,
 )
 from harness.op import Contract, StageRecorder, op
 from harness.result import Judgement, Verdict
@@ -45,9 +47,17 @@ def chosen(x: Enclosure, y: Enclosure, *, contract: Contract, stage: StageRecord
 
 @op(rows=("x", "kept"))
 def masked_mean(x: Enclosure, kept: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
-    """Mean over all rows of x where `kept` is 1, rounded to bf16."""
+    """Mean over all rows of x where `kept` is 1."""
     total, count = sum_of_rows(x * kept), sum_of_rows(kept)
     stage("mean", total.then(divide_rn, count), result=True)
+
+
+@op(rows=("x",), rounds={"loss": "x"})
+def mean_of_all(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+    """The mean of all elements, without a dimension."""
+    sums = sum_of_rows(total(x))
+    count = sum_of_rows(Enclosure.point(torch.full_like(x.value, 1.0)[..., :1] * x.shape[-1]))
+    stage("loss", sums.then(lambda s, n: divide_rn(s, n).reshape(), count), result=True)
 
 
 def judged(of: Any, actual: dict[str, Tensor], contract: str = "", **tensors: Tensor) -> Judgement:
@@ -127,3 +137,26 @@ def test_what_follows_from_sums_is_judged_when_all_rows_were_seen(most: int, mon
     assert judged(masked_mean, {"mean": mean.float()}, x=x, kept=kept).verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE)
     of_blocks = judged(masked_mean, {"mean": (x * kept).mean(0)}, x=x, kept=kept)
     assert of_blocks.verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("most", [1 << 17, 64])
+@pytest.mark.parametrize("factor, verdict", [(1.0, Verdict.PASSED), (1.01, Verdict.FAILED)])
+def test_a_number_without_dimension_is_judged(
+    most: int, factor: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(judging._BLOCK, "cpu", most)
+    x = (normals(4, 16, 16).abs() + 0.25).bfloat16()
+    found = judged(mean_of_all, {"loss": (x.double().mean() * factor).bfloat16()}, x=x)
+    assert found.verdict is verdict
+    assert found.stages[0].decided == (1 if verdict is Verdict.PASSED else found.stages[0].decided)
+
+
+def test_identify_tells_contracts_of_integers_apart() -> None:
+    x = normals(8, 512)
+    actual = quantized(x, 7, torch.int8)
+    fits = []
+    for contract in codes_of.contracts():
+        seen = Observation.of(Problem(codes_of, contract, {"x": x}, {}), {"codes": actual["codes"]})
+        if not int(seen.count_outside(seen.problem.trace)):
+            fits.append(str(contract))
+    assert fits == ["int4"]

@@ -157,6 +157,21 @@ def test_a_truth_and_a_known_condition_are_joined() -> None:
     assert both.shape == (3,)
 
 
+def test_conditions_of_more_dimensions_than_values_broadcast() -> None:
+    x, y = of([(0.0, 2.0), (2.0, 3.0)]), of([(-1.0, 0.5), (0.0, 9.0), (5.0, 6.0)])
+    column = y.reshape(3, 1)
+    e = where(column > 1.0, x, 7.0)
+    assert e.lo.tolist() == [[7.0, 7.0], [0.0, 2.0], [0.0, 2.0]] and e.hi.tolist() == [
+        [7.0, 7.0],
+        [7.0, 7.0],
+        [2.0, 3.0],
+    ]
+    both = (column > 1.0) & (x > 1.0)
+    assert both.shape == (3, 2) and both.may.tolist() == [[False, False], [True, True], [True, True]]
+    assert (both & torch.tensor([True, False])).may[:, 1].tolist() == [False] * 3
+    assert ((x > 1.0) | torch.tensor([[True], [False]])).must.tolist() == [[True, True], [False, True]]
+
+
 def test_where_a_comparison_is_open_either_may_be_chosen() -> None:
     x = of([(0.0, 2.0), (2.0, 3.0), (-1.0, 0.5), (NAN, NAN)])
     e = where(x > 1.0, x, 7.0)
@@ -178,6 +193,8 @@ def test_where_of_a_known_condition_is_exact_and_broadcasts() -> None:
     assert len(e.parts) == 1 and e.value.equal(torch.where(mask, x.double(), -INF))
     columns = where(mask[:3, None], 1.0, Enclosure.point(x))
     assert columns.value.equal(torch.where(mask[:3, None], 1.0, x.double()))
+    rows = where(mask[:3, None] & mask, Enclosure.point(x[0]), 0.0)
+    assert rows.value.equal(torch.where(mask[:3, None] & mask, x[0].double(), 0.0))
     with pytest.raises(ValueError, match="must be of bool"):
         where(mask.int(), Enclosure.point(x), 0.0)
 

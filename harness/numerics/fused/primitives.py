@@ -12,7 +12,7 @@ from harness.numerics.premises import U as UNIT
 U = tl.constexpr(UNIT)
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 SATURATED = tl.constexpr(17.33)
-TINY = tl.constexpr(2.0**-125)
+FLUSHED = tl.constexpr(2.0**-126 * (1 + 2.0**-6))
 SUBNORMAL = tl.constexpr(2.0**-147)
 LOST = tl.constexpr(2.0**-151)
 RECIPROCAL_ERROR = tl.constexpr(2.0**-150)
@@ -76,7 +76,7 @@ def growth(x):
 @triton.jit
 def exponential_end(x, power, sign, relative):
     """One end; `sign` is 1 for the upper one."""
-    subnormal = (power > like(power, LOST)) & (power <= like(power, TINY))
+    subnormal = (power > like(power, LOST)) & (power <= like(power, FLUSHED))
     absolute = tl.where(subnormal, like(power, SUBNORMAL), like(power, 0.0))
     return widened_end(power, (magnitude(power) * (growth(x) + relative + EXTRA) + absolute) * sign)
 
@@ -85,7 +85,7 @@ def exponential_end(x, power, sign, relative):
 def exponential(x, power, relative, F: tl.constexpr):
     lo = exponential_end(x[2], power[2], -1.0, relative)
     hi = exponential_end(x[3], power[3], 1.0, relative)
-    tiny = (power[2] > 0) & (power[2] <= like(power[2], TINY))
+    tiny = (power[2] > 0) & (power[2] <= like(power[2], FLUSHED))
     lo = tl.where(tiny, like(lo, 0.0), lo)
     return unknown_where(rounded((power[0], power[1], lo, hi), F), is_unknown(x))
 
