@@ -12,7 +12,6 @@ import torch
 
 from harness.numerics import (
     Enclosure,
-    Following,
     Tensor,
     divide,
     fusible_product,
@@ -55,7 +54,6 @@ Rounding = Callable[[str, Enclosure], Enclosure]
         },
         "result": {"": {}, "rounded_losses": {"losses": "logits", "loss": "logits"}},
     },
-    optional_results=("lse",),
     torch_ops=("aten::cross_entropy_loss", "aten::nll_loss_nd"),
 )
 def cross_entropy(
@@ -75,8 +73,7 @@ def cross_entropy(
     """losses = lse - x[label] with lse = log(sum(exp(x))) and x = cap · tanh(scale · logits / cap); 0 of ignored rows.
 
     logits: [T, V]; labels: [T], integers. The result is `losses` [T], or with a `reduction` `loss` [1], their sum, for
-    `mean` divided by the number of rows that are not ignored, or by `count`. `lse` [T], of ignored rows too, may be
-    returned as well. `z_loss` adds z · lse² to a loss.
+    `mean` divided by the number of rows that are not ignored, or by `count`. `z_loss` adds z · lse² to a loss.
 
     Raises:
         ValueError: parameters that have no meaning together, or tensors that do not fit.
@@ -87,7 +84,7 @@ def cross_entropy(
     x = scaled(logits, logit_scale, softcap, stage).logits
     counted = Enclosure.point((~rows.ignored).to(torch.float64))
     if contract.has("from_lse"):
-        lse = stage("lse", log_sum_exp(x)[..., 0], result=True)[..., None]
+        lse = stage("lse", log_sum_exp(x)[..., 0])[..., None]
         losses, weights = _from_lse(x, lse, rows.index, smoothing, z_loss).zero_where(rows.ignored), None
     else:
         log_probs, weights = log_probs_of(x, contract, stage), smoothing
@@ -143,9 +140,7 @@ def _from_lse(x: Enclosure, lse: Enclosure, index: Tensor, smoothing: Smoothing 
     return hull(loss, sum_in_any_order([split, *squares]))
 
 
-def _weighted(
-    loss: Enclosure, smooth: list[Enclosure], smoothing: Smoothing | None, rounding: Rounding
-) -> Enclosure:
+def _weighted(loss: Enclosure, smooth: list[Enclosure], smoothing: Smoothing | None, rounding: Rounding) -> Enclosure:
     """(1 - s) · loss + s / V · smooth_loss, where there is a smooth loss."""
     if smoothing is None:
         return loss

@@ -105,7 +105,9 @@ def cross_entropy_backward(
         log_probs = log_probs_of(x.logits, contract, stage)
         own = stage("grad_log_probs", _of_log_probs(grad, rows, smoothing, stage))
         grad_logits = multiply_add(-stage("probs", exp(log_probs)), total(own), own)
-    stage("grad_logits", grad_logits if contract.has("times_zero") else grad_logits.zero_where(rows.ignored), result=True)
+    stage(
+        "grad_logits", grad_logits if contract.has("times_zero") else grad_logits.zero_where(rows.ignored), result=True
+    )
 
 
 def _check(contract: Contract, of_probs: bool, lse: Enclosure | None, of_others: bool) -> None:
