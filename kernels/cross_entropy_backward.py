@@ -175,7 +175,8 @@ def from_lse(
 
 @kernel(
     "cross_entropy_backward", contract="normalized+rounded_gradient",
-    name="triton_backward[normalized+rounded_gradient]", stages=BACKWARD_STAGES, depth=summation_depth, invariant=("rows", "permutation", "run to run"),
+    name="triton_backward[normalized+rounded_gradient]", stages=BACKWARD_STAGES, depth=summation_depth,
+    invariant=("rows", "permutation", "run to run"),
 )  # fmt: skip
 def normalized(
     logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, softcap=None, z_loss=0.0,
