@@ -30,7 +30,8 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 
 
 def _gradients(variant: Variant, *, saved: bool) -> Choices:
-    found = tensor_choices("grad_output", ("fp32", variant.dtype), _GRADIENTS, layouts_like(64))
+    dtype = variant.dtype if saved else "fp32"
+    found = tensor_choices("grad_output", (dtype,), _GRADIENTS, layouts_like(64))
     return found | (tensor_choices("lse", ("fp32",), _SAVED, layouts_like(64)) if saved else {})
 
 

@@ -10,13 +10,10 @@ from harness.kernel import UnsupportedCase
 
 REDUCTIONS = ("none", "sum", "mean")
 FORWARD_STAGES = ("lse", "losses")
-BACKWARD_STAGES = ("lse", "gradient")
+BACKWARD_STAGES = ("lse", "difference", "gradient")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LABEL_DTYPES = (torch.int64, torch.int32)
-GRAD_DTYPES = DTYPES
 LARGEST_ROW = 2**30  # column numbers are 32-bit
-
-Vectors = dict[str, tuple[Described | Tensor | None, tuple[torch.dtype, ...]]]
 
 
 def check_tensors(logits: Described | Tensor, labels: Described | Tensor, **vectors: Described | Tensor | None) -> None:

@@ -26,11 +26,12 @@ from harness.kernel import kernel
         "each", "logit_scale", "softcap", "twice_z", "count", "parts",
     ],
     do_not_specialize_on_alignment=[
-        "logits_ptr", "labels_ptr", "grad_ptr", "lse_ptr", "largest_ptr", "sum_ptr", "gradient_ptr", "result_ptr",
+        "logits_ptr", "labels_ptr", "grad_ptr", "lse_ptr", "largest_ptr", "sum_ptr", "difference_ptr", "gradient_ptr",
+        "result_ptr",
     ],
 )  # fmt: skip
 def _gradient_kernel(
-    logits_ptr, labels_ptr, grad_ptr, lse_ptr, largest_ptr, sum_ptr, gradient_ptr, result_ptr,
+    logits_ptr, labels_ptr, grad_ptr, lse_ptr, largest_ptr, sum_ptr, difference_ptr, gradient_ptr, result_ptr,
     n, parts, rows: tl.int64, row_stride: tl.int64, column_stride: tl.int64, label_stride: tl.int64,
     grad_stride: tl.int64, lse_stride: tl.int64, ignore_index: tl.int64,
     kept, each, logit_scale, softcap, twice_z, count,
@@ -61,6 +62,8 @@ def _gradient_kernel(
         probs += twice_z * lse * probs
     difference = probs - each
     difference = tl.where(columns == label, difference - kept, difference)
+    if difference_ptr is not None:
+        tl.store(difference_ptr + row * n + columns, difference, mask=mask)
     if softcap is not None:
         difference = difference * (1.0 - squashed * squashed)
     if count is not None:
@@ -101,8 +104,8 @@ def cross_entropy_backward(
         lse: [T], fp32, as the forward pass saved it; computed anew without it.
         count: what the forward pass divided the sum of the losses by; 1 if None.
         normalized, rounded_gradient: the contract, see the module.
-        stages: which of `BACKWARD_STAGES` to return too: `lse` where none is given, `gradient` [T, V] where the
-            contract rounds it.
+        stages: which of `BACKWARD_STAGES` to return too: `lse` where none is given, and [T, V] `difference`
+            and `gradient`, which is rounded under `rounded_gradient`.
 
     Returns:
         `grad_logits` [T, V], contiguous, of the dtype of the logits.
@@ -114,7 +117,7 @@ def cross_entropy_backward(
     check_options(label_smoothing, softcap, count, stages=stages, known=BACKWARD_STAGES)
     found: dict[str, Tensor] = {}
     check_tensors(logits, labels, grad_output=grad_output, lse=lse)
-    largest = total = gradient = None
+    largest = total = None
     if lse is None:
         lse = found["lse"] = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         if normalized:
@@ -126,15 +129,17 @@ def cross_entropy_backward(
     elif normalized:
         raise ValueError("lse is given, but normalized takes the largest logit and the sum: leave it out")
     grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    if "gradient" in stages and rounded_gradient:
-        gradient = found["gradient"] = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    for name in ("difference", "gradient"):
+        if name in stages:
+            found[name] = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    kept = found.get("difference"), found.get("gradient")
     launch = _launch(
         described(logits), described(labels), described(grad_output), described(lse), ignore_index, label_smoothing,
-        float(logit_scale), softcap, z_loss, count, rounded_gradient, (total is None, gradient is None),
+        float(logit_scale), softcap, z_loss, count, rounded_gradient, (total is None, *(t is None for t in kept)),
     )  # fmt: skip
     if launch is not None:
         with current(logits.device):
-            launch(logits, labels, grad_output, lse, largest, total, gradient, grad_logits)
+            launch(logits, labels, grad_output, lse, largest, total, *kept, grad_logits)
     return {name: tensor for name, tensor in found.items() if name in stages} | {"grad_logits": grad_logits}
 
 
@@ -142,7 +147,7 @@ def cross_entropy_backward(
 def _launch(
     logits: Described, labels: Described, grad: Described, lse: Described, ignore_index: int, label_smoothing: float,
     logit_scale: float, softcap: float | None, z_loss: float, count: int | None, rounded_gradient: bool,
-    left_out: tuple[bool, bool],
+    left_out: tuple[bool, ...],
 ) -> Launch | None:  # fmt: skip
     """The launch for tensors like these, of which those that are left out are None; None where there are no rows."""
     rows, n = logits.shape
@@ -161,7 +166,7 @@ def _launch(
 
 
 @kernel(
-    "cross_entropy_backward", contract="from_lse", name="triton_backward[from_lse]", stages=BACKWARD_STAGES,
+    "cross_entropy_backward", contract="from_lse", name="triton_backward[from_lse]", stages=("lse", "difference"),
     depth=summation_depth, invariant=("rows", "permutation", "run to run"),
 )  # fmt: skip
 def from_lse(
@@ -175,7 +180,7 @@ def from_lse(
 
 @kernel(
     "cross_entropy_backward", contract="normalized+rounded_gradient",
-    name="triton_backward[normalized+rounded_gradient]", stages=BACKWARD_STAGES, depth=summation_depth,
+    name="triton_backward[normalized+rounded_gradient]", stages=("difference", "gradient"), depth=summation_depth,
     invariant=("rows", "permutation", "run to run"),
 )  # fmt: skip
 def normalized(
