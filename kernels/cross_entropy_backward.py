@@ -61,7 +61,7 @@ def _gradient_kernel(
     if twice_z is not None:
         probs += twice_z * lse * probs
     difference = probs - each
-    difference = tl.where(columns == label, difference - kept, difference)
+    difference = tl.where(counted & (columns == label), difference - kept, difference)
     if difference_ptr is not None:
         tl.store(difference_ptr + row * n + columns, difference, mask=mask)
     if softcap is not None:
