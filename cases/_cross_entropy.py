@@ -23,10 +23,16 @@ from harness.inputs import (
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["cross_entropy"]
 
-_LOGITS = (
+_ALL = (
     *("normal", "gates", "rows", "outlier", "outlier_last", "offset", "lattice", "zero_rows", "constant", "pow2"),
     *("subnormal", "huge", "largest", "special", "masked", "sparse"),
 )
+_LOGITS = {
+    "bf16": _ALL,
+    "fp16": ("normal", "gates", "rows", "outlier", "zero_rows", "subnormal", "huge", "largest", "special", "masked"),
+    "fp32": ("normal", "gates", "outlier_last", "offset", "lattice", "huge", "special", "masked"),
+}
+"""Regimes of logits by their dtype: what a kernel computes with is fp32 whatever that is."""
 _LABELS = ("labels_N", "below_N")
 _LOGIT_SCALES = (0.5, 2.0, 0.3)
 _SOFTCAPS = (30.0, 1.0)
@@ -59,7 +65,7 @@ VARIANTS = (
 def choices(variant: Variant, accepts: frozenset[str], most: int) -> dict[str, tuple[Option, ...]]:
     """What the tensors and parameters that a kernel accepts choose from, where logits may have `most` elements."""
     layouts = layouts_like(min(most // variant.wide, 2), 64)
-    found: dict[str, tuple[Option, ...]] = tensor_choices("logits", (variant.dtype,), _LOGITS, layouts)
+    found: dict[str, tuple[Option, ...]] = tensor_choices("logits", (variant.dtype,), _LOGITS[variant.dtype], layouts)
     found |= tensor_choices("labels", ("int64", "int32"), _LABELS, layouts_like(64))
     found |= {"logits columns % 16": residues(variant.narrow, variant.wide, 16)}
     own: dict[str, tuple[Option, ...]] = {

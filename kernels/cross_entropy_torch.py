@@ -1,4 +1,4 @@
-"""Cross entropy in PyTorch: written out, over parts of the vocabulary, and the library function on either dtype.
+"""Cross entropy in PyTorch: written out, and the library function on either dtype.
 
 cross_entropy.py says what the arguments are.
 """
@@ -11,8 +11,6 @@ from cross_entropy_arguments import check_options, check_tensors
 from torch import Tensor
 
 from harness.kernel import UnsupportedCase, kernel
-
-PART = 100  # classes at a time, where the vocabulary is walked in parts
 
 
 def as_softmax_sees(logits: Tensor, logit_scale: float, softcap: float | None) -> Tensor:
@@ -46,23 +44,7 @@ def from_lse(
     check_options(label_smoothing, softcap, count, reduction)
     check_tensors(logits, labels)
     x = as_softmax_sees(logits, logit_scale, softcap)
-    return finished(x, log_sum_exp(x), labels, ignore_index, label_smoothing, z_loss, reduction, count)
-
-
-@kernel("cross_entropy", contract="from_lse", name="eager_parts[from_lse]", invariant=("run to run",))
-def in_parts(logits, labels, *, ignore_index=-100, label_smoothing=0.0, reduction="none", count=None):
-    """The logarithm of the sum over a part of the classes at a time, joined with that of those before."""
-    check_options(label_smoothing, None, count, reduction)
-    check_tensors(logits, labels)
-    lse = logits.new_full(logits.shape[:1], -torch.inf, dtype=torch.float32)
-    for start in range(0, logits.shape[1], PART):
-        part = logits[:, start : start + PART].float()
-        lse = torch.logaddexp(lse, log_sum_exp(part))
-    return finished(logits.float(), lse, labels, ignore_index, label_smoothing, 0.0, reduction, count)
-
-
-def finished(x, lse, labels, ignore_index, label_smoothing, z_loss, reduction, count):
-    counted = labels != ignore_index
+    lse, counted = log_sum_exp(x), labels != ignore_index
     own = x.gather(1, labels.where(counted, 0).long()[:, None])[:, 0]
     losses = lse - own
     if label_smoothing:
