@@ -198,11 +198,11 @@ def _launch(
     return launch if count else None
 
 
-def _declare(contract: str, *, rounded_losses: bool) -> None:
+def _declare(name: str, contract: str, *, rounded_losses: bool) -> None:
     """Register the kernel of one contract."""
 
     @kernel(
-        "cross_entropy", contract=contract, name=f"triton[{contract}]", stages=FORWARD_STAGES, depth=summation_depth,
+        "cross_entropy", contract=contract, name=f"triton[{name}]", stages=FORWARD_STAGES, depth=summation_depth,
         invariant=("rows", "permutation", "run to run"),
     )  # fmt: skip
     def cross_entropy_of(
@@ -214,5 +214,5 @@ def _declare(contract: str, *, rounded_losses: bool) -> None:
         return cross_entropy(logits, labels, rounded_losses=rounded_losses, **options)
 
 
-_declare("from_lse", rounded_losses=False)
-_declare("from_lse+rounded_losses", rounded_losses=True)
+_declare("cross_entropy", "from_lse", rounded_losses=False)
+_declare("cross_entropy+rounded_losses", "from_lse+rounded_losses", rounded_losses=True)

@@ -166,7 +166,7 @@ def _launch(
 
 
 @kernel(
-    "cross_entropy_backward", contract="from_lse", name="triton_backward[from_lse]", stages=("lse", "difference"),
+    "cross_entropy_backward", contract="from_lse", name="triton[cross_entropy_backward]", stages=("lse", "difference"),
     depth=summation_depth, invariant=("rows", "permutation", "run to run"),
 )  # fmt: skip
 def from_lse(
@@ -180,7 +180,7 @@ def from_lse(
 
 @kernel(
     "cross_entropy_backward", contract="normalized+rounded_gradient",
-    name="triton_backward[normalized+rounded_gradient]", stages=("difference", "gradient"), depth=summation_depth,
+    name="triton[cross_entropy_backward+rounded_gradient]", stages=("difference", "gradient"), depth=summation_depth,
     invariant=("rows", "permutation", "run to run"),
 )  # fmt: skip
 def normalized(

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.kernel import kernel
 
 
-@kernel("cross_entropy_backward", contract="from_lse", name="eager_backward[from_lse]", invariant=("run to run",))
+@kernel("cross_entropy_backward", contract="from_lse", name="eager[cross_entropy_backward]", invariant=("run to run",))
 def from_lse(
     logits, labels, grad_output, lse=None, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, softcap=None,
     z_loss=0.0, count=None,

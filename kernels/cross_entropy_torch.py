@@ -36,7 +36,7 @@ def reduced(losses: Tensor, counted: Tensor, reduction: str, count: int | None) 
     return {"loss": total.to(losses.dtype)}
 
 
-@kernel("cross_entropy", contract="from_lse", name="eager[from_lse]", invariant=("run to run",))
+@kernel("cross_entropy", contract="from_lse", name="eager[cross_entropy]", invariant=("run to run",))
 def from_lse(
     logits, labels, *, ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, softcap=None, z_loss=0.0,
     reduction="none", count=None,
