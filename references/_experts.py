@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from harness import Contract, Rounds, StageRecorder
 from harness.numerics import (
     FORMATS,
     Enclosure,
@@ -21,7 +22,6 @@ from harness.numerics import (
     remembered,
     stack,
 )
-from harness.op import Contract, Rounds, StageRecorder
 from references._layer_weights import Kind, LayerWeights, Projection
 
 ALL = slice(None)

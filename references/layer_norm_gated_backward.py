@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness import Contract, Latent, ProbedSum, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -22,9 +23,7 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.numerics import mean as mean_of
-from harness.op import Contract, Latent, StageRecorder, op
-from harness.relation import scaled
-from harness.sums import ProbedSum
+from harness.relations import scaled
 from references._groups import shards
 from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
 

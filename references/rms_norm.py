@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness import Contract, Latent, ProbedSum, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -23,8 +24,6 @@ from harness.numerics import (
     rsqrt,
     sqrt,
 )
-from harness.op import Contract, Latent, StageRecorder, op
-from harness.sums import ProbedSum
 from references._shapes import check_shapes, width_of
 
 E4M3_MAX = 448.0

@@ -18,7 +18,7 @@ from harness.judging.expected import Chosen, Exact, Numbers, RowSum
 from harness.judging.trace import Steps, Trace
 from harness.numerics import TARGETS, Enclosure, Following, Format, Indices, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from harness.timing import REFERENCES, timed
 
 _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row

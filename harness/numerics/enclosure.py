@@ -33,6 +33,12 @@ class Enclosure:
     Two parts stand for exact and value = lo = hi (nothing but correctly rounded operations so far), one part for a
     number that is known exactly. Invariant: an element's `lo` and `hi` are both NaN (the result must be NaN) or neither
     is; an element about which nothing is known has lo = -inf and hi = +inf.
+
+    >>> third = Enclosure.point(torch.tensor([1.0])) / 3.0
+    >>> third.exact.item(), third.value.item()
+    (0.3333333333333333, 0.3333333432674408)
+    >>> third.lo.item() < third.value.item() < third.hi.item()  # a kernel may divide, or multiply by 1 / 3
+    True
     """
 
     parts: Tensor

@@ -25,7 +25,7 @@ from harness.numerics import (
     sum_of_rows,
     total,
 )
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 from harness.result import Judgement, Verdict
 
 
