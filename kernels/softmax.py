@@ -1,4 +1,4 @@
-"""Softmax in Triton, of scores that are scaled and masked on the way: rows in one block, or in blocks one after another.
+"""Softmax in Triton, of scores that are scaled and masked on the way: rows in one block, or in several in turn.
 
 Arithmetic is fp32; the contract is the rest:
 
