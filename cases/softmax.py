@@ -1,7 +1,7 @@
 """Cases of softmax: one group per combination of dtypes and masks, attention and router rows of real models, and edges.
 
 A group fixes what a kernel is specialised on: dtypes, which masks there are, and the block that covers a row. Regimes,
-layouts, the scale and what N leaves when divided by 64 are chosen; Hypothesis draws the rest.
+layouts, the scale and what N leaves when divided by 16 are chosen; Hypothesis draws the rest.
 """
 
 from __future__ import annotations
@@ -98,14 +98,14 @@ def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
         found |= tensor_choices("mask", (options.x,), _MASKS, layouts)
     if options.keep:
         found |= tensor_choices("keep", ("bool",), _KEPT, layouts)
-    found |= {"x columns % 64": residues(options.narrow, options.wide)}
+    found |= {"x columns % 16": residues(options.narrow, options.wide, 16)}
     found |= {"scale": _SCALES} if "scale" in accepts else {}
     return found | ({"fp32_output": (False, True)} if "fp32_output" in accepts else {})
 
 
 @st.composite
 def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
-    width = draw(widths_with(chosen["x columns % 64"], options.narrow, options.wide))
+    width = draw(widths_with(chosen["x columns % 16"], options.narrow, options.wide, 16))
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
     tensors = [chosen_tensor(name, chosen, shape) for name in ("x", "mask", "keep") if f"{name} dtype" in chosen]
     params = {"scale": chosen["scale"]} if "scale" in chosen else {}
