@@ -1,7 +1,7 @@
 """Softmax of liger-kernel and of Transformers' eager attention, and what torch.compile makes of one.
 
-Read and identified for liger-kernel 0.8.5 and transformers 5.23.0. Liger's Triton source leaves x in its dtype; `tl.max`
-gives the maximum of 16-bit numbers in fp32, so that the difference, exp and the sum are fp32, too. Its kernel for rows of
+Read and identified for liger-kernel 0.8.5 and transformers 5.23.0. Liger's source leaves x in its dtype; `tl.max`
+gives the maximum of 16-bit numbers in fp32, so that the difference, exp and the sum are fp32. Its kernel for rows of
 several blocks is never launched: the block always covers the row, and rows of more than 65,536 columns raise.
 """
 

@@ -321,8 +321,8 @@ def op_names() -> list[str]:
 
 
 def words_of(path: Path) -> list[str]:
-    """The ops that a file must not name: all but, in harness/numerics, what is a function of mathematics there."""
-    functions = numerics.__all__ if path.parts[:2] == ("harness", "numerics") else ()
+    """The ops that a file must not name: all but functions of mathematics, where these are defined or torch's are."""
+    functions = numerics.__all__ if path.parts[1] in ("numerics", "tracing") else ()
     return sorted(set(op_names()) - set(functions))
 
 
