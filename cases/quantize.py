@@ -131,6 +131,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
 
 def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
     """Every shape of the table in bf16: groups of 128 columns, rows of int8, and one scale for all, in turn."""
+    kinds: tuple[dict[str, Any], ...]
     kinds = ({"dtype": "e4m3", "group_size": 128, "least_amax": 1e-10}, {"dtype": "int8"}, {"dtype": "e4m3"})
     for seed, (shape, kind) in enumerate(zip(_SHAPES, itertools.cycle(kinds), strict=False)):
         width = shape["width"]
@@ -139,6 +140,6 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         tensors = [TensorSpec("x", "bf16", (*rows, width), strides, regime="rows" if seed % 2 else "normal")]
         if kind == {"dtype": "e4m3"}:
             tensors.append(TensorSpec("scale", "fp32", (1,), regime="scale_random"))
-        case = Case("quantize", tuple(tensors), dict(kind), seed)
+        case = Case("quantize", tuple(tensors), {**kind}, seed)
         if case.names <= accepts:
             yield case

@@ -12,6 +12,7 @@ from harness.kernel import UnsupportedCase
 
 LARGEST: Mapping[str, float] = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 CODES: Mapping[str, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+STAGES = ("amax", "scaled")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_ROW = 2**30  # column numbers are 32-bit
 SMALLEST_POWER = 2.0**-126

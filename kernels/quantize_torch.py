@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from quantize_arguments import CODES, LARGEST, check_arguments
+from quantize_arguments import CODES, LARGEST, STAGES, check_arguments
 from torch import Tensor
 
 from harness.kernel import kernel
 
-STAGES = ("amax", "scaled")
 FRACTION = (1 << 23) - 1
 EXPONENT = 0xFF << 23
 
