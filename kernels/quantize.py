@@ -224,7 +224,14 @@ def _declare(contract: str, **rules: str) -> None:
         contract=contract,
         name=f"triton[{contract}]",
         stages=STAGES,
-        invariant=("rows", "permutation", "padding", "layout", "run to run"),  # nothing is added, so no order matters
+        invariant=(
+            "rows",
+            "permutation",
+            "padding",
+            "layout",
+            "shards",
+            "run to run",
+        ),  # nothing is added, so no order matters
     )
     def triton_quantize(
         x, scale=None, *, dtype, group_size=None, ue8m0=False, least_amax=0.0, least_scale=0.0, stages=()
@@ -235,5 +242,4 @@ def _declare(contract: str, **rules: str) -> None:
 
 _declare("quotient", codes="quotient")
 _declare("reciprocal", codes="reciprocal")
-_declare("inverted+scaled_amax", codes="inverted", scale_rule="scaled_amax")
 _declare("inverted+half_away", codes="inverted", integers="half_away")

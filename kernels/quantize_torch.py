@@ -88,7 +88,7 @@ def _declare(contract: str, **rules: str) -> None:
         contract=contract,
         name=f"eager[{contract}]",
         stages=STAGES,
-        invariant=("rows", "permutation", "padding", "layout", "run to run"),
+        invariant=("rows", "permutation", "padding", "layout", "shards", "run to run"),
     )
     def eager(x, scale=None, *, dtype, group_size=None, ue8m0=False, least_amax=0.0, least_scale=0.0, stages=()):
         options = {"group_size": group_size, "ue8m0": ue8m0, "least_amax": least_amax, "least_scale": least_scale}
@@ -97,8 +97,6 @@ def _declare(contract: str, **rules: str) -> None:
 
 
 _declare("quotient", codes="quotient")
-_declare("reciprocal", codes="reciprocal")
 _declare("inverted+scaled_amax", codes="inverted", scale_rule="scaled_amax")
 _declare("inverted+reciprocal_scale", codes="inverted", scale_rule="reciprocal_scale")
-_declare("inverted+half_away", codes="inverted", integers="half_away")
 _declare("quotient+logarithm+truncated", codes="quotient", exponent="logarithm", integers="truncated")
