@@ -56,11 +56,10 @@ def _scale_of(amax, least, LARGEST: tl.constexpr, RULE: tl.constexpr, UE8M0: tl.
 @triton.jit
 def _code(scaled, DTYPE: tl.constexpr, LOWEST: tl.constexpr, LARGEST: tl.constexpr, INTEGERS: tl.constexpr):
     limited = tl.clamp(scaled, LOWEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    if DTYPE == tl.int8:
-        if INTEGERS == "":
-            limited = libdevice.rint(limited)
-        elif INTEGERS == "half_away":
-            limited = libdevice.round(limited)
+    if INTEGERS == "half_even":
+        limited = libdevice.rint(limited)
+    elif INTEGERS == "half_away":
+        limited = libdevice.round(limited)
     return limited.to(DTYPE)
 
 
@@ -136,7 +135,7 @@ def quantize(
     least_scale: float = 0.0,
     codes: str = "quotient",
     scale_rule: str = "",
-    integers: str = "",
+    integers: str = "half_even",
     stages: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
     """Codes of x / scale, limited to the largest number of their format and rounded to it.
@@ -210,7 +209,7 @@ def _plan(
         "units": units, "per_row": scales, "n": n, "size_1": layout.sizes[1], "size_2": layout.sizes[2],
         "stride_0": layout.strides[0][0], "stride_1": layout.strides[0][1], "stride_2": layout.strides[0][2],
         "GIVEN": scale is not None, "GROUPED": scales > 1, "CODES": codes, "RULE": scale_rule, "UE8M0": bool(ue8m0),
-        "INTEGERS": integers, "LOWEST": -128.0 if dtype == "int8" else -LARGEST[dtype], "LARGEST": LARGEST[dtype],
+        "INTEGERS": integers if dtype == "int8" else "", "LOWEST": -128.0 if dtype == "int8" else -LARGEST[dtype], "LARGEST": LARGEST[dtype],
         "ROWS": rows, "BLOCK": block, "LOOP": n > block,
         "FLAT": aligned and layout.sizes[:-1] == (1, 1), "ALIGNED": aligned,  # few variants: no plain rows unaligned
     }  # fmt: skip
