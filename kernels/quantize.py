@@ -209,7 +209,8 @@ def _plan(
         "units": units, "per_row": scales, "n": n, "size_1": layout.sizes[1], "size_2": layout.sizes[2],
         "stride_0": layout.strides[0][0], "stride_1": layout.strides[0][1], "stride_2": layout.strides[0][2],
         "GIVEN": scale is not None, "GROUPED": scales > 1, "CODES": codes, "RULE": scale_rule, "UE8M0": bool(ue8m0),
-        "INTEGERS": integers if dtype == "int8" else "", "LOWEST": -128.0 if dtype == "int8" else -LARGEST[dtype], "LARGEST": LARGEST[dtype],
+        "INTEGERS": integers if dtype == "int8" else "",
+        "LOWEST": -128.0 if dtype == "int8" else -LARGEST[dtype], "LARGEST": LARGEST[dtype],
         "ROWS": rows, "BLOCK": block, "LOOP": n > block,
         "FLAT": aligned and layout.sizes[:-1] == (1, 1), "ALIGNED": aligned,  # few variants: no plain rows unaligned
     }  # fmt: skip

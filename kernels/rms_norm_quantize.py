@@ -1,4 +1,4 @@
-"""RMSNorm and quantization: in one Triton kernel, that of rms_norm.py, and in PyTorch as separate kernels compute it."""
+"""RMSNorm and quantization: in one Triton kernel, that of rms_norm.py, and in PyTorch as two kernels compute it."""
 
 from __future__ import annotations
 
