@@ -45,10 +45,10 @@ _LARGE_ELEMENTS = 1 << 22
 
 @dataclass(frozen=True)
 class _Options:
-    """What a group fixes: dtypes of x and of the codes, and what has a scale: the tensor, a row, or so many columns."""
+    """What a group fixes: dtypes of x and codes, and what has a scale: the tensor, a row, or so many columns."""
 
     x: str
-    dtype: str
+    dtypes: tuple[str, ...]
     scale: str | int
     narrow: int
     wide: int
@@ -65,15 +65,15 @@ class _Options:
         return frozenset({"x", "dtype"} | by_scale)
 
     def __str__(self) -> str:
-        return f"{self.x}-{self.dtype}-{self.scale}-N{self.narrow}to{self.wide}"
+        return f"{self.x}-{'_'.join(self.dtypes)}-{self.scale}-N{self.narrow}to{self.wide}"
 
 
 _GROUPS = (
-    _Options("bf16", "e4m3", "row", 65, 512),
-    _Options("bf16", "e4m3", 128, 1, 6),
-    _Options("fp16", "e4m3", "tensor", 17, 128),
-    _Options("fp32", "e5m2", "row", 33, 300),
-    _Options("fp16", "int8", 32, 1, 10),
+    _Options("bf16", ("e4m3",), "row", 65, 512),
+    _Options("bf16", ("e4m3",), 128, 1, 6),
+    _Options("fp16", ("e4m3", "int8"), "tensor", 17, 128),
+    _Options("fp32", ("e5m2",), "row", 33, 300),
+    _Options("fp16", ("int8",), 32, 1, 10),
 )
 
 
@@ -94,12 +94,13 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
 def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
     """What the cases of a group choose from, where x may have that many rows."""
     found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.x,), _ACTIVATIONS, row_layouts(rows))
+    found |= {"dtype": options.dtypes}
     if options.group == 1:
         found |= {"x columns % 16": residues(options.narrow, options.wide, 16)}
     if options.scale == "tensor":
         return found | tensor_choices("scale", ("fp32",), _SCALES)
     found |= {"ue8m0": (None, True)} if "ue8m0" in accepts else {}
-    found |= {"least_amax": (None, 1e-10, 1e-4)} if "least_amax" in accepts else {}
+    found |= {"least_amax": (None, 1e-10, 1e-5, 1e-4)} if "least_amax" in accepts else {}
     return found | ({"least_scale": (None, _LEAST)} if "least_scale" in accepts else {})
 
 
@@ -111,7 +112,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
     width = draw(columns)
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
     tensors = [chosen_tensor("x", chosen, shape)]
-    params: dict[str, Any] = {"dtype": options.dtype}
+    params: dict[str, Any] = {"dtype": chosen["dtype"]}
     if options.scale == "tensor":
         tensors.append(chosen_tensor("scale", chosen, (1,)))
     if isinstance(options.scale, int):
