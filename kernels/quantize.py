@@ -109,7 +109,7 @@ def _quantize_kernel(
         tl.store(scale_ptr + unit, scale, mask=live)
         if amax_ptr is not None:
             tl.store(amax_ptr + unit, amax, mask=live)
-        if CODES == "reciprocal" or (UE8M0 and RULE != "reciprocal_scale"):
+        if CODES == "reciprocal":
             factor = tl.div_rn(1.0, scale)
 
     for start in range(0, end, BLOCK):
@@ -204,6 +204,8 @@ def _plan(
     layout = layout_of([x], dims=LEADING_DIMS)
     units = layout.rows * scales
     rows, block, num_warps = tile(n, quantized=True)
+    if ue8m0 and scale_rule != "reciprocal_scale":
+        codes = "reciprocal"  # that of a power of two is exact, so that a product is the quotient
     aligned = n % 16 == 0 and whole_vectors(x.shape[-1], [x], layout)
     parameters: dict[str, Any] = {
         "units": units, "per_row": scales, "n": n, "size_1": layout.sizes[1], "size_2": layout.sizes[2],
