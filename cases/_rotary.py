@@ -53,7 +53,7 @@ def heads(draw: st.DrawFn, chosen: Chosen, narrow: int, wide: int, most: int) ->
 def real_shapes(most: int | None) -> list[tuple[Mapping[str, Any], int]]:
     """Every shape of the table, with as many of its tokens as have `most` elements of q, or all of them."""
     counts = (shape["tokens"] if most is None else most // (shape["heads"] * shape["width"]) for shape in _SHAPES)
-    return [(shape, max(1, min(count, shape["tokens"]))) for shape, count in zip(_SHAPES, counts, strict=True)]
+    return [(shape, max(2, min(count, shape["tokens"]))) for shape, count in zip(_SHAPES, counts, strict=True)]
 
 
 def real_heads(shape: Mapping[str, Any], name: str, tokens: int, dtype: str) -> TensorSpec:

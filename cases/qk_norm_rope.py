@@ -15,7 +15,7 @@ from cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, ro
 from harness.case import Case, Choices, Chosen, Group, TensorSpec
 from harness.inputs import chosen_tensor, layouts_like, row_layouts, tensor_choices
 
-_SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
+_SMALL_ELEMENTS = 1 << 10  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
 _NORMED = ("Llama", "Qwen3-32B", "GLM")  # heads as Qwen3-8B, Qwen3-32B and GLM-4.5 have them, with norms
 

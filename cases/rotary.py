@@ -18,7 +18,7 @@ from cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, ro
 from harness.case import Case, Choices, Chosen, Group
 from harness.inputs import chosen_tensor, row_layouts, tensor_choices
 
-_SMALL_ELEMENTS = 1 << 11  # of q where a CPU takes part
+_SMALL_ELEMENTS = 1 << 10  # of q where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
 
 

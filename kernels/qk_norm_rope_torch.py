@@ -1,4 +1,4 @@
-"""RMSNorm of heads and rotary embedding in PyTorch, one after the other, and in fp32 as one."""
+"""RMSNorm of heads and rotary embedding in PyTorch, one after the other: what a fused kernel takes the place of."""
 
 from __future__ import annotations
 
@@ -28,14 +28,3 @@ def two_kernels(x, cos, sin, positions, weight=None, *, eps, weight_offset=0.0, 
     output = multiply_fp32(normalize(x.float(), x.float(), eps, None), weight, x.dtype, weight_offset)
     found = rotated(output, cos, sin, positions, interleaved, rounded=False)
     return {"q_rotated": found, "output": output} if stages else found
-
-
-@kernel(
-    "qk_norm_rope", contract="fp32_multiply+unrounded_output", name="eager[qk_norm_rope,fused]",
-    invariant=("run to run",),
-)  # fmt: skip
-def fused(x, cos, sin, positions, weight=None, *, eps, weight_offset=0.0, interleaved=False):
-    """As one kernel that rounds at its end."""
-    value = x.float()
-    output = multiply_fp32(normalize(value, value, eps, None), weight, value.dtype, weight_offset)
-    return rotated(output, cos, sin, positions, interleaved, rounded=False).to(x.dtype)
