@@ -42,7 +42,7 @@ def made(
         axes=axes,
         rounds=rounds,
         presets=presets,
-        latent=chain.latent(latent_of),
+        latent=chain.latent(latent_of) if chain.rows() else None,  # it explains rows, which must be independent
         optional_results=chain.optional_results(),
         stand_ins=chain.stand_ins(),
     )
