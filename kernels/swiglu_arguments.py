@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -32,9 +32,11 @@ def gate_and_up(x: Tensor, up: Tensor | None, *, interleaved: bool) -> tuple[Ten
     """The two tensors, or views of the two halves of one.
 
     Raises:
-        ValueError: x does not hold two halves.
+        ValueError: x does not hold two halves, or `interleaved` with two tensors.
     """
     if up is not None:
+        if interleaved:
+            raise ValueError("interleaved=True says how x holds gate and up, but up is a tensor of its own")
         return x, up
     if not x.dim() or x.shape[-1] % 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; without up it must be [..., 2I] and hold gate and up")
@@ -43,37 +45,27 @@ def gate_and_up(x: Tensor, up: Tensor | None, *, interleaved: bool) -> tuple[Ten
 
 
 def check_arguments(
-    x: Tensor | Described,
-    up: Tensor | Described | None,
-    dy: Tensor | Described | None,
+    tensors: Mapping[str, Tensor] | Mapping[str, Described],
     options: Options,
     stages: Collection[str] = (),
     known: Collection[str] = STAGES,
 ) -> None:
-    """Raise ValueError, TypeError or UnsupportedCase for arguments that do not fit together."""
-    if not x.shape:
+    """Raise ValueError, TypeError or UnsupportedCase for arguments that do not fit together; one tensor is `gate`."""
+    gate = tensors["gate"]
+    if not gate.shape:
         raise ValueError("x has shape (); it must be [..., I], or [..., 2I] without up")
-    if up is None and x.shape[-1] % 2:
-        raise ValueError(f"x has shape {tuple(x.shape)}; without up it must be [..., 2I] and hold gate and up")
-    if up is not None and options.interleaved:
-        raise ValueError("interleaved=True says how x holds gate and up, but up is a tensor of its own")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"x is {x.dtype}; it must be {' or '.join(map(str, DTYPES))}")
-    width = x.shape[-1] if up is not None else x.shape[-1] // 2
-    if width > LARGEST_ROW:
-        raise UnsupportedCase(f"the rows have {width} columns; up to {LARGEST_ROW} are supported")
-    for name, tensor in {"up": up, "dy": dy}.items():
-        if tensor is None:
-            continue
-        if tuple(tensor.shape) != (*x.shape[:-1], width):
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}; with x {tuple(x.shape)} it must be {(*x.shape[:-1], width)}"
-            )
-        if tensor.dtype != x.dtype:
-            raise TypeError(f"{name} is {tensor.dtype}; it must be {x.dtype}, as x")
-        if tensor.device != x.device:
-            raise ValueError(f"{name} is on {tensor.device}, but x is on {x.device}: move it there")
-    check_limit(options.swiglu_limit, x.dtype)
+    if gate.shape[-1] > LARGEST_ROW:
+        raise UnsupportedCase(f"the rows have {gate.shape[-1]} columns; up to {LARGEST_ROW} are supported")
+    if gate.dtype not in DTYPES:
+        raise TypeError(f"x is {gate.dtype}; it must be {' or '.join(map(str, DTYPES))}")
+    for name, tensor in tensors.items():
+        if tensor.shape != gate.shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; as the gate it must be {tuple(gate.shape)}")
+        if tensor.dtype != gate.dtype:
+            raise TypeError(f"{name} is {tensor.dtype}; as x it must be {gate.dtype}")
+        if tensor.device != gate.device:
+            raise ValueError(f"{name} is on {tensor.device}, but x is on {gate.device}: move it there")
+    check_limit(options.swiglu_limit, gate.dtype)
     for name, number in {"alpha": options.alpha, "up_offset": options.up_offset}.items():
         if not abs(number) <= torch.finfo(torch.float32).max:
             raise ValueError(f"{name}={number} is no number in fp32; it must be finite")

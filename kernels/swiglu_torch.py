@@ -18,10 +18,17 @@ from harness.kernel import kernel
 OF_ELEMENTS = ("rows", "permutation", "padding", "run to run")
 
 
+def checked(x: Tensor, up: Tensor | None, options: Options, **others: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate and up, if they and the others fit together."""
+    gate, up = gate_and_up(x, up, interleaved=options.interleaved)
+    check_arguments({"gate": gate, "up": up, **others}, options)
+    return gate, up
+
+
 def forward(x: Tensor, up: Tensor | None, options: Options, silu: str, *, rounded_shift: bool) -> Tensor:
     """The output, of x's dtype."""
-    check_arguments(x, up, None, options)
-    gate, up = limited_in_torch(*gate_and_up(x, up, interleaved=options.interleaved), options.swiglu_limit)
+    values = checked(x, up, options)
+    gate, up = limited_in_torch(*values, options.swiglu_limit)
     if silu == "fp32_silu":
         gate, up = gate.float(), up.float()
     if silu == "rounded_sigmoid":
@@ -81,8 +88,7 @@ def gradients(x: Tensor, up: Tensor | None, gate: Tensor, of_up: Tensor, *, inte
 def backward_fp32(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """As Liger computes it, where it has the options."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
-    check_arguments(x, up, dy, options)
-    values = [t.float() for t in gate_and_up(x, up, interleaved=interleaved)]
+    values = [t.float() for t in checked(x, up, options, dy=dy)]
     gate, factor = limited_in_torch(*values, swiglu_limit)
     scaled = gate * alpha
     s, dy = torch.sigmoid(scaled), dy.float()
@@ -95,8 +101,7 @@ def autograd(
     x: Tensor, dy: Tensor, up: Tensor | None, options: Options, silu: str, **rounding: bool
 ) -> dict[str, Tensor]:
     """What autograd makes of the eager forward pass."""
-    check_arguments(x, up, dy, options)
-    leaves = [t.detach().requires_grad_() for t in gate_and_up(x, up, interleaved=options.interleaved)]
+    leaves = [t.detach().requires_grad_() for t in checked(x, up, options, dy=dy)]
     with torch.enable_grad():
         output = forward(*leaves, options._replace(interleaved=False), silu, **rounding)
         of_gate, of_up = torch.autograd.grad(output, leaves, dy)
@@ -120,8 +125,7 @@ def backward_rounded_silu(x, dy, up=None, *, interleaved=False, swiglu_limit=inf
 def backward_rounded_sigmoid(x, dy, up=None, *, interleaved=False, swiglu_limit=inf, alpha=1.0, up_offset=0.0):
     """As autograd of the experts of gpt-oss, but that the slope of the sigmoid rounds once in fp16 on a CPU, too."""
     options = Options(interleaved, swiglu_limit, alpha, up_offset)
-    check_arguments(x, up, dy, options)
-    values = gate_and_up(x, up, interleaved=interleaved)
+    values = checked(x, up, options, dy=dy)
     gate, factor = limited_in_torch(*values, swiglu_limit)
     s = torch.sigmoid(gate if alpha == 1.0 else gate * alpha)
     grad_silu = dy * (factor + up_offset if up_offset else factor)
