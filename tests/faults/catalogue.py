@@ -16,6 +16,7 @@ from tests.faults import (
     moe_lora_routing,
     moe_lora_shards,
     rms_norm,
+    swiglu,
 )
 
 _MODULES = (
@@ -23,6 +24,7 @@ _MODULES = (
     *(moe_lora, moe_lora_routing, moe_lora_backward, moe_lora_gradients, moe_lora_quantized, moe_lora_shards),
     moe_lora_limit,
     expert_edges,
+    swiglu,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)
@@ -33,5 +35,7 @@ GROUPS = {
     "completion_mask": completion_mask.GROUPS | edges.GROUPS,
     "moe_lora": moe_lora.GROUPS | edges.GROUPS,
     "moe_lora_backward": moe_lora.GROUPS | edges.GROUPS,
+    "swiglu": swiglu.GROUPS | edges.GROUPS,
+    "swiglu_backward": swiglu.GROUPS | edges.GROUPS,
 }
 """Op → options of a fault → dtype of the op's first input → the group of cases that it is hunted with."""
