@@ -14,10 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from arithmetic import sigmoid_of
-from described import Described, Launch, current, described
+from described import Described, Launch, contiguous, current, described
 from layer_norm_gated_arguments import BACKWARD_STAGES, check_backward
 from layer_norm_gated_backward_launch import (
-    contiguous,
     depth,
     depth_atomic,
     in_flight,

@@ -17,6 +17,7 @@ from tests.faults import (
     moe_lora_shards,
     rms_norm,
     softmax,
+    swiglu,
 )
 
 _MODULES = (
@@ -25,6 +26,7 @@ _MODULES = (
     moe_lora_limit,
     expert_edges,
     softmax,
+    swiglu,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)
@@ -36,5 +38,7 @@ GROUPS = {
     "completion_mask": completion_mask.GROUPS | edges.GROUPS,
     "moe_lora": moe_lora.GROUPS | edges.GROUPS,
     "moe_lora_backward": moe_lora.GROUPS | edges.GROUPS,
+    "swiglu": swiglu.GROUPS | edges.GROUPS,
+    "swiglu_backward": swiglu.GROUPS | edges.GROUPS,
 }
 """Op → options of a fault → dtype of the op's first input → the group of cases that it is hunted with."""
