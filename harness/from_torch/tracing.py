@@ -1,0 +1,259 @@
+"""Trace a PyTorch function with torch.fx on example inputs, with the names and places of its source.
+
+torch.fx records calls as the source has them, so that shapes stay expressions (`x.shape[-1] // 2`) and `silu` stays
+`silu`. torch.export and make_fx record what ATen makes of them: numbers in place of shapes, and decompositions that
+hide where PyTorch rounds. What fx alone does not know, the value of each operation on the example is kept for: dtypes, the
+branch that an `if` takes, how many parts are unpacked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from harness.errors import UsageError
+
+_OF_NO_FUNCTION = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
+"""What is asked of a tensor and answered by that of the example: nothing of it becomes an operation."""
+
+Place = tuple[str, int]
+"""File and line."""
+
+
+class Untraceable(UsageError):
+    """The function does what no reference is written for; the message has file and line of it."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a function is traced with.
+
+    Attributes:
+        tensors: name → tensor, in the order of the parameters of the function.
+        params: name → number that stays a parameter of the reference.
+        fixed: name → truth value, word or None, for which the function is traced.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    params: Mapping[str, float]
+    fixed: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The operations of a function, in order.
+
+    Attributes:
+        example: what it was traced with.
+        graph: the operations; what the function was called with are placeholders.
+        values: operation → what it gave on the example.
+        names: operation → the variable of the source that holds its result first.
+        places: operation → where it is in the source.
+        assumed: operation → what it was asked for and gave, which decided how the function went on.
+        results: name → operation.
+    """
+
+    example: Example
+    graph: fx.Graph
+    values: dict[fx.Node, Any]
+    names: dict[fx.Node, str]
+    places: dict[fx.Node, Place]
+    assumed: dict[fx.Node, object]
+    results: dict[str, fx.Node] = field(default_factory=dict)
+
+    def again(self, tensors: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
+        """What each operation gives for other tensors."""
+        values: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = tensors.get(node.target, self.values[node])
+            else:
+                values[node] = evaluated(node, values)
+        return values
+
+
+def evaluated(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """What an operation gives, given what those before it gave."""
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+class Operand(fx.Proxy):
+    """What stands for a tensor or a number while a function is traced; it knows the value of the example."""
+
+    tracer: _Tracer
+
+    @property
+    def example(self) -> Any:
+        return self.tracer.traced.values[self.node]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _KNOWN:
+            return getattr(self.example, name)
+        if name in ("shape", "T", "mT"):
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        if not hasattr(self.example, name):  # as Python answers for what the example stands for
+            raise AttributeError(f"{type(self.example).__name__!r} object has no attribute {name!r}")
+        return lambda *args, **kwargs: self.tracer.create_proxy("call_method", name, (self, *args), kwargs)
+
+    def __bool__(self) -> bool:
+        return bool(self._assumed("if"))
+
+    def __index__(self) -> int:
+        return int(self._assumed("an index"))
+
+    def __int__(self) -> int:
+        return int(self._assumed("int()"))
+
+    def __float__(self) -> float:
+        return float(self._assumed("float()"))
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[i] for i in range(len(self.example))])
+
+    def _assumed(self, what: str) -> Any:
+        """The value of the example, which decides how the function goes on."""
+        if isinstance(self.example, torch.Tensor):
+            raise Untraceable(f"{place_now()}: {what} depends on the elements of a tensor, which no trace can follow")
+        self.tracer.traced.assumed[self.node] = self.example
+        return self.example
+
+
+class _Tracer(fx.Tracer):
+    """Records operations; each is evaluated on the example at once."""
+
+    def __init__(self, example: Example) -> None:
+        super().__init__()
+        self.graph = fx.Graph(tracer_cls=type(self))
+        self.traced = Traced(example, self.graph, {}, {}, {}, {})
+
+    def proxy(self, node: fx.Node) -> Operand:
+        return Operand(node, self)
+
+    def given(self, name: str, value: object) -> Operand:
+        """The operand for what the function is called with."""
+        node = self.create_node("placeholder", name, (), {})
+        self.traced.values[node] = value
+        self.traced.names[node] = name
+        return self.proxy(node)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
+        if isinstance(target, str) and target.endswith("_") and not target.endswith("__"):
+            raise Untraceable(f"{place_now()}: {target} changes a tensor in place; write an operation with a result")
+        if getattr(target, "__name__", target) == "pow" and len(args) == 2 and args[1] == 3:
+            return args[0] * args[0] * args[0]  # as torch computes a cube, which rounds twice
+        made = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        traced, node = self.traced, made.node
+        traced.places[node] = place_now()
+        for frame in _frames():
+            name_operands(frame, traced.names)
+        value = evaluated(node, traced.values)
+        if not isinstance(value, torch.Tensor | int | float | tuple | list | bool):
+            self.graph.erase_node(node)
+            return value
+        traced.values[node] = value
+        return made
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            raise Untraceable(
+                f"{place_now()}: a tensor of shape {tuple(a.shape)} is no input; make it a parameter of the function"
+            )
+        return super().create_arg(a)
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of the function that is traced and of what it calls, the innermost first; none of torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == __file__ and frame.f_code.co_name == traced.__name__:
+            return
+        if _of_source(file):
+            yield frame
+        frame = frame.f_back
+
+
+def _of_source(file: str) -> bool:
+    return not file.startswith(("<", *_OF_NO_FUNCTION))
+
+
+def place_now() -> Place:
+    """File and line of the operation that is being traced."""
+    return next(((f.f_code.co_filename, f.f_lineno) for f in _frames()), ("", 0))
+
+
+def name_operands(frame: FrameType, names: dict[fx.Node, str]) -> None:
+    """Take note of the variables that hold operands without a name."""
+    for name, value in frame.f_locals.items():
+        if isinstance(value, Operand) and name.isidentifier() and not keyword.iskeyword(name):
+            names.setdefault(value.node, name.strip("_") or "value")
+
+
+def traced(function: Callable[..., Any], example: Example) -> Traced:
+    """The trace of a function on an example.
+
+    Raises:
+        Untraceable: it does what depends on the elements of tensors, or changes tensors in place.
+    """
+    tracer = _Tracer(example)
+    made = tracer.traced
+    given = {name: tracer.given(name, value) for name, value in {**example.tensors, **example.params}.items()}
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and _of_source(frame.f_code.co_filename):
+            name_operands(frame, made.names)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        returned = _called(function, {**given, **example.fixed})
+    finally:
+        sys.setprofile(before)
+    made.results.update(_results(returned, made))
+    return made
+
+
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What the function returns; parameters that can be given by place only are given so."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    others = {p.name: arguments[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name in arguments}
+    return function(*by_place, **others)
+
+
+def _results(returned: Any, traced: Traced) -> dict[str, fx.Node]:
+    """Names of what a function returned: keys of a mapping, variables of the source, or `output`."""
+    if isinstance(returned, Mapping):
+        found = {str(name): value for name, value in returned.items()}
+    elif isinstance(returned, tuple | list):
+        found = {_name_of(value, traced) or f"output_{n}": value for n, value in enumerate(returned, 1)}
+    else:
+        found = {_name_of(returned, traced) or "output": returned}
+    for name, value in found.items():
+        if not isinstance(value, Operand) or not isinstance(value.example, torch.Tensor):
+            raise Untraceable(f"the function returns {type(value).__name__} as {name!r}; a result must be a tensor")
+        if value.node.op == "placeholder":
+            raise Untraceable(f"the function returns its input {value.node.target!r} as it is")
+    return {name: value.node for name, value in found.items()}
+
+
+def _name_of(value: Any, traced: Traced) -> str:
+    return traced.names.get(value.node, "") if isinstance(value, Operand) and value.node.op != "placeholder" else ""

@@ -1,0 +1,292 @@
+"""The lines of a reference, from a trace whose dtypes are known."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+import harness.numerics
+from harness.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
+from harness.from_torch.dtypes import HALVES, Followed
+from harness.from_torch.tracing import Traced
+from harness.from_torch.values import RULES, Unmapped, Value
+
+_CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
+_CUTS = frozenset({"chunk", "split", "tensor_split", "unbind"})
+_OTHER_NAMES = {"input": "x", "axis": "dim", "other": "y", "self": "x", "a_max": "max", "a_min": "min"}
+_WORDS = {
+    "add": "sum", "sub": "difference", "rsub": "difference", "mul": "product", "div": "quotient", "truediv": "quotient",
+    "pow": "power", "rsqrt": "inverse_root", "sqrt": "root", "matmul": "dot", "linear": "dot", "bmm": "dot",
+}  # fmt: skip
+_LONG = 72
+"""Characters of an expression that gets a line of its own."""
+
+
+@dataclass
+class Body:
+    """What is written of a reference.
+
+    Attributes:
+        lines: its statements.
+        rounds: stage → the input or format to which it is rounded.
+        stages: operation → the stage of its result.
+        unmapped: what no rule is for, a sentence each.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    rounds: dict[str, str] = field(default_factory=dict)
+    stages: dict[fx.Node, str] = field(default_factory=dict)
+    unmapped: list[str] = field(default_factory=list)
+
+
+def written_body(followed: Followed, *, steps: bool = True) -> Body:
+    """The statements of a reference.
+
+    steps: whether every operation rounds as torch rounds it; otherwise the results alone round.
+    """
+    return _Writer(followed, steps).written()
+
+
+class _Writer:
+    """Goes through the operations once, and writes a line where a value has a name or is needed twice."""
+
+    def __init__(self, followed: Followed, steps: bool) -> None:
+        self.followed, self.steps = followed, steps
+        self.traced: Traced = followed.traced
+        self.values: dict[fx.Node, Value] = {}
+        self.body = Body()
+        self.results = {node: name for name, node in self.traced.results.items()}
+        self.taken = {"contract", "stage", "pi", *vars(harness.numerics), *selections.FORMULAS, *self._inputs()}
+        self.stage_names: set[str] = set(self.traced.results)
+        self.used = set(self._used())
+        self.kept = {a for n in self.used if self._may_be_fused(n) for a in n.all_input_nodes}
+
+    def _inputs(self) -> tuple[str, ...]:
+        return (*self.traced.example.tensors, *self.traced.example.params)
+
+    def _used(self) -> Iterator[fx.Node]:
+        """The operations that a result or an assumption depends on."""
+        left = [*self.traced.results.values(), *self.traced.assumed]
+        seen: set[fx.Node] = set()
+        while left:
+            if (node := left.pop()) not in seen:
+                seen.add(node)
+                yield node
+                left += node.all_input_nodes
+
+    def _may_be_fused(self, node: fx.Node) -> bool:
+        """Whether it is a product that is not rounded before it is multiplied or added to."""
+        after = {operation(user) for user in node.users if user in self.used}
+        return operation(node) == "mul" and not self.target(node) and bool(after & {"mul", "add", "sub"})
+
+    def target(self, node: fx.Node) -> str:
+        """To what the result is rounded; empty for fp32."""
+        origin = self.followed.origins.get(node, "")
+        return "" if origin == "fp32" or not (self.steps or node in self.results) else origin
+
+    def written(self) -> Body:
+        for node in self.traced.graph.nodes:
+            if node in self.used:
+                self._write(node)
+        return self.body
+
+    def _write(self, node: fx.Node) -> None:
+        example = self.traced.values[node]
+        if node.op == "placeholder":
+            self.values[node] = Value(str(node.target), _kind(example), example=example)
+            return
+        try:
+            made = self._value(node)
+        except Unmapped as error:
+            self.body.unmapped.append(f"{self._place(node)}: {error}")
+            made = Value("unmapped", _kind(example), example=example)
+        same = any(made is self.values.get(operand) for operand in node.all_input_nodes)
+        for operand in node.all_input_nodes:
+            given = self.values[operand]
+            if given.kind == "number" and given.text not in made.text and not made.items:
+                self._refuse(given, given.example)  # the rule took it for what it is on the example
+        value = replace(made, example=example)
+        if (same and node not in self.results) or value.kind == "sequence":
+            self.values[node] = value
+        elif value.kind == "number":
+            self._assume(node, value)
+            self.values[node] = value
+        else:
+            self.values[node] = self._placed(node, value)
+
+    def _assume(self, node: fx.Node, value: Value) -> None:
+        """Let the reference refuse what would have made the function go on in another way."""
+        if node in self.traced.assumed:
+            self._refuse(value, self.traced.assumed[node])
+
+    def _refuse(self, value: Value, seen: object) -> None:
+        """Write that the expression must be what was seen."""
+        wrong = (
+            (f"not {value.within(4)}" if seen else value.text)
+            if isinstance(seen, bool)
+            else f"{value.text} != {seen!r}"
+        )
+        message = f"{value.text} is not {seen!r}, for which the function was traced"
+        lines = [f"if {wrong}:", f"    raise ValueError({message!r})"]
+        if not any(line == lines[0] for line in self.body.lines):
+            self.body.lines += lines
+
+    def _value(self, node: fx.Node) -> Value:
+        """The expression of an operation, as its rule has it."""
+        name, args = operation(node), [self._argument(a) for a in node.args]
+        kwargs = {_OTHER_NAMES.get(key, key): self._argument(a) for key, a in node.kwargs.items()}
+        if name == "arange":
+            return self._arange(node, args)
+        first = args[0] if args else kwargs.get("x")
+        if name in _CONVERSIONS and first is not None and self.traced.values[node].is_floating_point():
+            return self._converted(node, first)
+        if name in _CUTS:
+            return self._fitted(shapes.cut, node, args, {**kwargs, "name": name, "pieces": self.traced.values[node]})
+        if name == "where" and node.op == "call_method":
+            args = [args[1], args[0], *args[2:]]
+        if name in RULES.functions:
+            if (
+                first is not None
+                and first.kind == "integers"
+                and name in ("squeeze", "unsqueeze", "flatten", "reshape")
+            ):
+                return shapes.as_method(name, *args, **kwargs)
+            return self._fitted(RULES.functions[name], node, args, kwargs)
+        if first is not None and first.kind == "integers" and hasattr(torch.Tensor, name):
+            others = [*args[1:], *kwargs.values()]
+            if all(v.kind in ("integers", "number", "other") for v in others):
+                return shapes.as_method(name, *args, **kwargs)
+        raise Unmapped(f"{name} has no mapping")
+
+    def _fitted(self, rule: Any, node: fx.Node, args: list[Value], kwargs: Mapping[str, Any]) -> Value:
+        try:
+            inspect.signature(rule).bind(*args, **kwargs)
+        except TypeError as error:
+            raise Unmapped(f"{operation(node)} is not mapped with these arguments: {error}") from error
+        made: Value = rule(*args, **kwargs)
+        return made
+
+    def _arange(self, node: fx.Node, args: list[Value]) -> Value:
+        """0, 1, …, as a tensor beside one of integers: a reference makes none by itself."""
+        beside = next((n for n, t in self.traced.example.tensors.items() if not t.is_floating_point()), None)
+        if beside is None or len(args) != 1:
+            raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
+        return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
+
+    def _converted(self, node: fx.Node, x: Value) -> Value:
+        """The same numbers; rounded if the dtype is another one than that of the argument, and not fp32."""
+        if x.kind == "integers":
+            return Value(f"Enclosure.point({x.text})", computed=bool(self.target(node)))
+        source = self.followed.origins[_first(node)]
+        unchanged = self.followed.origins[node] == source or not self.target(node) or x.kind != "numbers"
+        return x if unchanged else Value(x.text, x.kind, x.level, computed=True)
+
+    def _argument(self, argument: Any) -> Value:
+        """An argument of an operation."""
+        if isinstance(argument, fx.Node):
+            return self.values[argument]
+        if isinstance(argument, tuple | list):
+            items = tuple(self._argument(a) for a in argument)
+            text = ", ".join(item.text for item in items)
+            return Value(f"({text},)" if len(items) == 1 else f"({text})", "sequence", items=items, example=argument)
+        if isinstance(argument, slice):
+            bounds = [argument.start, argument.stop, argument.step]
+            texts = ["" if b is None else self._argument(b).text for b in bounds]
+            text = ":".join(texts if texts[2] else texts[:2])
+            return Value(text, "other", example=argument)
+        if isinstance(argument, bool) or not isinstance(argument, int | float):
+            return Value("..." if argument is ... else str(argument), "other", example=argument)
+        return self._number(argument)
+
+    def _number(self, number: float) -> Value:
+        """A number; the limit of the dtype of an input as such."""
+        for name, tensor in self.traced.example.tensors.items():
+            if tensor.dtype in HALVES and abs(number) == torch.finfo(tensor.dtype).max:
+                sign = "-" if number < 0 else ""
+                return Value(f'{sign}stage.format_of("{name}").max', "number", example=number)
+        if isinstance(number, float) and number in (float("inf"), float("-inf")):
+            return Value(f'float("{number}")', "number", example=number)
+        return Value(repr(number), "number", level=5 if number >= 0 else 4, example=number)
+
+    def _placed(self, node: fx.Node, value: Value) -> Value:
+        """The value as what follows uses it: a stage, a variable, or the expression itself."""
+        name, result = self.traced.names.get(node, ""), self.results.get(node)
+        rounds = self.target(node) if value.computed or result else ""
+        if value.kind == "truth" and result:
+            self.body.unmapped.append(f"{self._place(node)}: a comparison of computed numbers cannot be a result")
+        if result or (value.kind != "truth" and value.computed and (name or (rounds and value.kind == "numbers"))):
+            return self._staged(node, value, result or "", rounds)
+        if name or (node in self.kept and not value.named) or self._repeated(node, value):
+            variable = self._variable(name or self._invented(node))
+            self.body.lines.append(f"{variable} = {value.text}")
+            return replace(value, text=variable, level=5, computed=False)
+        return value
+
+    def _repeated(self, node: fx.Node, value: Value) -> bool:
+        """Whether an expression would be written twice, or make its line too long."""
+        return not value.named and (len([u for u in node.users if u in self.used]) > 1 or len(value.text) > _LONG)
+
+    def _staged(self, node: fx.Node, value: Value, result: str, rounds: str) -> Value:
+        stage = result or self._unique(self.traced.names.get(node) or self._invented(node), self.stage_names)
+        self.stage_names.add(stage)
+        self.body.stages[node] = stage
+        if rounds and value.kind == "numbers":
+            self.body.rounds[stage] = rounds
+        text = value.text
+        more = ", result=True" if result else ""
+        variable = self._variable(stage)
+        needed = any(user in self.used for user in node.users)
+        self.body.lines.append(f'{f"{variable} = " if needed else ""}stage("{stage}", {text}{more})')
+        if rounds:
+            return Value(variable, value.kind, example=value.example, mean_of=value.mean_of)
+        return replace(value, text=variable, level=5, computed=False)
+
+    def _invented(self, node: fx.Node) -> str:
+        """A name for what has none in the source: that of what it goes into, and what it is."""
+        if operation(node) in _CONVERSIONS and (source := _first(node)) is not None:
+            named = self.body.stages.get(source) or self.traced.names.get(source)
+            if named:
+                return f"{named}_rounded"
+        after = node
+        while after not in self.results and (after is node or after not in self.traced.names) and after.users:
+            after = next(iter(u for u in after.users if u in self.used))
+        owner = self.results.get(after) or self.traced.names.get(after, "value")
+        word = "rounded" if operation(node) in _CONVERSIONS else _WORDS.get(operation(node), operation(node))
+        return f"{owner}_{word}"
+
+    def _variable(self, name: str) -> str:
+        """A name for a variable that is not taken."""
+        wanted = f"{name}_" if name in vars(harness.numerics) or keyword.iskeyword(name) else name
+        found = self._unique(wanted, self.taken)
+        self.taken.add(found)
+        return found
+
+    def _unique(self, name: str, taken: set[str]) -> str:
+        own = {*taken, *self._inputs()}
+        return next(n for n in (name, *(f"{name}_{k}" for k in range(2, 1000))) if n not in own)
+
+    def _place(self, node: fx.Node) -> str:
+        return "{}:{}".format(*self.traced.places[node])
+
+
+def operation(node: fx.Node) -> str:
+    """The name of an operation, however it was called."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return {"multiply": "mul", "subtract": "sub"}.get(str(name), str(name))
+
+
+def _first(node: fx.Node) -> fx.Node | None:
+    """The operand that an operation is called on."""
+    return node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+
+
+def _kind(example: Any) -> Any:
+    if not isinstance(example, torch.Tensor):
+        return "number"
+    return "numbers" if example.is_floating_point() else "integers"
