@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNARY, Unmapped, Value, binary, call
+from harness.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNARY, Kind, Unmapped, Value, binary, call
 
 
 def plain(sign: str, level: int, left: Value, right: Value) -> Value | None:
@@ -203,7 +203,7 @@ def _logic(names: tuple[str, ...], sign: str) -> None:
     def combine(x: Value, y: Value) -> Value:
         if {x.kind, y.kind} - {"integers", "truth"}:
             raise Unmapped(f"{sign} of {x.kind} and {y.kind} is not mapped")
-        kind = "truth" if "truth" in (x.kind, y.kind) else "integers"
+        kind: Kind = "truth" if "truth" in (x.kind, y.kind) else "integers"
         return Value(f"{x.within(ATOM)} {sign} {y.within(ATOM)}", kind=kind, level=COMPARISON)
 
     RULES(*names)(combine)

@@ -7,7 +7,7 @@ from harness.from_torch.shapes import as_method, moved
 from harness.from_torch.values import ATOM, RULES, Unmapped, Value, call
 
 
-def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, **known: str) -> Value:
+def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, mean_of: str = "") -> Value:
     """A function over the last dimension, which it keeps, applied to the dimensions that are asked for."""
     x = numbers(x)
     dims = _dims(x, dim)
@@ -20,9 +20,9 @@ def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, **known:
     (one,) = dims
     made = call(rule, x if one == -1 else moved(x, one, -1), computed=True)
     if not kept:
-        return Value(f"{made.text}[..., 0]", computed=True, **known)
+        return Value(f"{made.text}[..., 0]", computed=True, mean_of=mean_of)
     if one == -1:
-        return Value(made.text, computed=True, **known)
+        return Value(made.text, computed=True, mean_of=mean_of)
     return Value(moved(Value(made.text, example=x.example), -1, one).text, computed=True)
 
 

@@ -86,7 +86,8 @@ def size(x: Value, dim: Value | None = None) -> Value:
 def getitem(x: Value, index: Value) -> Value:
     if x.kind == "sequence":
         if x.items:
-            return x.items[index.example]
+            item: Value = x.items[index.example]
+            return item
         return Value(
             f"{x.within(ATOM)}[{index.text}]", kind="sequence" if isinstance(index.example, slice) else "number"
         )

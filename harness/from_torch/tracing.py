@@ -2,14 +2,15 @@
 
 torch.fx records calls as the source has them, so that shapes stay expressions (`x.shape[-1] // 2`) and `silu` stays
 `silu`. torch.export and make_fx record what ATen makes of them: numbers in place of shapes, and decompositions that
-hide where PyTorch rounds. What fx alone does not know, the value of each operation on the example is kept for: dtypes, the
-branch that an `if` takes, how many parts are unpacked.
+hide where PyTorch rounds. What fx alone does not know, the values of the example answer: dtypes, the branch that an `if`
+takes, how many parts are unpacked.
 """
 
 from __future__ import annotations
 
 import inspect
 import keyword
+import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -126,7 +127,8 @@ class Operand(fx.Proxy):
         return len(self.example)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([self[i] for i in range(len(self.example))])
+        parts = range(len(self.example))
+        return iter([self.tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in parts])
 
     def _assumed(self, what: str) -> Any:
         """The value of the example, which decides how the function goes on."""

@@ -183,7 +183,7 @@ class _Writer:
         """The same numbers; rounded if the dtype is another one than that of the argument, and not fp32."""
         if x.kind == "integers":
             return Value(f"Enclosure.point({x.text})", computed=bool(self.target(node)))
-        source = self.followed.origins[_first(node)]
+        source = self.followed.origins.get(node.all_input_nodes[0])
         unchanged = self.followed.origins[node] == source or not self.target(node) or x.kind != "numbers"
         return x if unchanged else Value(x.text, x.kind, x.level, computed=True)
 
@@ -216,12 +216,12 @@ class _Writer:
 
     def _placed(self, node: fx.Node, value: Value) -> Value:
         """The value as what follows uses it: a stage, a variable, or the expression itself."""
-        name, result = self.traced.names.get(node, ""), self.results.get(node)
+        name, result = self.traced.names.get(node, ""), self.results.get(node, "")
         rounds = self.target(node) if value.computed or result else ""
         if value.kind == "truth" and result:
             self.body.unmapped.append(f"{self._place(node)}: a comparison of computed numbers cannot be a result")
         if result or (value.kind != "truth" and value.computed and (name or (rounds and value.kind == "numbers"))):
-            return self._staged(node, value, result or "", rounds)
+            return self._staged(node, value, result, rounds)
         if name or (node in self.kept and not value.named) or self._repeated(node, value):
             variable = self._variable(name or self._invented(node))
             self.body.lines.append(f"{variable} = {value.text}")
