@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.inputs.draws import Block
 from harness.inputs.factors import fan_in, few, fractions, quarters, sparse_signs
+from harness.inputs.integers import kept
 from harness.inputs.one_sign import POSITIVE
 
 Regime = Callable[[Block], Tensor]
@@ -152,6 +153,13 @@ def sparse(block: Block) -> Tensor:
     return torch.where(kept, block.normal(block.elements), 0.0)
 
 
+def masked(block: Block) -> Tensor:
+    """0, or normal values, to be added to scores; -inf or the lowest finite number where `spans` is false."""
+    added = torch.where(block.integers(block.rows, 0, 1, "added") == 0, 0.0, block.normal(block.elements))
+    lowest = torch.where(block.integers(block.rows, 0, 1, "lowest") == 0, -math.inf, -block.fmt.max)
+    return torch.where(kept(block), added, lowest)
+
+
 def near_one(block: Block) -> Tensor:
     """1 plus normal values times 0.1, as trained norm weights are."""
     return 1 + block.normal(block.elements) * 0.1
@@ -222,7 +230,7 @@ REGIMES: Mapping[str, Regime] = {
     regime.__name__: regime
     for regime in (
         *(normal, uniform, rows, tiny, tiniest, outlier, outlier_last, offset, lattice, zero_rows, constant, pow2),
-        *(subnormal, huge, largest, special, special_columns, sparse),
+        *(subnormal, huge, largest, special, special_columns, sparse, masked),
         *(near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_odd, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),
