@@ -91,11 +91,24 @@ _extreme("amax")
 _extreme("amin")
 
 
-@RULES("softmax")
-def softmax(x: Value, dim: Value | None = None, _stacklevel: Value | None = None, dtype: Value | None = None) -> Value:
-    if dim is None or _dims(x, dim) != (-1,):
-        raise Unmapped("softmax is mapped over the last dimension only")
-    return call("_softmax", x, computed=True)
+def _exponentials(name: str) -> None:
+    def exponentials(
+        x: Value, dim: Value | None = None, _stacklevel: Value | None = None, dtype: Value | None = None
+    ) -> Value:
+        if dim is None or _dims(x, dim) != (-1,):
+            raise Unmapped(f"{name} is mapped over the last dimension only")
+        return call(name, numbers(x), computed=True)
+
+    RULES(name)(exponentials)
+
+
+_exponentials("softmax")
+_exponentials("log_softmax")
+
+
+@RULES("logsumexp")
+def logsumexp(x: Value, dim: Value, keepdim: Value | None = None) -> Value:
+    return last(x, dim, keepdim, "log_sum_exp")
 
 
 @RULES("matmul", "bmm", "mm")

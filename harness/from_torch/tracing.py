@@ -2,7 +2,7 @@
 
 torch.fx records calls as the source has them, so that shapes stay expressions (`x.shape[-1] // 2`) and `silu` stays
 `silu`. torch.export and make_fx record what ATen makes of them: numbers in place of shapes, and decompositions that
-hide where PyTorch rounds. What fx alone does not know, the values of the example answer: dtypes, the branch that an `if`
+hide where PyTorch rounds. What fx alone does not know, the values of the example answer: dtypes, which branch an `if`
 takes, how many parts are unpacked.
 """
 

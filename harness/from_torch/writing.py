@@ -210,7 +210,7 @@ class _Writer:
             if tensor.dtype in HALVES and abs(number) == torch.finfo(tensor.dtype).max:
                 sign = "-" if number < 0 else ""
                 return Value(f'{sign}stage.format_of("{name}").max', "number", example=number)
-        if isinstance(number, float) and number in (float("inf"), float("-inf")):
+        if abs(number) == float("inf"):
             return Value(f'float("{number}")', "number", example=number)
         return Value(repr(number), "number", level=5 if number >= 0 else 4, example=number)
 
@@ -220,7 +220,8 @@ class _Writer:
         rounds = self.target(node) if value.computed or result else ""
         if value.kind == "truth" and result:
             self.body.unmapped.append(f"{self._place(node)}: a comparison of computed numbers cannot be a result")
-        if result or (value.kind != "truth" and value.computed and (name or (rounds and value.kind == "numbers"))):
+        seen = bool(name) or (bool(rounds) and value.kind == "numbers")
+        if result or (seen and value.computed and value.kind != "truth"):
             return self._staged(node, value, result, rounds)
         if name or (node in self.kept and not value.named) or self._repeated(node, value):
             variable = self._variable(name or self._invented(node))

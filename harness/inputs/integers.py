@@ -166,9 +166,7 @@ def _require_room(block: Block, dtype: torch.dtype, regime: str, needed: int) ->
         raise UsageError(f"regime {regime!r} of tensor {block.name!r} exceeds {largest}, the most for {name}")
 
 
-PLAIN: Mapping[str, Values] = {
-    regime.__name__: regime for regime in (normal, zeros, ones, spans, counting, bits)
-}
+PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, spans, counting, bits)}
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
 NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
