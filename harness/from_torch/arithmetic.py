@@ -39,7 +39,7 @@ def mul(x: Value, y: Value) -> Value:
     if len(factors) == 2 or any(f.kind != "numbers" for f in factors):
         return product
     free = call("product_in_any_order", *factors, computed=True, factors=factors)
-    if any(v.factors and v.named for v in (x, y)):
+    if any(v.factors and v.staged for v in (x, y)):
         return call("hull", product, free, computed=True, factors=factors, pair=(x, y))
     return free
 
@@ -57,7 +57,10 @@ def div(x: Value, y: Value, *, rounding_mode: Value | None = None) -> Value:
 def add(x: Value, y: Value, *, alpha: Value | None = None) -> Value:
     if alpha is not None:
         y = mul(alpha, y)
-    return plain("+", SUM, x, y) or fused(numbers(x), numbers(y)) or binary(numbers(x), "+", numbers(y), SUM)
+    if (exact := plain("+", SUM, x, y)) is not None:
+        return exact
+    x, y = numbers(x), numbers(y)
+    return fused(x, y) if x.factors or y.factors else binary(x, "+", y, SUM)
 
 
 @RULES("sub", "subtract")
@@ -67,13 +70,8 @@ def sub(x: Value, y: Value, *, alpha: Value | None = None) -> Value:
     if (exact := plain("-", SUM, x, y)) is not None:
         return exact
     x, y = numbers(x), numbers(y)
-    negative = Value(f"-{y.within(UNARY)}", kind=y.kind, level=UNARY)
-    made = fused(x, negative) if x.factors else None
-    if made is None and y.factors:
-        head, *rest = y.factors
-        made = fused(x, Value(y.text, factors=(Value(f"-{head.within(UNARY)}", level=UNARY, kind=head.kind), *rest)))
-    if made is not None:
-        return made
+    if x.factors or y.factors:
+        return fused(x, y, minus=True)
     centered = (x, y) if y.mean_of == x.text else None
     return binary(x, "-", y, SUM, about=centered)
 
@@ -83,34 +81,47 @@ def rsub(x: Value, y: Value) -> Value:
     return sub(y, x)
 
 
-def fused(x: Value, y: Value) -> Value | None:
-    """A sum of which one side is a product that may be fused into it; None if none is."""
-    product, other = (x, y) if x.factors else (y, x)
-    if not product.factors or other.factors:
-        return None
-    pairs = [_sides(product.pair)] if product.pair else []
-    pairs += _splits(product.factors)
-    texts = [f"multiply_add({a}, {b}, {other.text})" for a, b in pairs]
-    if product.named:
-        texts.insert(0, f"{product.text} + {other.within(PRODUCT)}")
+def fused(x: Value, y: Value, *, minus: bool = False) -> Value:
+    """x + y, or x - y, of which one side or both are products, one of which may be fused into the sum."""
+    texts = [f"{x.within(SUM)} {'-' if minus else '+'} {y.within(PRODUCT)}"] if x.staged or y.staged else []
+    added = _negative(y) if minus else y.text
+    texts += [f"multiply_add({a}, {b}, {added})" for a, b in _pairs(x)]
+    texts += [f"multiply_add({f'-{a}' if minus else a}, {b}, {x.text})" for a, b in _pairs(y)]
     return Value(texts[0], computed=True) if len(texts) == 1 else call("hull", *texts, computed=True)
+
+
+def _negative(x: Value) -> str:
+    return f"-{x.within(UNARY)}"
+
+
+def _pairs(product: Value) -> list[tuple[str, str]]:
+    """The two sides of the last multiplication of a product, for every factor that it may be with; none of no product.
+
+    The first one binds as tightly as a sign before it.
+    """
+    factors = product.factors
+    if not product.pair:
+        return _splits(factors) if factors else []
+    known = {v.factors for v in product.pair if v.staged}
+    others = [s for n, s in enumerate(_splits(factors)) if factors[: -1 - n] + factors[len(factors) - n :] not in known]
+    return [_sides(product.pair), *others]
 
 
 def _sides(pair: tuple[Value, ...]) -> tuple[str, str]:
     """Two factors, an enclosure first."""
     first, second = sorted(pair, key=lambda f: f.kind == "number")
-    return first.text, second.text
+    return first.within(UNARY), second.text
 
 
 def _splits(factors: tuple[Value, ...]) -> list[tuple[str, str]]:
-    """The two sides of the last multiplication, for every factor that it may be with."""
+    """The product of all factors but one, and that one, from the last factor to the first."""
     if len(factors) == 2:
         return [_sides(factors)]
     found = []
-    for alone in reversed(factors):
-        rest = [f for f in factors if f is not alone]
+    for at in reversed(range(len(factors))):
+        rest = factors[:at] + factors[at + 1 :]
         product = binary(*_two(rest)) if len(rest) == 2 else call("product_in_any_order", *rest)
-        found.append((product.text, alone.text))
+        found.append((product.text, factors[at].text))
     return found
 
 

@@ -17,6 +17,7 @@ from harness.from_torch.selections import FORMULAS
 from harness.from_torch.tracing import Example, Traced
 from harness.from_torch.writing import Body, written_body
 
+_WIDTH = 119
 _EXPORTED = frozenset(harness.numerics.__all__)
 
 
@@ -97,7 +98,7 @@ def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], 
 def _file(name: str, found: Followed, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:
     """The whole text."""
     statements = [*_checks(found), *body.lines]
-    code = "\n".join(f"    {line}" for line in statements)
+    code = "\n".join(part for line in statements for part in wrapped(f"    {line}"))
     used = _formulas(code)
     formulas = "".join(f"\n{FORMULAS[one]}" for one in used)
     words = set(re.findall(r"\w+", re.sub(r'"[^"]*"|\.\w+', "", code + formulas)))
@@ -138,6 +139,43 @@ def _imports(names: Sequence[str]) -> str:
     return (
         line if len(line) <= 120 else "from harness.numerics import (\n" + "".join(f"    {n},\n" for n in names) + ")"
     )
+
+
+def wrapped(line: str) -> list[str]:
+    """A statement on several lines where it is too long for one: the arguments of its outermost call, one each."""
+    start = line.find("(")
+    if len(line) <= _WIDTH or start < 0 or not line.endswith(")"):
+        return [line]
+    while _end_of(line, start) != len(line) - 1:  # a call before the outermost one, as in f(x)[0] + g(y)
+        if (start := line.find("(", _end_of(line, start))) < 0:
+            return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    arguments = _arguments(line[start + 1 : -1])
+    lines = [part for a in arguments for part in wrapped(f"{indent}{a}")]
+    ends = {sum(len(wrapped(f"{indent}{a}")) for a in arguments[: n + 1]) - 1 for n in range(len(arguments))}
+    return [line[: start + 1], *(f"{t}," if n in ends else t for n, t in enumerate(lines)), f"{indent[4:]})"]
+
+
+def _end_of(line: str, start: int) -> int:
+    """Where the bracket at `start` is closed."""
+    depth = 0
+    for at in range(start, len(line)):
+        depth += (line[at] in "([{") - (line[at] in ")]}")
+        if not depth:
+            return at
+    return len(line)
+
+
+def _arguments(text: str) -> list[str]:
+    """The arguments of a call."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [argument.strip() for argument in found]
 
 
 def _formulas(code: str) -> list[str]:

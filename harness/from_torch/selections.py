@@ -80,8 +80,9 @@ def clamp(x: Value, min: Value | None = None, max: Value | None = None) -> Value
     low, high = ends
     if high is None and low is not None:
         return call("at_least", x, low)
-    lowest = 'float("-inf")' if low is None else low.text
-    return call("clamp", x, lowest, high if high is not None else 'float("inf")')
+    if low is None or high is None:
+        return x if high is None else call("minimum", x, high)
+    return call("clamp", x, low, high)
 
 
 @RULES("clamp_min")

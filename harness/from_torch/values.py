@@ -34,6 +34,7 @@ class Value:
         square_of: what it is the square of, likewise.
         about: the numbers and their mean, if it is their difference.
         mean_of: the numbers that it is the mean of, over the last dimension.
+        staged: whether it is a stage, of which a kernel may have shown other values than follow from the factors.
         items: of a sequence.
     """
 
@@ -47,11 +48,12 @@ class Value:
     square_of: Value | None = None
     about: tuple[Value, Value] | None = None
     mean_of: str = ""
+    staged: bool = False
     items: tuple[Value, ...] = field(default=())
 
     @property
     def named(self) -> bool:
-        """Whether it is a variable of the reference, and may be a stage that a kernel gave."""
+        """Whether it is a variable of the reference."""
         return self.text.isidentifier()
 
     @property

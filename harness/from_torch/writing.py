@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -94,6 +95,7 @@ class _Writer:
         for node in self.traced.graph.nodes:
             if node in self.used:
                 self._write(node)
+        self.body.lines = used_lines(self.body.lines)
         return self.body
 
     def _write(self, node: fx.Node) -> None:
@@ -116,9 +118,18 @@ class _Writer:
             self.values[node] = value
         elif value.kind == "number":
             self._assume(node, value)
-            self.values[node] = value
+            self.values[node] = self._number_as_used(node, value)
         else:
             self.values[node] = self._placed(node, value)
+
+    def _number_as_used(self, node: fx.Node, value: Value) -> Value:
+        """A number by its name in the source, if it has one and is more than an index."""
+        name = self.traced.names.get(node, "")
+        if not name or value.named or not any(user in self.used for user in node.users):
+            return value
+        variable = self._variable(name)
+        self.body.lines.append(f"{variable} = {value.text}")
+        return replace(value, text=variable, level=5)
 
     def _assume(self, node: fx.Node, value: Value) -> None:
         """Let the reference refuse what would have made the function go on in another way."""
@@ -246,7 +257,7 @@ class _Writer:
         self.body.lines.append(f'{f"{variable} = " if needed else ""}stage("{stage}", {text}{more})')
         if rounds:
             return Value(variable, value.kind, example=value.example, mean_of=value.mean_of)
-        return replace(value, text=variable, level=5, computed=False)
+        return replace(value, text=variable, level=5, computed=False, staged=True)
 
     def _invented(self, node: fx.Node) -> str:
         """A name for what has none in the source: that of what it goes into, and what it is."""
@@ -274,6 +285,18 @@ class _Writer:
 
     def _place(self, node: fx.Node) -> str:
         return "{}:{}".format(*self.traced.places[node])
+
+
+def used_lines(lines: list[str]) -> list[str]:
+    """The lines without variables that nothing uses: a product that became part of what follows needs none."""
+    kept: list[str] = []
+    words: set[str] = set()
+    for text in reversed(lines):
+        variable = re.match(r"(\w+) = (?!stage\()", text)
+        if variable is None or variable[1] in words:
+            kept.insert(0, text)
+            words |= set(re.findall(r"\w+", text))
+    return kept
 
 
 def operation(node: fx.Node) -> str:
