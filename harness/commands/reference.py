@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import harness.numerics
 from harness.case import Case, parse_case
 from harness.commands.report import STANDARD_OUTPUT, write_text
 from harness.errors import UsageError, unknown
@@ -55,6 +56,8 @@ def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:
     name = options.name or wanted
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"{name!r} cannot be the name of an op: --name takes lower-case letters, digits and _")
+    if name in {"op", "contract", "stage", *harness.numerics.__all__}:
+        raise UsageError(f"{name!r} has a meaning in every reference: --name gives the op another name")
     if options.output and Path(options.output).name != f"{name}.py":
         raise UsageError(f"--output {options.output}: the file of the op {name!r} must be called {name}.py")
     with siblings(path.parent):

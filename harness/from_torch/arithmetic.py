@@ -14,7 +14,7 @@ from harness.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNA
 def plain(sign: str, level: int, left: Value, right: Value) -> Value | None:
     """The operation as Python has it, if both are numbers, or integers that are exact."""
     kinds = {left.kind, right.kind}
-    if kinds <= {"number"}:
+    if kinds <= {"number", "sequence"} and (level == COMPARISON or "sequence" not in kinds):
         return binary(left, sign, right, level, kind="number")
     return binary(left, sign, right, level, kind="integers") if kinds <= {"number", "integers"} else None
 

@@ -48,14 +48,14 @@ def tried(written: Written, function: Callable[..., Any], case: Case, fixed: Map
     Raises:
         LastbitError: the reference does not load, or gives a stage another shape than the function does.
     """
-    op = _loaded(written.text, case.op)
+    op = load_op(written.text, case.op)
     calls = elements = 0
     broken: dict[str, str] = {}
     for variant in _variants(case):
         tensors = dict(build(variant, "cpu").tensors)
         own = traced(function, Example(tensors, variant.params, fixed))  # type: ignore[arg-type]
-        values = dict(zip(written.followed.traced.graph.nodes, own.values.values(), strict=True))
-        given = {stage: values[node] for node, stage in written.stages.items()}
+        nodes = dict(zip(written.followed.traced.used, own.used, strict=True))
+        given = {stage: own.values[nodes[node]] for node, stage in written.stages.items()}
         trace = Problem(op, op.contract(), tensors, variant.params).evaluate(given)
         for stage, actual in given.items():
             if actual.is_floating_point() and (sentence := _objection(stage, trace.enclosure(stage), actual, variant)):
@@ -65,7 +65,7 @@ def tried(written: Written, function: Callable[..., Any], case: Case, fixed: Map
     return Tried(calls, elements, broken)
 
 
-def _loaded(text: str, name: str) -> Op:
+def load_op(text: str, name: str) -> Op:
     """The op of a file with this text."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.py"

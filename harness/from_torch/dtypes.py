@@ -25,12 +25,14 @@ class Followed:
     Attributes:
         traced: the trace for the dtypes of the example.
         origins: operation with a result of floating-point numbers → the input whose dtype it has, or a format.
+        assumed: operations that decided how the function went on, in the same way for every dtype.
         alike: inputs that must have one dtype, because the function rounds elsewhere if they do not.
         only_fp32: inputs that must be of fp32 for the same reason.
     """
 
     traced: Traced
     origins: Mapping[fx.Node, str]
+    assumed: tuple[fx.Node, ...]
     alike: tuple[str, ...] = ()
     only_fp32: tuple[str, ...] = ()
 
@@ -48,21 +50,16 @@ def followed(function: Callable[..., Any], example: Example) -> Followed:
         if _operations(other) != _operations(base):
             names = ", ".join(f"{name}={DTYPE_NAMES[dtype]}" for name, dtype in assigned.items())
             raise Untraceable(f"the function does other operations with {names}; write a function for each dtype")
-    alone = [pair for pair in _tried(function, example, _one_by_one(floats)) if pair is not None]
-    complete = len(alone) == len([*_one_by_one(floats)])
-    same = [pair for pair in alone if _operations(pair[1]) == _operations(base)]
-    origins = _origins(base, [*alike, *same]) if complete and len(same) == len(alone) else None
-    if origins is not None:
-        return Followed(base, origins)
-    origins = _origins(base, alike)
-    if origins is None:
+    single = {name: _alone(function, example, floats, name, base) for name in floats} if len(floats) > 1 else {}
+    tried = [*alike, *(pair for pairs in single.values() for pair in pairs)]
+    if (origins := _origins(base, tried)) is not None:
+        bound = tuple(name for name, pairs in single.items() if not pairs)
+        return Followed(base, origins, _assumed(base, tried), bound)
+    if (origins := _origins(base, alike)) is None:
         raise Untraceable("the dtypes of some operations are neither that of an input nor the same for all inputs")
-    return Followed(
-        base,
-        origins,
-        tuple(name for name, dtype in floats.items() if dtype in HALVES or len(set(floats.values())) == 1),
-        tuple(name for name, dtype in floats.items() if dtype not in HALVES and len(set(floats.values())) > 1),
-    )
+    halves = [name for name, dtype in floats.items() if dtype in HALVES] or list(floats)
+    others = tuple(name for name in floats if name not in halves)
+    return Followed(base, origins, _assumed(base, alike), tuple(halves), others)
 
 
 def _with(example: Example, assigned: Assigned) -> Example:
@@ -78,36 +75,50 @@ def _together(floats: Assigned) -> Iterator[Assigned]:
         yield {**floats, **dict.fromkeys(varied, dtype)}
 
 
-def _one_by_one(floats: Assigned) -> Iterator[Assigned]:
-    """One input with another dtype than all others."""
-    for name in floats if len(floats) > 1 else ():
-        for own, others in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
-            yield {**dict.fromkeys(floats, others), name: own}
-
-
-def _tried(
-    function: Callable[..., Any], example: Example, assignments: Iterator[Assigned]
-) -> Iterator[tuple[Assigned, Traced] | None]:
-    """The traces with these dtypes; None for those with which the function fails, as a product of two dtypes does."""
-    for assigned in assignments:
+def _alone(
+    function: Callable[..., Any], example: Example, floats: Assigned, name: str, base: Traced
+) -> list[tuple[Assigned, Traced]]:
+    """The traces in which one input has another dtype than all others; none if the function does not take that."""
+    found: list[tuple[Assigned, Traced]] = []
+    for own, others in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+        assigned = {**dict.fromkeys(floats, others), name: own}
         try:
-            yield assigned, traced(function, _with(example, assigned))
+            found.append((assigned, traced(function, _with(example, assigned))))
         except Exception:  # whatever torch or the function itself raises for dtypes that it does not take
-            yield None
+            return []
+    return found if all(_operations(other) == _operations(base) for _, other in found) else []
 
 
 def _operations(traced: Traced) -> list[object]:
-    """The operations of a trace, dtypes and the limits of dtypes left out."""
-    return [
-        (node.op, node.target, node.name, str(map_aggregate((node.args, node.kwargs), _without_dtype)))
-        for node in traced.graph.nodes
-    ]
+    """What the results of a trace depend on, dtypes and the limits of dtypes left out."""
+    described = _described(traced)
+    return [described[node] for node in traced.used]
+
+
+def _described(traced: Traced) -> dict[fx.Node, object]:
+    """Operation → what tells it from others, in this trace and in others of the function."""
+    found: dict[fx.Node, object] = {}
+    for node in traced.graph.nodes:
+        arguments: Any = map_aggregate((node.args, node.kwargs), _plainly(found))
+        found[node] = hash((node.op, str(node.target), str(arguments)))
+    return found
+
+
+def _plainly(found: Mapping[fx.Node, object]) -> Callable[[Any], Any]:
+    return lambda argument: found[argument] if isinstance(argument, fx.Node) else _plain(argument)
+
+
+def _assumed(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> tuple[fx.Node, ...]:
+    """What decided how all traces went on; what only checks a dtype of one is left out."""
+    of_others = [{described[node] for node in other.assumed} for _, other in tried for described in [_described(other)]]
+    described = _described(base)
+    return tuple(node for node in base.assumed if all(described[node] in other for other in of_others))
 
 
 _LIMITS = {limit for dtype in FLOATS for limit in (torch.finfo(dtype).max, torch.finfo(dtype).min)}
 
 
-def _without_dtype(argument: Any) -> Any:
+def _plain(argument: Any) -> Any:
     """An argument, for which words stand if it depends on dtypes."""
     if isinstance(argument, torch.dtype):
         return "dtype"
@@ -116,15 +127,15 @@ def _without_dtype(argument: Any) -> Any:
 
 def _origins(base: Traced, tried: Sequence[tuple[Assigned, Traced]]) -> dict[fx.Node, str] | None:
     """Operation → the input whose dtype it has in all traces, or the format; None if one has neither."""
-    of_each = [list(other.graph.nodes) for _, other in tried]
+    of_each = [other.used for _, other in tried]
     origins: dict[fx.Node, str] = {}
-    for number, node in enumerate(base.graph.nodes):
+    for number, node in enumerate(base.used):
         value = base.values[node]
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
         dtypes = [other.values[nodes[number]].dtype for nodes, (_, other) in zip(of_each, tried, strict=True)]
         if node.op == "placeholder":
-            origins[node] = node.target
+            origins[node] = str(node.target)
             continue
         inputs = tried[0][0]
         following = [name for name in inputs if all(a[name] == d for d, (a, _) in zip(dtypes, tried, strict=True))]

@@ -12,8 +12,9 @@ import inspect
 import keyword
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,15 +74,31 @@ class Traced:
     assumed: dict[fx.Node, object]
     results: dict[str, fx.Node] = field(default_factory=dict)
 
+    @cached_property
+    def used(self) -> list[fx.Node]:
+        """The operations that the results depend on, in order, and all that the function was called with."""
+        needed = ancestors(self.results.values())
+        return [node for node in self.graph.nodes if node in needed or node.op == "placeholder"]
+
     def again(self, tensors: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
-        """What each operation gives for other tensors."""
+        """What each operation that is used gives for other tensors."""
         values: dict[fx.Node, Any] = {}
-        for node in self.graph.nodes:
+        for node in self.used:
             if node.op == "placeholder":
-                values[node] = tensors.get(node.target, self.values[node])
+                values[node] = tensors.get(str(node.target), self.values[node])
             else:
                 values[node] = evaluated(node, values)
         return values
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The operations, and all that they depend on."""
+    left, found = [*nodes], set()
+    while left:
+        if (node := left.pop()) not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
 
 
 def evaluated(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:

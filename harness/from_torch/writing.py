@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import fx
 import harness.numerics
 from harness.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
 from harness.from_torch.dtypes import HALVES, Followed
-from harness.from_torch.tracing import Traced
+from harness.from_torch.tracing import Traced, ancestors
 from harness.from_torch.values import RULES, Unmapped, Value
 
 _CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
@@ -65,21 +66,15 @@ class _Writer:
         self.results = {node: name for name, node in self.traced.results.items()}
         self.taken = {"contract", "stage", "pi", *vars(harness.numerics), *selections.FORMULAS, *self._inputs()}
         self.stage_names: set[str] = set(self.traced.results)
-        self.used = set(self._used())
+        self.used = ancestors([*self.traced.results.values(), *followed.assumed])
+        self.decisive = self.used - ancestors(self.traced.results.values())
         self.kept = {a for n in self.used if self._may_be_fused(n) for a in n.all_input_nodes}
+        self.kept |= {
+            a for n in self.used if operation(n) == "sub" for a in n.all_input_nodes if operation(a) == "mean"
+        }
 
     def _inputs(self) -> tuple[str, ...]:
         return (*self.traced.example.tensors, *self.traced.example.params)
-
-    def _used(self) -> Iterator[fx.Node]:
-        """The operations that a result or an assumption depends on."""
-        left = [*self.traced.results.values(), *self.traced.assumed]
-        seen: set[fx.Node] = set()
-        while left:
-            if (node := left.pop()) not in seen:
-                seen.add(node)
-                yield node
-                left += node.all_input_nodes
 
     def _may_be_fused(self, node: fx.Node) -> bool:
         """Whether it is a product that is not rounded before it is multiplied or added to."""
@@ -100,12 +95,17 @@ class _Writer:
 
     def _write(self, node: fx.Node) -> None:
         example = self.traced.values[node]
+        if any(operand not in self.values for operand in node.all_input_nodes):
+            return  # of a question that is not asked
         if node.op == "placeholder":
             self.values[node] = Value(str(node.target), _kind(example), example=example)
             return
         try:
             made = self._value(node)
         except Unmapped as error:
+            if node in self.decisive:
+                self.body.lines.append(f"# What {self._place(node, short=True)} asks is not asked here: {error}")
+                return
             self.body.unmapped.append(f"{self._place(node)}: {error}")
             made = Value("unmapped", _kind(example), example=example)
         same = any(made is self.values.get(operand) for operand in node.all_input_nodes)
@@ -133,7 +133,7 @@ class _Writer:
 
     def _assume(self, node: fx.Node, value: Value) -> None:
         """Let the reference refuse what would have made the function go on in another way."""
-        if node in self.traced.assumed:
+        if node in self.followed.assumed:
             self._refuse(value, self.traced.assumed[node])
 
     def _refuse(self, value: Value, seen: object) -> None:
@@ -143,8 +143,10 @@ class _Writer:
             if isinstance(seen, bool)
             else f"{value.text} != {seen!r}"
         )
-        message = f"{value.text} is not {seen!r}, for which the function was traced"
-        lines = [f"if {wrong}:", f"    raise ValueError({message!r})"]
+        answer = "holds" if seen is True else "does not hold" if seen is False else f"is {seen!r}"
+        message = f"the function was traced where {value.text} {answer}"
+        quoted = f'"{message}"' if '"' not in message else repr(message)
+        lines = [f"if {wrong}:", f"    raise ValueError({quoted})"]
         if not any(line == lines[0] for line in self.body.lines):
             self.body.lines += lines
 
@@ -283,8 +285,9 @@ class _Writer:
         own = {*taken, *self._inputs()}
         return next(n for n in (name, *(f"{name}_{k}" for k in range(2, 1000))) if n not in own)
 
-    def _place(self, node: fx.Node) -> str:
-        return "{}:{}".format(*self.traced.places[node])
+    def _place(self, node: fx.Node, *, short: bool = False) -> str:
+        file, line = self.traced.places[node]
+        return f"{Path(file).name if short else file}:{line}"
 
 
 def used_lines(lines: list[str]) -> list[str]:
