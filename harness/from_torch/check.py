@@ -29,7 +29,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Tried:
-    """How often the function was called, how many elements of stages were compared, and which were not allowed.
+    """How often the function was called, how many elements of how many stages were compared, and which were not allowed.
 
     Attributes:
         broken: stage → a sentence about its first element that is not allowed, given the stages before it.
@@ -37,6 +37,7 @@ class Tried:
 
     calls: int
     elements: int
+    stages: int
     broken: Mapping[str, str]
 
 
@@ -62,7 +63,7 @@ def tried(written: Written, function: Callable[..., Any], case: Case, fixed: Map
                 broken.setdefault(stage, sentence)
             elements += actual.numel()
         calls += 1
-    return Tried(calls, elements, broken)
+    return Tried(calls, elements, len(written.stages), broken)
 
 
 def load_op(text: str, name: str) -> Op:

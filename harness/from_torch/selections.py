@@ -24,6 +24,17 @@ def _gelu_tanh(x: Enclosure) -> Enclosure:
     inner = hull(multiply_add(cube, 0.044715, x), x + x * 0.044715 * x * x, x * multiply_add(x * x, 0.044715, 1.0))
     return x * 0.5 * (tanh(inner * (2 / pi) ** 0.5) + 1.0)
 ''',
+    "_layer_norm": '''
+def _layer_norm(x: Enclosure, weight: Enclosure, bias: Enclosure, eps: float) -> Enclosure:
+    """(x - mean) / sqrt(variance + eps) · weight + bias, the variance in two passes or by updates, products in any order."""
+    center = mean(x)
+    found = []
+    for middle, variance in ((center, variance_about(x, center)), mean_and_variance(x)):
+        rstd, centered = rsqrt(variance + eps), x - middle
+        pairs = (centered * rstd, weight), (centered, rstd * weight), (centered * weight, rstd)
+        found += [multiply_add(a, b, bias) for a, b in (*pairs, (difference_of_products(x, middle, rstd), weight))]
+    return hull(*found)
+''',
     "_softplus": '''
 def _softplus(x: Enclosure) -> Enclosure:
     """log(1 + exp(x)), which is x from 20 on."""
@@ -95,18 +106,28 @@ def clamp_max(x: Value, max: Value) -> Value:
     return clamp(x, None, max)
 
 
-@RULES("maximum", "max")
-def maximum(x: Value, y: Value | None = None, keepdim: Value | None = None) -> Value:
-    if y is None or y.kind == "number":
-        raise Unmapped("max over a dimension is not mapped; amax is")
+@RULES("maximum")
+def maximum(x: Value, y: Value) -> Value:
     return call("maximum", numbers(x), numbers(y))
 
 
-@RULES("minimum", "min")
-def minimum(x: Value, y: Value | None = None, keepdim: Value | None = None) -> Value:
-    if y is None or y.kind == "number":
-        raise Unmapped("min over a dimension is not mapped; amin is")
+@RULES("minimum")
+def minimum(x: Value, y: Value) -> Value:
     return call("minimum", numbers(x), numbers(y))
+
+
+def _with_indices(name: str, extreme: str) -> None:
+    def found(x: Value, dim: Value | None = None, keepdim: Value | None = None) -> Value:
+        if dim is None or dim.kind != "number":
+            raise Unmapped(f"{name} is mapped over a dimension; {name}imum chooses between two tensors")
+        indices = Value("unmapped", "other", example="indices")
+        return Value("", "sequence", items=(RULES.functions[extreme](x, dim, keepdim), indices))
+
+    RULES(name)(found)
+
+
+_with_indices("max", "amax")
+_with_indices("min", "amin")
 
 
 @RULES("where")
@@ -147,3 +168,13 @@ def rms_norm(x: Value, normalized_shape: Value, weight: Value | None = None, eps
     if weight is None or weight.example is None:
         return Value(f"{x.within(ATOM)} * {root}", level=3, computed=True)
     return call("product_in_any_order", x, root, weight, computed=True)
+
+
+@RULES("layer_norm")
+def layer_norm(
+    x: Value, normalized_shape: Value, weight: Value | None = None, bias: Value | None = None, eps: Value | None = None
+) -> Value:
+    given = [v for v in (weight, bias) if v is not None and v.kind == "numbers"]
+    if len(normalized_shape.example) != 1 or len(given) < 2:
+        raise Unmapped("layer_norm is mapped over the last dimension, with weight and bias")
+    return call("_layer_norm", x, *given, "1e-05" if eps is None else eps, computed=True)

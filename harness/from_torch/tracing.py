@@ -12,6 +12,7 @@ import inspect
 import keyword
 import operator
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from harness.errors import UsageError
+from harness.errors import LastbitError, UsageError
 
 _OF_NO_FUNCTION = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
@@ -122,7 +123,7 @@ class Operand(fx.Proxy):
     def __getattr__(self, name: str) -> Any:
         if name in _KNOWN:
             return getattr(self.example, name)
-        if name in ("shape", "T", "mT"):
+        if name in ("shape", "T", "mT") or (name in ("values", "indices") and isinstance(self.example, tuple)):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         if not hasattr(self.example, name):  # as Python answers for what the example stands for
             raise AttributeError(f"{type(self.example).__name__!r} object has no attribute {name!r}")
@@ -140,6 +141,14 @@ class Operand(fx.Proxy):
     def __float__(self) -> float:
         return float(self._assumed("float()"))
 
+    def __setitem__(self, index: object, value: object) -> None:
+        raise Untraceable(f"{here()}: elements are assigned in place; write an operation with a result")
+
+    def _in_place(self, other: object) -> Operand:
+        raise Untraceable(f"{here()}: a tensor is changed in place; write an operation with a result")
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _in_place
+
     def __len__(self) -> int:
         return len(self.example)
 
@@ -150,7 +159,7 @@ class Operand(fx.Proxy):
     def _assumed(self, what: str) -> Any:
         """The value of the example, which decides how the function goes on."""
         if isinstance(self.example, torch.Tensor):
-            raise Untraceable(f"{place_now()}: {what} depends on the elements of a tensor, which no trace can follow")
+            raise Untraceable(f"{here()}: {what} depends on the elements of a tensor, which no trace can follow")
         self.tracer.traced.assumed[self.node] = self.example
         return self.example
 
@@ -175,7 +184,7 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         if isinstance(target, str) and target.endswith("_") and not target.endswith("__"):
-            raise Untraceable(f"{place_now()}: {target} changes a tensor in place; write an operation with a result")
+            raise Untraceable(f"{here()}: {target} changes a tensor in place; write an operation with a result")
         if getattr(target, "__name__", target) == "pow" and len(args) == 2 and args[1] == 3:
             return args[0] * args[0] * args[0]  # as torch computes a cube, which rounds twice
         made = super().create_proxy(kind, target, args, kwargs, *rest, **more)
@@ -193,7 +202,7 @@ class _Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, torch.Tensor):
             raise Untraceable(
-                f"{place_now()}: a tensor of shape {tuple(a.shape)} is no input; make it a parameter of the function"
+                f"{here()}: a tensor of shape {tuple(a.shape)} is no input; make it a parameter of the function"
             )
         return super().create_arg(a)
 
@@ -217,6 +226,11 @@ def _of_source(file: str) -> bool:
 def place_now() -> Place:
     """File and line of the operation that is being traced."""
     return next(((f.f_code.co_filename, f.f_lineno) for f in _frames()), ("", 0))
+
+
+def here() -> str:
+    """The same for a message."""
+    return "{}:{}".format(*place_now())
 
 
 def name_operands(frame: FrameType, names: dict[fx.Node, str]) -> None:
@@ -255,7 +269,14 @@ def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     parameters = inspect.signature(function).parameters.values()
     by_place = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
     others = {p.name: arguments[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name in arguments}
-    return function(*by_place, **others)
+    try:
+        return function(*by_place, **others)
+    except LastbitError:
+        raise
+    except Exception as error:  # whatever Python or torch raises for what stands for a tensor
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if _of_source(f.filename)]
+        at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+        raise Untraceable(f"{at}cannot be traced, {type(error).__name__}: {error}") from error
 
 
 def _results(returned: Any, traced: Traced) -> dict[str, fx.Node]:
