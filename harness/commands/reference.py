@@ -76,7 +76,7 @@ def told(found: Tried | None) -> Iterator[str]:
     if found is None:
         yield "the results are rounded once; the function itself rounds more, so that it was not tried"
         return
-    yield f"the function was called {found.calls} times, and {found.elements:,} elements of {found.stages} stages compared"
+    yield f"{found.calls} calls of the function, {found.elements:,} elements of {found.stages} stages compared"
     for sentence in found.broken.values():
         yield (
             f"{sentence}. Either torch computes it on the CPU in steps of its own (docs/from_torch.md), or a rule of "

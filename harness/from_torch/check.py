@@ -29,7 +29,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Tried:
-    """How often the function was called, how many elements of how many stages were compared, and which were not allowed.
+    """How often the function was called, how many elements of how many stages were compared, and what was not allowed.
 
     Attributes:
         broken: stage → a sentence about its first element that is not allowed, given the stages before it.

@@ -26,7 +26,7 @@ def _gelu_tanh(x: Enclosure) -> Enclosure:
 ''',
     "_layer_norm": '''
 def _layer_norm(x: Enclosure, weight: Enclosure, bias: Enclosure, eps: float) -> Enclosure:
-    """(x - mean) / sqrt(variance + eps) · weight + bias, the variance in two passes or by updates, products in any order."""
+    """(x - mean) / sqrt(variance + eps) · weight + bias; the variance in two passes or by updates."""
     center = mean(x)
     found = []
     for middle, variance in ((center, variance_about(x, center)), mean_and_variance(x)):

@@ -70,7 +70,8 @@ def _listed(items: Sequence[Value]) -> Sequence[Value]:
 @RULES("getattr")
 def attribute(x: Value, name: Value) -> Value:
     if x.items and name.example in ("values", "indices"):
-        return x.items[name.example == "indices"]
+        one: Value = x.items[name.example == "indices"]
+        return one
     if name.example == "shape":
         return Value(f"{x.within(ATOM)}.shape", kind="sequence")
     if (name.example in ("T", "mT") and x.rank == 2) or name.example == "mT":
