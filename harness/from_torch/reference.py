@@ -191,6 +191,8 @@ def _declaration(found: Followed, body: Body, rows: tuple[str, ...]) -> list[str
     lines = [f"    rows={_tuple(rows)},"]
     if integers := _integers(found):
         lines.append(f"    integers={_tuple(integers)},")
+    if any("_taken(" in line for line in body.lines):
+        lines.append('    axes={"scalars": {"fp32_scalars": {}, "rounded_scalars": {}}},')
     if body.rounds:
         lines += [
             "    rounds={",

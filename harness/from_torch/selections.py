@@ -24,6 +24,11 @@ def _gelu_tanh(x: Enclosure) -> Enclosure:
     inner = hull(multiply_add(cube, 0.044715, x), x + x * 0.044715 * x * x, x * multiply_add(x * x, 0.044715, 1.0))
     return x * 0.5 * (tanh(inner * (2 / pi) ** 0.5) + 1.0)
 ''',
+    "_taken": '''
+def _taken(number: float, fmt: Format, contract: Contract) -> float:
+    """A number as an addition takes it: in fp32, or rounded to the format of the result, as PyTorch does on a CPU."""
+    return float(Enclosure.point(number).rounded(fmt).value) if contract.has("rounded_scalars") else number
+''',
     "_layer_norm": '''
 def _layer_norm(x: Enclosure, weight: Enclosure, bias: Enclosure, eps: float) -> Enclosure:
     """(x - mean) / sqrt(variance + eps) · weight + bias; the variance in two passes or by updates."""

@@ -187,6 +187,9 @@ class _Tracer(fx.Tracer):
             raise Untraceable(f"{here()}: {target} changes a tensor in place; write an operation with a result")
         if getattr(target, "__name__", target) == "pow" and len(args) == 2 and args[1] == 3:
             return args[0] * args[0] * args[0]  # as torch computes a cube, which rounds twice
+        if target is operator.truediv and not _is_tensor(args[0]) and _is_tensor(args[1]):
+            inverse = args[1].reciprocal()  # as `Tensor.__rtruediv__` does, which rounds twice
+            return inverse if args[0] == 1 else inverse * args[0]
         made = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         traced, node = self.traced, made.node
         traced.places[node] = place_now()
@@ -205,6 +208,10 @@ class _Tracer(fx.Tracer):
                 f"{here()}: a tensor of shape {tuple(a.shape)} is no input; make it a parameter of the function"
             )
         return super().create_arg(a)
+
+
+def _is_tensor(operand: object) -> bool:
+    return isinstance(operand, Operand) and isinstance(operand.example, torch.Tensor)
 
 
 def _frames() -> Iterator[FrameType]:

@@ -20,6 +20,7 @@ from harness.from_torch.tracing import Traced, ancestors
 from harness.from_torch.values import RULES, Unmapped, Value
 
 _CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
+_ADDITIONS = frozenset({"add", "sub", "subtract", "rsub"})
 _CUTS = frozenset({"chunk", "split", "tensor_split", "unbind"})
 _OTHER_NAMES = {"input": "x", "axis": "dim", "other": "y", "self": "x", "a_max": "max", "a_min": "min"}
 _WORDS = {
@@ -156,6 +157,8 @@ class _Writer:
         kwargs = {_OTHER_NAMES.get(key, key): self._argument(a) for key, a in node.kwargs.items()}
         if name == "arange":
             return self._arange(node, args)
+        if name in _ADDITIONS and self.steps and self.target(node):
+            args = [self._taken(node, a) for a in args]
         first = args[0] if args else kwargs.get("x")
         if name in _CONVERSIONS and first is not None and self.traced.values[node].is_floating_point():
             return self._converted(node, first)
@@ -176,6 +179,17 @@ class _Writer:
             if all(v.kind in ("integers", "number", "other") for v in others):
                 return shapes.as_method(name, *args, **kwargs)
         raise Unmapped(f"{name} has no mapping")
+
+    def _taken(self, node: fx.Node, value: Value) -> Value:
+        """What is added to numbers of 16 bits: a number that these cannot be is not the same on a CPU and on a GPU."""
+        if value.kind != "number":
+            return value
+        if not value.named and all(float(torch.tensor(value.example).to(d)) == value.example for d in HALVES):
+            return value
+        origin = self.target(node)
+        own = origin in self.traced.example.tensors
+        fmt = f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
+        return Value(f"_taken({value.text}, {fmt}, contract)", "number", example=value.example)
 
     def _fitted(self, rule: Any, node: fx.Node, args: list[Value], kwargs: Mapping[str, Any]) -> Value:
         try:

@@ -127,6 +127,14 @@ def per_token_codes(x):
     return (x.float() / scale).clamp(-448.0, 448.0), scale
 
 
+def shifted(x, *, shift):
+    return (x + 1.7) * (shift - x)
+
+
+def hyperbola(x):
+    return 3.3 / (x.abs() + 1.0)
+
+
 EXAMPLES = {
     rms_norm_of_llama: "x=bf16[3,64] weight=bf16[64] eps=1e-06",
     rms_norm_of_gemma: "x=bf16[3,64] weight=bf16[64] eps=1e-06",
@@ -149,5 +157,7 @@ EXAMPLES = {
     log_probabilities: "logits=bf16[3,16]",
     decay: "dt=bf16[3,4] dt_bias=fp32[4] a_log=fp32[4]",
     per_token_codes: "x=bf16[3,64]",
+    shifted: "x=bf16[3,64] shift=0.3",
+    hyperbola: "x=bf16[3,64]",
 }
 """Function → what it is traced with."""

@@ -127,6 +127,16 @@ def test_shapes_stay_expressions() -> None:
     assert "rows=()," in text  # cos and sin have other leading dimensions
 
 
+def test_numbers_that_are_added_are_those_of_a_gpu_or_of_a_cpu() -> None:
+    op = load_op(text_of(functions.shifted, EXAMPLES[functions.shifted]), "shifted")
+    x = torch.randn(64, 100, generator=torch.Generator().manual_seed(0)).bfloat16()
+    on_cpu, on_gpu = (x + 1.7) * (0.3 - x), (x.float() + 1.7).bfloat16() * (0.3 - x.float()).bfloat16()
+    for contract, right, wrong in (("rounded_scalars", on_cpu, on_gpu), ("fp32_scalars", on_gpu, on_cpu)):
+        legal = Problem(op, op.contract(contract), {"x": x}, {"shift": 0.3}).trace.enclosure("output")
+        assert bool(((legal.lo <= right.double()) & (right.double() <= legal.hi)).all())
+        assert not bool(((legal.lo <= wrong.double()) & (wrong.double() <= legal.hi)).all())
+
+
 def test_rounded_once_only_the_results_round() -> None:
     function = functions.rms_norm_of_llama
     text = text_of(function, EXAMPLES[function], steps=False)
