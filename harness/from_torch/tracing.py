@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,13 +24,10 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from harness.errors import LastbitError, UsageError
+from harness.from_torch.places import Place, frames, here, of_source, place_now
 
-_OF_NO_FUNCTION = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
 """What is asked of a tensor and answered by that of the example: nothing of it becomes an operation."""
-
-Place = tuple[str, int]
-"""File and line."""
 
 
 class Untraceable(UsageError):
@@ -193,7 +189,7 @@ class _Tracer(fx.Tracer):
         made = super().create_proxy(kind, target, args, kwargs, *rest, **more)
         traced, node = self.traced, made.node
         traced.places[node] = place_now()
-        for frame in _frames():
+        for frame in frames():
             name_operands(frame, traced.names)
         value = evaluated(node, traced.values)
         if not isinstance(value, torch.Tensor | int | float | tuple | list | bool):
@@ -214,32 +210,6 @@ def _is_tensor(operand: object) -> bool:
     return isinstance(operand, Operand) and isinstance(operand.example, torch.Tensor)
 
 
-def _frames() -> Iterator[FrameType]:
-    """The frames of the function that is traced and of what it calls, the innermost first; none of torch's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file == __file__ and frame.f_code.co_name == traced.__name__:
-            return
-        if _of_source(file):
-            yield frame
-        frame = frame.f_back
-
-
-def _of_source(file: str) -> bool:
-    return not file.startswith(("<", *_OF_NO_FUNCTION))
-
-
-def place_now() -> Place:
-    """File and line of the operation that is being traced."""
-    return next(((f.f_code.co_filename, f.f_lineno) for f in _frames()), ("", 0))
-
-
-def here() -> str:
-    """The same for a message."""
-    return "{}:{}".format(*place_now())
-
-
 def name_operands(frame: FrameType, names: dict[fx.Node, str]) -> None:
     """Take note of the variables that hold operands without a name."""
     for name, value in frame.f_locals.items():
@@ -258,20 +228,20 @@ def traced(function: Callable[..., Any], example: Example) -> Traced:
     given = {name: tracer.given(name, value) for name, value in {**example.tensors, **example.params}.items()}
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
-        if event == "return" and _of_source(frame.f_code.co_filename):
+        if event == "return" and of_source(frame.f_code.co_filename):
             name_operands(frame, made.names)
 
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        returned = _called(function, {**given, **example.fixed})
+        returned = called(function, {**given, **example.fixed})
     finally:
         sys.setprofile(before)
     made.results.update(_results(returned, made))
     return made
 
 
-def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What the function returns; parameters that can be given by place only are given so."""
     parameters = inspect.signature(function).parameters.values()
     by_place = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
@@ -281,7 +251,7 @@ def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     except LastbitError:
         raise
     except Exception as error:  # whatever Python or torch raises for what stands for a tensor
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if _of_source(f.filename)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if of_source(f.filename)]
         at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
         raise Untraceable(f"{at}cannot be traced, {type(error).__name__}: {error}") from error
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import fx
 
 import harness.numerics
-from harness.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
-from harness.from_torch.dtypes import HALVES, Followed
-from harness.from_torch.tracing import Traced, ancestors
-from harness.from_torch.values import RULES, Unmapped, Value
+from harness.from_torch.dtypes import Followed
+from harness.from_torch.operations import CONVERSIONS, Operations, first_operand, kind_of, operation
+from harness.from_torch.selections import FORMULAS
+from harness.from_torch.tracing import ancestors
+from harness.from_torch.values import Unmapped, Value
 
-_CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
-_ADDITIONS = frozenset({"add", "sub", "subtract", "rsub"})
-_CUTS = frozenset({"chunk", "split", "tensor_split", "unbind"})
-_OTHER_NAMES = {"input": "x", "axis": "dim", "other": "y", "self": "x", "a_max": "max", "a_min": "min"}
 _WORDS = {
     "add": "sum", "sub": "difference", "rsub": "difference", "mul": "product", "div": "quotient", "truediv": "quotient",
     "pow": "power", "rsqrt": "inverse_root", "sqrt": "root", "matmul": "dot", "linear": "dot", "bmm": "dot",
@@ -60,12 +53,12 @@ class _Writer:
     """Goes through the operations once, and writes a line where a value has a name or is needed twice."""
 
     def __init__(self, followed: Followed, steps: bool) -> None:
-        self.followed, self.steps = followed, steps
-        self.traced: Traced = followed.traced
+        self.followed, self.operations = followed, Operations(followed, steps)
+        self.traced = followed.traced
         self.values: dict[fx.Node, Value] = {}
         self.body = Body()
         self.results = {node: name for name, node in self.traced.results.items()}
-        self.taken = {"contract", "stage", "pi", *vars(harness.numerics), *selections.FORMULAS, *self._inputs()}
+        self.taken = {"contract", "stage", "op", "pi", *harness.numerics.__all__, *FORMULAS, *self._inputs()}
         self.stage_names: set[str] = set(self.traced.results)
         self.used = ancestors([*self.traced.results.values(), *followed.assumed])
         self.decisive = self.used - ancestors(self.traced.results.values())
@@ -80,12 +73,7 @@ class _Writer:
     def _may_be_fused(self, node: fx.Node) -> bool:
         """Whether it is a product that is not rounded before it is multiplied or added to."""
         after = {operation(user) for user in node.users if user in self.used}
-        return operation(node) == "mul" and not self.target(node) and bool(after & {"mul", "add", "sub"})
-
-    def target(self, node: fx.Node) -> str:
-        """To what the result is rounded; empty for fp32."""
-        origin = self.followed.origins.get(node, "")
-        return "" if origin == "fp32" or not (self.steps or node in self.results) else origin
+        return operation(node) == "mul" and not self.operations.target(node) and bool(after & {"mul", "add", "sub"})
 
     def written(self) -> Body:
         for node in self.traced.graph.nodes:
@@ -99,16 +87,16 @@ class _Writer:
         if any(operand not in self.values for operand in node.all_input_nodes):
             return  # of a question that is not asked
         if node.op == "placeholder":
-            self.values[node] = Value(str(node.target), _kind(example), example=example)
+            self.values[node] = Value(str(node.target), kind_of(example), example=example)
             return
         try:
-            made = self._value(node)
+            made = self.operations.value(node, self.values)
         except Unmapped as error:
             if node in self.decisive:
                 self.body.lines.append(f"# What {self._place(node, short=True)} asks is not asked here: {error}")
                 return
             self.body.unmapped.append(f"{self._place(node)}: {error}")
-            made = Value("unmapped", _kind(example), example=example)
+            made = Value("unmapped", kind_of(example), example=example)
         same = any(made is self.values.get(operand) for operand in node.all_input_nodes)
         for operand in node.all_input_nodes:
             given = self.values[operand]
@@ -151,100 +139,10 @@ class _Writer:
         if not any(line == lines[0] for line in self.body.lines):
             self.body.lines += lines
 
-    def _value(self, node: fx.Node) -> Value:
-        """The expression of an operation, as its rule has it."""
-        name, args = operation(node), [self._argument(a) for a in node.args]
-        kwargs = {_OTHER_NAMES.get(key, key): self._argument(a) for key, a in node.kwargs.items()}
-        if name == "arange":
-            return self._arange(node, args)
-        if name in _ADDITIONS and self.steps and self.target(node):
-            args = [self._taken(node, a) for a in args]
-        first = args[0] if args else kwargs.get("x")
-        if name in _CONVERSIONS and first is not None and self.traced.values[node].is_floating_point():
-            return self._converted(node, first)
-        if name in _CUTS:
-            return self._fitted(shapes.cut, node, args, {**kwargs, "name": name, "pieces": self.traced.values[node]})
-        if name == "where" and node.op == "call_method":
-            args = [args[1], args[0], *args[2:]]
-        if name in RULES.functions:
-            if (
-                first is not None
-                and first.kind == "integers"
-                and name in ("squeeze", "unsqueeze", "flatten", "reshape")
-            ):
-                return shapes.as_method(name, *args, **kwargs)
-            return self._fitted(RULES.functions[name], node, args, kwargs)
-        if first is not None and first.kind == "integers" and hasattr(torch.Tensor, name):
-            others = [*args[1:], *kwargs.values()]
-            if all(v.kind in ("integers", "number", "other") for v in others):
-                return shapes.as_method(name, *args, **kwargs)
-        raise Unmapped(f"{name} has no mapping")
-
-    def _taken(self, node: fx.Node, value: Value) -> Value:
-        """What is added to numbers of 16 bits: a number that these cannot be is not the same on a CPU and on a GPU."""
-        if value.kind != "number":
-            return value
-        if not value.named and all(float(torch.tensor(value.example).to(d)) == value.example for d in HALVES):
-            return value
-        origin = self.target(node)
-        own = origin in self.traced.example.tensors
-        fmt = f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
-        return Value(f"_taken({value.text}, {fmt}, contract)", "number", example=value.example)
-
-    def _fitted(self, rule: Any, node: fx.Node, args: list[Value], kwargs: Mapping[str, Any]) -> Value:
-        try:
-            inspect.signature(rule).bind(*args, **kwargs)
-        except TypeError as error:
-            raise Unmapped(f"{operation(node)} is not mapped with these arguments: {error}") from error
-        made: Value = rule(*args, **kwargs)
-        return made
-
-    def _arange(self, node: fx.Node, args: list[Value]) -> Value:
-        """0, 1, …, as a tensor beside one of integers: a reference makes none by itself."""
-        beside = next((n for n, t in self.traced.example.tensors.items() if not t.is_floating_point()), None)
-        if beside is None or len(args) != 1:
-            raise Unmapped("arange is mapped from 0 on, and where an input has integers; make the range an input")
-        return Value(f"{beside}.new_ones({args[0].text}).cumsum(-1) - 1", kind="integers", level=2, computed=True)
-
-    def _converted(self, node: fx.Node, x: Value) -> Value:
-        """The same numbers; rounded if the dtype is another one than that of the argument, and not fp32."""
-        if x.kind == "integers":
-            return Value(f"Enclosure.point({x.text})", computed=bool(self.target(node)))
-        source = self.followed.origins.get(node.all_input_nodes[0])
-        unchanged = self.followed.origins[node] == source or not self.target(node) or x.kind != "numbers"
-        return x if unchanged else Value(x.text, x.kind, x.level, computed=True)
-
-    def _argument(self, argument: Any) -> Value:
-        """An argument of an operation."""
-        if isinstance(argument, fx.Node):
-            return self.values[argument]
-        if isinstance(argument, tuple | list):
-            items = tuple(self._argument(a) for a in argument)
-            text = ", ".join(item.text for item in items)
-            return Value(f"({text},)" if len(items) == 1 else f"({text})", "sequence", items=items, example=argument)
-        if isinstance(argument, slice):
-            bounds = [argument.start, argument.stop, argument.step]
-            texts = ["" if b is None else self._argument(b).text for b in bounds]
-            text = ":".join(texts if texts[2] else texts[:2])
-            return Value(text, "other", example=argument)
-        if isinstance(argument, bool) or not isinstance(argument, int | float):
-            return Value("..." if argument is ... else str(argument), "other", example=argument)
-        return self._number(argument)
-
-    def _number(self, number: float) -> Value:
-        """A number; the limit of the dtype of an input as such."""
-        for name, tensor in self.traced.example.tensors.items():
-            if tensor.dtype in HALVES and abs(number) == torch.finfo(tensor.dtype).max:
-                sign = "-" if number < 0 else ""
-                return Value(f'{sign}stage.format_of("{name}").max', "number", example=number)
-        if abs(number) == float("inf"):
-            return Value(f'float("{number}")', "number", example=number)
-        return Value(repr(number), "number", level=5 if number >= 0 else 4, example=number)
-
     def _placed(self, node: fx.Node, value: Value) -> Value:
         """The value as what follows uses it: a stage, a variable, or the expression itself."""
         name, result = self.traced.names.get(node, ""), self.results.get(node, "")
-        rounds = self.target(node) if value.computed or result else ""
+        rounds = self.operations.target(node) if value.computed or result else ""
         if value.kind == "truth" and result:
             self.body.unmapped.append(f"{self._place(node)}: a comparison of computed numbers cannot be a result")
         seen = bool(name) or (bool(rounds) and value.kind == "numbers")
@@ -277,7 +175,7 @@ class _Writer:
 
     def _invented(self, node: fx.Node) -> str:
         """A name for what has none in the source: that of what it goes into, and what it is."""
-        if operation(node) in _CONVERSIONS and (source := _first(node)) is not None:
+        if operation(node) in CONVERSIONS and (source := first_operand(node)) is not None:
             named = self.body.stages.get(source) or self.traced.names.get(source)
             if named:
                 return f"{named}_rounded"
@@ -285,12 +183,12 @@ class _Writer:
         while after not in self.results and (after is node or after not in self.traced.names) and after.users:
             after = next(iter(u for u in after.users if u in self.used))
         owner = self.results.get(after) or self.traced.names.get(after, "value")
-        word = "rounded" if operation(node) in _CONVERSIONS else _WORDS.get(operation(node), operation(node))
+        word = "rounded" if operation(node) in CONVERSIONS else _WORDS.get(operation(node), operation(node))
         return f"{owner}_{word}"
 
     def _variable(self, name: str) -> str:
         """A name for a variable that is not taken."""
-        wanted = f"{name}_" if name in vars(harness.numerics) or keyword.iskeyword(name) else name
+        wanted = f"{name}_" if name in harness.numerics.__all__ or keyword.iskeyword(name) else name
         found = self._unique(wanted, self.taken)
         self.taken.add(found)
         return found
@@ -314,20 +212,3 @@ def used_lines(lines: list[str]) -> list[str]:
             kept.insert(0, text)
             words |= set(re.findall(r"\w+", text))
     return kept
-
-
-def operation(node: fx.Node) -> str:
-    """The name of an operation, however it was called."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    return {"multiply": "mul", "subtract": "sub"}.get(str(name), str(name))
-
-
-def _first(node: fx.Node) -> fx.Node | None:
-    """The operand that an operation is called on."""
-    return node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-
-
-def _kind(example: Any) -> Any:
-    if not isinstance(example, torch.Tensor):
-        return "number"
-    return "numbers" if example.is_floating_point() else "integers"
