@@ -98,6 +98,15 @@ class Enclosure:
         """The same elements in another shape."""
         return Enclosure(self.parts.reshape(len(self.parts), *shape))
 
+    def permute(self, *dims: int) -> Enclosure:
+        """The dimensions in another order: all of them, each counted from the last one, -1."""
+        return Enclosure(self.parts.permute(0, *dims))
+
+    def expand(self, *shape: int) -> Enclosure:
+        """The same elements, repeated along dimensions of size 1 and new leading ones; -1 leaves a size as it is."""
+        new = [1] * (len(shape) - len(self.shape))
+        return Enclosure(self.parts.reshape(len(self.parts), *new, *self.shape).expand(-1, *shape))
+
     @remembered
     def zero_where(self, mask: Tensor) -> Enclosure:
         """The same with zeros where the mask is true, whatever was there."""

@@ -55,7 +55,8 @@ BELOW_VERIFY = (
 CALLS = ("harness.calling", "harness.isolation")
 ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.invariance", "harness.verify", "harness.outcomes")
 BESIDE = tuple(
-    f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders")
+    f"harness.{name}"
+    for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
 )
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
@@ -202,6 +203,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
     "harness.orders": ABOVE_VERIFY,
+    "harness.from_torch": ABOVE_VERIFY,
     "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "harness.bench", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
