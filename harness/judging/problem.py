@@ -107,7 +107,8 @@ class Problem:
         if not self.op.rows or self.main.numel() <= _FEW:
             return self.trace.results
         rows = self.op.rows
-        first = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in rows else t for n, t in self.tensors.items()}
+        one = tuple(slice(0, 1) for _ in self.leading)
+        first = {n: t[one] if n in rows else t for n, t in self.tensors.items()}
         return self.on(first).trace.results
 
     @property
