@@ -23,7 +23,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
     for variant in VARIANTS:
         own = choices(variant, accepts, most)
-        yield Group(str(variant), partial(_cases, variant, most), choices=own | _reductions(accepts))
+        yield Group(str(variant), partial(_cases, variant, most), choices={**own, **_reductions(accepts)})
 
 
 def _reductions(accepts: frozenset[str]) -> Choices:

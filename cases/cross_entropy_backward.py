@@ -24,7 +24,7 @@ def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
     most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
     for number, variant in enumerate(VARIANTS):
         saved = bool(number % 2) and "lse" in accepts
-        own = choices(variant, accepts, most) | _gradients(variant, saved=saved)
+        own = {**choices(variant, accepts, most), **_gradients(variant, saved=saved)}
         yield Group(f"{variant}{'-lse' * saved}", partial(_cases, variant, saved, most), choices=own)
 
 

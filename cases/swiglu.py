@@ -70,7 +70,7 @@ _GROUPS = (
 )
 _VECTOR = 16
 _TAIL = f"x columns % {_VECTOR}"
-"""No element depends on another, so that the tail of a row matters to vectors alone, and the edges of a block to masks."""
+"""No element depends on another, so that a row's tail matters to vectors alone, and a block's edges to masks."""
 _SMALL_ELEMENTS = 1 << 11
 _LARGE_ELEMENTS = 1 << 22
 
