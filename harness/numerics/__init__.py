@@ -50,6 +50,14 @@ from harness.numerics.selection import (
     minimum,
     where,
 )
+from harness.numerics.softmax import (
+    Exponentials,
+    exponentials,
+    log_softmax,
+    log_sum_exp,
+    rescaled_accumulation,
+    softmax,
+)
 from harness.numerics.sums import Following, Sum
 from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
@@ -62,6 +70,7 @@ __all__ = [
     "TARGETS",
     "Bound",
     "Enclosure",
+    "Exponentials",
     "Factor",
     "Following",
     "Format",
@@ -95,6 +104,7 @@ __all__ = [
     "exp",
     "exp2",
     "expm1",
+    "exponentials",
     "floor",
     "format_of",
     "fusible_product",
@@ -106,6 +116,8 @@ __all__ = [
     "log",
     "log1p",
     "log2",
+    "log_softmax",
+    "log_sum_exp",
     "maximum",
     "mean",
     "mean_and_variance",
@@ -117,12 +129,14 @@ __all__ = [
     "product_in_any_order",
     "remembered",
     "remembering",
+    "rescaled_accumulation",
     "round_half_away",
     "round_half_even",
     "round_to",
     "rsqrt",
     "sigmoid",
     "sin",
+    "softmax",
     "sqrt",
     "sqrt_rn",
     "stack",

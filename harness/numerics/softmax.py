@@ -1,0 +1,256 @@
+"""Exponentials that are divided by their sum: the shift that is taken from all arguments cancels.
+
+A kernel computes exp(x - s) for some shift s, adds these in any order, and divides or multiplies by the reciprocal. s
+is the largest element, or the largest one so far, in which case earlier results are rescaled. Two kernels may have
+another s; their exponentials differ by a common factor, of which no quotient knows. So everything below holds up to
+that factor. docs/primitives.md derives the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from harness.numerics.enclosure import Enclosure
+from harness.numerics.formats import round_to
+from harness.numerics.parts import full, rounded
+from harness.numerics.premises import U, current
+from harness.numerics.primitives import FLUSHED, LOST, SUBNORMAL
+from harness.numerics.remembered import remembered
+
+Empty = Literal["nan", "zero", "any"]
+
+_FP64_U = 2.0**-53
+_ARGUMENT = 5 * U  # error of x - s in units of |x - s|; docs/primitives.md says of what it is made
+_LOG2_E = math.log2(math.e)
+_SLACK = 2.0**-48  # more than fp64 errs
+
+
+@dataclass(frozen=True, eq=False)
+class Exponentials:
+    """exp(x - s) of the rows [..., N] of an enclosure, up to a factor that is common to a row.
+
+    Attributes:
+        terms: that factor such that the largest possible element has exp(0) = 1; not rounded to fp32, for the factor is
+            no number of fp32. An element that is the largest of known ones is exactly 1, unless `folded`.
+        twice: for each element its error alone: the lowest number at the upper end of x, and the highest one at the
+            lower end. What is divided by a sum in which it is a term itself has one x in both.
+        distance: bounds of s - x, at the upper and the lower end of x.
+        shift: [..., 1]: the largest element, as exact, value, lo and hi.
+        folded: see `exponentials`.
+    """
+
+    terms: Enclosure
+    twice: tuple[Tensor, Tensor]
+    distance: tuple[Tensor, Tensor]
+    shift: Tensor
+    folded: bool
+
+    @cached_property
+    def total(self) -> Enclosure:
+        """The sum of a row [..., 1], up to the same factor, added in any order and rescaled on the way."""
+        exact, value, lo, hi = self.terms.full
+        total = torch.stack([part.sum(-1, keepdim=True) for part in (exact, value, lo, hi)])
+        error = self.accumulated
+        ends = total[2] * (1 - error), total[3] * (1 + error)
+        return Enclosure(torch.stack([total[0], round_to(total[1], current().arithmetic), *ends]))
+
+    @property
+    def accumulated(self) -> Tensor:
+        """Relative error of the sum of each row; none where all terms are known to be 0 or 1."""
+        lo, hi = self.terms.lo, self.terms.hi
+        exact = ((lo == hi) & ((lo == 0) | (lo == 1))).all(-1, keepdim=True)
+        return torch.where(exact, 0.0, rescaled_accumulation(lo.shape[-1]))
+
+    @property
+    def others(self) -> tuple[Tensor, Tensor]:
+        """Least and largest sum of a row, as each element at its own upper and its own lower end sees it."""
+        _, _, lo, hi = self.terms.full
+        error, least, most = self.accumulated, lo.sum(-1, keepdim=True), hi.sum(-1, keepdim=True)
+        fp64 = 4 * lo.shape[-1] * _FP64_U
+        below = (least - lo + self.twice[0]) * (1 - fp64)
+        above = most - hi + self.twice[1] + fp64 * most
+        return torch.maximum(below, least) * (1 - error), torch.minimum(above, most) * (1 + error)
+
+    @property
+    def shown(self) -> tuple[Enclosure, Enclosure]:
+        """Terms and sum as the fp32 numbers that a kernel has: the common factor may be any that its shift gives."""
+        low, high = self.shift[2:]
+        factor = 2 * U * torch.maximum(low.abs(), high.abs()) * self.folded
+        moved = torch.stack(
+            [torch.ones_like(low), torch.ones_like(low), torch.exp(-factor), torch.exp(high - low + factor)]
+        )
+        terms, total = (Enclosure(each.full * moved) for each in (self.terms, self.total))
+        return terms, self.settled(total, None)
+
+    def settled(self, x: Enclosure, empty: float | None) -> Enclosure:
+        """Rounded to fp32, NaN in rows of NaN, `empty` in empty ones, and nothing known where nothing is."""
+        return _settled(x.full, self, empty)
+
+    @property
+    def lost(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Which rows [..., 1] give NaN, are empty (all elements are -inf), and which nothing is known about."""
+        _, _, lo, hi = self.shift
+        nan = torch.isnan(lo) | torch.isposinf(lo)
+        empty = torch.isneginf(hi)
+        unknown = ~nan & ~empty & (torch.isposinf(hi) | torch.isneginf(lo))
+        if self.folded:
+            unknown |= ~nan & ~empty & (torch.maximum(lo.abs(), hi.abs()) * _LOG2_E > current().arithmetic.max)
+        return nan, empty, unknown
+
+
+def rescaled_accumulation(terms: int) -> float:
+    """Relative error of a sum of `terms` numbers of one sign, in any order, of which parts are rescaled on the way.
+
+    What joins two parts, or a part and an element, rounds an addition, an exponential and a product.
+    """
+    premises, step = current(), current().relative("exp") + 2 * U
+    if premises.exact_sums:
+        return U
+    error = terms * U + math.ceil(math.log2(max(terms, 1))) * step
+    if premises.depth is not None:
+        error = min(error, (premises.depth(terms) + 1) * step)
+    return error / (1 - error) + 2 * terms * _FP64_U if error < 1 else math.inf
+
+
+@remembered
+def exponentials(x: Enclosure, folded: bool = False) -> Exponentials:
+    """exp(x - s) over the last dimension, for the largest element s or one of those so far.
+
+    x: [..., N] with N ≥ 1. `folded`: x may be multiplied by log2(e) and rounded before s is taken from it, so that an
+    error of u·|x| stays. An element of -inf gives exactly 0. Of rows in `lost`, parts have no meaning.
+    """
+    four = full(x.parts)
+    if four.shape[-1] == 0:
+        raise ValueError(f"a row of shape {tuple(x.shape)} has no elements, so that none is the largest")
+    shift = four.amax(-1, keepdim=True)
+    top = torch.where(torch.isfinite(shift), shift, 0.0)
+    known = (four[2] == four[3]) & (four[2] == shift[3]) & (shift[2] == shift[3])
+    near, far = (top[3] - four[3]).clamp(min=0.0), (top[3] - four[2]).clamp(min=0.0)
+    fold = U * torch.maximum(top[2].abs(), top[3].abs()) * folded
+    relative = max(current().relative("exp"), current().relative("exp2"), U)
+
+    edge = torch.exp(fold)
+
+    def at(end: Tensor, distance: Tensor, sign: int) -> Tensor:
+        slack = torch.where(torch.isfinite(distance), _ARGUMENT * distance, 0.0) + fold
+        power = torch.exp(end - top[3] + sign * slack) * (1 + sign * (relative + _SLACK))
+        power = power if folded else torch.where(known, 1.0, power)
+        tiny = power <= FLUSHED * edge
+        if sign < 0:
+            return torch.where(tiny, 0.0, power)
+        return torch.where(power > LOST / edge, torch.where(tiny, power + SUBNORMAL, power), 0.0)
+
+    ends = at(four[2], far, -1), at(four[3], near, +1)
+    twice = (at(four[3], near, -1), at(four[2], far, +1)) if len(x.parts) == 4 else ends
+    exact = torch.exp(four[0] - top[3])
+    value = round_to(torch.exp(round_to(four[1] - top[1], current().arithmetic)), current().arithmetic)
+    terms = Enclosure(torch.stack([exact, value * torch.exp(top[1] - top[3]), *ends]))
+    return Exponentials(terms, twice, (near, far), shift, folded)
+
+
+def softmax(x: Enclosure, folded: bool = False, empty: Empty = "nan") -> Enclosure:
+    """exp(x) / sum(exp(x)) over the last dimension, whatever the shift and the order of the sum.
+
+    x: [..., N] with N ≥ 1; see `exponentials` for `folded`. NaN or +inf makes a row NaN; -inf gives exactly 0. `empty`:
+    what a row of nothing but -inf gives: NaN as for torch, zeros, or anything.
+
+    Raises:
+        ValueError: an `empty` that is none of these.
+    """
+    if empty not in ("nan", "zero", "any"):
+        raise ValueError(f"empty={empty!r} is none of nan, zero and any")
+    return _softmax(x, folded, empty)
+
+
+@remembered
+def _softmax(x: Enclosure, folded: bool, empty: str) -> Enclosure:
+    shares = exponentials(x, folded)
+    exact, value, lo, hi = shares.terms.full
+    least, most = shares.others
+    quotient = current().quotient
+    upper = torch.where(least > 0, hi / least, 1.0) * (1 + quotient + _SLACK)
+    lower = torch.where(lo > 0, lo / most, 0.0) * (1 - quotient - _SLACK)
+    lower = torch.where(lower <= FLUSHED, 0.0, lower)
+    upper = torch.where((hi > 0) & (upper <= FLUSHED), upper + SUBNORMAL, upper)
+    parts = [exact / exact.sum(-1, keepdim=True), value / shares.total.value, lower, upper.clamp(min=0.0)]
+    parts[3] = torch.where(torch.isneginf(full(x.parts)[3]), 0.0, parts[3])
+    return _settled(torch.stack(parts), shares, {"nan": math.nan, "zero": 0.0, "any": None}[empty])
+
+
+@remembered
+def log_sum_exp(x: Enclosure, folded: bool = False) -> Enclosure:
+    """log(sum(exp(x))) over the last dimension, which is kept with size 1: the shift plus the logarithm of the sum.
+
+    x: [..., N] with N ≥ 1; see `exponentials` for `folded`. NaN or +inf gives NaN, for inf - inf is; of a row of
+    nothing but -inf nothing is known: it is -inf for torch, and NaN by the formula.
+    """
+    shares = exponentials(x, folded)
+    _, value, low, high = shares.shift
+    total = shares.total
+    least, most = torch.log(total.lo) + high, torch.log(total.hi) + high
+    error = _log_error(shares, total.lo, total.hi)
+    if folded:
+        largest = torch.maximum(least.abs(), most.abs())
+        error = error + 2 * U * torch.maximum(low.abs(), high.abs()) + 3 * U * largest
+    of_value = torch.log(total.value * torch.exp(high - value))
+    parts = [torch.log(total.exact) + high, round_to(of_value, current().arithmetic) + value]
+    ends = torch.maximum(least, low - 1.0) - error, most + error  # a lower end of the sum may be lost to fp32
+    return _settled(torch.stack([*parts, *ends]), shares, None)
+
+
+@remembered
+def log_softmax(x: Enclosure, folded: bool = False) -> Enclosure:
+    """(x - s) - log(sum(exp(x - s))) over the last dimension: only differences of x are ever large.
+
+    x: [..., N] with N ≥ 1; see `exponentials` for `folded`. A kernel that takes the rounded logarithm of the whole sum
+    from x is written as `x - log_sum_exp(x)`. NaN, +inf and rows of nothing but -inf as in `log_sum_exp`; -inf gives
+    -inf.
+    """
+    shares, four = exponentials(x, folded), full(x.parts)
+    high = shares.shift[3]
+    least, most = shares.others
+    near, far = (torch.where(torch.isfinite(d), d, 0.0) for d in shares.distance)
+    error = _log_error(shares, least, most)
+    fold = 2 * U * high.abs() if folded else 0.0
+    upper, lower = four[3] - high - torch.log(least), four[2] - high - torch.log(most)
+    upper = upper + (error + _ARGUMENT * near + (fold + 3 * U * upper.abs() if folded else 0.0))
+    lower = lower - (error + _ARGUMENT * far + (fold + 3 * U * lower.abs() if folded else 0.0))
+    value = round_to(four[1] - shares.shift[1], current().arithmetic)
+    of_value = torch.log(shares.total.value * torch.exp(high - shares.shift[1]))
+    exact = four[0] - high - torch.log(shares.total.exact)
+    value = value - round_to(of_value, current().arithmetic)
+    parts = torch.stack([exact, value, lower, torch.where(torch.isneginf(four[3]), four[3], upper)])
+    return _settled(parts, shares, None)
+
+
+def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
+    """Largest error of the logarithm of a sum between `least` and `most`, whose shift may be any within its ends.
+
+    It is one of the natural logarithm, or one of the binary one times a rounded ln 2.
+    """
+    _, _, low, high = shares.shift
+    relative = max(current().relative("log"), current().relative("log2") + 2 * U) + _SLACK
+    largest = torch.maximum(torch.log(least).abs(), torch.log(most).abs() + (high - low))
+    terms = math.log(shares.terms.shape[-1]) + 2.0**-10  # of which none is above 1
+    return relative * largest.clamp(max=terms)
+
+
+def _settled(parts: Tensor, shares: Exponentials, empty: float | None) -> Enclosure:
+    """`Exponentials.settled`, of stacked parts."""
+    nan, hollow, unknown = shares.lost
+    parts = rounded(torch.where(nan | hollow | unknown, 0.0, parts), current().arithmetic)
+    parts = torch.where(nan, math.nan, parts)
+    if empty is not None:
+        parts = torch.where(hollow, empty, parts)
+    else:
+        parts[:2] = torch.where(hollow, math.nan, parts[:2])
+        unknown = unknown | hollow
+    parts[2] = torch.where(unknown, -math.inf, parts[2])
+    parts[3] = torch.where(unknown, math.inf, parts[3])
+    return Enclosure(parts)
