@@ -28,7 +28,7 @@ _SINKS = ("normal", "zeros", "outlier", "integers")
 _CAPS = (None, 30.0, 5.0)
 _LAYOUTS = layouts_like(2, 3, 2, 16)
 _SCALES = (0.25, 0.17677669529663687, 1.0, 0.088)
-_MOST_QUERIES, _MOST_KEYS, _MOST_HEADS = 24, 64, 2
+_MOST_QUERIES, _MOST_KEYS = 10, 40
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,7 @@ class _Options:
 
 _GROUPS = (
     _Options("bf16", False, 17, 32),
-    _Options("bf16", True, 1, 16),
-    _Options("fp16", False, 1, 16),
-    _Options("fp16", True, 17, 32),
-    _Options("fp32", False, 1, 16),
+    _Options("fp16", True, 1, 16),
 )
 
 
@@ -77,8 +74,8 @@ def _choices(options: _Options, accepts: frozenset[str]) -> Choices:
 
 @st.composite
 def _cases(draw: st.DrawFn, options: _Options, chosen: Chosen) -> Case:
-    batch, queries, keys = draw(st.integers(2, 3)), draw(st.integers(2, _MOST_QUERIES)), draw(st.integers(2, _MOST_KEYS))
-    groups, shared = draw(st.integers(2, _MOST_HEADS)), draw(st.sampled_from((1, 2, 3)))
+    batch, groups, shared = 2, 2, draw(st.sampled_from((1, 2)))
+    queries, keys = draw(st.integers(2, _MOST_QUERIES)), draw(st.integers(2, _MOST_KEYS))
     width, value_width = (draw(st.integers(options.narrow, options.wide)) for _ in range(2))
     tensors = [
         chosen_tensor("q", chosen, (batch, queries, groups * shared, width)),
@@ -97,7 +94,7 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
         heads, groups = shape["heads"], shape["key_heads"]
         if small:
             heads, groups = heads // groups, 1
-        queries, keys = (shape["queries"], shape["keys"]) if not small else (8, 48)
+        queries, keys = (shape["queries"], shape["keys"]) if not small else (4, 40)
         width, value_width = shape["width"], shape.get("value_width", shape["width"])
         tensors = [
             TensorSpec("q", "bf16", (1, queries, heads, width)),

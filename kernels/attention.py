@@ -26,7 +26,7 @@ _SIZES = ["queries", "keys", "groups", "shared", "width", "value_width"]
 
 @triton.jit(do_not_specialize=[*_SIZES, "sinks_stride"])
 def _attention_kernel(
-    q_ptr, k_ptr, v_ptr, sinks_ptr, output_ptr, lse_ptr, scale, ratio, cap,
+    q_ptr, k_ptr, v_ptr, sinks_ptr, output_ptr, lse_ptr, scale, cap,
     queries, keys, groups, shared, width, value_width,
     q_batch: tl.int64, q_token: tl.int64, q_head: tl.int64, q_number: tl.int64,
     k_batch: tl.int64, k_token: tl.int64, k_head: tl.int64, k_number: tl.int64,
@@ -64,8 +64,8 @@ def _attention_kernel(
         k_at = k_ptr + batch * k_batch + group * k_head + key.to(tl.int64) * k_token
         k = tl.load(k_at[None, :] + d[:, None] * k_number, mask=there[None, :] & (d < width)[:, None], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee")
-        if CAPPED or not SCALED_QUERY:
-            scores = scores * ratio
+        if not SCALED_QUERY:
+            scores = scores * scale
         if CAPPED:
             scores = libdevice.tanh(scores) * cap
         seen = there[None, :] & (key[None, :] <= last[:, None]) if CAUSAL else there[None, :]
@@ -130,20 +130,19 @@ def _launch(q, k, v, sinks, output, lse, scale, causal, cap, block_n, *, base_2,
     if not q.shape[:3].numel():
         return
     last = LOG2E.value if base_2 else 1.0
-    factor = scale * last if cap is None else scale
-    of_scores = (1.0 if scaled_query else factor) / (cap or 1.0)
+    factor = scale * last if cap is None else scale / cap
     blocks = triton.next_power_of_2
     with current(q.device):
         _attention_kernel[(triton.cdiv(queries * shared, BLOCK_M), batch * groups)](
-            q, k, v, sinks, output, lse, factor, of_scores, 1.0 if cap is None else cap * last,
+            q, k, v, sinks, output, lse, factor, 1.0 if cap is None else cap * last,
             queries, keys, groups, shared, width, value_width,
             *q.stride(), *k.stride(), *v.stride(), 0 if sinks is None else sinks.stride(0),
-            CAUSAL=causal, CAPPED=cap is not None, BASE_2=base_2, SCALED_QUERY=scaled_query,
+            CAUSAL=causal, CAPPED=cap is not None, BASE_2=base_2, SCALED_QUERY=scaled_query and cap is None,
             BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_D=max(16, blocks(width)), BLOCK_E=max(16, blocks(value_width)),
             num_warps=4,
         )  # fmt: skip
 
 
 _declare("flash", "flash+tiles_16", 16, base_2=False, scaled_query=False)
-_declare("exp2", "flash+exp2+tiles_64", 64, base_2=True, scaled_query=False)
-_declare("scaled_query", "flash+scaled_query+exp2+tiles_32", 32, base_2=True, scaled_query=True)
+_declare("base_2", "flash+tiles_64", 64, base_2=True, scaled_query=False)
+_declare("scaled_query", "flash+scaled_query_log2+tiles_32", 32, base_2=True, scaled_query=True)

@@ -77,8 +77,8 @@ def eager(
 ) -> dict[str, Tensor]:  # fmt: skip
     """As models of Transformers without a fused kernel: every step is a tensor of the dtype of q.
 
-    Products of 16-bit numbers are taken in fp32, because on a GPU torch may add parts of them in 16 bits. What the
-    softmax is taken of is relative to its largest number as in gpt-oss; elsewhere that is no step of its own.
+    Products of 16-bit numbers are taken in fp32, because on a GPU torch may add parts of them in 16 bits. Where there
+    are sinks, what the softmax is taken of is relative to its largest number and rounded, as in gpt-oss.
     """
     check_arguments(q, k, v, sinks, scale=scale, cap=cap)
     if sinks is not None and sinks.dtype != q.dtype:
@@ -91,8 +91,7 @@ def eager(
     scores = hidden_scores(scores, causal=causal)
     if sinks is not None:
         scores = torch.cat([sinks[:, None, None].expand(*scores.shape[:-1], 1), scores], -1)
-    largest = scores.amax(-1, keepdim=True)
-    scores = scores - largest.masked_fill(largest == -math.inf, 0.0)
+        scores = scores - scores.amax(-1, keepdim=True)
     weights, total, _ = exponentials(scores.float(), None)
     probabilities = (weights / total).to(v.dtype)
     first = probabilities.shape[-1] - keys.shape[-2]

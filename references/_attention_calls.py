@@ -10,15 +10,21 @@ from typing import Any
 import torch
 
 from harness.numerics import Enclosure, Tensor
-from harness.relation import Independent, NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
+from harness.relation import NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
 from references._shapes import check_shapes
 
-SEQUENCES = Independent(
-    "sequences", "a sequence has the same bits alone, in any batch and at any place in it", ("q", "k", "v"),
-    ("output", "lse"),
-)  # fmt: skip
-
 Params = Mapping[str, Any]
+
+
+@relation("sequences", "a sequence has the same bits alone, in any batch and at any place in it")
+def _sequences(tensors: Tensors, params: Params, random: Random) -> Iterator[Related]:
+    count = tensors["q"].shape[0]
+    if count < 2:
+        raise NotApplicable("the case has one sequence")
+    order = shuffled(count, random)
+    for what, kept in (("alone", order[:1]), ("in another order", order), ("twice", [*order, *order])):
+        moved = {name: tensors[name][kept] for name in ("q", "k", "v")}
+        yield Related(f"sequences {what}", {**tensors, **moved}, at(("output", "lse"), kept, ...))
 
 
 @relation("permutation", "heads in another order have the same bits each")
@@ -62,7 +68,7 @@ def _shared_heads(tensors: Tensors, params: Params, random: Random) -> Iterator[
     yield Related("keys and values copied for every head", {**tensors, **copies})
 
 
-RELATIONS = (_permutation, _queries, _shared_heads)
+RELATIONS = (_sequences, _permutation, _queries, _shared_heads)
 
 
 def check_attention(

@@ -1,13 +1,12 @@
-"""Scores of attention: scaled, capped, and to which base they are exponentiated."""
+"""Scores of attention: scaled, and capped."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
-from harness.numerics import Enclosure, Tensor, concatenate, divide, dot, fusible_product, hull, tanh, where
+from harness.numerics import Enclosure, concatenate, divide, dot, hull, tanh
 from harness.op import Contract, StageRecorder
 
 LOG2E = math.log2(math.e)
@@ -15,89 +14,47 @@ ROUNDED = ("products", "scaled", "cap_ratio", "cap_tanh", "capped")
 """Stages that are rounded where each step of the scores is a tensor of its own."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Scores of rows [..., N], in the units in which they are exponentiated.
-
-    Attributes:
-        plain: rounded; the largest one is taken of these.
-        exponents: from which the largest is subtracted: not rounded where that subtraction may be fused with a product.
-    """
-
-    plain: Enclosure
-    exponents: Enclosure
-
-    def visible(self, shown: Tensor) -> Scores:
-        """-inf where they are not shown [..., N]."""
-        return Scores(*(where(shown, x, -math.inf) for x in (self.plain, self.exponents)))
-
-    def after(self, first: Scores) -> Scores:
-        """Rows [B, H, T, N] with one more column, the first one, which is that of a head [H] in all rows."""
-        column = first.as_column(self)
-        return Scores(concatenate(column.plain, self.plain), concatenate(column.exponents, self.exponents))
-
-    def as_column(self, of: Scores) -> Scores:
-        """These [H] as one column of such rows, [B, H, T, 1]."""
-        batch, heads, rows, _ = of.plain.shape
-        both = (x.parts[:, None, :, None, None].expand(-1, batch, heads, rows, 1) for x in (self.plain, self.exponents))
-        return Scores(*map(Enclosure, both))
-
-
 def scores_of(
     queries: Enclosure, keys: Enclosure, scale: float, cap: float | None, contract: Contract, stage: StageRecorder
-) -> Scores:
-    """Those of queries [B, H, T, D] and keys [B, H, S, D]."""
-    by_two = contract.has("exp2")
-    last = LOG2E if by_two and cap is None else None  # to base 2, the factor after the dot is scale · log2 e
-    if contract.has("scaled_query"):
-        queries = stage("query", queries * _constant(scale, last, queries))
-        factor = None
-    elif contract.has("split_scale"):
-        queries, keys = queries * math.sqrt(scale), keys * math.sqrt(scale)
-        factor = None if last is None else _constant(1.0, last, queries)
-    else:
-        factor = _constant(scale, last, queries)
-    products = stage("products", dot(queries, keys.transposed))
-    if cap is None:
-        return _to_base(products, factor, stage, fused=by_two)
-    ratio = divide(products, cap) if factor is None else _ratio(products, factor, scale, cap, contract, stage)
-    bounded = stage("cap_tanh", tanh(stage("cap_ratio", ratio)))
-    if by_two:
-        return _folded(bounded, _constant(cap, LOG2E, bounded))
-    capped = stage("capped", bounded * cap)
-    return Scores(capped, capped)
-
-
-def sink_scores(sinks: Enclosure, contract: Contract) -> Scores:
-    """Those of sinks [H]."""
-    return _folded(sinks, _constant(1.0, LOG2E, sinks)) if contract.has("exp2") else Scores(sinks, sinks)
-
-
-def _to_base(products: Enclosure, factor: Enclosure | None, stage: StageRecorder, *, fused: bool) -> Scores:
-    if factor is None:
-        return Scores(products, products)
-    if fused:
-        return _folded(products, factor)
-    scaled = stage("scaled", products * factor)
-    return Scores(scaled, scaled)
-
-
-def _ratio(
-    products: Enclosure, factor: Enclosure, scale: float, cap: float, contract: Contract, stage: StageRecorder
 ) -> Enclosure:
-    """score / cap, by two operations or, where neither is rounded, by one product with scale / cap."""
-    scaled = divide(stage("scaled", products * factor), cap)
-    return scaled if contract.has("rounded_scores") else hull(scaled, products * _constant(scale, 1 / cap, products))
+    """Those of queries [B, H, T, D] and keys [B, H, S, D]: [B, H, T, S].
+
+    A power of two scales the query exactly. So does an even one where its root scales query and key.
+    """
+    in_query = not _is_power(scale) and contract.has("scaled_query")
+    if in_query:
+        queries = stage("query", queries * scale)
+    elif cap is None and contract.has("scaled_query_log2"):
+        products = stage("products", dot(stage("query", queries * _product(scale, LOG2E, queries)), keys.transposed))
+        return Enclosure(products.parts * math.log(2))  # exponentiated to base 2, and here to base e: the same numbers
+    elif not _is_power(math.sqrt(scale)) and contract.has("split_scale"):
+        in_query, queries, keys = True, queries * math.sqrt(scale), keys * math.sqrt(scale)
+    products = stage("products", dot(queries, keys.transposed))
+    scaled = products if in_query else stage("scaled", products * scale)
+    if cap is None:
+        return scaled
+    ratio = divide(scaled, cap)
+    if not in_query and not contract.has("rounded_scores"):
+        ratio = hull(ratio, products * _product(scale, 1 / cap, products))
+    return stage("capped", stage("cap_tanh", tanh(stage("cap_ratio", ratio))) * cap)
 
 
-def _folded(x: Enclosure, factor: Enclosure) -> Scores:
-    return Scores(x * factor, fusible_product(x, factor))
+def with_sinks(sinks: Enclosure, scores: Enclosure) -> Enclosure:
+    """Rows [B, H, T, N] with one more column, the first one, which is that of a head [H] in all rows."""
+    batch, heads, rows, _ = scores.shape
+    column = Enclosure(sinks.parts[:, None, :, None, None].expand(-1, batch, heads, rows, 1))
+    return concatenate(column, scores)
 
 
-def _constant(first: float, second: float | None, like: Enclosure) -> Enclosure:
+def _is_power(number: float) -> bool:
+    """Whether a number is a power of two."""
+    return math.frexp(number)[0] == 0.5
+
+
+def _product(first: float, second: float, like: Enclosure) -> Enclosure:
     """A factor as it reaches a kernel: the product of two is rounded to fp32 as such, or made of two such numbers."""
 
     def fp32(number: float) -> Enclosure:
         return Enclosure.point(torch.tensor(number, dtype=torch.float32, device=like.parts.device))
 
-    return fp32(first) if second is None else hull(fp32(first * second), fp32(first) * fp32(second))
+    return hull(fp32(first * second), fp32(first) * fp32(second))

@@ -6,13 +6,11 @@ exp(x - m) is rounded relative to the m of its tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.numerics import Enclosure, Tensor, amax, concatenate, maximum, where
-from harness.numerics.rescaled import rescaled
-
-Exponential = Callable[[Enclosure], Enclosure]
+from harness.numerics.rescaled import rescaled, shifted_exponential
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,17 @@ class Tiles:
         """Of the whole row; 0 where nothing is visible."""
         return self.maxima[-1]
 
-    def weights(self, exponents: Enclosure, exponential: Exponential) -> Enclosure:
+    def weights(self, scores: Enclosure) -> Enclosure:
         """exp(x - m) of every column, relative to the maximum after its tile, in the order of the columns."""
-        tiles = [exponential(exponents[..., p] - m) for p, m in zip(self.parts, self.maxima, strict=True)]
-        return self._in_order(tiles)
+        pairs = zip(self.parts, self.maxima, strict=True)
+        return self._in_order([shifted_exponential(scores[..., part], largest) for part, largest in pairs])
 
-    def counted(self, weights: Enclosure, exponential: Exponential) -> Enclosure:
+    def counted(self, weights: Enclosure) -> Enclosure:
         """The weights relative to the largest score of the row, by as many products as there are later tiles."""
         if len(self.parts) == 1:
             return weights
-        before = zip(self.maxima, self.maxima[1:], self.seen, strict=False)
-        factors = [where(seen, exponential(old - new), 1.0) for old, new, seen in before]
+        before = zip(self.seen, self.maxima, self.maxima[1:], strict=False)
+        factors = [where(seen, shifted_exponential(old, new), 1.0) for seen, old, new in before]
         return self._in_order(rescaled([weights[..., part] for part in self.parts], factors))
 
     def _in_order(self, tiles: Sequence[Enclosure]) -> Enclosure:

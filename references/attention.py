@@ -10,43 +10,25 @@ import math
 
 import torch
 
-from harness.numerics import (
-    Enclosure,
-    Tensor,
-    amax,
-    divide,
-    dot,
-    exp,
-    exp2,
-    fusible_product,
-    hull,
-    log,
-    log2,
-    minimum,
-    total,
-    where,
-)
-from harness.numerics.rescaled import rescaled_dot
+from harness.numerics import FORMATS, Enclosure, Tensor, amax, divide, dot, hull, log_sum_exp, softmax, total, where
+from harness.numerics.rescaled import rescaled_dot, shifted_exponential
 from harness.op import Contract, StageRecorder, op
-from references._attention_calls import RELATIONS, SEQUENCES, attention_flops, check_attention, is_visible
-from references._attention_scores import ROUNDED, Scores, scores_of, sink_scores
+from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible
+from references._attention_scores import ROUNDED, scores_of, with_sinks
 from references._softmax_tiles import Tiles, tiles_of
 
-LN2 = math.log(2)
+_QUERY = {"query": "q"}
 _TILES = {"tiles_16": 16, "tiles_32": 32, "tiles_64": 64, "tiles_128": 128}
-_NORMALIZED = ("rounded_probabilities", "fp32_probabilities")
 
 
 @op(
     rows=(),
     flops=attention_flops,
     axes={
-        "scale": {"scaled_scores": {}, "scaled_query": {"query": "q"}, "split_scale": {}},
+        "scale": {"scaled_scores": {}, "scaled_query": _QUERY, "scaled_query_log2": _QUERY, "split_scale": {}},
         "scores": {"fp32_scores": {}, "rounded_scores": dict.fromkeys(ROUNDED, "q")},
-        "base": {"": {}, "exp2": {}},
         "weights": {
             "rounded_weights": {"weights": "v"},
-            "fp32_weights": {},
             "rounded_probabilities": {"probabilities": "v"},
             "fp32_probabilities": {},
         },
@@ -57,9 +39,9 @@ _NORMALIZED = ("rounded_probabilities", "fp32_probabilities")
     },
     rounds={"output": "q"},
     presets={
-        "flash": ("scaled_scores", "fp32_scores", "", "rounded_weights", "", "", "", ""),
-        "eager": ("scaled_scores", "rounded_scores", "", "rounded_probabilities", "", "", "", ""),
-        "math": ("split_scale", "fp32_scores", "", "fp32_probabilities", "", "", "", ""),
+        "flash": ("scaled_scores", "fp32_scores", "rounded_weights", "", "", "", ""),
+        "eager": ("scaled_scores", "rounded_scores", "rounded_probabilities", "", "", "", ""),
+        "math": ("split_scale", "fp32_scores", "fp32_probabilities", "", "", "", ""),
     },
     optional_results=("lse",),
     torch_ops=(
@@ -70,7 +52,7 @@ _NORMALIZED = ("rounded_probabilities", "fp32_probabilities")
         "aten::_scaled_dot_product_efficient_attention",
         "aten::_scaled_dot_product_cudnn_attention",
     ),
-    relations=(SEQUENCES, *RELATIONS),
+    relations=RELATIONS,
 )
 def attention(
     q: Enclosure,
@@ -96,20 +78,21 @@ def attention(
         ValueError: shapes that do not fit, or a scale or cap that is not positive and finite.
     """
     check_attention(q, k, v, sinks, scale, cap)
-    visible = shown = is_visible(q.shape[1], k.shape[1], q.parts.device, causal=causal)
+    visible = is_visible(q.shape[1], k.shape[1], q.parts.device, causal=causal)
     shared = q.shape[2] // k.shape[2]
     queries, *others = (Enclosure(x.parts.transpose(2, 3)) for x in (q, k, v))
     keys, values = (Enclosure(x.parts.repeat_interleave(shared, 2)) for x in others)
     scores = scores_of(queries, keys, scale, cap, contract, stage)
-    lost = ~(torch.isfinite(scores.plain.lo) & torch.isfinite(scores.plain.hi)) & ~visible
-    late = None
-    if sinks is not None:
-        sink = sink_scores(sinks, contract)
-        late = sink.as_column(scores) if contract.has("late_sink") else None
-        if late is None:
-            scores, shown = scores.after(sink), torch.nn.functional.pad(visible, (1, 0), value=True)
-    attended, lse = _attended(scores.visible(shown), shown, values, late, contract, stage)
+    lost = ~(torch.isfinite(scores.lo) & torch.isfinite(scores.hi)) & ~visible
+    scores = where(visible, scores, -math.inf)
+    rows = scores if sinks is None else with_sinks(sinks, scores)
+    seen = visible.any(-1) if sinks is None else torch.ones_like(visible.any(-1))
+    lse = where(seen, log_sum_exp(rows, folded=True)[..., 0], -math.inf)
     stage("lse", lse.unknown_where(lost.any(-1)), result=True)
+    if contract.has("rounded_weights"):
+        attended = _flash(scores, visible, values, sinks, contract, stage)
+    else:
+        attended = _normalized(rows, seen[:, None], values, contract, stage)
     attended = attended.unknown_where(lost.any(-1, keepdim=True) | _reached(visible, values))
     stage("output", Enclosure(attended.parts.transpose(2, 3)), result=True)
 
@@ -120,51 +103,51 @@ def _reached(visible: Tensor, values: Enclosure) -> Tensor:
     return (~visible).double() @ bad.double() > 0
 
 
-def _attended(
-    scores: Scores, shown: Tensor, values: Enclosure, late: Scores | None, contract: Contract, stage: StageRecorder
-) -> tuple[Enclosure, Enclosure]:
-    """Output [B, H, T, E] and lse [B, H, T] from scores whose first column may be that of a sink."""
-    columns, keys = scores.plain.shape[-1], values.shape[-2]
-    first = columns - keys
-    offset: Enclosure | float = 0.0
-    if contract.has("rounded_shift"):
-        offset = where(shown.any(-1, keepdim=True), amax(scores.plain), 0.0)
-        shifted = stage("shifted", scores.plain - offset)
-        scores = Scores(shifted, shifted)
-    exponential = exp2 if contract.has("exp2") else _falling
-    tiles = Tiles.of(scores.plain, shown, _parts(first, columns, contract))
-    plain = tiles.weights(scores.exponents, exponential)
-    terms = tiles.counted(plain, exponential)
-    normalized = any(contract.has(option) for option in _NORMALIZED)
-    if not normalized:
-        rounded = tiles.counted(stage("weights", plain), exponential)
-        terms = rounded if contract.has("rounded_sum") else terms
-    summed = total(terms)
+def _normalized(
+    rows: Enclosure, seen: Tensor, values: Enclosure, contract: Contract, stage: StageRecorder
+) -> Enclosure:
+    """From probabilities. Where these are not rounded, they may be divided by their sum before or after the product."""
+    first = rows.shape[-1] - values.shape[-2]
+    if first and contract.has("rounded_scores") and contract.has("rounded_shift"):
+        rows = stage("shifted", rows - amax(rows))
+    probabilities = stage("probabilities", softmax(rows, folded=True, empty="zero"))
+    product = dot(probabilities[..., first:], values)
+    if contract.has("rounded_probabilities"):
+        return product
+    largest = where(seen, amax(rows), 0.0)
+    weights = shifted_exponential(rows, largest)
+    return hull(product, divide(dot(weights[..., first:], values), where(seen, total(weights), 1.0)))
+
+
+def _flash(
+    scores: Enclosure,
+    visible: Tensor,
+    values: Enclosure,
+    sinks: Enclosure | None,
+    contract: Contract,
+    stage: StageRecorder,
+) -> Enclosure:
+    """From weights that are rounded relative to the largest score so far, and divided by their sum at the end."""
+    late = sinks if sinks is not None and contract.has("late_sink") else None
+    first = int(sinks is not None and late is None)
+    if first and sinks is not None:
+        scores, visible = with_sinks(sinks, scores), torch.nn.functional.pad(visible, (1, 0), value=True)
+    fmt = stage.format_of("v")
+    tiles = Tiles.of(scores, visible, _parts(first, scores.shape[-1], contract))
+    weights = tiles.weights(scores)
+    rounded = tiles.counted(stage("weights", weights))
+    sums_rounded = fmt is not FORMATS["fp32"] and contract.has("rounded_sum")
+    summed = total(rounded if sums_rounded else tiles.counted(weights))
     if late is not None:
-        summed = summed + exponential(late.exponents - tiles.largest)
-    seen = tiles.seen[-1]
-    divisor = where(seen, summed, 1.0)
-    lse = where(seen, _lse(tiles.largest + offset, summed, contract), -math.inf)[..., 0]
-    if normalized:
-        return dot(stage("probabilities", divide(plain, divisor))[..., first:], values), lse
-    product = rescaled_dot(rounded[..., first:], values, len(tiles.parts), stage.format_of("v"))
-    return divide(product, divisor), lse
-
-
-def _falling(x: Enclosure) -> Enclosure:
-    """e**x of a number less a larger one."""
-    return exp(minimum(x, 0.0))
+        summed = summed + shifted_exponential(with_sinks(late, scores)[..., :1], tiles.largest, below=False)
+    product = rescaled_dot(rounded[..., first:], values, len(tiles.parts), fmt)
+    return divide(product, where(tiles.seen[-1], summed, 1.0))
 
 
 def _parts(first: int, columns: int, contract: Contract) -> list[slice]:
-    """The columns in tiles: all of them where no tile was named, or one tile has all of them."""
-    size = next((size for name, size in _TILES.items() if contract.has(name)), columns)
-    if size >= columns - first:
+    """The columns in tiles: all of them where no tile was named that is smaller, and the sink before the first one."""
+    smaller = [name for name, size in _TILES.items() if size < columns - first]
+    size = next((_TILES[name] for name in smaller if contract.has(name)), columns)
+    if size == columns:
         return [slice(0, columns)]
     return tiles_of(first, columns, size, backwards=contract.has("backwards"))
-
-
-def _lse(largest: Enclosure, summed: Enclosure, contract: Contract) -> Enclosure:
-    if not contract.has("exp2"):
-        return largest + log(summed)
-    return hull((largest + log2(summed)) * LN2, fusible_product(largest, LN2) + log(summed))

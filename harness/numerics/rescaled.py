@@ -1,5 +1,7 @@
-"""Sums that are rescaled while they grow, as flash attention does: after each tile of terms the sum so far is multiplied
-by a factor, because what all terms are relative to has changed.
+"""Sums of exponentials that are rescaled while they grow, as flash attention does.
+
+Each tile of terms is relative to the largest argument so far; when that grows, the sum so far is multiplied by a factor.
+Unlike in `softmax`, the shift of a term does not cancel here: it decides to which number of 16 bits the term is rounded.
 """
 
 from __future__ import annotations
@@ -11,10 +13,33 @@ from torch import Tensor
 
 from harness.numerics.dots import dot
 from harness.numerics.enclosure import Enclosure, unrounded_product, widened
-from harness.numerics.formats import FP16, FP32, Format
-from harness.numerics.parts import rounded
+from harness.numerics.formats import FP16, FP32, Format, round_to
+from harness.numerics.parts import full, rounded, unknown, unknown_where
 from harness.numerics.premises import U, current
+from harness.numerics.primitives import exp
+from harness.numerics.remembered import remembered
 from harness.numerics.sums import flushed
+
+
+@remembered
+def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -> Enclosure:
+    """exp(x - shift), by base e or base 2; `below`: x is never larger than the shift.
+
+    The difference is rounded, u of it. With base 2, x and the shift are multiplied by log2 e: that constant, rounded once
+    or twice, adds 2u of the difference, and each product may be rounded, or the one of x fused with the subtraction. So
+    x and the shift err by up to 2u each, beside what their own ends were rounded by; |x| is at most |shift| and the
+    difference. Together 5u of the difference and 4u of the shift. The bound of `exp` adds its own.
+    """
+    four, subtracted = full(x.parts), full(shift.parts)
+    lo, hi = four[2] - subtracted[3], four[3] - subtracted[2]
+    if below:
+        hi = torch.where(hi > 0, 0.0, hi)
+    largest = torch.maximum(subtracted[2].abs(), subtracted[3].abs())
+    largest = torch.where(torch.isfinite(largest), largest, 0.0)
+    errors = [torch.where(torch.isfinite(end), U * (5 * end.abs() + 4 * largest), 0.0) for end in (lo, hi)]
+    value = round_to(four[1] - subtracted[1], current().arithmetic)
+    difference = torch.stack(torch.broadcast_tensors(four[0] - subtracted[0], value, lo - errors[0], hi + errors[1]))
+    return exp(Enclosure(unknown_where(difference, unknown(four), unknown(subtracted))))
 
 
 def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[Enclosure]:
