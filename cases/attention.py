@@ -26,7 +26,7 @@ _KEYS = ("normal", "outlier", "outlier_last", "integers", "signs")
 _VALUES = ("normal", "rows", "lattice", "sparse", "outlier")
 _SINKS = ("normal", "zeros", "outlier", "integers")
 _CAPS = (None, 30.0, 5.0)
-_LAYOUTS = layouts_like(2, 3, 2, 16)
+_LAYOUTS = ("contiguous", "packed_qkv", "columns_first", "every_second", "unaligned", "expanded")
 _SCALES = (0.25, 0.17677669529663687, 1.0, 0.088)
 _MOST_QUERIES, _MOST_KEYS = 10, 40
 

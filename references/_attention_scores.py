@@ -19,15 +19,15 @@ def scores_of(
 ) -> Enclosure:
     """Those of queries [B, H, T, D] and keys [B, H, S, D]: [B, H, T, S].
 
-    A power of two scales the query exactly. So does an even one where its root scales query and key.
+    Where the root of the scale is a power of two, query and key may be scaled by it exactly.
     """
-    in_query = not _is_power(scale) and contract.has("scaled_query")
+    in_query = contract.has("scaled_query")
     if in_query:
         queries = stage("query", queries * scale)
     elif cap is None and contract.has("scaled_query_log2"):
         products = stage("products", dot(stage("query", queries * _product(scale, LOG2E, queries)), keys.transposed))
         return Enclosure(products.parts * math.log(2))  # exponentiated to base 2, and here to base e: the same numbers
-    elif not _is_power(math.sqrt(scale)) and contract.has("split_scale"):
+    elif not _is_power_of_two(math.sqrt(scale)) and contract.has("split_scale"):
         in_query, queries, keys = True, queries * math.sqrt(scale), keys * math.sqrt(scale)
     products = stage("products", dot(queries, keys.transposed))
     scaled = products if in_query else stage("scaled", products * scale)
@@ -46,8 +46,7 @@ def with_sinks(sinks: Enclosure, scores: Enclosure) -> Enclosure:
     return concatenate(column, scores)
 
 
-def _is_power(number: float) -> bool:
-    """Whether a number is a power of two."""
+def _is_power_of_two(number: float) -> bool:
     return math.frexp(number)[0] == 0.5
 
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from harness.numerics import FORMATS, Enclosure, Tensor, amax, divide, dot, hull, log_sum_exp, softmax, total, where
+from harness.numerics import FORMATS, Enclosure, Tensor, amax, concatenate, divide, dot, hull, log_sum_exp, softmax, total, where
 from harness.numerics.rescaled import rescaled_dot, shifted_exponential
 from harness.op import Contract, StageRecorder, op
 from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible
@@ -136,8 +136,10 @@ def _flash(
     tiles = Tiles.of(scores, visible, _parts(first, scores.shape[-1], contract))
     weights = tiles.weights(scores)
     rounded = tiles.counted(stage("weights", weights))
-    sums_rounded = fmt is not FORMATS["fp32"] and contract.has("rounded_sum")
-    summed = total(rounded if sums_rounded else tiles.counted(weights))
+    terms = tiles.counted(weights)
+    if fmt is not FORMATS["fp32"] and contract.has("rounded_sum"):
+        terms = concatenate(terms[..., :first], rounded[..., first:])  # no value belongs to a sink: it is not rounded
+    summed = total(terms)
     if late is not None:
         summed = summed + shifted_exponential(with_sinks(late, scores)[..., :1], tiles.largest, below=False)
     product = rescaled_dot(rounded[..., first:], values, len(tiles.parts), fmt)
