@@ -1,7 +1,7 @@
 """Cases of attention: sequences of few queries and keys, the heads of real models, and edges.
 
-A group fixes what a kernel is compiled for: the dtype, sinks or not, and the power of two above the width of a head. Few
-keys are not a matter of time alone: the more terms, the fewer outputs have one legal value.
+A group fixes what a kernel is compiled for: the dtype, sinks or not, and the power of two above the width of a head.
+Few keys are not a matter of time alone: the more terms, the fewer outputs have one legal value.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Flash attention, forward, in Triton: scores of one tile of keys at a time, relative to the largest score so far.
 
-Dao et al. 2022, arXiv 2205.14135. The weights of a tile are rounded to the dtype of v relative to the largest score after
-that tile, and divided by their sum at the end. So the width of a tile is part of the contract: `tiles_64`.
+Dao et al. 2022, arXiv 2205.14135. The weights of a tile are rounded to the dtype of v relative to the largest score
+after that tile, and divided by their sum at the end. So the width of a tile is part of the contract: `tiles_64`.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 import triton

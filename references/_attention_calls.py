@@ -93,7 +93,7 @@ def check_attention(
 
 
 def is_visible(queries: int, keys: int, device: torch.device, *, causal: bool) -> Tensor:
-    """Which keys each query sees, [T, S]: with `causal` those up to its own, the last query standing at the last key."""
+    """Which keys each query sees, [T, S]: with `causal` those up to its own, that of the last query being the last."""
     every = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return every.tril(keys - queries) if causal else every
 

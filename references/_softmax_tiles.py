@@ -1,13 +1,15 @@
 """Softmax of scores in tiles of columns, each relative to the largest score so far: what flash attention rounds.
 
-Milakov & Gimelshein 2018, arXiv 1805.02867, and Dao et al. 2022, arXiv 2205.14135. The tile decides about bits: a weight
-exp(x - m) is rounded relative to the m of its tile.
+Milakov & Gimelshein 2018, arXiv 1805.02867, and Dao et al. 2022, arXiv 2205.14135. The tile decides about bits: a
+weight exp(x - m) is rounded relative to the m of its tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from harness.numerics import Enclosure, Tensor, amax, concatenate, maximum, where
 from harness.numerics.rescaled import rescaled, shifted_exponential
@@ -45,6 +47,12 @@ class Tiles:
     def largest(self) -> Enclosure:
         """Of the whole row; 0 where nothing is visible."""
         return self.maxima[-1]
+
+    @property
+    def hollow(self) -> Tensor:
+        """Whether all scores that were seen after some tile may be -inf, [..., 1]: 0 or NaN may follow."""
+        infinite = [seen & torch.isneginf(largest.lo) for seen, largest in zip(self.seen, self.maxima, strict=True)]
+        return torch.stack(torch.broadcast_tensors(*infinite)).any(0)
 
     def weights(self, scores: Enclosure) -> Enclosure:
         """exp(x - m) of every column, relative to the maximum after its tile, in the order of the columns."""

@@ -10,7 +10,20 @@ import math
 
 import torch
 
-from harness.numerics import FORMATS, Enclosure, Tensor, amax, concatenate, divide, dot, hull, log_sum_exp, softmax, total, where
+from harness.numerics import (
+    FORMATS,
+    Enclosure,
+    Tensor,
+    amax,
+    concatenate,
+    divide,
+    dot,
+    hull,
+    log_sum_exp,
+    softmax,
+    total,
+    where,
+)
 from harness.numerics.rescaled import rescaled_dot, shifted_exponential
 from harness.op import Contract, StageRecorder, op
 from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible
@@ -68,7 +81,7 @@ def attention(
 ) -> None:
     """output[b, i, h] = Σ_j p[j] · v[b, j, h'] with p = softmax(scale · q[b, i, h] · k[b, j, h']) over the keys j.
 
-    q: [B, T, H, D]; k: [B, S, G, D]; v: [B, S, G, E]; sinks: [H]; output: [B, T, H, E]. G divides H, and h' = h · G // H.
+    q: [B, T, H, D]; k: [B, S, G, D]; v: [B, S, G, E]; sinks: [H]; output: [B, T, H, E]. G divides H, h' = h · G // H.
     With `causal`, query i sees the keys up to i + S - T. With `cap`, scores are cap · tanh(score / cap). A sink is one
     more score of each row of its head, which no value belongs to. A query that sees no key has the output 0. `lse`
     [B, H, T], the logarithm of the sum of all exponentials, sink included, need not be returned. What is not finite in
@@ -111,10 +124,10 @@ def _normalized(
     if first and contract.has("rounded_scores") and contract.has("rounded_shift"):
         rows = stage("shifted", rows - amax(rows))
     probabilities = stage("probabilities", softmax(rows, folded=True, empty="zero"))
-    product = dot(probabilities[..., first:], values)
+    largest = where(seen, amax(rows), 0.0)
+    product = dot(probabilities[..., first:], values).unknown_where(torch.isneginf(largest.lo))
     if contract.has("rounded_probabilities"):
         return product
-    largest = where(seen, amax(rows), 0.0)
     weights = shifted_exponential(rows, largest)
     return hull(product, divide(dot(weights[..., first:], values), where(seen, total(weights), 1.0)))
 
@@ -143,7 +156,7 @@ def _flash(
     if late is not None:
         summed = summed + shifted_exponential(with_sinks(late, scores)[..., :1], tiles.largest, below=False)
     product = rescaled_dot(rounded[..., first:], values, len(tiles.parts), fmt)
-    return divide(product, where(tiles.seen[-1], summed, 1.0))
+    return divide(product, where(tiles.seen[-1], summed, 1.0)).unknown_where(tiles.hollow)
 
 
 def _parts(first: int, columns: int, contract: Contract) -> list[slice]:

@@ -1,7 +1,7 @@
 """Sums of exponentials that are rescaled while they grow, as flash attention does.
 
-Each tile of terms is relative to the largest argument so far; when that grows, the sum so far is multiplied by a factor.
-Unlike in `softmax`, the shift of a term does not cancel here: it decides to which number of 16 bits the term is rounded.
+Each tile of terms is relative to the largest argument so far; when that grows, the sum so far is multiplied by a
+factor. Unlike in `softmax`, the shift of a term does not cancel: it decides to which number of 16 bits it is rounded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from harness.numerics.sums import flushed
 def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -> Enclosure:
     """exp(x - shift), by base e or base 2; `below`: x is never larger than the shift.
 
-    The difference is rounded, u of it. With base 2, x and the shift are multiplied by log2 e: that constant, rounded once
-    or twice, adds 2u of the difference, and each product may be rounded, or the one of x fused with the subtraction. So
-    x and the shift err by up to 2u each, beside what their own ends were rounded by; |x| is at most |shift| and the
-    difference. Together 5u of the difference and 4u of the shift. The bound of `exp` adds its own.
+    The difference is rounded, u of it. With base 2, x and the shift are multiplied by log2 e: that constant, rounded
+    once or twice, adds 2u of the difference, and each product may be rounded, or the one of x fused with the
+    subtraction. So x and the shift err by up to 2u each, beside what their own ends were rounded by; |x| is at most
+    |shift| and the difference. Together 5u of the difference and 4u of the shift. The bound of `exp` adds its own.
     """
     four, subtracted = full(x.parts), full(shift.parts)
     lo, hi = four[2] - subtracted[3], four[3] - subtracted[2]

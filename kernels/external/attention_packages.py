@@ -55,7 +55,7 @@ def sdpa_math(q, k, v, *, scale, causal=False):
 def sdpa_cpu(q, k, v, *, scale, causal=False):
     """512 keys at a time (`FlashAttentionKernel.cpp`)."""
     if k.shape[1] > 512 or q.shape[3] != v.shape[3]:
-        raise UnsupportedCase(f"{k.shape[1]} keys of {q.shape[3]} and {v.shape[3]} numbers: more than a tile, or unequal")
+        raise UnsupportedCase(f"{k.shape[1]} keys, {q.shape[3]} and {v.shape[3]} numbers: more than a tile, or unequal")
     return of_torch(SDPBackend.FLASH_ATTENTION, q, k, v, scale=scale, causal=causal)
 
 

@@ -1,4 +1,4 @@
-"""Attention in many ways that keep a contract: tiles, their direction, bases, orders of sums, and where sinks are added.
+"""Attention in many ways that keep a contract: tiles, their direction, bases, orders of sums, places of sinks.
 
 A bound on rounding errors that any of these exceeds is a false alarm.
 """

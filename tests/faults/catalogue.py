@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults import (
+    attention,
     completion_mask,
     edges,
     expert_edges,
@@ -23,6 +24,7 @@ _MODULES = (
     *(moe_lora, moe_lora_routing, moe_lora_backward, moe_lora_gradients, moe_lora_quantized, moe_lora_shards),
     moe_lora_limit,
     expert_edges,
+    attention,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)
@@ -31,6 +33,7 @@ GROUPS = {
     "layer_norm_gated": layer_norm_gated.GROUPS | edges.GROUPS,
     "layer_norm_gated_backward": layer_norm_gated_backward.GROUPS | edges.GROUPS,
     "completion_mask": completion_mask.GROUPS | edges.GROUPS,
+    "attention": attention.GROUPS,
     "moe_lora": moe_lora.GROUPS | edges.GROUPS,
     "moe_lora_backward": moe_lora.GROUPS | edges.GROUPS,
 }
