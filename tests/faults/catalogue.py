@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults import (
+    attention,
     completion_mask,
     edges,
     expert_edges,
@@ -27,6 +28,7 @@ _MODULES = (
     expert_edges,
     softmax,
     swiglu,
+    attention,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)
@@ -36,6 +38,7 @@ GROUPS = {
     "layer_norm_gated_backward": layer_norm_gated_backward.GROUPS | edges.GROUPS,
     "softmax": softmax.GROUPS | edges.GROUPS,
     "completion_mask": completion_mask.GROUPS | edges.GROUPS,
+    "attention": attention.GROUPS,
     "moe_lora": moe_lora.GROUPS | edges.GROUPS,
     "moe_lora_backward": moe_lora.GROUPS | edges.GROUPS,
     "swiglu": swiglu.GROUPS | edges.GROUPS,
