@@ -164,8 +164,9 @@ class Plan(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _plan(
     x: Described, mask: Described | None, keep: Described | None, scaled: bool, rounded: bool, base2: bool,
-    zero_rows: bool, blocks: tuple[int, ...], stages: tuple[str, ...],
+    zero_rows: bool, fp32_output: bool, blocks: tuple[int, ...], stages: tuple[str, ...],
 ) -> Plan:  # fmt: skip
+    """The plan; `fp32_output` changes what is compiled, and nothing else here."""
     check_arguments(x, mask, keep, stages)
     n = x.shape[-1]
     layout = layout_of([t for t in (x, mask, keep) if t is not None], dims=LEADING_DIMS)
@@ -221,8 +222,9 @@ def softmax(
     """
     scaled = scale != 1.0
     plan = _plan(
-        described(x), described(mask), described(keep), scaled, rounded, base2, zero_rows, blocks, tuple(stages)
-    )
+        described(x), described(mask), described(keep), scaled, rounded, base2, zero_rows, fp32_output, blocks,
+        tuple(stages),
+    )  # fmt: skip
     output = contiguous_like(x, dtype=torch.float32 if fp32_output else x.dtype)
     present = {"scaled": scaled and rounded, "masked": mask is not None and rounded, "total": True}
     columns = {"total": 1}

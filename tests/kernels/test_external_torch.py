@@ -56,6 +56,8 @@ def verified(project: Project, kernel: Kernel, line: str) -> CaseResult:
         ("torch.compile[layer_norm_gated]", f"{GATED} group_size=16 seed=1"),
         ("torch.ao[per_token]", CODES.replace("bf16", "fp32")),
         ("torch.ao[per_token]", f"{CODES.replace('bf16', 'fp16')} group_size=32"),
+        ("torch.compile[softmax]", "softmax x=bf16[9,64]:gates seed=1"),
+        ("torch.compile[softmax]", "softmax x=fp16[9,64] mask=fp16[9,64]:masked scale=0.125 seed=1"),
     ],
 )
 def test_it_keeps_what_it_claims(
