@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-import torch
-
 from harness.numerics import Enclosure, Tensor
 from harness.relations import NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
 from references._shapes import check_shapes
@@ -92,10 +90,21 @@ def check_attention(
             raise ValueError(f"{name}={number} must be positive and finite")
 
 
-def is_visible(queries: int, keys: int, device: torch.device, *, causal: bool) -> Tensor:
-    """Which keys each query sees, [T, S]: with `causal` those up to its own, that of the last query being the last."""
-    every = torch.ones(queries, keys, dtype=torch.bool, device=device)
+def is_visible(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
+    """Which keys each query sees, [T, S]: with `causal` those up to its own, that of the last query being the last.
+
+    q, k: parts [..., T, H, D] and [..., S, G, D].
+    """
+    queries, keys = q.shape[-3], k.shape[-3]
+    every = q.new_ones(queries, keys).bool()
     return every.tril(keys - queries) if causal else every
+
+
+def with_one(visible: Tensor) -> Tensor:
+    """[T, 1 + S]: that of a sink, which every query sees, before the keys."""
+    both = visible.new_ones(visible.shape[0], 1 + visible.shape[1])
+    both[:, 1:] = visible
+    return both
 
 
 def attention_flops(tensors: Mapping[str, Tensor], params: Params) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from harness import Contract, StageRecorder
 from harness.numerics import Enclosure, concatenate, divide, dot, hull, tanh
 
@@ -54,6 +52,6 @@ def _product(first: float, second: float, like: Enclosure) -> Enclosure:
     """A factor as it reaches a kernel: the product of two is rounded to fp32 as such, or made of two such numbers."""
 
     def fp32(number: float) -> Enclosure:
-        return Enclosure.point(torch.tensor(number, dtype=torch.float32, device=like.parts.device))
+        return Enclosure.point(like.parts.new_tensor(number).float())
 
     return hull(fp32(first * second), fp32(first) * fp32(second))

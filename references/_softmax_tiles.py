@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from functools import reduce
+from operator import or_
 
 from harness.numerics import Enclosure, Tensor, amax, concatenate, maximum, where
 from harness.numerics.rescaled import rescaled, shifted_exponential
@@ -51,8 +51,8 @@ class Tiles:
     @property
     def hollow(self) -> Tensor:
         """Whether all scores that were seen after some tile may be -inf, [..., 1]: 0 or NaN may follow."""
-        infinite = [seen & torch.isneginf(largest.lo) for seen, largest in zip(self.seen, self.maxima, strict=True)]
-        return torch.stack(torch.broadcast_tensors(*infinite)).any(0)
+        infinite = (seen & largest.lo.isneginf() for seen, largest in zip(self.seen, self.maxima, strict=True))
+        return reduce(or_, infinite)
 
     def weights(self, scores: Enclosure) -> Enclosure:
         """exp(x - m) of every column, relative to the maximum after its tile, in the order of the columns."""

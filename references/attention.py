@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from harness import Contract, StageRecorder, op
 from harness.numerics import (
     FORMATS,
@@ -26,7 +24,7 @@ from harness.numerics import (
     where,
 )
 from harness.numerics.rescaled import rescaled_dot, shifted_exponential
-from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible
+from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible, with_one
 from references._attention_scores import ROUNDED, scores_of, with_sinks
 from references._softmax_tiles import Tiles, tiles_of
 
@@ -91,15 +89,15 @@ def attention(
         ValueError: shapes that do not fit, or a scale or cap that is not positive and finite.
     """
     check_attention(q, k, v, sinks, scale, cap)
-    visible = is_visible(q.shape[1], k.shape[1], q.parts.device, causal=causal)
+    visible = is_visible(q.parts, k.parts, causal=causal)
     shared = q.shape[2] // k.shape[2]
     queries, *others = (Enclosure(x.parts.transpose(2, 3)) for x in (q, k, v))
     keys, values = (Enclosure(x.parts.repeat_interleave(shared, 2)) for x in others)
     scores = scores_of(queries, keys, scale, cap, contract, stage)
-    lost = ~(torch.isfinite(scores.lo) & torch.isfinite(scores.hi)) & ~visible
+    lost = ~(scores.lo.isfinite() & scores.hi.isfinite()) & ~visible
     scores = where(visible, scores, -math.inf)
     rows = scores if sinks is None else with_sinks(sinks, scores)
-    seen = visible.any(-1) if sinks is None else torch.ones_like(visible.any(-1))
+    seen = visible.any(-1) if sinks is None else visible.any(-1) | True
     lse = where(seen, log_sum_exp(rows, folded=True)[..., 0], -math.inf)
     stage("lse", lse.unknown_where(lost.any(-1)), result=True)
     if contract.has("rounded_weights"):
@@ -112,7 +110,7 @@ def attention(
 
 def _reached(visible: Tensor, values: Enclosure) -> Tensor:
     """Which outputs [B, H, T, E] have a term 0 · v with a masked v that is not finite, if such terms are added."""
-    bad = ~(torch.isfinite(values.lo) & torch.isfinite(values.hi))
+    bad = ~(values.lo.isfinite() & values.hi.isfinite())
     return (~visible).double() @ bad.double() > 0
 
 
@@ -125,7 +123,7 @@ def _normalized(
         rows = stage("shifted", rows - amax(rows))
     probabilities = stage("probabilities", softmax(rows, folded=True, empty="zero"))
     largest = where(seen, amax(rows), 0.0)
-    product = dot(probabilities[..., first:], values).unknown_where(torch.isneginf(largest.lo))
+    product = dot(probabilities[..., first:], values).unknown_where(largest.lo.isneginf())
     if contract.has("rounded_probabilities"):
         return product
     weights = shifted_exponential(rows, largest)
@@ -144,7 +142,7 @@ def _flash(
     late = sinks if sinks is not None and contract.has("late_sink") else None
     first = int(sinks is not None and late is None)
     if first and sinks is not None:
-        scores, visible = with_sinks(sinks, scores), torch.nn.functional.pad(visible, (1, 0), value=True)
+        scores, visible = with_sinks(sinks, scores), with_one(visible)
     fmt = stage.format_of("v")
     tiles = Tiles.of(scores, visible, _parts(first, scores.shape[-1], contract))
     weights = tiles.weights(scores)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from harness.case import Case, parse_case
 from harness.errors import UnsupportedCase
-from harness.inputs import build
 from harness.kernel import load_file, load_kernels
 from harness.result import Verdict
 from harness.verify.check import Subject, verify_case
@@ -129,9 +128,7 @@ def test_the_plain_path_of_torch_keeps_the_contract_math() -> None:
 
 
 def test_what_torch_answers_otherwise_is_refused() -> None:
-    tensors = build(
-        parse_case(LINE.replace("k=bf16[1,9,", "k=bf16[1,4,").replace("v=bf16[1,9,", "v=bf16[1,4,")), "cpu"
-    ).tensors
+    tensors = drawn(1, 6, 4, 4, 2, 16)
     with pytest.raises(UnsupportedCase, match="6 queries and 4 keys"):
         EXTERNAL["F.scaled_dot_product_attention[math]"].call(**tensors, scale=0.25, causal=True)
     with pytest.raises(UnsupportedCase, match="nothing to attend"):
