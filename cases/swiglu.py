@@ -40,6 +40,7 @@ _EXACT = ("saturated", "zeros", "special")
 """Gates that decide fp32: their sigmoid is 1, 1/2 or beside 0."""
 _GRADIENTS = ("normal", "rows", "tiny", "integers", "largest", "special")
 
+_FEW = 4  # layouts of fp32: a kernel that finds its elements in 16 bits finds them in 32
 _PARAMETERS: dict[str, tuple[Option, ...]] = {
     "swiglu_limit": (None, 7.0, 0.5),
     "alpha": (None, 1.702, 0.0, -1.0),
@@ -71,6 +72,7 @@ _GROUPS = (
 _VECTOR = 16
 _TAIL = f"x columns % {_VECTOR}"
 """No element depends on another, so that a row's tail matters to vectors alone, and a block's edges to masks."""
+"""No element depends on another: the tail of a row matters to vectors alone, and edges of a block are fixed cases."""
 _SMALL_ELEMENTS = 1 << 11
 _LARGE_ELEMENTS = 1 << 22
 
@@ -98,13 +100,14 @@ def _taken(form: str, accepts: frozenset[str]) -> bool:
 
 def _choices(op: str, options: Options, accepts: frozenset[str], most: int) -> Choices:
     """What the cases of a group choose from, where a tensor may have about `most` elements."""
-    layouts = row_layouts(most // options.wide)
-    gates = _EXACT if options.dtype == "fp32" else _VALUES
-    found: dict[str, tuple[Option, ...]] = tensor_choices("x", (options.dtype,), gates, layouts)
-    if options.form == "two":
-        found |= tensor_choices("up", (options.dtype,), _VALUES, layouts)
-    if op == "swiglu_backward":
-        found |= tensor_choices("dy", (options.dtype,), _GRADIENTS, layouts)
+    exact = options.dtype == "fp32"
+    layouts = row_layouts(most // options.wide)[: _FEW if exact else None]
+    regimes = {"x": _EXACT if exact else _VALUES}
+    regimes |= {"dy": _GRADIENTS} if op == "swiglu_backward" else {}
+    regimes |= {"up": _GRADIENTS if exact else _VALUES} if options.form == "two" else {}
+    found: dict[str, tuple[Option, ...]] = {}
+    for name, values in regimes.items():
+        found |= tensor_choices(name, (options.dtype,), values, layouts)
     held = 1 if options.form == "two" else 2
     found |= {_TAIL: tuple(dict.fromkeys(held * r % _VECTOR for r in residues(options.narrow, options.wide, _VECTOR)))}
     if not options.plain:

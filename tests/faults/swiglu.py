@@ -100,7 +100,7 @@ VALUES = (
     ),
     _limited(
         "NaN limited", "takes the limit for a gate that is NaN, as fminf",
-        (_limit(_ABOVE, "gate = tl.minimum(gate, limit)"),), "silu or output", "output",
+        (_limit(_ABOVE, "gate = tl.minimum(gate, limit)"),), "silu or output", "output", options="edges",
     ),
     _fault(
         "halves exchanged", "takes the second half for the gate",
