@@ -42,7 +42,6 @@ class _Options:
 _GROUPS = (
     _Options("bf16", "fp32", True, False, 33, 64),
     _Options("bf16", "bf16", True, True, 17, 32),
-    _Options("bf16", "bf16", False, False, 1, 16),
     _Options("fp16", "fp16", True, False, 33, 64),
     _Options("fp16", "fp32", False, True, 1, 16),
     _Options("fp32", "fp32", True, False, 17, 32),
