@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from harness import Contract, StageRecorder
 from harness.numerics import (
     Enclosure,
@@ -51,13 +49,14 @@ def labels_of(logits: Enclosure, labels: Tensor, ignore_index: int) -> Labels:
     if len(logits.shape) != 2 or not logits.shape[1]:
         raise ValueError(f"logits has shape {tuple(logits.shape)}; it must be [T, V] with V ≥ 1")
     check_shapes({"labels": (labels, tuple(logits.shape[:1]))})
-    classes, column = logits.shape[1], labels[:, None].to(torch.int64)
+    classes, column = logits.shape[1], labels[:, None].long()
     ignored = column == ignore_index
     index = column.masked_fill(ignored, 0)
     if bool(((index < 0) | (index >= classes)).any()):
         wrong = int(index[(index < 0) | (index >= classes)][0])
         raise ValueError(f"a label is {wrong}; it must be from 0 to {classes - 1}, or ignore_index={ignore_index}")
-    return Labels(index, ignored, (torch.arange(classes, device=labels.device) == index) & ~ignored)
+    places = index.new_ones(classes).cumsum(0) - 1
+    return Labels(index, ignored, (places == index) & ~ignored)
 
 
 @dataclass(frozen=True)
@@ -102,14 +101,17 @@ class Smoothing:
     each: Enclosure
 
 
-def smoothing_of(label_smoothing: float, classes: int, device: torch.device) -> Smoothing:
-    """Raises ValueError for a smoothing that is not from 0 to 1."""
+def number(value: float, like: Tensor) -> Enclosure:
+    """A number as a kernel has it, [1] in fp32, on the device of a tensor."""
+    return Enclosure.point(like.new_ones(1).float() * value)
+
+
+def smoothing_of(label_smoothing: float, classes: int, like: Tensor) -> Smoothing:
+    """The parts of a label on the device of a tensor; ValueError for a smoothing that is not from 0 to 1."""
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing={label_smoothing} must be from 0 to 1")
-    own, kept, each = (
-        Enclosure.point(torch.tensor([number], dtype=torch.float32, device=device))
-        for number in (label_smoothing, 1.0 - label_smoothing, label_smoothing / classes)
-    )
+    numbers = label_smoothing, 1.0 - label_smoothing, label_smoothing / classes
+    own, kept, each = (number(value, like) for value in numbers)
     return Smoothing(own, hull(kept, 1.0 - own), hull(each, divide(own, float(classes))))
 
 

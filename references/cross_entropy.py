@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from harness import Contract, StageRecorder, op
 from harness.numerics import (
     Enclosure,
@@ -80,9 +78,9 @@ def cross_entropy(
     """
     _check(z_loss, reduction, count, contract)
     rows = labels_of(logits, labels, ignore_index)
-    smoothing = smoothing_of(label_smoothing, logits.shape[1], labels.device) if label_smoothing else None
+    smoothing = smoothing_of(label_smoothing, logits.shape[1], labels) if label_smoothing else None
     x = scaled(logits, logit_scale, softcap, stage).logits
-    counted = Enclosure.point((~rows.ignored).to(torch.float64))
+    counted = Enclosure.point((~rows.ignored).double())
     if contract.has("from_lse"):
         lse = stage("lse", log_sum_exp(x)[..., 0])[..., None]
         losses, weights = _from_lse(x, lse, rows.index, smoothing, z_loss).zero_where(rows.ignored), None

@@ -6,8 +6,6 @@ lists who keeps which. The tests check the formulas against automatic differenti
 
 from __future__ import annotations
 
-import torch
-
 from harness import Contract, StageRecorder, op
 from harness.numerics import (
     Enclosure,
@@ -31,6 +29,7 @@ from references._cross_entropy import (
     Smoothing,
     labels_of,
     log_probs_of,
+    number,
     scaled,
     smoothing_of,
 )
@@ -89,7 +88,7 @@ def cross_entropy_backward(
         raise ValueError(f"count={count} must be 1 or more")
     of_probs = contract.has("from_lse") or contract.has("normalized")
     _check(contract, of_probs, lse, logit_scale != 1.0 or softcap is not None or z_loss != 0.0)
-    smoothing = smoothing_of(label_smoothing, logits.shape[1], labels.device) if label_smoothing else None
+    smoothing = smoothing_of(label_smoothing, logits.shape[1], labels) if label_smoothing else None
     x = scaled(logits, logit_scale, softcap, stage)
     grad = grad_output[..., None].zero_where(rows.ignored)
     if of_probs:
@@ -147,7 +146,7 @@ def _slopes(x: Scaled, rows: Labels, logit_scale: float, softcap: float | None) 
         slope, again = (multiply_add(-t, t, 1.0) for t in (x.squashed, divide(x.logits, softcap)))
         factors.append(where(rows.onehot, hull(slope, again), slope))
     if logit_scale != 1.0:
-        factors.append(Enclosure.point(torch.tensor([logit_scale], dtype=torch.float32, device=rows.index.device)))
+        factors.append(number(logit_scale, rows.index))
     return factors
 
 
