@@ -156,7 +156,8 @@ def sparse(block: Block) -> Tensor:
 def masked(block: Block) -> Tensor:
     """0, or normal values, to be added to scores; -inf or the lowest finite number where `spans` is false."""
     added = torch.where(block.integers(block.rows, 0, 1, "added") == 0, 0.0, block.normal(block.elements))
-    lowest = torch.where(block.integers(block.rows, 0, 1, "lowest") == 0, -math.inf, -block.fmt.max)
+    finite = block.integers(block.rows, 0, 1, "lowest") == 0
+    lowest = torch.where(finite, added * 0.0 - block.fmt.max, -math.inf)
     return torch.where(kept(block), added, lowest)
 
 

@@ -16,6 +16,7 @@ from tests.faults import (
     moe_lora_routing,
     moe_lora_shards,
     rms_norm,
+    softmax,
 )
 
 _MODULES = (
@@ -23,6 +24,7 @@ _MODULES = (
     *(moe_lora, moe_lora_routing, moe_lora_backward, moe_lora_gradients, moe_lora_quantized, moe_lora_shards),
     moe_lora_limit,
     expert_edges,
+    softmax,
 )
 
 FAULTS = tuple(fault for module in _MODULES for fault in module.FAULTS)
@@ -30,6 +32,7 @@ GROUPS = {
     "rms_norm": rms_norm.GROUPS | edges.GROUPS,
     "layer_norm_gated": layer_norm_gated.GROUPS | edges.GROUPS,
     "layer_norm_gated_backward": layer_norm_gated_backward.GROUPS | edges.GROUPS,
+    "softmax": softmax.GROUPS | edges.GROUPS,
     "completion_mask": completion_mask.GROUPS | edges.GROUPS,
     "moe_lora": moe_lora.GROUPS | edges.GROUPS,
     "moe_lora_backward": moe_lora.GROUPS | edges.GROUPS,

@@ -53,6 +53,8 @@ def verified(project: Project, kernel: Kernel, line: str) -> CaseResult:
         ("torch.compile[rms_norm_fp8]", f"{NORM} eps=1e-06 quant=dynamic seed=1"),
         ("torch.compile[layer_norm_gated]", f"{GATED} is_rms_norm=True seed=1"),
         ("torch.compile[layer_norm_gated]", f"{GATED} group_size=16 seed=1"),
+        ("torch.compile[softmax]", "softmax x=bf16[9,64]:gates seed=1"),
+        ("torch.compile[softmax]", "softmax x=fp16[9,64] mask=fp16[9,64]:masked scale=0.125 seed=1"),
     ],
 )
 def test_it_keeps_what_it_claims(
