@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
+from harness import Contract, Latent, StageRecorder, op
 from harness.numerics import Enclosure, Tensor, divide, exponentials, fusible_product, multiply_add, where
-from harness.op import Contract, Latent, StageRecorder, op
 from references._shapes import check_shapes, width_of
 
 

@@ -21,7 +21,7 @@ from harness.inputs import build
 from harness.judging.problem import Problem
 from harness.kernel import load_file
 from harness.numerics import Enclosure
-from harness.op import Op
+from harness.ops import Op
 from harness.verify.declarations import check_op
 
 SEEDS = 3

@@ -115,7 +115,7 @@ def _file(name: str, found: Followed, body: Body, rows: tuple[str, ...], source:
         *(["from typing import Any"] if _integers(found) else []),
         *([""] if "pi" in words or _integers(found) else []),
         *([_imports(imported)] if imported else []),
-        "from harness.op import Contract, StageRecorder, op",
+        "from harness.ops import Contract, StageRecorder, op",
         "",
         "",
         *_declaration(found, body, rows),

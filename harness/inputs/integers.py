@@ -135,6 +135,16 @@ def lookalikes(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
     return torch.where(kind == 0, end + span, torch.where(kind == 1, end - span, -100))
 
 
+def labels(block: Block, dtype: torch.dtype, classes: int) -> Tensor:
+    """Integers: labels below N: uniform, one in eight each the first and the last, one in four -100, to be ignored."""
+    _require_room(block, dtype, f"labels_{classes}", classes - 1)
+    kind = block.integers(block.elements, 0, 7, "kind")
+    values = block.integers(block.elements, 0, classes - 1)
+    for number, label in enumerate((-100, -100, 0, classes - 1)):
+        values = torch.where(kind == number, label, values)
+    return values
+
+
 def loads(block: Block, dtype: torch.dtype, count: int) -> Tensor:
     """Integers: ids of N experts, the first of which get 0, 1, 16, 17, 32, 64 and 128 pairs; the last gets the rest."""
     _require_room(block, dtype, f"loads_{count}", count - 1)
@@ -170,7 +180,7 @@ PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, ze
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
 NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
-    regime.__name__: regime for regime in (below, around, experts, loads, sequences, lookalikes)
+    regime.__name__: regime for regime in (below, around, experts, labels, loads, sequences, lookalikes)
 }
 """Word → function of those that have one: `below` makes below_1, below_2, and so on."""
 

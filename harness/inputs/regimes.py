@@ -147,6 +147,14 @@ def special_columns(block: Block) -> Tensor:
     return values
 
 
+def masked_classes(block: Block) -> Tensor:
+    """Normal values; half of the rows have -inf before some column, the other half after it, as masked classes have."""
+    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    before = block.integers(block.rows, 0, 1, "before") == 0
+    hidden = torch.where(before, block.columns - column, column - block.columns) < 0
+    return torch.where(hidden, -math.inf, block.normal(block.elements))
+
+
 def sparse(block: Block) -> Tensor:
     """Zeros, and one normal value in sixteen."""
     kept = block.integers(block.elements, 0, 15) == 0
@@ -231,7 +239,7 @@ REGIMES: Mapping[str, Regime] = {
     regime.__name__: regime
     for regime in (
         *(normal, uniform, rows, tiny, tiniest, outlier, outlier_last, offset, lattice, zero_rows, constant, pow2),
-        *(subnormal, huge, largest, special, special_columns, sparse, masked),
+        *(subnormal, huge, largest, special, special_columns, masked, masked_classes, sparse),
         *(near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_odd, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),

@@ -33,6 +33,7 @@ from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_oute
 from harness.numerics.integers import ceil, floor, round_half_away, round_half_even, trunc
 from harness.numerics.moments import difference_of_products, mean_and_variance
 from harness.numerics.own import Primitive, primitive
+from harness.numerics.powers import power_of_two_from, power_of_two_to, two_to_the
 from harness.numerics.prefixes import cumsum
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
@@ -125,6 +126,8 @@ __all__ = [
     "mean_of_squares",
     "minimum",
     "multiply_add",
+    "power_of_two_from",
+    "power_of_two_to",
     "primitive",
     "product_in_any_order",
     "remembered",
@@ -147,6 +150,7 @@ __all__ = [
     "total",
     "total_of_products",
     "trunc",
+    "two_to_the",
     "using",
     "variance_about",
     "where",

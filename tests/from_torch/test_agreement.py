@@ -18,7 +18,7 @@ from harness.judging.expected import Exact
 from harness.judging.problem import Problem
 from harness.judging.trace import Trace
 from harness.kernel import load_file
-from harness.op import Op
+from harness.ops import Op
 from harness.siblings import siblings
 from harness.verify.project import Project, open_project
 from tests.from_torch import functions
