@@ -44,7 +44,7 @@ def mean(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, dt
             if x.square_of.about is None
             else _variance(x, dim, keepdim)
         )
-    if len(x.factors) == 2 and not x.named and all(f.kind == "numbers" for f in x.factors):
+    if len(x.factors) == 2 and not x.staged and not x.named and all(f.kind == "numbers" for f in x.factors):
         return _of_products("mean_of_products", x, dim, keepdim)
     return last(x, dim, keepdim, "mean", mean_of=x.text)
 
@@ -53,7 +53,7 @@ def mean(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, dt
 def total(x: Value, dim: Value | None = None, keepdim: Value | None = None, *, dtype: Value | None = None) -> Value:
     if x.kind == "integers":
         return as_method("sum", x, dim=dim, keepdim=keepdim)
-    if len(x.factors) == 2 and not x.named and all(f.kind == "numbers" for f in x.factors):
+    if len(x.factors) == 2 and not x.staged and not x.named and all(f.kind == "numbers" for f in x.factors):
         return _of_products("total_of_products", x, dim, keepdim)
     return last(x, dim, keepdim, "total")
 

@@ -49,11 +49,11 @@ def _softplus(x: Enclosure) -> Enclosure:
 """Name → function that a reference brings along; what it calls is in harness.numerics, or the constant pi."""
 
 
-def _formula(name: str, *functions: str) -> None:
-    RULES(*functions)(lambda x, inplace=None: call(name, numbers(x), computed=True))
-
-
-_formula("_silu", "silu")
+@RULES("silu")
+def silu(x: Value, inplace: Value | None = None) -> Value:
+    """A product, unless it is computed as a quotient."""
+    x = numbers(x)
+    return call("_silu", x, computed=True, factors=(x, call("sigmoid", x)), staged=True)
 
 
 @RULES("gelu")

@@ -34,7 +34,7 @@ class Value:
         square_of: what it is the square of, likewise.
         about: the numbers and their mean, if it is their difference.
         mean_of: the numbers that it is the mean of, over the last dimension.
-        staged: whether it is a stage, of which a kernel may have shown other values than follow from the factors.
+        staged: whether it may be something else than the product of the factors, such as what a kernel gave as a stage.
         items: of a sequence.
     """
 

@@ -73,7 +73,11 @@ class _Writer:
     def _may_be_fused(self, node: fx.Node) -> bool:
         """Whether it is a product that is not rounded before it is multiplied or added to."""
         after = {operation(user) for user in node.users if user in self.used}
-        return operation(node) == "mul" and not self.operations.target(node) and bool(after & {"mul", "add", "sub"})
+        return (
+            operation(node) in ("mul", "silu")
+            and not self.operations.target(node)
+            and bool(after & {"mul", "add", "sub"})
+        )
 
     def written(self) -> Body:
         for node in self.traced.graph.nodes:

@@ -20,6 +20,7 @@ from tests.from_torch import functions
 from tests.from_torch.functions import EXAMPLES
 
 HERE = Path(functions.__file__)
+ROOT = HERE.parents[2]
 
 
 def text_of(function: Callable[..., Any], example: str, **options: bool) -> str:
@@ -217,6 +218,18 @@ def test_a_branch_that_was_taken_is_a_condition_of_the_reference() -> None:
     assert Problem(op, op.contract(), {"x": torch.ones(2, 8)}, {}).trace.enclosure("output").shape == (2, 4)
     with pytest.raises(UsageError, match=r"the function was traced where x\.shape\[-1\] % 2 is 0"):
         _ = Problem(op, op.contract(), {"x": torch.ones(2, 7)}, {}).trace
+
+
+def test_the_guide_shows_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    guide = (ROOT / "docs" / "from_torch.md").read_text()
+    source, shown = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[:2]
+    (tmp_path / "model.py").write_text(source)
+    example = re.findall(r"'(\w+=bf16\[[\d,]+\])'", guide)[:3]
+    assert cli.main(["reference", "from-torch", f"{tmp_path}/model.py:gated_norm", *example, "eps=1e-06"]) == 0
+    printed = capsys.readouterr()
+    statements = [line for line in shown.splitlines() if line.startswith("    ")]
+    assert len(statements) > 10 and set(statements) <= set(printed.out.splitlines())
+    assert printed.err.split(": ")[1].strip() in guide
 
 
 @pytest.mark.parametrize(

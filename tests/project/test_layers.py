@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import harness
 from harness import numerics
@@ -330,7 +331,9 @@ def op_names() -> list[str]:
 
 def words_of(path: Path) -> list[str]:
     """The ops that a file must not name: all but functions of mathematics, where these are defined or torch's are."""
-    functions = numerics.__all__ if path.parts[1] in ("numerics", "tracing") else ()
+    functions: Collection[str] = numerics.__all__ if path.parts[1] in ("numerics", "tracing") else ()
+    if path.parts[1] == "from_torch":  # which maps the functions of torch by their names
+        functions = dir(torch.nn.functional)
     return sorted(set(op_names()) - set(functions))
 
 
