@@ -41,7 +41,6 @@ class _Groups(NamedTuple):
     zero: Tensor | None = None
 
 
-def quantized(
 def encoded(
     weight: Tensor, scheme: str, group_size: int | None = None, *, scale_dtype: torch.dtype | None = None
 ) -> Quantized:
