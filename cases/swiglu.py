@@ -96,7 +96,7 @@ def _choices(op: str, options: Options, accepts: frozenset[str], most: int) -> C
     """What the cases of a group choose from, where a tensor may have about `most` elements."""
     exact = options.dtype == "fp32"
     layouts = row_layouts(most // options.wide)[: _FEW if exact else None]
-    regimes = {"x": _EXACT if exact else _VALUES}
+    regimes: dict[str, tuple[str, ...]] = {"x": _EXACT if exact else _VALUES}
     regimes |= {"dy": _GRADIENTS} if op == "swiglu_backward" else {}
     regimes |= {"up": _GRADIENTS if exact else _VALUES} if options.form == "two" else {}
     found: dict[str, tuple[Option, ...]] = {}
