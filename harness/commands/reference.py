@@ -33,7 +33,7 @@ def add_reference(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_reference)
     ways = parser.add_subparsers(required=True, metavar="HOW")
     way = ways.add_parser("from-torch", help="trace a function of tensors", description=parser.description)
-    way.add_argument("function", metavar="FILE:FUNCTION", help="the function, as in model.py:rotary")
+    way.add_argument("function", metavar="FILE:FUNCTION", help="the function, as in model.py:gelu")
     way.add_argument(
         "example",
         nargs="+",
@@ -92,7 +92,7 @@ def function_of(text: str) -> tuple[Path, str]:
     """
     file, colon, name = text.rpartition(":")
     if not colon or not name.isidentifier():
-        raise UsageError(f"{text!r} is not FILE:FUNCTION, as in model.py:rotary")
+        raise UsageError(f"{text!r} is not FILE:FUNCTION, as in model.py:gelu")
     if not Path(file).is_file():
         raise UsageError(f"there is no file {file!r}")
     return Path(file), name
