@@ -92,7 +92,7 @@ def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
     for seed, shape in enumerate(_SHAPES):
         heads, groups = shape["heads"], shape["key_heads"]
         if small:
-            heads, groups = heads // groups, 1
+            heads, groups = min(2, heads // groups), 1
         queries, keys = (shape["queries"], shape["keys"]) if not small else (4, 40)
         width, value_width = shape["width"], shape.get("value_width", shape["width"])
         tensors = [
