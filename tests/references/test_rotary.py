@@ -132,3 +132,26 @@ def test_a_rounding_between_norm_and_rotation_is_told(between: bool, own: str, o
 def test_a_chain_whose_rows_are_not_independent_explains_no_rows() -> None:
     assert rms_norm.latent is not None and not rotary.rows
     assert qk_norm_rope.latent is None and not qk_norm_rope.rows
+
+
+def by_exchange(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> Tensor:
+    """As 32 lanes with a part of the head each that exchange numbers with the lane of number XOR R / 2 / part."""
+    part, half = x.shape[-1] // 32, cos.shape[1]
+    columns = torch.arange(2 * half)
+    partner = (columns // part ^ half // part) * part + columns % part
+    other = torch.where(columns < half, -1.0, 1.0) * x[..., partner].float()
+    cosine, sine = (table[positions].float().unsqueeze(1)[..., columns % half] for table in (cos, sin))
+    return torch.cat([(x[..., : 2 * half].float() * cosine + other * sine).to(x.dtype), x[..., 2 * half :]], -1)
+
+
+def test_an_exchange_by_xor_needs_a_power_of_two() -> None:
+    """What csrc/fused_qknorm_rope_kernel.cu of vLLM does, where nothing says which R it takes."""
+    for half in (32, 64, 16, 48):
+        given = inputs(torch.bfloat16, width=128, half=half)
+        del given["k"]
+        found = by_exchange(given["q"], given["cos"], given["sin"], given["positions"])
+        if half != 48:
+            assert_contract("rotary", found, contract="fp32_products", decided=0.99, **given)
+            continue
+        with pytest.raises(ContractViolation, match="not possible"):
+            assert_contract("rotary", found, contract="fp32_products", **given)
