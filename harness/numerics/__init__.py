@@ -39,6 +39,7 @@ from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, usin
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
 from harness.numerics.remembered import remembered, remembering
+from harness.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
 from harness.numerics.selection import (
     Indices,
     Truth,
@@ -132,11 +133,14 @@ __all__ = [
     "product_in_any_order",
     "remembered",
     "remembering",
+    "rescaled",
     "rescaled_accumulation",
+    "rescaled_dot",
     "round_half_away",
     "round_half_even",
     "round_to",
     "rsqrt",
+    "shifted_exponential",
     "sigmoid",
     "sin",
     "softmax",
