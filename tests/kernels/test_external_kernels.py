@@ -51,6 +51,7 @@ def all_kernels() -> dict[str, Kernel]:
 def test_they_load_without_the_package_and_are_not_loaded_by_default() -> None:
     ops = {"moe_lora", "moe_lora_backward", "rms_norm", "layer_norm_gated", "layer_norm_gated_backward"}
     ops |= {"swiglu", "swiglu_backward"}
+    ops |= {"cross_entropy", "cross_entropy_backward"}
     assert {k.op for k in all_kernels().values()} == ops
     assert not {k.name for k in load_kernels(FOLDER.parent)} & set(all_kernels())
 
