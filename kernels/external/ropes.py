@@ -39,7 +39,7 @@ def refuse_promotion(q, *tables):
             raise UnsupportedCase(f"q is {q.dtype} and a table {table.dtype}: upstream's result has the table's dtype")
 
 
-@kernel("rotary", contract="rounded_products", name="transformers[llama]")
+@kernel("rotary", contract="rounded_products", name="transformers[rope,llama]")
 def llama(q, cos, sin, positions, k=None):
     """`apply_rotary_pos_emb` of Llama, which most models there copy; it always takes a k."""
     refuse_promotion(q, cos, sin)
@@ -52,7 +52,7 @@ def llama(q, cos, sin, positions, k=None):
     return rotated(both, of_both(q, k), cos, sin, positions)
 
 
-@kernel("rotary", contract="rounded_products", name="transformers[gptj]")
+@kernel("rotary", contract="rounded_products", name="transformers[rope,gptj]")
 def gptj(q, cos, sin, positions, k=None, *, interleaved):
     """`apply_rotary_pos_emb` of GPT-J, which repeats each cosine for both numbers of a pair."""
     refuse_promotion(q, cos, sin)
