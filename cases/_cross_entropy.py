@@ -10,9 +10,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from harness.case import Chosen, Option, TensorSpec
-from harness.inputs import (
+from harness import (
     DRAWN,
+    Chosen,
+    Option,
+    TensorSpec,
     chosen_tensor,
     layouts_like,
     least_rows,
@@ -25,12 +27,15 @@ _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["cr
 
 _ALL = (
     *("normal", "gates", "rows", "outlier", "outlier_last", "offset", "lattice", "zero_rows", "constant", "pow2"),
-    *("subnormal", "huge", "largest", "special", "masked", "sparse"),
+    *("subnormal", "huge", "largest", "special", "masked_classes", "sparse"),
 )
 _LOGITS = {
     "bf16": _ALL,
-    "fp16": ("normal", "gates", "rows", "outlier", "zero_rows", "subnormal", "huge", "largest", "special", "masked"),
-    "fp32": ("normal", "gates", "outlier_last", "offset", "lattice", "huge", "special", "masked"),
+    "fp16": (
+        *("normal", "gates", "rows", "outlier", "zero_rows", "subnormal", "huge", "largest", "special"),
+        "masked_classes",
+    ),
+    "fp32": ("normal", "gates", "outlier_last", "offset", "lattice", "huge", "special", "masked_classes"),
 }
 """Regimes of logits by their dtype: what a kernel computes with is fp32 whatever that is."""
 _LABELS = ("labels_N", "below_N")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
 from cases._edges import edges
 from cases._properties import properties
-from harness.case import Case, Choices, Chosen, Group
+from harness import Case, Choices, Chosen, Group
 
 _REDUCTIONS = (None, "sum", "mean")
 

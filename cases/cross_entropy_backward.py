@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
 from cases._edges import edges
 from cases._properties import properties
-from harness.case import Case, Choices, Chosen, Group, TensorSpec
-from harness.inputs import chosen_tensor, layouts_like, tensor_choices
+from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
 
 _GRADIENTS = ("normal", "uniform", "ones", "tiny", "rows", "zeros", "special")
 _SAVED = ("normal", "gates", "special")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness import Contract, StageRecorder
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -17,7 +18,6 @@ from harness.numerics import (
     tanh,
     total,
 )
-from harness.op import Contract, StageRecorder
 from references._shapes import check_shapes
 
 ROUNDED_LOG_PROBS = {"log_probs": "logits"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -22,7 +23,6 @@ from harness.numerics import (
     total,
     total_of_products,
 )
-from harness.op import Contract, StageRecorder, op
 from references._cross_entropy import (
     ROUNDED_LOG_PROBS,
     ROUNDED_LOG_SUM,

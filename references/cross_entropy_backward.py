@@ -6,6 +6,7 @@ lists who keeps which. The tests check the formulas against automatic differenti
 
 from __future__ import annotations
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -19,8 +20,7 @@ from harness.numerics import (
     total,
     where,
 )
-from harness.op import Contract, StageRecorder, op
-from harness.relation import scaled as scaling
+from harness.relations import scaled as scaling
 from references._cross_entropy import (
     ROUNDED_LOG_PROBS,
     ROUNDED_LOG_SUM,

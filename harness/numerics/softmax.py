@@ -78,6 +78,21 @@ class Exponentials:
         return torch.maximum(below, least) * (1 - error), torch.minimum(above, most) * (1 + error)
 
     @property
+    def shown(self) -> tuple[Enclosure, Enclosure]:
+        """Terms and sum as the fp32 numbers that a kernel has: the common factor may be any that its shift gives."""
+        low, high = self.shift[2:]
+        factor = 2 * U * torch.maximum(low.abs(), high.abs()) * self.folded
+        moved = torch.stack(
+            [torch.ones_like(low), torch.ones_like(low), torch.exp(-factor), torch.exp(high - low + factor)]
+        )
+        terms, total = (Enclosure(each.full * moved) for each in (self.terms, self.total))
+        return terms, self.settled(total, None)
+
+    def settled(self, x: Enclosure, empty: float | None) -> Enclosure:
+        """Rounded to fp32, NaN in rows of NaN, `empty` in empty ones, and nothing known where nothing is."""
+        return _settled(x.full, self, empty)
+
+    @property
     def lost(self) -> tuple[Tensor, Tensor, Tensor]:
         """Which rows [..., 1] give NaN, are empty (all elements are -inf), and which nothing is known about."""
         _, _, lo, hi = self.shift
@@ -227,9 +242,9 @@ def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
 
 
 def _settled(parts: Tensor, shares: Exponentials, empty: float | None) -> Enclosure:
-    """Rounded to fp32, with rows of NaN, rows of nothing but -inf, and rows about which nothing is known."""
+    """`Exponentials.settled`, of stacked parts."""
     nan, hollow, unknown = shares.lost
-    parts = rounded(torch.nan_to_num(parts, nan=0.0, posinf=math.inf, neginf=-math.inf), current().arithmetic)
+    parts = rounded(torch.where(nan | hollow | unknown, 0.0, parts), current().arithmetic)
     parts = torch.where(nan, math.nan, parts)
     if empty is not None:
         parts = torch.where(hollow, empty, parts)

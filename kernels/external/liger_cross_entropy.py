@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from norm_packages import refuse_elsewhere, upstream
 
-from harness.kernel import UnsupportedCase, kernel
+from harness import UnsupportedCase, kernel
 
 
 def function():

@@ -75,7 +75,7 @@ def _of_sums() -> Iterator[Shown]:
     )
     yield _forward(
         *("masked block", "takes -inf from -inf in a block of masked classes"),
-        *(_SHIFT, "shift = higher", "lse", "logits=bf16[6,8000]:masked labels=int64[6]:below_8000"),
+        *(_SHIFT, "shift = higher", "lse", "logits=bf16[6,8000]:masked_classes labels=int64[6]:below_8000"),
     )
     yield _forward(
         *("lanes past the row added", "adds exponentials of lanes behind the last class"),

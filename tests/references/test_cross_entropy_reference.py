@@ -17,7 +17,7 @@ from harness.judging.judge import judge
 from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.kernel import load_file
-from harness.op import Op
+from harness.ops import Op
 
 FOLDER = Path(__file__).resolve().parents[2] / "references"
 FORWARD: Op = load_file(FOLDER / "cross_entropy.py").cross_entropy

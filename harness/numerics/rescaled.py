@@ -1,0 +1,75 @@
+"""Sums of exponentials that are rescaled while they grow, as flash attention does.
+
+Each tile of terms is relative to the largest argument so far; when that grows, the sum so far is multiplied by a
+factor. Unlike in `softmax`, the shift of a term does not cancel: it decides to which number of 16 bits it is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.numerics.dots import dot
+from harness.numerics.enclosure import Enclosure, unrounded_product, widened
+from harness.numerics.formats import FP16, FP32, Format, round_to
+from harness.numerics.parts import full, rounded, unknown, unknown_where
+from harness.numerics.premises import U, current
+from harness.numerics.primitives import exp
+from harness.numerics.remembered import remembered
+from harness.numerics.sums import flushed
+
+
+@remembered
+def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -> Enclosure:
+    """exp(x - shift), by base e or base 2; `below`: x is never larger than the shift.
+
+    The difference is rounded, u of it. With base 2, x and the shift are multiplied by log2 e: that constant, rounded
+    once or twice, adds 2u of the difference, and each product may be rounded, or the one of x fused with the
+    subtraction. So x and the shift err by up to 2u each, beside what their own ends were rounded by; |x| is at most
+    |shift| and the difference. Together 5u of the difference and 4u of the shift. The bound of `exp` adds its own.
+    """
+    four, subtracted = full(x.parts), full(shift.parts)
+    lo, hi = four[2] - subtracted[3], four[3] - subtracted[2]
+    if below:
+        hi = torch.where(hi > 0, 0.0, hi)
+    largest = torch.maximum(subtracted[2].abs(), subtracted[3].abs())
+    largest = torch.where(torch.isfinite(largest), largest, 0.0)
+    errors = [torch.where(torch.isfinite(end), U * (5 * end.abs() + 4 * largest), 0.0) for end in (lo, hi)]
+    value = round_to(four[1] - subtracted[1], current().arithmetic)
+    difference = torch.stack(torch.broadcast_tensors(four[0] - subtracted[0], value, lo - errors[0], hi + errors[1]))
+    return exp(Enclosure(unknown_where(difference, unknown(four), unknown(subtracted))))
+
+
+def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[Enclosure]:
+    """The terms of each tile as they count in the last sum: times all factors that come after the tile.
+
+    tiles: [..., n] each; factors: [..., 1] each, between a tile and the next, one fewer than tiles. Each product with a
+    factor is rounded, which is an error of at most u of every term of the sum so far, and rounded terms of it are what
+    is enclosed: `total` and `rescaled_dot` add the errors of additions.
+    """
+    counted = [tiles[-1]]
+    later: Tensor | None = None
+    for number, (tile, factor) in enumerate(zip(reversed(tiles[:-1]), reversed(factors), strict=True), 1):
+        later = factor.parts if later is None else unrounded_product(Enclosure(later), factor)
+        terms = unrounded_product(tile, Enclosure(later))
+        counted.append(Enclosure(widened(terms, number * U / (1 - number * U), number * (FP32.quantum + flushed()))))
+    return counted[::-1]
+
+
+def rescaled_dot(terms: Enclosure, values: Enclosure, tiles: int, operand: Format) -> Enclosure:
+    """terms [..., M, K] @ values [..., K, N], where terms are what `rescaled` gave for so many tiles.
+
+    A product with a factor may underflow, which is an error of its own beside those of the terms. Tensor cores saw the
+    terms in the format `operand`, before they were rescaled by at most 1: of fp16 they cut more off, see `cut_off`.
+    """
+    product = dot(terms, values)
+    cores, count = current().tensor_cores, terms.shape[-1]
+    lost = tiles * (FP32.quantum + flushed())
+    if tiles == 1:
+        return product
+    if cores is not None and operand is FP16:
+        largest = torch.nan_to_num(values.full.abs(), nan=0.0, posinf=0.0).amax().clamp(min=1.0)
+        lost = lost + 2 * count * cores.cut * 2.0**FP16.min_exponent * float(largest)
+    return Enclosure(rounded(widened(product.parts, U, lost), current().arithmetic))

@@ -1,0 +1,57 @@
+"""Scores of attention: scaled, and capped."""
+
+from __future__ import annotations
+
+import math
+
+from harness import Contract, StageRecorder
+from harness.numerics import Enclosure, concatenate, divide, dot, hull, tanh
+
+LOG2E = math.log2(math.e)
+ROUNDED = ("products", "scaled", "cap_ratio", "cap_tanh", "capped")
+"""Stages that are rounded where each step of the scores is a tensor of its own."""
+
+
+def scores_of(
+    queries: Enclosure, keys: Enclosure, scale: float, cap: float | None, contract: Contract, stage: StageRecorder
+) -> Enclosure:
+    """Those of queries [B, H, T, D] and keys [B, H, S, D]: [B, H, T, S].
+
+    Where the root of the scale is a power of two, query and key may be scaled by it exactly.
+    """
+    in_query = contract.has("scaled_query")
+    if in_query:
+        queries = stage("query", queries * scale)
+    elif cap is None and contract.has("scaled_query_log2"):
+        products = stage("products", dot(stage("query", queries * _product(scale, LOG2E, queries)), keys.transposed))
+        return Enclosure(products.parts * math.log(2))  # exponentiated to base 2, and here to base e: the same numbers
+    elif not _is_power_of_two(math.sqrt(scale)) and contract.has("split_scale"):
+        in_query, queries, keys = True, queries * math.sqrt(scale), keys * math.sqrt(scale)
+    products = stage("products", dot(queries, keys.transposed))
+    scaled = products if in_query else stage("scaled", products * scale)
+    if cap is None:
+        return scaled
+    ratio = divide(scaled, cap)
+    if not in_query and not contract.has("rounded_scores"):
+        ratio = hull(ratio, products * _product(scale, 1 / cap, products))
+    return stage("capped", stage("cap_tanh", tanh(stage("cap_ratio", ratio))) * cap)
+
+
+def with_sinks(sinks: Enclosure, scores: Enclosure) -> Enclosure:
+    """Rows [B, H, T, N] with one more column, the first one, which is that of a head [H] in all rows."""
+    batch, heads, rows, _ = scores.shape
+    column = Enclosure(sinks.parts[:, None, :, None, None].expand(-1, batch, heads, rows, 1))
+    return concatenate(column, scores)
+
+
+def _is_power_of_two(number: float) -> bool:
+    return math.frexp(number)[0] == 0.5
+
+
+def _product(first: float, second: float, like: Enclosure) -> Enclosure:
+    """A factor as it reaches a kernel: the product of two is rounded to fp32 as such, or made of two such numbers."""
+
+    def fp32(number: float) -> Enclosure:
+        return Enclosure.point(like.parts.new_tensor(number).float())
+
+    return hull(fp32(first * second), fp32(first) * fp32(second))
