@@ -181,7 +181,7 @@ def test_a_label_for_each_row_of_another_number_is_refused() -> None:
 
 
 def test_labels_and_masked_logits_are_what_they_are_called() -> None:
-    case = parse_case("cross_entropy logits=fp32[64,50]:masked labels=int64[64]:labels_50 seed=0")
+    case = parse_case("cross_entropy logits=fp32[64,50]:masked_classes labels=int64[64]:labels_50 seed=0")
     assert isinstance(case.tensors[0], TensorSpec)
     given = build(case, torch.device("cpu")).tensors
     labels, hidden = given["labels"], given["logits"].isneginf()
