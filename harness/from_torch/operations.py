@@ -58,6 +58,8 @@ class Operations:
             )
         if name == "where" and node.op == "call_method":
             args = [args[1], args[0], *args[2:]]
+        if name == "pow" and args[1].example == 3 and args[0].kind == "numbers" and self.target(node) and self.steps:
+            return Value(f"_cube({args[0].text}, {self._format(node)})", computed=True)
         if name in RULES.functions:
             if (
                 first is not None
@@ -78,10 +80,13 @@ class Operations:
             return value
         if not value.named and all(float(torch.tensor(value.example).to(d)) == value.example for d in HALVES):
             return value
+        return Value(f"_taken({value.text}, {self._format(node)}, contract)", "number", example=value.example)
+
+    def _format(self, node: fx.Node) -> str:
+        """The expression of the format to which the result is rounded."""
         origin = self.target(node)
         own = origin in self.followed.traced.example.tensors
-        fmt = f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
-        return Value(f"_taken({value.text}, {fmt}, contract)", "number", example=value.example)
+        return f'stage.format_of("{origin}")' if own else f'FORMATS["{origin}"]'
 
     def _fitted(self, rule: Any, node: fx.Node, args: list[Value], kwargs: Mapping[str, Any]) -> Value:
         try:

@@ -24,6 +24,11 @@ def _gelu_tanh(x: Enclosure) -> Enclosure:
     inner = hull(multiply_add(cube, 0.044715, x), x + x * 0.044715 * x * x, x * multiply_add(x * x, 0.044715, 1.0))
     return x * 0.5 * (tanh(inner * (2 / pi) ** 0.5) + 1.0)
 ''',
+    "_cube": '''
+def _cube(x: Enclosure, fmt: Format) -> Enclosure:
+    """x³; PyTorch 2.13 on a CPU rounds the square before it, too, in bf16 and not in fp16."""
+    return hull(x * x * x, (x * x).rounded(fmt) * x)
+''',
     "_taken": '''
 def _taken(number: float, fmt: Format, contract: Contract) -> float:
     """A number as an addition takes it: in fp32, or rounded to the format of the result, as PyTorch does on a CPU."""

@@ -181,8 +181,6 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         if isinstance(target, str) and target.endswith("_") and not target.endswith("__"):
             raise Untraceable(f"{here()}: {target} changes a tensor in place; write an operation with a result")
-        if getattr(target, "__name__", target) == "pow" and len(args) == 2 and args[1] == 3:
-            return args[0] * args[0] * args[0]  # as torch computes a cube, which rounds twice
         if target is operator.truediv and not _is_tensor(args[0]) and _is_tensor(args[1]):
             inverse = args[1].reciprocal()  # as `Tensor.__rtruediv__` does, which rounds twice
             return inverse if args[0] == 1 else inverse * args[0]
