@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.case import Case, parse_case
+from harness import Case, parse_case
 
 _FOLDER = Path(__file__).parent / "edges"
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cases._expert_variants import QUANTIZED
 from cases._experts import Regimes, Sizes
-from harness.case import Case, Param, TensorSpec
-from harness.inputs import LAYOUTS
+from harness import LAYOUTS, Case, Param, TensorSpec
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cases._expert_variants import Variant
-from harness.case import Choices, Chosen, Option, Param, TensorSpec
-from harness.inputs import (
+from harness import (
     DRAWN,
+    Choices,
+    Chosen,
+    Option,
+    Param,
+    TensorSpec,
     chosen_tensor,
     layouts_like,
     least_rows,

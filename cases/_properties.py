@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cases._edges import cases_in
-from harness.case import Case, Group
+from harness import Case, Group
 
 _FOLDER = Path(__file__).parent / "properties"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.case import Chosen, Option, TensorSpec
-from harness.inputs import chosen_tensor, row_layouts, tensor_choices
+from harness import Chosen, Option, TensorSpec, chosen_tensor, row_layouts, tensor_choices
 
 _REGIMES = ("normal", "rows", "outlier", "lattice", "zero_rows", "subnormal", "huge", "special")
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from cases._edges import edges
 from cases._ranks import peers, rank_choices, rank_tensors
-from harness.case import Case, Chosen, Group
-from harness.inputs import leading_dims, least_rows
+from harness import Case, Chosen, Group, leading_dims, least_rows
 
 _GROUPS = (("bf16", 2), ("bf16", 4), ("fp16", 3), ("fp32", 4))
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 
 from cases._edges import edges
 from cases._ranks import peers, rank_choices, rank_tensors
-from harness.case import Case, Choices, Chosen, Group
-from harness.inputs import chosen_tensor, layouts_like, leading_dims, least_rows, row_layouts, tensor_choices
+from harness import (
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    chosen_tensor,
+    layouts_like,
+    leading_dims,
+    least_rows,
+    row_layouts,
+    tensor_choices,
+)
 
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21

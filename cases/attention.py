@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from cases._edges import edges
 from cases._properties import properties
-from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
-from harness.inputs import chosen_tensor, layouts_like, tensor_choices
+from harness import Case, Choices, Chosen, Group, Option, TensorSpec, chosen_tensor, layouts_like, tensor_choices
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["attention"]
 _QUERIES = ("normal", "outlier", "tiny", "zero_rows", "integers", "special")

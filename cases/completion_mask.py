@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 
 from cases._edges import edges
 from cases._properties import properties
-from harness.case import Case, Choices, Chosen, Group, TensorSpec
-from harness.inputs import (
+from harness import (
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    TensorSpec,
     chosen_tensor,
     layouts_like,
     least_rows,

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 from cases._edges import edges
 from cases._properties import properties
 from cases.layer_norm_gated import SHAPES, Options, shape_of
-from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
-from harness.inputs import chosen_tensor, cut_rows, layouts_like, tensor_choices
+from harness import (
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    Option,
+    TensorSpec,
+    chosen_tensor,
+    cut_rows,
+    layouts_like,
+    tensor_choices,
+)
 
 Regimes = dict[str, tuple[str, ...]]
 

@@ -25,8 +25,7 @@ from cases._experts import (
     weights,
 )
 from cases._properties import group_of
-from harness.case import Case, Choices, Chosen, Group, TensorSpec
-from harness.inputs import chosen_tensor
+from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor
 
 SCALINGS = {
     "exact": (0.75, 1.0, 2.0, 1.25),

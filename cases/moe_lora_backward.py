@@ -29,8 +29,7 @@ from cases._experts import (
 )
 from cases._properties import group_of
 from cases.moe_lora import SCALINGS
-from harness.case import Case, Choices, Chosen, Group, TensorSpec
-from harness.inputs import chosen_tensor, layouts_like, tensor_choices
+from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
 
 _GRADIENTS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
 _SAVED = ("saved_gate", "saved_up", "intermediate")

@@ -19,9 +19,14 @@ from hypothesis import strategies as st
 
 from cases._edges import edges
 from cases._properties import properties
-from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
-from harness.inputs import (
+from harness import (
     DRAWN,
+    Case,
+    Choices,
+    Chosen,
+    Group,
+    Option,
+    TensorSpec,
     chosen_tensor,
     cut_rows,
     layouts_like,

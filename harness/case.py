@@ -211,6 +211,10 @@ def parse_case(line: str) -> Case:
 
     Raises:
         UsageError: the line is not a case; the message shows the offending word.
+
+    >>> case = parse_case("rms_norm x=bf16[4,128] weight=bf16[128]:near_one eps=1e-06 seed=7")
+    >>> case.tensors[0].shape, case.tensors[1].regime, case.params, case.seed
+    ((4, 128), 'near_one', {'eps': 1e-06}, 7)
     """
     words = line.split()
     line = _shortened(line)  # for messages

@@ -35,6 +35,7 @@ COMMANDS = {
     "order": ("order", "find out in which order a kernel adds the terms of a sum"),
     "agree": ("agree", "say whether two kernels give the same bits, and where they part"),
     "new": ("new", "write the files of a new op, which run at once"),
+    "reference": ("reference", "write the reference of an op from a PyTorch function"),
     "list": ("listing", "list ops and their contracts, kernels, regimes, layouts and properties"),
     "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
     "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),

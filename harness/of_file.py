@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.errors import UsageError, no_such
 from harness.kernel import Kernel, _collect, declarations_of, kernel, load_file
-from harness.op import Op
+from harness.ops import Op
 from harness.siblings import siblings
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from harness.op import Op
+from harness.ops import Op
 
 _RECORDER = "stage"
 _BLANK = re.compile(r"%[a-z]|\{[^{}]*\}")  # where % and str.format put something

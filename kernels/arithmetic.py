@@ -1,4 +1,6 @@
-"""Arithmetic of gated norms in few registers: `div_rn` and `sqrt_rn` call a slow path, and a call takes some.
+"""Arithmetic of several ops: roundings, and what gated norms need in few registers.
+
+`div_rn` and `sqrt_rn` call a slow path, and a call takes some registers.
 
 docs/numerics.md says why quotients and roots are correctly rounded.
 """
@@ -12,6 +14,14 @@ from triton.language.extra import libdevice
 LOG2_E = tl.constexpr(1.4426950408889634)
 TINY = tl.constexpr(2.0**-64)
 UPWARD = tl.constexpr(2.0**-43)
+
+
+@triton.jit
+def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
+    """The fp32 value, rounded to `dtype` if ROUND."""
+    if ROUND:
+        value = value.to(dtype).to(tl.float32)
+    return value
 
 
 @triton.jit

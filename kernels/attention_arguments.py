@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.kernel import UnsupportedCase
+from harness import UnsupportedCase
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # numbers of a head: a tile of keys and one of values are held at once

@@ -6,6 +6,7 @@ under `functools.lru_cache`; what raises there is not kept, so that bad argument
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -38,6 +39,12 @@ def described(tensor: Tensor | None) -> Described | None:
         return None
     aligned = tensor.data_ptr() % VECTOR_BYTES == 0
     return Described(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, aligned)
+
+
+def contiguous(tensor: Described) -> Described:
+    """What a contiguous copy of the tensor is described by."""
+    strides = tuple(math.prod(tensor.shape[dim + 1 :]) for dim in range(len(tensor.shape)))
+    return tensor._replace(strides=strides, aligned=True)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from arithmetic import rounded
 from swiglu_limit import limited
 
 
@@ -32,14 +33,6 @@ class Outputs(NamedTuple):
     saved_gate: Any
     saved_up: Any
     intermediate: Any
-
-
-@triton.jit
-def rounded(value, dtype: tl.constexpr, ROUND: tl.constexpr):
-    """The fp32 value, rounded to `dtype` if ROUND."""
-    if ROUND:
-        value = value.to(dtype).to(tl.float32)
-    return value
 
 
 @triton.jit

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
-from grouped_epilogue import Adapter, Outputs, adapted, rounded, store, store_swiglu
+from arithmetic import rounded
+from grouped_epilogue import Adapter, Outputs, adapted, store, store_swiglu
 from grouped_tile import Rows, Table, Weight, add_products, pairs_of, place
 
 

@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Of layers of experts that consist of such linear layers. Not `tokens`, `padding`, `capacity` and `shards`: the height
 # of a tile follows from the numbers of pairs and experts, and with it the instruction (see grouped_plan.py). An H200
-# gives the same bits with either. Interpreted, a tile is added in any order, and a token's bits were seen to change.
+# gives the same bits with either.
 INVARIANT = ("permutation", "other tokens", "relabelling", "zero adapter", "scaling", "run to run")
 BLOCKS_PER_GROUP = 8  # of pairs, whose columns are computed next to each other
 
@@ -36,8 +36,9 @@ Factors = tuple[Tensor, Tensor | QuantizedWeight]
 def depth(n: int) -> int:
     """Greatest number of roundings between a product and the dot of n of them, two factors one after the other or one.
 
-    Interpreted, a tile of 64 products is added in any order, and then to the sum; of two factors, each may end with a
-    tile of its own. Compiled, tensor cores add, which do not round: what they cut off is a premise of the device.
+    Rounded additions may come in any order within a tile of 64 products, whose sum is then added to that so far; of two
+    factors, each may end with a tile of its own. Interpreted, a tile is rounded once. Compiled, tensor cores add, which
+    do not round: what they cut off is a premise of the device.
     """
     return min(n, min(n, LARGEST_BLOCK_K) + triton.cdiv(n, LARGEST_BLOCK_K))
 

@@ -8,7 +8,7 @@ import torch
 from described import Described
 from torch import Tensor
 
-from harness.kernel import UnsupportedCase
+from harness import UnsupportedCase
 
 ACTIVATIONS = ("silu", "sigmoid")
 STATISTICS = ("mean", "variance", "rstd")

@@ -14,10 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from arithmetic import sigmoid_of
-from described import Described, Launch, current, described
+from described import Described, Launch, contiguous, current, described
 from layer_norm_gated_arguments import BACKWARD_STAGES, check_backward
 from layer_norm_gated_backward_launch import (
-    contiguous,
     depth,
     depth_atomic,
     in_flight,
@@ -34,8 +33,7 @@ from layer_norm_gated_launch import load, returned_stages, stages_in_memory
 from row_layout import contiguous_like, row_start
 from torch import Tensor
 
-from harness.kernel import kernel
-from harness.placement import moved
+from harness import kernel, moved
 
 TENSORS = ("x", "dy", "weight", "rstd", "mean", "bias", "z")
 SOURCES = {"dx": "x", "dz": "z", "output": "x", "dw": "weight", "db": "bias"}

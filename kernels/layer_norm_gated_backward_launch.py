@@ -5,7 +5,6 @@ A program walks tiles of rows of one group of columns and sums a part of dw and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -123,12 +122,6 @@ def leading_dims(name: str, tensor: Described) -> list[tuple[int, ...]] | None:
     else:
         most, gaps = LEADING_DIMS, tensor.strides[-1] != 1 and columns > 1
     return None if gaps or len(dims) > most else [(1, 0)] * (most - len(dims)) + dims
-
-
-def contiguous(tensor: Described) -> Described:
-    """What a contiguous copy of the tensor is described by."""
-    strides = tuple(math.prod(tensor.shape[dim + 1 :]) for dim in range(len(tensor.shape)))
-    return tensor._replace(strides=strides, aligned=True)
 
 
 def layout_of_rows(group_size: int, given: Mapping[str, Described]) -> dict[str, Any]:

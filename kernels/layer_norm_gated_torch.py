@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from layer_norm_gated_arguments import check_backward, check_forward, check_stepwise
 from torch import Tensor
 
-from harness.kernel import UnsupportedCase, kernel
+from harness import UnsupportedCase, kernel
 
 HALVES = (torch.bfloat16, torch.float16)
 

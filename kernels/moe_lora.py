@@ -12,8 +12,8 @@ from math import inf
 import torch
 import triton
 import triton.language as tl
+from arithmetic import rounded
 from described import current
-from grouped_epilogue import rounded
 from grouped_linear import INVARIANT, LARGEST_BLOCK_K, depth, grouped_linear, grouped_pair, launch, new_rows
 from moe_lora_arguments import STAGES, check_forward, existing
 from moe_lora_routing import Routing, route
@@ -21,7 +21,7 @@ from moe_lora_shards import merge, shard
 from moe_lora_weights import LayerWeights
 from torch import Tensor
 
-from harness.kernel import kernel
+from harness import kernel
 
 ELEMENTS_PER_PROGRAM = 2048
 RESULTS = ("saved_gate", "saved_up", "intermediate")

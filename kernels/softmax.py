@@ -1,4 +1,4 @@
-"""Softmax in Triton, of scores that are scaled and masked on the way: rows in one block, or in blocks one after another.
+"""Softmax in Triton, of scores that are scaled and masked on the way: rows in one block, or in several in turn.
 
 Arithmetic is fp32; the contract is the rest:
 
@@ -21,11 +21,11 @@ from row_layout import address, contiguous_like, layout_of, row_start, whole_vec
 from softmax_arguments import STAGES, check_arguments
 from torch import Tensor
 
-from harness.kernel import kernel
+from harness import kernel
 
 # Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
 BLOCKS = (64, 256, 1024, 4096, 16384)
-ONLINE = (256,)
+ONLINE = (512,)
 ELEMENTS_PER_PROGRAM = 2048
 ELEMENTS_PER_THREAD = 32
 LEADING_DIMS = 3
@@ -35,7 +35,7 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 def summation_depth(n: int) -> int:
     """Greatest number of additions between an exponential and the sum of n of them, compiled or interpreted.
 
-    Blocks of at least 256 columns are summed one after another, ⌈n / 256⌉ at most. Compiled, a thread holds 32 elements
+    Blocks of at least 512 columns are summed one after another, ⌈n / 512⌉ at most. Compiled, a thread holds 32 elements
     of a block at most (31 additions), and 512 threads at most are combined in a binary tree (9): 40. Interpreted, numpy
     adds in runs of 128 with 8 accumulators (18 additions) and a tree over the runs (7), or in a binary tree (14).
     """
@@ -164,8 +164,9 @@ class Plan(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _plan(
     x: Described, mask: Described | None, keep: Described | None, scaled: bool, rounded: bool, base2: bool,
-    zero_rows: bool, blocks: tuple[int, ...], stages: tuple[str, ...],
+    zero_rows: bool, fp32_output: bool, blocks: tuple[int, ...], stages: tuple[str, ...],
 ) -> Plan:  # fmt: skip
+    """The plan; `fp32_output` changes what is compiled, and nothing else here."""
     check_arguments(x, mask, keep, stages)
     n = x.shape[-1]
     layout = layout_of([t for t in (x, mask, keep) if t is not None], dims=LEADING_DIMS)
@@ -213,7 +214,7 @@ def softmax(
         stages: which of `STAGES` to return too; those that the call has.
 
     Returns:
-        The probabilities, contiguous; with stages, a mapping from names to tensors.
+        The probabilities, contiguous; in fp32 or with stages, a mapping from names to tensors.
 
     Raises:
         ValueError, TypeError: arguments that do not fit each other.
@@ -221,8 +222,9 @@ def softmax(
     """
     scaled = scale != 1.0
     plan = _plan(
-        described(x), described(mask), described(keep), scaled, rounded, base2, zero_rows, blocks, tuple(stages)
-    )
+        described(x), described(mask), described(keep), scaled, rounded, base2, zero_rows, fp32_output, blocks,
+        tuple(stages),
+    )  # fmt: skip
     output = contiguous_like(x, dtype=torch.float32 if fp32_output else x.dtype)
     present = {"scaled": scaled and rounded, "masked": mask is not None and rounded, "total": True}
     columns = {"total": 1}
@@ -235,7 +237,8 @@ def softmax(
             x, mask, keep = (t if t is None else t.contiguous() for t in (x, mask, keep))
         with current(x.device):
             plan.launch(x, mask, keep, output, *stored.values(), float(scale))
-    return {"output": output} | {n: t for n, t in stored.items() if t is not None} if stages else output
+    name = "probabilities" if fp32_output else "output"
+    return {name: output} | {n: t for n, t in stored.items() if t is not None} if stages or fp32_output else output
 
 
 def _declare(contract: str, stages: tuple[str, ...], **options: object):
@@ -245,8 +248,8 @@ def _declare(contract: str, stages: tuple[str, ...], **options: object):
         invariant=("rows", "permutation", "padding", "run to run"),  # the tile follows from the width of a row
     )  # fmt: skip
 
-    def of_contract(x, mask=None, keep=None, *, scale=1.0, stages=()):
-        return softmax(x, mask, keep, scale=scale, stages=stages, **options)
+    def of_contract(x, mask=None, keep=None, *, scale=1.0, fp32_output=False, stages=()):
+        return softmax(x, mask, keep, scale=scale, fp32_output=fp32_output, stages=stages, **options)
 
     return register(of_contract)
 
@@ -254,6 +257,5 @@ def _declare(contract: str, stages: tuple[str, ...], **options: object):
 KERNELS = (
     _declare("fp32_scores", ("total",)),
     _declare("rounded_scores", STAGES, rounded=True),
-    _declare("fp32_scores+fp32_output+base2+zero_rows", ("total",), fp32_output=True, base2=True, zero_rows=True,
-             blocks=ONLINE),
-)  # fmt: skip
+    _declare("fp32_scores+base2+zero_rows", ("total",), base2=True, zero_rows=True, blocks=ONLINE),
+)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.kernel import kernel
+from harness import kernel
 
 
 def scores_of(x: Tensor, mask: Tensor | None, keep: Tensor | None, scale: float) -> Tensor:
@@ -21,21 +21,13 @@ def scores_of(x: Tensor, mask: Tensor | None, keep: Tensor | None, scale: float)
     return scores if keep is None else scores.masked_fill(~keep, -math.inf)
 
 
-@kernel("softmax", contract="fp32_scores", name="eager[fp32_scores]", invariant=("run to run",))
-def fp32_scores(x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
-    """Step by step, with one rounding at the end."""
-    scores = scores_of(x.float(), None if mask is None else mask.float(), keep, scale)
-    terms = torch.exp(scores - scores.amax(-1, keepdim=True))
-    return (terms / terms.sum(-1, keepdim=True)).to(x.dtype)
-
-
 @kernel("softmax", contract="rounded_scores", name="eager[rounded_scores]", invariant=("run to run",))
 def rounded_scores(x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
     """As eager attention of Transformers: scores in x's dtype, the softmax of them in fp32, rounded once."""
     return F.softmax(scores_of(x, mask, keep, scale), dim=-1, dtype=torch.float32).to(x.dtype)
 
 
-@kernel("softmax", contract="fp32_scores+fp32_output+base2+zero_rows", name="eager[base2]", invariant=("run to run",))
+@kernel("softmax", contract="fp32_scores+base2+zero_rows", name="eager[base2]", invariant=("run to run",))
 def base2(x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
     """With log2(e) folded into the scale where there is no mask, and a product with the inverse of the sum."""
     factor = scale * math.log2(math.e)
@@ -44,14 +36,12 @@ def base2(x: Tensor, mask: Tensor | None = None, keep: Tensor | None = None, *, 
     largest = scores.amax(-1, keepdim=True)
     empty = torch.isneginf(largest)
     terms = torch.exp2(scores - largest.masked_fill(empty, 0.0))
-    return terms * terms.sum(-1, keepdim=True).masked_fill(empty, 1.0).reciprocal()
+    return (terms * terms.sum(-1, keepdim=True).masked_fill(empty, 1.0).reciprocal()).to(x.dtype)
 
 
 @kernel("softmax", contract="fp32_scores", name="F.softmax", invariant=("run to run",))
-def library_softmax(x: Tensor) -> Tensor:
+def library_softmax(x: Tensor, *, fp32_output: bool = False) -> Tensor | dict[str, Tensor]:
+    """What torch computes of bf16 and fp16 in fp32, and rounds once unless it is asked for fp32."""
+    if fp32_output:
+        return {"probabilities": F.softmax(x, dim=-1, dtype=torch.float32)}
     return F.softmax(x, dim=-1)
-
-
-@kernel("softmax", contract="fp32_scores+fp32_output", name="F.softmax[fp32]", invariant=("run to run",))
-def library_softmax_fp32(x: Tensor) -> Tensor:
-    return F.softmax(x, dim=-1, dtype=torch.float32)

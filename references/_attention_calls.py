@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from harness.numerics import Enclosure, Tensor
-from harness.relation import NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
+from harness.relations import NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
 from references._shapes import check_shapes
 
 Params = Mapping[str, Any]

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from harness.numerics import FORMATS, Tensor, format_of
-from harness.relation import (
+from harness.relations import (
     Independent,
     NotApplicable,
     Related,

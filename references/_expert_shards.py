@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness.relation import NotApplicable, Related, Tensors, at, relation, together
+from harness.relations import NotApplicable, Related, Tensors, at, relation, together
 from references._layer_weights import ADAPTERS, WEIGHTS
 
 _ROWS = ("gate_proj", "up_proj", "gate_lora_b", "up_lora_b")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from harness import Contract, Rounds, StageRecorder
 from harness.numerics import (
     FORMATS,
     Enclosure,
@@ -21,7 +22,6 @@ from harness.numerics import (
     remembered,
     stack,
 )
-from harness.op import Contract, Rounds, StageRecorder
 from references._layer_weights import Kind, LayerWeights, Projection
 
 ALL = slice(None)
@@ -46,16 +46,20 @@ def limited(gate: Enclosure, up: Enclosure, limit: float) -> tuple[Enclosure, En
     return (gate, up) if limit == inf else (clamp(gate, -inf, limit), clamp(up, -limit, limit))
 
 
-def through_limits(gradient: Enclosure, value: Enclosure, low: float, high: float) -> Enclosure:
+def through_limits(
+    gradient: Enclosure, value: Enclosure, low: float, high: float, *, was_rounded: bool = True
+) -> Enclosure:
     """The gradient of a value that was limited to [low, high], from that of what it became: zero beyond the limits.
 
-    At a limit, and for NaN, it is anything from zero to the whole: a value that was beyond may have been rounded there.
+    For NaN it is anything from zero to the whole, and at a limit, too, if the value was rounded after it was compared:
+    it may have been beyond. A value that was not passes the whole there, as `torch.clamp` has it.
     """
     if high == inf:
         return gradient
     saved = value.value
     inside = gradient.zero_where((saved < low) | (saved > high))
-    return hull(inside, inside.zero_where(~((saved > low) & (saved < high))))
+    settled = (saved > low) & (saved < high) if was_rounded else saved == saved
+    return hull(inside, inside.zero_where(~settled))
 
 
 def check_limit(limit: float, fmt: Format, any_tensor: Tensor) -> None:

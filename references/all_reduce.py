@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import Enclosure, stack, sum_in_any_order, total
-from harness.op import Contract, StageRecorder, op
 from references._shapes import check_shapes
 
 _FEW = 4

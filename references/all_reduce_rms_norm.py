@@ -7,7 +7,7 @@ before ROCm/aiter #2586. docs/chains.md tells of it.
 
 from __future__ import annotations
 
-from harness.chains import Part, chain
+from harness import Part, chain
 from references.all_reduce import all_reduce
 from references.rms_norm import rms_norm
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import (
     FORMATS,
     Enclosure,
@@ -18,12 +19,12 @@ from harness.numerics import (
     dot,
     hull,
     log_sum_exp,
+    rescaled_dot,
+    shifted_exponential,
     softmax,
     total,
     where,
 )
-from harness.numerics.rescaled import rescaled_dot, shifted_exponential
-from harness.op import Contract, StageRecorder, op
 from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible, with_one
 from references._attention_scores import ROUNDED, scores_of, with_sinks
 from references._softmax_tiles import Tiles, tiles_of

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from harness import Contract, Latent, ProbedSum, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -25,9 +26,7 @@ from harness.numerics import (
     sigmoid,
     variance_about,
 )
-from harness.op import Contract, Latent, StageRecorder, op
-from harness.relation import scaled
-from harness.sums import ProbedSum
+from harness.relations import scaled
 from references._groups import shards
 from references._shapes import width_of
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness import Contract, Latent, ProbedSum, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
@@ -22,10 +23,9 @@ from harness.numerics import (
     total_of_products,
 )
 from harness.numerics import mean as mean_of
-from harness.op import Contract, Latent, StageRecorder, op
-from harness.relation import scaled
-from harness.sums import ProbedSum
+from harness.relations import scaled
 from references._groups import shards
+from references._silu import times_silu_slope
 from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
 
 
@@ -134,16 +134,13 @@ def _group_width(x: Enclosure, rstd: Enclosure, mean: Enclosure | None) -> int:
 def times_slope(a: Enclosure, b: Enclosure, gating: tuple[Enclosure, ...]) -> Enclosure:
     """a · b · act'(z) in any order, with the derivative in every form that is in use.
 
-    silu: s · (1 + z · (1 - s)) or s + z · s · (1 - s); sigmoid: s · (1 - s), where s = sigmoid(z). `gating` are the
-    factors of act(z): z and s, or s alone.
+    sigmoid: s · (1 - s), where s = sigmoid(z). `gating` are the factors of act(z): z and s, or s alone.
     """
     *factors, s = gating
-    rest = 1.0 + -s
     if not factors:
-        return product_in_any_order(a, b, s, rest)
+        return product_in_any_order(a, b, s, 1.0 + -s)
     (z,) = factors
-    expanded = hull(multiply_add(z * s, rest, s), multiply_add(z, s * rest, s))
-    return hull(product_in_any_order(a, b, s, multiply_add(z, rest, 1.0)), product_in_any_order(a, b, expanded))
+    return times_silu_slope((a, b), z, s)
 
 
 def _through_scaled_sums(

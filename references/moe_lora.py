@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import inf
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
-from harness.op import Contract, StageRecorder, op
 from references._expert_relations import RELATIONS, SCALING, TOKENS
 from references._expert_sums import EXPERT_SUMS
 from references._experts import Layer, adapter_axes, check_limit, limited, rounded

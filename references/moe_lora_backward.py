@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Groups,
@@ -26,7 +27,6 @@ from harness.numerics import (
     total,
     total_of_products,
 )
-from harness.op import Contract, StageRecorder, op
 from references._expert_relations import RELATIONS, SCALING_BACKWARD, TOKENS_BACKWARD
 from references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
 from references._flops import backward_flops

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness import Contract, Latent, ProbedSum, StageRecorder, op
 from harness.numerics import (
     Enclosure,
     Tensor,
     at_least,
-    clamp,
     divide,
     divide_rn,
     hull,
@@ -23,11 +23,9 @@ from harness.numerics import (
     rsqrt,
     sqrt,
 )
-from harness.op import Contract, Latent, StageRecorder, op
-from harness.sums import ProbedSum
+from references._codes import LARGEST, limited
 from references._shapes import check_shapes, width_of
 
-E4M3_MAX = 448.0
 SMALLEST_SCALE = 1 / (448.0 * 512.0)
 
 
@@ -109,11 +107,11 @@ def rms_norm(
 
     if scale is not None:
         reciprocal = divide_rn(1.0, scale)
-        stage("quantized", clamp(y * reciprocal, -E4M3_MAX, E4M3_MAX), result=True)
+        stage("quantized", limited(y * reciprocal, "e4m3"), result=True)
     if quant == "dynamic":
-        row_scale = at_least(divide_rn(largest_magnitude(y), E4M3_MAX), SMALLEST_SCALE)
+        row_scale = at_least(divide_rn(largest_magnitude(y), LARGEST["e4m3"]), SMALLEST_SCALE)
         row_scale = stage("scale", row_scale, result=True)
-        stage("quantized", clamp(divide_rn(y, row_scale), -E4M3_MAX, E4M3_MAX), result=True)
+        stage("quantized", limited(divide_rn(y, row_scale), "e4m3"), result=True)
 
 
 def _quotient_in_any_order(value: Enclosure, root: Enclosure, gain: Enclosure) -> Enclosure:

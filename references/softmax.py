@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
+from harness import Contract, Latent, StageRecorder, op
 from harness.numerics import Enclosure, Tensor, divide, exponentials, fusible_product, multiply_add, where
-from harness.op import Contract, Latent, StageRecorder, op
 from references._shapes import check_shapes, width_of
 
 
@@ -19,11 +19,11 @@ from references._shapes import check_shapes, width_of
     integers=("keep",),
     axes={
         "scores": {"fp32_scores": {}, "rounded_scores": {"scaled": "x", "masked": "x"}},
-        "result": {"": {"output": "x"}, "fp32_output": {}},
         "base": {"": {}, "base2": {}},
         "empty": {"": {}, "zero_rows": {}},
     },
-    latent=Latent("total", through=("output",)),
+    rounds={"output": "x"},
+    latent=Latent("total", through=("probabilities", "output")),
     torch_ops=("aten::softmax", "aten::_softmax", "aten::_safe_softmax"),
 )
 def softmax(
@@ -32,13 +32,15 @@ def softmax(
     keep: Tensor | None = None,
     *,
     scale: float = 1.0,
+    fp32_output: bool = False,
     contract: Contract,
     stage: StageRecorder,
 ) -> None:
     """y = exp(s) / sum(exp(s)) over the last dimension, s = x · scale + mask where `keep` is true, else -inf.
 
     x, mask, keep: [..., N]; keep: bool. A kernel may take any shift from s before exp, and add in any order. A row that
-    keeps nothing is NaN, or zero under `zero_rows`. Under `base2`, s · log2(e) may be rounded before the shift.
+    keeps nothing is NaN, or zero under `zero_rows`. Under `base2`, s · log2(e) may be rounded before the shift. The
+    result is `output`, in x's dtype, or with `fp32_output` the `probabilities`, in fp32.
 
     Raises:
         ValueError: tensors whose shapes do not fit, or no columns.
@@ -61,4 +63,6 @@ def softmax(
     terms, total = shares.shown
     total = stage("total", total)
     empty = 0.0 if contract.has("zero_rows") else math.nan
-    stage("output", shares.settled(divide(terms, total), empty), result=True)
+    y = stage("probabilities", shares.settled(divide(terms, total), empty), result=fp32_output)
+    if not fp32_output:
+        stage("output", y, result=True)

@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from harness.numerics.quantizers import quantize
+from harness.numerics.quantizers import encoded
 
 MAPS = ("gate", "up", "down")
 ADAPTERS = tuple(f"{name}_lora_{part}" for name in MAPS for part in "ab")
@@ -124,7 +124,7 @@ def problem(
         t[f"{name}_lora_b"] = normal(experts, n, rank, variance=1 / rank)
         if storage:
             scheme, size, scale = STORED[storage]
-            stored = quantize(t[f"{name}_proj"].float(), scheme, size, scale_dtype=scale)
+            stored = encoded(t[f"{name}_proj"].float(), scheme, size, scale_dtype=scale)
             parts = dict(zip(("proj", "scale", "zero"), stored, strict=True))
             t |= {f"{name}_{part}": tensor for part, tensor in parts.items() if tensor is not None}
     return t

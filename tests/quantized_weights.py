@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness.numerics.formats import BF16, Format
 from harness.numerics.quantized import dequantized
-from harness.numerics.quantizers import Quantized, quantize
+from harness.numerics.quantizers import Quantized, encoded
 
 # Scheme, group size in weights of 64 columns, and dtype of the scale.
 STORED = {
@@ -32,7 +32,7 @@ def weights(*shape: int, seed: int = 0) -> Tensor:
 
 def stored(storage: str, weight: Tensor) -> Quantized:
     scheme, size, dtype = STORED[storage]
-    return quantize(weight, scheme, size, scale_dtype=dtype)
+    return encoded(weight, scheme, size, scale_dtype=dtype)
 
 
 def value(quantized: Quantized, fmt: Format = BF16) -> Tensor:

@@ -20,7 +20,7 @@ from harness.devices import made_current
 from harness.errors import LastbitError, UnsupportedCase
 from harness.inputs import build
 from harness.inputs.guards import twin
-from harness.op import Op
+from harness.ops import Op
 from harness.outcomes.bench import Sample
 from harness.outcomes.speed import Roof, Speed
 from harness.result import TURNED_DOWN, CaseResult, Verdict

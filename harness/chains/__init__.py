@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from harness.chains.build import made
 from harness.chains.parts import Part
-from harness.op import Op
+from harness.ops import Op
 
 __all__ = ["Part", "chain"]
 

@@ -11,7 +11,7 @@ from harness.chains.reference import ChainReference, Passed
 from harness.declared import check_contracts
 from harness.errors import OpError, no_such
 from harness.numerics.formats import TARGETS
-from harness.op import REQUIRED, Latent, Op, Rounds
+from harness.ops import REQUIRED, Latent, Op, Rounds
 
 _FP32 = "fp32"
 
@@ -42,7 +42,7 @@ def made(
         axes=axes,
         rounds=rounds,
         presets=presets,
-        latent=chain.latent(latent_of),
+        latent=chain.latent(latent_of) if chain.rows() else None,  # it explains rows, which must be independent
         optional_results=chain.optional_results(),
         stand_ins=chain.stand_ins(),
     )

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from harness.errors import OpError, no_such
-from harness.op import REQUIRED, Op
+from harness.ops import REQUIRED, Op
 from harness.stage_names import StageNames, stage_names
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from harness.chains.parts import Link
 from harness.errors import OpError
 from harness.numerics import TARGETS, Following, Format, Sum, Tensor
-from harness.op import Contract, Op, StageRecorder
+from harness.ops import Contract, Op, StageRecorder
 from harness.stage_names import StageNames, stage_names
 
 

@@ -17,7 +17,7 @@ from harness.errors import unknown
 from harness.inputs import LAYOUTS, regimes
 from harness.invariance.properties import properties_of
 from harness.kernel import Kernel
-from harness.op import REQUIRED, Op
+from harness.ops import REQUIRED, Op
 from harness.outcomes.listing import Entry
 from harness.verify.inprocess import prepare
 from harness.verify.project import Project, open_project

@@ -28,7 +28,7 @@ def add_new(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=_new)
     parser.add_argument("what", choices=["op"], help="what is to be written")
-    parser.add_argument("name", help="its name: a word of lower-case letters, digits and _, such as swiglu")
+    parser.add_argument("name", help="its name: a word of lower-case letters, digits and _, such as softcap")
     parser.add_argument("--project", default=".", metavar="DIR", help="the folder that gets them (default: this one)")
 
 
@@ -56,7 +56,7 @@ def written(name: str, folder: Path) -> dict[Path, str]:
         UsageError: the name is none, there is such an op, or one of the files is there.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UsageError(f"{name!r} cannot be the name of an op: use lower-case letters, digits and _, as in 'swiglu'")
+        raise UsageError(f"{name!r} cannot be the name of an op: use lower-case letters, digits and _, as in 'softcap'")
     sources = [path for what in _FILES for path in sorted((TEMPLATES / what).glob("*.py"))]
     texts = {
         folder / path.parent.name / path.name.replace(_NAME, name): path.read_text().replace(_NAME, name)

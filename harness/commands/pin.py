@@ -18,7 +18,7 @@ from harness.errors import UsageError, unknown
 from harness.files import BUILT_IN
 from harness.inputs.values import check_regime
 from harness.kernel import Kernel
-from harness.op import check_arguments
+from harness.ops import check_arguments
 from harness.result import Verdict
 from harness.verify.case_files import add_case
 from harness.verify.check import unsupported

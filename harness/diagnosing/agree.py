@@ -18,7 +18,7 @@ from harness.errors import UsageError
 from harness.inputs.bitwise import bits_with_one_nan, distance
 from harness.judging.problem import Problem
 from harness.numerics import Premises
-from harness.op import Contract
+from harness.ops import Contract
 from harness.outcomes.agreement import Agreement, Apart, Does, Parting, Side, StageAgreement
 from harness.outcomes.identification import Identification
 from harness.verify.check import Subject

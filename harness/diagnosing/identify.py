@@ -13,7 +13,7 @@ from harness.diagnosing.roundings import Variant
 from harness.diagnosing.trials import Sample, Trial, search_roundings, try_all
 from harness.inputs import build
 from harness.judging.observation import Observation
-from harness.op import Contract, Op, joined
+from harness.ops import Contract, Op, joined
 from harness.outcomes.identification import Answer, Candidate, Identification, Search
 from harness.result import TURNED_DOWN, Verdict
 from harness.verify.check import Subject, examine

@@ -10,7 +10,7 @@ from functools import cached_property
 from harness.judging.problem import Problem, Tensors
 from harness.numerics import FORMATS, Format, format_of
 from harness.numerics.formats import FP32
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 
 FIXED = ("bf16", "fp16")
 """Formats that a stage may be rounded to, whatever the inputs have."""

@@ -18,7 +18,7 @@ from harness.judging.trace import Trace
 from harness.numerics import FORMATS, Enclosure, Format, round_to
 from harness.numerics.enclosure import widened
 from harness.numerics.formats import FP32
-from harness.op import Contract, deviation
+from harness.ops import Contract, deviation
 from harness.outcomes.stages import Suspect
 
 _NARROW = ("bf16", "fp16")

@@ -18,7 +18,7 @@ from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.judging.trace import Steps
 from harness.numerics import Format
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from harness.outcomes.identification import Search, Tally
 
 _FEW = 30  # contracts that are all tried on every case

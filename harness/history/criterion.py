@@ -10,7 +10,7 @@ from harness.outcomes.bisection import METRICS, Criterion, stage_of
 from harness.result import CaseResult, Verdict
 
 CLEARLY = 1.1
-"""Factor by which the figures of the ends must differ, so that it means something which of them another is nearer."""
+"""Factor by which the figures of both ends must differ. If they hardly do, being nearer to one of them says nothing."""
 
 
 @dataclass(frozen=True)

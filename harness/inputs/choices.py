@@ -32,7 +32,11 @@ _WHAT = re.compile(r"dtype|regime|layout|columns % [1-9]\d*")
 def tensor_choices(
     name: str, dtypes: Sequence[str], regimes: Sequence[str], layouts: Sequence[str] = ("contiguous",)
 ) -> dict[str, tuple[Option, ...]]:
-    """What a tensor chooses from; `below_N` stands for a regime with any number."""
+    """What a tensor chooses from; `below_N` stands for a regime with any number.
+
+    >>> tensor_choices("x", ("bf16", "fp16"), ("normal", "special"), ("contiguous", "transposed"))
+    {'x dtype': ('bf16', 'fp16'), 'x regime': ('normal', 'special'), 'x layout': ('contiguous', 'transposed')}
+    """
     chosen = {"dtype": dtypes, "regime": regimes, "layout": layouts}
     return {f"{name} {what}": tuple(dict.fromkeys(options)) for what, options in chosen.items()}
 
@@ -67,6 +71,9 @@ def chosen_tensor(name: str, chosen: Chosen, shape: tuple[int, ...], number: int
     """The tensor of that shape as chosen, with `number` for the N of its regime.
 
     It is contiguous where the layout means nothing for the shape.
+
+    >>> str(chosen_tensor("x", {"x dtype": "bf16", "x regime": "special", "x layout": "every_second"}, (4, 128)))
+    'x=bf16[4,128]@256,2:special'
     """
     if f"{name} dtype" not in chosen:
         raise unknown("tensor of the choices:", name, (choice.partition(" ")[0] for choice in chosen if " " in choice))
@@ -94,7 +101,11 @@ def least_rows(chosen: Chosen) -> tuple[int, ...]:
 
 
 def residues(narrow: int, wide: int, modulus: int = 64) -> tuple[int, ...]:
-    """What numbers of columns from `narrow` to `wide` may leave when divided by `modulus`, for `x columns % 64`."""
+    """What numbers of columns from `narrow` to `wide` may leave when divided by `modulus`, for `x columns % 64`.
+
+    >>> residues(6, 9, modulus=8)
+    (0, 1, 6, 7)
+    """
     return tuple(sorted({width % modulus for width in range(narrow, min(wide, narrow + modulus - 1) + 1)}))
 
 

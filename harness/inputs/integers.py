@@ -36,6 +36,29 @@ def ones(block: Block, dtype: torch.dtype) -> Tensor:
     return torch.ones_like(block.elements)
 
 
+def spans(block: Block, dtype: torch.dtype) -> Tensor:
+    """Bool: what a row keeps: all, up to a column, from one on, one alone, none, or a random half."""
+    _require_room(block, dtype, "spans", 1)
+    return kept(block).to(torch.int64)
+
+
+def kept(block: Block) -> Tensor:
+    """Which elements `spans` keeps, as bool."""
+    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    places = (
+        block.columns <= column,
+        block.columns >= column,
+        block.columns == column,
+        block.columns < 0,
+        block.integers(block.elements, 0, 1, "half") == 0,
+    )
+    kind = block.integers(block.rows, 0, 2 * len(places), "kind")
+    values = kind >= 0
+    for number, place in enumerate(places):
+        values = torch.where(kind == number, place, values)
+    return values
+
+
 def counting(block: Block, dtype: torch.dtype) -> Tensor:
     """Integers: 0, 1, 2, … along the last dimension."""
     _require_room(block, dtype, "counting", block.width - 1)
@@ -112,6 +135,16 @@ def lookalikes(block: Block, dtype: torch.dtype, ends: int) -> Tensor:
     return torch.where(kind == 0, end + span, torch.where(kind == 1, end - span, -100))
 
 
+def labels(block: Block, dtype: torch.dtype, classes: int) -> Tensor:
+    """Integers: labels below N: uniform, one in eight each the first and the last, one in four -100, to be ignored."""
+    _require_room(block, dtype, f"labels_{classes}", classes - 1)
+    kind = block.integers(block.elements, 0, 7, "kind")
+    values = block.integers(block.elements, 0, classes - 1)
+    for number, label in enumerate((-100, -100, 0, classes - 1)):
+        values = torch.where(kind == number, label, values)
+    return values
+
+
 def loads(block: Block, dtype: torch.dtype, count: int) -> Tensor:
     """Integers: ids of N experts, the first of which get 0, 1, 16, 17, 32, 64 and 128 pairs; the last gets the rest."""
     _require_room(block, dtype, f"loads_{count}", count - 1)
@@ -143,11 +176,11 @@ def _require_room(block: Block, dtype: torch.dtype, regime: str, needed: int) ->
         raise UsageError(f"regime {regime!r} of tensor {block.name!r} exceeds {largest}, the most for {name}")
 
 
-PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, counting, bits)}
+PLAIN: Mapping[str, Values] = {regime.__name__: regime for regime in (normal, zeros, ones, spans, counting, bits)}
 """Name → function of the regimes for integer and bool tensors that have no number in their name."""
 
 NUMBERED: Mapping[str, Callable[[Block, torch.dtype, int], Tensor]] = {
-    regime.__name__: regime for regime in (below, around, experts, loads, sequences, lookalikes)
+    regime.__name__: regime for regime in (below, around, experts, labels, loads, sequences, lookalikes)
 }
 """Word → function of those that have one: `below` makes below_1, below_2, and so on."""
 

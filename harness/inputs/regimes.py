@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.inputs.draws import Block
 from harness.inputs.factors import fan_in, few, fractions, quarters, sparse_signs
+from harness.inputs.integers import kept
 from harness.inputs.one_sign import POSITIVE
 
 Regime = Callable[[Block], Tensor]
@@ -146,10 +147,26 @@ def special_columns(block: Block) -> Tensor:
     return values
 
 
+def masked_classes(block: Block) -> Tensor:
+    """Normal values; half of the rows have -inf before some column, the other half after it, as masked classes have."""
+    column = block.integers(block.rows, 0, min(block.width, 2**31) - 1, "column")
+    before = block.integers(block.rows, 0, 1, "before") == 0
+    hidden = torch.where(before, block.columns - column, column - block.columns) < 0
+    return torch.where(hidden, -math.inf, block.normal(block.elements))
+
+
 def sparse(block: Block) -> Tensor:
     """Zeros, and one normal value in sixteen."""
     kept = block.integers(block.elements, 0, 15) == 0
     return torch.where(kept, block.normal(block.elements), 0.0)
+
+
+def masked(block: Block) -> Tensor:
+    """0, or normal values, to be added to scores; -inf or the lowest finite number where `spans` is false."""
+    added = torch.where(block.integers(block.rows, 0, 1, "added") == 0, 0.0, block.normal(block.elements))
+    finite = block.integers(block.rows, 0, 1, "lowest") == 0
+    lowest = torch.where(finite, added * 0.0 - block.fmt.max, -math.inf)
+    return torch.where(kept(block), added, lowest)
 
 
 def near_one(block: Block) -> Tensor:
@@ -222,7 +239,7 @@ REGIMES: Mapping[str, Regime] = {
     regime.__name__: regime
     for regime in (
         *(normal, uniform, rows, tiny, tiniest, outlier, outlier_last, offset, lattice, zero_rows, constant, pow2),
-        *(subnormal, huge, largest, special, special_columns, sparse),
+        *(subnormal, huge, largest, special, special_columns, masked, masked_classes, sparse),
         *(near_one, ones, zeros, signs, small, gates, saturated, integers),
         *(scale_pow2, scale_amax, scale_odd, scale_random, scale_overflow),
         *(fan_in, few, fractions, quarters, sparse_signs),

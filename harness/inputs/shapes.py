@@ -37,7 +37,11 @@ def leading_dims(draw: st.DrawFn, most: int, least: tuple[int, ...] = (1,)) -> t
 
 
 def cut_rows(rows: Sequence[int], width: int, most: int) -> tuple[int, ...]:
-    """Leading dimensions cut, the outermost first, until there are at most `most` elements."""
+    """Leading dimensions cut, the outermost first, until there are at most `most` elements.
+
+    >>> cut_rows((8, 16), width=128, most=4096)
+    (2, 16)
+    """
     cut = list(rows)
     for dim, size in enumerate(cut):
         others = math.prod(cut) // max(size, 1)

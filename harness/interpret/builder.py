@@ -337,11 +337,11 @@ def _dot(truncated: bool, a: Array, b: Array, d: Array) -> Array:
         return product
     if (model := tensor_cores.requested(a, d)) is not None:
         return tensor_cores.dot(model, a, b, d)
-    wide = np.float64 if a.dtype == np.float64 else np.float32
-    x, y = a.astype(wide), b.astype(wide)
     if truncated:
-        x, y = _tf32(x), _tf32(y)
-    return round_float(np.matmul(x, y) + d.astype(wide), d.dtype)
+        a, b = _tf32(a.astype(np.float32)), _tf32(b.astype(np.float32))
+    # In fp64, sums of products of 16-bit floats are exact, unless they are 30 binades apart. In fp32 the bits of a row
+    # would depend on its place in the tile, because BLAS adds the last rows of some heights in another order.
+    return round_float(np.matmul(a.astype(np.float64), b.astype(np.float64)) + d.astype(np.float64), d.dtype)
 
 
 def _tf32(x: Array) -> Array:

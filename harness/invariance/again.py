@@ -13,7 +13,7 @@ from harness.inputs import Inputs
 from harness.invariance.basis import Basis, difference
 from harness.invariance.direct import oddly_elsewhere, other_values
 from harness.invariance.property import Pairs, Property
-from harness.relation import Matched, Tensors, same
+from harness.relations import Matched, Tensors, same
 
 _ROUNDS = 1  # of three calls each
 _MANY_ROUNDS = {"cpu": 4}  # where an interpreter adds in one order

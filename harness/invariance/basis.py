@@ -17,8 +17,8 @@ from harness.errors import UsageError
 from harness.inputs import Inputs, build, holding, unequal
 from harness.inputs.bitwise import bits_with_one_nan, distance
 from harness.kernel import Kernel
-from harness.op import Op
-from harness.relation import Matched, Related, Tensors
+from harness.ops import Op
+from harness.relations import Matched, Related, Tensors
 
 Call = Callable[[Inputs], Tensors]
 Anew = Callable[[Mapping[str, str]], Tensors]

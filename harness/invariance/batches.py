@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.invariance.basis import Basis, difference
 from harness.invariance.launches import Launch, Launches, joined, picked
 from harness.invariance.property import Pairs, Property
-from harness.relation import Tensors, same
+from harness.relations import Tensors, same
 
 _ORDERS = 2  # drawn ones
 _ALIGNED = 16  # rows: at this multiple, tiles of rows and vector loads are whole

@@ -12,7 +12,7 @@ from harness.interpret.untraced import untraced
 from harness.invariance.basis import Basis
 from harness.invariance.direct import called, require_direct, said
 from harness.invariance.property import Pairs, Property
-from harness.relation import NotApplicable, Tensors, same
+from harness.relations import NotApplicable, Tensors, same
 from harness.siblings import in_reach
 
 TRACED = "eager"

@@ -12,7 +12,7 @@ from harness.calling.performing import Asked, results_of
 from harness.inputs import Inputs, build, holding
 from harness.inputs.guards import ALIGNMENT
 from harness.invariance.basis import Basis
-from harness.relation import NotApplicable, Tensors
+from harness.relations import NotApplicable, Tensors
 
 _TRIES = 6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.invariance.basis import Basis
 from harness.invariance.direct import require_direct
 from harness.invariance.property import Pairs, Property
-from harness.relation import NotApplicable, same
+from harness.relations import NotApplicable, same
 
 FUSION = "TRITON_DEFAULT_FP_FUSION"
 """Triton reads it when it compiles, and it is part of the key of what is kept on disk."""

@@ -16,7 +16,7 @@ from harness.inputs import Inputs, refilled
 from harness.invariance.basis import Basis
 from harness.invariance.direct import elsewhere, other_values, require_accelerator, require_direct, said
 from harness.invariance.property import Pairs, Property
-from harness.relation import NotApplicable, Tensors, same
+from harness.relations import NotApplicable, Tensors, same
 
 _REPLAYS = 2
 _MANY_REPLAYS = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.invariance.basis import Basis
 from harness.invariance.property import Pairs, Property
-from harness.relation import NotApplicable, same
+from harness.relations import NotApplicable, same
 
 _NAME = "in place"
 

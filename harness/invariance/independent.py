@@ -9,7 +9,7 @@ from harness.inputs import Inputs
 from harness.invariance import rows
 from harness.invariance.basis import Basis
 from harness.invariance.property import Broken, Pairs, Property
-from harness.relation import Independent, Tensors
+from harness.relations import Independent, Tensors
 
 
 def of_independent(things: Independent) -> Property:

@@ -13,7 +13,7 @@ from harness.inputs import Inputs, bits_of
 from harness.inputs.bitwise import bits_with_one_nan
 from harness.invariance.basis import Basis, contiguous, difference, line_of
 from harness.invariance.property import Pairs
-from harness.relation import Matched, NotApplicable, Related, Tensors
+from harness.relations import Matched, NotApplicable, Related, Tensors
 
 Numbers = range | Sequence[int]
 """Rows by their numbers in the case; a row may occur several times."""

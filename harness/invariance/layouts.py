@@ -9,7 +9,7 @@ from harness.case import TensorSpec
 from harness.inputs import Layout, applicable_layouts, holding
 from harness.invariance.basis import Basis, contiguous, line_of
 from harness.invariance.property import Pairs, Property
-from harness.relation import NotApplicable, same
+from harness.relations import NotApplicable, same
 
 Placed = Mapping[str, Layout]
 """Tensor → the layout that it has in a call; all others are contiguous."""

@@ -9,7 +9,7 @@ from harness.inputs import holding
 from harness.invariance.basis import Basis
 from harness.invariance.direct import called, require_accelerator, require_direct
 from harness.invariance.property import Pairs, Property
-from harness.relation import NotApplicable, same
+from harness.relations import NotApplicable, same
 
 
 def show(basis: Basis, pairs: Pairs) -> None:

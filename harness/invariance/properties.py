@@ -8,8 +8,8 @@ from harness.invariance.independent import of_independent
 from harness.invariance.property import Property, both, of_relation
 from harness.invariance.ways import WAYS
 from harness.kernel import Kernel
-from harness.op import Op
-from harness.relation import Independent, Relation
+from harness.ops import Op
+from harness.relations import Independent, Relation
 
 
 def properties_of(op: Op) -> dict[str, Property]:

@@ -9,7 +9,7 @@ from harness.errors import UnsupportedCase
 from harness.inputs import Inputs
 from harness.invariance.basis import Basis, Difference, difference
 from harness.property_result import Outcome, PropertyResult
-from harness.relation import Matched, NotApplicable, Related, Relation, Tensors
+from harness.relations import Matched, NotApplicable, Related, Relation, Tensors
 
 _SHOWN = 300  # characters of what a kernel raised
 _JUDGED, _JUDGED_QUICKLY = 8, 2  # pairs that differ of which the contract is asked, however small the difference is

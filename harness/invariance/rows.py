@@ -16,7 +16,7 @@ from harness.invariance.launches import Launches, Numbers, joined
 from harness.invariance.property import Pairs, Property
 from harness.invariance.sizes import sizes_up_to
 from harness.invariance.thresholds import Changes
-from harness.relation import Tensors
+from harness.relations import Tensors
 
 _LAUNCHES = 2  # of one size, in `lastbit verify`
 _MANY_LAUNCHES = 64  # they cover all of 4,096 rows from 64 rows on

@@ -13,7 +13,7 @@ from harness.inputs import Inputs
 from harness.invariance.basis import Basis
 from harness.invariance.direct import called, elsewhere, require_accelerator, require_direct
 from harness.invariance.property import Pairs, Property
-from harness.relation import same
+from harness.relations import same
 
 _MANY = 10  # calls beside each kind of work where calls may cost seconds
 

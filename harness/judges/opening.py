@@ -24,7 +24,7 @@ from harness.judges.case_order import CaseOrder
 from harness.judges.question import Question
 from harness.judging.problem import Problem
 from harness.of_file import held_to
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from harness.outcomes.file_verdict import Held
 from harness.outcomes.speed import Roof
 from harness.result import CaseResult

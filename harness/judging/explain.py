@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judging.lanes import MOST_COLUMNS
-from harness.op import Contract
+from harness.ops import Contract
 from harness.result import Comparison, Finding, StageResult
 from harness.row_check import Need, Needs, RowCheck
 

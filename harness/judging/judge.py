@@ -154,7 +154,8 @@ def _judgement(whole: Observation, steps: Steps, results: list[str], tally: Tall
 
 def _check_rows_agree(problem: Problem) -> None:
     for name in problem.op.rows & problem.tensors.keys():
-        if (own := tuple(problem.tensors[name].shape[:-1])) != problem.leading:
+        shape = tuple(problem.tensors[name].shape)
+        if (own := shape if len(shape) == len(problem.leading) else shape[:-1]) != problem.leading:  # or one per row
             first = problem.op.inputs[0]
             raise UsageError(f"{name} has rows {own}, but {first} has {problem.leading}; they must agree")
 

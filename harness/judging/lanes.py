@@ -23,7 +23,7 @@ from harness.judging.rows import Rows
 from harness.judging.trace import Trace
 from harness.numerics import Enclosure
 from harness.numerics.formats import FP32, from_ordinals
-from harness.op import Latent
+from harness.ops import Latent
 
 MOST_COLUMNS = 32
 """Columns that the lanes of one warp hold one each of."""

@@ -14,7 +14,7 @@ from harness.judging.compare import finished
 from harness.judging.expected import Expected
 from harness.judging.problem import Problem, Tensors
 from harness.judging.trace import Trace
-from harness.op import Contract
+from harness.ops import Contract
 from harness.result import Comparison
 from harness.row_check import RowCheck
 

@@ -12,7 +12,7 @@ from harness.errors import UsageError
 from harness.inputs.bits import numbers
 from harness.judging.latent import check_rows
 from harness.judging.observation import Observation
-from harness.op import Contract
+from harness.ops import Contract
 from harness.timing import OTHERS, timed
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +20,11 @@ from harness.judging.expected import Chosen, Exact, Numbers, RowSum
 from harness.judging.trace import Steps, Trace
 from harness.numerics import TARGETS, Enclosure, Following, Format, Indices, Premises, Sum, current, format_of, using
 from harness.numerics.formats import FP32, Integers
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from harness.timing import REFERENCES, timed
 
+_MISTAKES = (TypeError, AttributeError, NameError, LookupError, ArithmeticError)  # of code, not of memory or a device
+_HARNESS = str(Path(__file__).parents[1])
 _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row
 
 Tensors = Mapping[str, Tensor]
@@ -103,7 +107,8 @@ class Problem:
         if not self.op.rows or self.main.numel() <= _FEW:
             return self.trace.results
         rows = self.op.rows
-        first = {n: t[tuple(slice(0, 1) for _ in t.shape[:-1])] if n in rows else t for n, t in self.tensors.items()}
+        one = tuple(slice(0, 1) for _ in self.leading)
+        first = {n: t[one] if n in rows else t for n, t in self.tensors.items()}
         return self.on(first).trace.results
 
     @property
@@ -126,8 +131,8 @@ class Problem:
 
         Raises:
             UsageError: the op is not defined for these arguments under this contract.
-            OpError: the reference asks for an option that the op does not have, records a stage twice or no result, or
-                leaves out the latent stage of one that it records.
+            OpError: the reference asks for an option that the op does not have, records a stage twice or no result,
+                leaves out the latent stage of one that it records, or cannot be run.
         """
         op, recorder = self.op, _Recorder(self, given or {}, trace or Trace())
         with using(self.premises):
@@ -137,6 +142,8 @@ class Problem:
                 op.reference(*inputs, **self.params, contract=asked, stage=recorder)
             except ValueError as error:
                 raise UsageError(f"{op.name} under {self.contract}: {error}") from error
+            except _MISTAKES as error:
+                raise OpError(f"{op.where}: the reference raised {_told(error)}") from error
         self._check_recorded(recorder.trace)
         return recorder.trace
 
@@ -190,6 +197,14 @@ class Problem:
         for stage in op.latent.through:
             if stage in trace.formats:
                 raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
+
+
+def _told(error: Exception) -> str:
+    """The error, and the last line of the project that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_HARNESS)]
+    place = f" in {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
+    return f"{type(error).__name__}{place}: {error}"
 
 
 @dataclass(frozen=True)

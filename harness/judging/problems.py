@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from harness.inputs import Inputs, unequal
 from harness.judging.problem import Problem, Tensors
 from harness.numerics import Premises
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 
 _MOST_BYTES = 1 << 29
 _MOST_CASES = 256

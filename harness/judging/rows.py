@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.judging.problem import Given, Problem, Tensors
 from harness.numerics.formats import from_ordinals, ordinals
-from harness.op import Contract
+from harness.ops import Contract
 
 Range = tuple[Tensor, Tensor]
 """The lowest and the highest of something."""

@@ -33,11 +33,13 @@ from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_oute
 from harness.numerics.integers import ceil, floor, round_half_away, round_half_even, trunc
 from harness.numerics.moments import difference_of_products, mean_and_variance
 from harness.numerics.own import Primitive, primitive
+from harness.numerics.powers import power_of_two_from, power_of_two_to, two_to_the
 from harness.numerics.prefixes import cumsum
 from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
 from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from harness.numerics.quantized import dequantized
 from harness.numerics.remembered import remembered, remembering
+from harness.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
 from harness.numerics.selection import (
     Indices,
     Truth,
@@ -125,15 +127,20 @@ __all__ = [
     "mean_of_squares",
     "minimum",
     "multiply_add",
+    "power_of_two_from",
+    "power_of_two_to",
     "primitive",
     "product_in_any_order",
     "remembered",
     "remembering",
+    "rescaled",
     "rescaled_accumulation",
+    "rescaled_dot",
     "round_half_away",
     "round_half_even",
     "round_to",
     "rsqrt",
+    "shifted_exponential",
     "sigmoid",
     "sin",
     "softmax",
@@ -147,6 +154,7 @@ __all__ = [
     "total",
     "total_of_products",
     "trunc",
+    "two_to_the",
     "using",
     "variance_about",
     "where",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -33,6 +33,12 @@ class Enclosure:
     Two parts stand for exact and value = lo = hi (nothing but correctly rounded operations so far), one part for a
     number that is known exactly. Invariant: an element's `lo` and `hi` are both NaN (the result must be NaN) or neither
     is; an element about which nothing is known has lo = -inf and hi = +inf.
+
+    >>> third = Enclosure.point(torch.tensor([1.0])) / 3.0
+    >>> third.exact.item(), third.value.item()
+    (0.3333333333333333, 0.3333333432674408)
+    >>> third.lo.item() < third.value.item() < third.hi.item()  # a kernel may divide, or multiply by 1 / 3
+    True
     """
 
     parts: Tensor
@@ -91,6 +97,15 @@ class Enclosure:
     def reshape(self, *shape: int) -> Enclosure:
         """The same elements in another shape."""
         return Enclosure(self.parts.reshape(len(self.parts), *shape))
+
+    def permute(self, *dims: int) -> Enclosure:
+        """The dimensions in another order: all of them, each counted from the last one, -1."""
+        return Enclosure(self.parts.permute(0, *dims))
+
+    def expand(self, *shape: int) -> Enclosure:
+        """The same elements, repeated along dimensions of size 1 and new leading ones; -1 leaves a size as it is."""
+        new = [1] * (len(shape) - len(self.shape))
+        return Enclosure(self.parts.reshape(len(self.parts), *new, *self.shape).expand(-1, *shape))
 
     @remembered
     def zero_where(self, mask: Tensor) -> Enclosure:
@@ -155,6 +170,14 @@ class Enclosure:
     @remembered
     def __abs__(self) -> Enclosure:
         return Enclosure(arithmetic.magnitudes(self.parts))
+
+    def __pow__(self, exponent: object) -> Enclosure:
+        raise TypeError(f"x ** {exponent} does not say how it is multiplied; write product_in_any_order(x, x, …)")
+
+    @classmethod
+    def __torch_function__(cls, function: Callable[..., object], *_: object) -> Enclosure:
+        what = f"torch.{function.__name__} takes no enclosure"
+        raise TypeError(f"{what}; a reference uses the functions of harness.numerics (docs/primitives.md)")
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -237,13 +260,16 @@ def _alike(enclosures: Sequence[Enclosure]) -> list[Tensor]:
 
 
 @remembered
-def product_in_any_order(*factors: Enclosure) -> Enclosure:
+def product_in_any_order(*factors: Enclosure | float) -> Enclosure:
     """The product of all factors by fp32 multiplications in whichever order; the value is that from left to right.
+
+    One of the factors at least is an enclosure.
 
     A part of the factors is multiplied in one of the ways to split it in two, so the product of each part is computed
     once: 6 multiplications for three factors, 25 for four.
     """
-    return Enclosure(arithmetic.product_in_any_order(*(f.parts for f in factors), fmt=current().arithmetic))
+    like = next(factor for factor in factors if isinstance(factor, Enclosure))
+    return Enclosure(arithmetic.product_in_any_order(*(_parts(f, like) for f in factors), fmt=current().arithmetic))
 
 
 @remembered

@@ -16,13 +16,21 @@ from harness.numerics.remembered import remembered
 
 @remembered
 def round_half_even(x: Enclosure) -> Enclosure:
-    """The nearest integer, ties to even: `rint`, `torch.round`, `cvt.rni`."""
+    """The nearest integer, ties to even: `rint`, `torch.round`, `cvt.rni`.
+
+    >>> round_half_even(Enclosure.point(torch.tensor([0.5, 1.5, 2.5]))).value.tolist()
+    [0.0, 2.0, 2.0]
+    """
     return Enclosure(x.parts.round())
 
 
 @remembered
 def round_half_away(x: Enclosure) -> Enclosure:
-    """The nearest integer, ties away from zero: `roundf`, `libdevice.round`."""
+    """The nearest integer, ties away from zero: `roundf`, `libdevice.round`.
+
+    >>> round_half_away(Enclosure.point(torch.tensor([0.5, 1.5, 2.5]))).value.tolist()
+    [1.0, 2.0, 3.0]
+    """
     return Enclosure(_away(x.parts))
 
 

@@ -41,7 +41,7 @@ class _Groups(NamedTuple):
     zero: Tensor | None = None
 
 
-def quantize(
+def encoded(
     weight: Tensor, scheme: str, group_size: int | None = None, *, scale_dtype: torch.dtype | None = None
 ) -> Quantized:
     """`weight` [..., N, K], taken to fp32, in the codes of a scheme by the rule of the function `_SCHEME` below.

@@ -261,6 +261,9 @@ def argmax(x: Enclosure, dtype: torch.dtype = torch.int64) -> Indices:
     """The index of the largest element of the last dimension: any of those that may be it, ties among them.
 
     x: [..., N] with N ≥ 1. A NaN counts as the largest, as for torch; where an element may be one, it may be chosen.
+
+    >>> argmax(Enclosure.point(torch.tensor([[2.0, 5.0, 5.0]]))).allowed
+    tensor([[False,  True,  True]])
     """
     four = full(x.parts)
     if four.shape[-1] == 0:

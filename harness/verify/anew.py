@@ -13,7 +13,7 @@ from harness.devices import DevicePlan
 from harness.inputs import build
 from harness.invariance.basis import Anew
 from harness.kernel import REVISION_MARK
-from harness.relation import Tensors
+from harness.relations import Tensors
 from harness.verify.calls import Caller
 from harness.verify.check import Subject
 from harness.verify.inprocess import Workplace

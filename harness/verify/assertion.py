@@ -20,7 +20,7 @@ from harness.judging.judge import judge
 from harness.judging.problem import Params, Problem, Tensors
 from harness.kernel import Kernel, declarations_of
 from harness.numerics import Premises
-from harness.op import Contract, Op, check_arguments
+from harness.ops import Contract, Op, check_arguments
 from harness.result import Judgement, Verdict, simplest
 from harness.verify.project import Project, open_project
 

@@ -24,7 +24,7 @@ from harness.judging.problem import Problem
 from harness.judging.problems import PROBLEMS
 from harness.kernel import Kernel
 from harness.numerics import Premises, remembering
-from harness.op import Contract, Op, check_arguments
+from harness.ops import Contract, Op, check_arguments
 from harness.result import CaseResult, Finding, Judgement, Verdict
 from harness.verify.calls import Caller, Performer
 from harness.verify.memory import out_of_memory

@@ -11,7 +11,7 @@ import torch
 from harness.errors import OpError, UsageError, nearest, unknown
 from harness.invariance.properties import check_declared
 from harness.kernel import Kernel
-from harness.op import REQUIRED, Op
+from harness.ops import REQUIRED, Op
 from harness.run import NotRun
 from harness.stage_names import StageNames, stage_names
 

@@ -22,7 +22,7 @@ from harness.devices import machine
 from harness.errors import unknown
 from harness.inputs.values import check_regime
 from harness.kernel import REVISION_MARK, Kernel, load_kernels
-from harness.op import Op
+from harness.ops import Op
 from harness.run import NotRun
 from harness.stage_names import stage_names
 from harness.verify.check import Subject

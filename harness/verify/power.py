@@ -13,7 +13,7 @@ from harness.devices import one_thread
 from harness.inputs import build
 from harness.judging.problem import Problem
 from harness.numerics import Premises
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from harness.result import BAD, CaseResult
 from harness.run import Agreement, Power
 from harness.timing import POWER, timed

@@ -17,7 +17,7 @@ from harness.errors import LastbitError, OpError, UsageError, unknown
 from harness.files import BUILT_IN, PACKAGE
 from harness.inputs.choices import check_choices
 from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
-from harness.op import Op
+from harness.ops import Op
 from harness.run import NotRun
 from harness.siblings import siblings
 from harness.verify.case_files import read_cases

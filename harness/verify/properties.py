@@ -17,9 +17,9 @@ from harness.invariance.properties import properties_of
 from harness.invariance.property import Property, result_of
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
-from harness.op import Op
+from harness.ops import Op
 from harness.property_result import Outcome, PropertyResult
-from harness.relation import Independent, Tensors
+from harness.relations import Independent, Tensors
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
 from harness.timing import PROPERTIES, timed
 from harness.verify.calls import Caller

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from harness.case import Case, TensorSpec
 from harness.inputs.given import is_given
 from harness.inputs.layouts import LAYOUTS, contiguous, padded
-from harness.op import REQUIRED, Op
+from harness.ops import REQUIRED, Op
 
 MOST_TRIES = 60
 """Cases that are run after a failure: a smaller one helps the reader, but not at any price."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from norm_packages import as_rows, refuse_elsewhere, upstream
 
-from harness.kernel import UnsupportedCase, kernel
+from harness import UnsupportedCase, kernel
 
 FEATURE_BYTES = 65536
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from harness.kernel import UnsupportedCase
+from harness import UnsupportedCase
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from harness.errors import OpError, UsageError
 from harness.judging.problem import Problem
 from harness.kernel import Kernel, load_kernels
 from harness.numerics import Enclosure
-from harness.op import Contract, Latent, Op, StageRecorder, op
+from harness.ops import Contract, Latent, Op, StageRecorder, op
 from harness.stage_names import stage_names
 from harness.verify.check import Subject
 from harness.verify.declarations import check_op

@@ -94,7 +94,7 @@ def test_folders_are_found_on_a_node_and_called_as_at_home(tmp_path: Path, monke
     [mine], [project] = there.config.kernel_folders, there.config.projects
     assert there.at_home(f"{mine}/k.py:3") == f"{tmp_path}/mine/k.py:3"
     assert there.at_home(f"{project}/kernels/k.py") == f"{tmp_path}/project/kernels/k.py"
-    assert there.at_home(f"{folder}/harness/op.py") == f"{BUILT_IN}/harness/op.py"
+    assert there.at_home(f"{folder}/harness/ops.py") == f"{BUILT_IN}/harness/ops.py"
     own = {name for name in files if name.startswith("travelled")}
     assert own == {"travelled/1/mine/k.py", "travelled/2/project/kernels/k.py", "travelled/3/mine/k.py"}
     assert {"harness/cli.py", "references/rms_norm.py", "cases/shapes.toml"} <= files

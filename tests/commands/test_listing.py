@@ -19,7 +19,7 @@ REFERENCE = '''\
 More about it.
 """
 
-from harness.op import op
+from harness.ops import op
 
 
 @op(

@@ -26,7 +26,7 @@ from harness.verify.plan import make_plan
 ROOT = Path(__file__).resolve().parents[2]
 
 REFERENCE = """\
-from harness.op import op
+from harness.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})

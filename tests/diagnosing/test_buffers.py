@@ -11,7 +11,7 @@ from harness.diagnosing.in_memory import Onward, first_wrong
 from harness.diagnosing.reads import Needs
 from harness.judging.problem import Problem
 from harness.numerics import Enclosure
-from harness.op import op
+from harness.ops import op
 from harness.tracing.of_torch import addresses_of
 
 

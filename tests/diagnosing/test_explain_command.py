@@ -36,7 +36,7 @@ from harness.judging.expected import Numbers
 from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import FORMATS, Enclosure
-from harness.op import op
+from harness.ops import op
 from harness.outcomes.explanation import Explanation, Worked
 from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
 from harness.result import Verdict, Worst

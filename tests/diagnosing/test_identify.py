@@ -19,7 +19,7 @@ from harness.dtypes import DTYPES
 from harness.errors import UnsupportedCase
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 from harness.outcomes.identification import Candidate, Identification
 from harness.verify.check import Subject
 from harness.verify.project import Project, open_project

@@ -19,7 +19,7 @@ from harness.judging.judge import judge
 from harness.judging.observation import Observation
 from harness.judging.problem import Problem, Tensors
 from harness.numerics.formats import cast
-from harness.op import op
+from harness.ops import op
 from harness.result import CaseResult, Verdict
 from tests.faults import hunt
 from tests.layer_norm_gated_formula import forward

@@ -23,7 +23,7 @@ from harness.errors import UsageError
 from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import Enclosure, hull
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 from harness.outcomes.stages import Kind, StageSearch, Suspect
 from harness.verify.check import Subject
 from harness.verify.worker import WorkerEnded

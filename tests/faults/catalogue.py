@@ -17,6 +17,8 @@ from tests.faults import (
     moe_lora_routing,
     moe_lora_shards,
     rms_norm,
+    softmax,
+    swiglu,
 )
 
 _MODULES = (
@@ -24,6 +26,8 @@ _MODULES = (
     *(moe_lora, moe_lora_routing, moe_lora_backward, moe_lora_gradients, moe_lora_quantized, moe_lora_shards),
     moe_lora_limit,
     expert_edges,
+    softmax,
+    swiglu,
     attention,
 )
 
@@ -32,9 +36,12 @@ GROUPS = {
     "rms_norm": rms_norm.GROUPS | edges.GROUPS,
     "layer_norm_gated": layer_norm_gated.GROUPS | edges.GROUPS,
     "layer_norm_gated_backward": layer_norm_gated_backward.GROUPS | edges.GROUPS,
+    "softmax": softmax.GROUPS | edges.GROUPS,
     "completion_mask": completion_mask.GROUPS | edges.GROUPS,
     "attention": attention.GROUPS,
     "moe_lora": moe_lora.GROUPS | edges.GROUPS,
     "moe_lora_backward": moe_lora.GROUPS | edges.GROUPS,
+    "swiglu": swiglu.GROUPS | edges.GROUPS,
+    "swiglu_backward": swiglu.GROUPS | edges.GROUPS,
 }
 """Op → options of a fault → dtype of the op's first input → the group of cases that it is hunted with."""

@@ -14,7 +14,7 @@ from harness.case import Case, Group
 from harness.config import Config
 from harness.inputs import build, guarded_allocations
 from harness.kernel import Kernel
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from harness.result import BAD, CaseResult, Comparison
 from harness.verify.check import Subject, verify_case
 from harness.verify.design import designed

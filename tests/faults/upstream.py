@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.inputs import guarded_allocations
 from harness.kernel import Kernel
-from harness.numerics.quantizers import quantize
+from harness.numerics.quantizers import encoded
 from tests.faults import hunt
 from tests.faults.plant import Fault, kernel_of
 
@@ -115,8 +115,8 @@ def codes(tensors: Mapping[str, Tensor], storage: str) -> dict[str, Tensor]:
     scale_dtype = torch.bfloat16 if storage.endswith("_bf16") else None
     found = {}
     for name in ("gate", "up", "down"):
-        quantized = quantize(tensors[f"{name}_proj"], scheme, group, scale_dtype=scale_dtype)
-        parts = zip(("proj", "scale", "zero"), quantized, strict=True)
+        stored = encoded(tensors[f"{name}_proj"], scheme, group, scale_dtype=scale_dtype)
+        parts = zip(("proj", "scale", "zero"), stored, strict=True)
         found |= {f"{name}_{part}": tensor for part, tensor in parts if tensor is not None}
     return found
 

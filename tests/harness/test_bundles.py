@@ -17,7 +17,7 @@ from harness.case import parse_case
 from harness.errors import OpError, UsageError
 from harness.kernel import declarations_of, kernel
 from harness.numerics import Enclosure
-from harness.op import Contract, Op, StageRecorder, op
+from harness.ops import Contract, Op, StageRecorder, op
 from harness.result import Verdict
 from harness.verify.check import Subject, verify_case
 from harness.verify.declarations import check_kernel, check_op

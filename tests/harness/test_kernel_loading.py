@@ -213,7 +213,7 @@ def test_a_file_that_changed_is_loaded_anew(folder: Folder) -> None:
 
 @pytest.mark.parametrize("stem", ["torch", "random", "harness", "kernel", "test_kernel_loading"])
 def test_a_file_shadows_no_module_of_its_name(folder: Folder, stem: str) -> None:
-    other = "import random\nimport torch\nimport harness.op\nassert torch.ones(1) == random.Random(0).randint(1, 1)\n"
+    other = "import random\nimport torch\nimport harness.ops\nassert torch.ones(1) == random.Random(0).randint(1, 1)\n"
     path = folder(a=other + declared("first"), **{stem: declared("second", stem)})
     assert sorted(names(load_kernels(path))) == ["first", "second"]
     assert sys.modules["torch"] is torch

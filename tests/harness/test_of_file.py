@@ -10,7 +10,7 @@ import pytest
 from harness.config import Config
 from harness.errors import KernelError, UsageError
 from harness.of_file import Role, held_to, kernel_of_file
-from harness.op import Op
+from harness.ops import Op
 from harness.verify.project import open_project
 
 PLAIN = "def {name}(x, weight=None, *, eps): return x\n"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import OpError, UsageError
-from harness.op import REQUIRED, Contract, Latent, Op, op
+from harness.ops import REQUIRED, Contract, Latent, Op, op
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 from references.rms_norm import rms_norm

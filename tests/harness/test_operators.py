@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.calling.operators import operators_called
 from harness.config import Config
 from harness.errors import OpError
-from harness.op import op
+from harness.ops import op
 from harness.verify.project import open_project
 
 X, WEIGHT = torch.ones(2, 8), torch.ones(8)

@@ -161,7 +161,7 @@ def test_without_a_peer_none_is_drawn() -> None:
 
 PROJECT = {
     "references/scale.py": """\
-from harness.op import op
+from harness.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})

@@ -15,7 +15,7 @@ REFERENCE = '''\
 """y = x² · factor + bias."""
 
 from harness.numerics import Enclosure
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 
 
 @op(

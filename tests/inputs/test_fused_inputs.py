@@ -34,7 +34,7 @@ FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point
 SIGNED = ("one_sign(,hidden)", "one_sign_fan_in(gate*up,hidden)", "one_sign(rank,rank)")
 INTEGERS = (
     *("normal", "zeros", "ones", "counting", "bits"),
-    *("below_7", "around_9", "experts_5", "loads_9", "sequences_9", "lookalikes_2"),
+    *("below_7", "around_9", "experts_5", "labels_7", "loads_9", "sequences_9", "lookalikes_2"),
 )
 
 

@@ -157,7 +157,7 @@ def test_normal_fills_the_significand() -> None:
 @pytest.mark.parametrize("regime", sorted(REGIMES))
 def test_values_are_finite_unless_special(regime: str, dtype: str) -> None:
     x = values(dtype, (64, 48), regime).to(torch.float64)
-    planted = regime in ("special", "special_columns")
+    planted = regime in ("special", "special_columns", "masked", "masked_classes")
     beyond_448 = dtype == "e4m3" and regime in ("outlier", "outlier_last", "rows")
     assert planted or beyond_448 or x.isfinite().all()
 

@@ -1,5 +1,6 @@
 """Operations of the language that are known are not asked for again, and do what the language does."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ if triton.knobs.runtime.interpret:
     from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
 
     from harness.interpret import launch, operations, tape
+    from harness.interpret.builder import _dot
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
 
@@ -245,3 +247,13 @@ def test_a_block_type_is_made_once() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="power of 2"):
             tl.block_type(tl.float32, [3])
+
+
+@pytest.mark.parametrize("height", [1, 5, 12, 16])
+def test_a_dot_of_16_bit_floats_is_rounded_once_wherever_its_row_lies(height: int) -> None:
+    generator = torch.Generator().manual_seed(height)
+    row, matrix = (torch.randn(shape, generator=generator).bfloat16().float().numpy() for shape in ((1, 48), (48, 40)))
+    # Products of 16-bit floats are exact in fp64.
+    exact = [math.fsum(column) for column in (row[0, :, None] * matrix.astype(np.float64)).T]
+    found = _dot(False, np.repeat(row, height, axis=0), matrix, np.zeros((height, 40), np.float32))
+    assert np.array_equal(found, np.broadcast_to(np.float32(exact), (height, 40)))

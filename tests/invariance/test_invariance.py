@@ -10,7 +10,7 @@ from harness.config import Config
 from harness.errors import LastbitError, UnsupportedCase
 from harness.kernel import Kernel
 from harness.property_result import Outcome
-from harness.relation import Related, Relation
+from harness.relations import Related, Relation
 from harness.verify import properties
 from harness.verify.check import Subject
 from harness.verify.project import open_project

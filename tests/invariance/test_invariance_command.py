@@ -18,7 +18,7 @@ from harness.devices import DevicePlan
 from harness.errors import UsageError
 from harness.invariance.properties import properties_of
 from harness.kernel import Kernel, kernel
-from harness.op import Op
+from harness.ops import Op
 from harness.outcomes.invariance import Invariance
 from harness.property_result import Outcome, PropertyResult, together
 from harness.result import CaseResult, Verdict

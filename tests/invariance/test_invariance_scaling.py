@@ -7,7 +7,7 @@ import torch
 
 from harness.invariance.property import of_relation, result_of
 from harness.property_result import Outcome
-from harness.relation import NotApplicable, scaled
+from harness.relations import NotApplicable, scaled
 from harness.verify.properties import basis_of
 from tests.property_kernels import GRADIENTS, gradients, subject_of
 

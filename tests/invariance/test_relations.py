@@ -18,9 +18,9 @@ from harness.errors import OpError
 from harness.invariance.independent import worded
 from harness.invariance.properties import properties_of
 from harness.kernel import Kernel
-from harness.op import op
+from harness.ops import op
 from harness.property_result import Outcome, PropertyResult
-from harness.relation import Independent, NotApplicable, extended, shuffled
+from harness.relations import Independent, NotApplicable, extended, shuffled
 from harness.verify.check import Subject
 from harness.verify.project import Project, open_project
 from harness.verify.properties import properties_on

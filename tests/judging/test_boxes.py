@@ -15,7 +15,7 @@ from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.numerics import Enclosure, product_in_any_order, total
 from harness.numerics.formats import sum_to_odd
-from harness.op import Latent, op
+from harness.ops import Latent, op
 from harness.result import Verdict
 from harness.row_check import RowCheck
 from references.layer_norm_gated_backward import layer_norm_gated_backward

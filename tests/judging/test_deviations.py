@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.errors import UsageError
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
-from harness.op import Op
+from harness.ops import Op
 from harness.result import Verdict
 from references.layer_norm_gated import layer_norm_gated
 from references.layer_norm_gated_backward import layer_norm_gated_backward

@@ -25,7 +25,7 @@ from harness.numerics import (
     sum_of_rows,
     total,
 )
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 from harness.result import Judgement, Verdict
 
 
@@ -140,7 +140,7 @@ def test_what_follows_from_sums_is_judged_when_all_rows_were_seen(most: int, mon
 
 
 @pytest.mark.parametrize("most", [1 << 17, 64])
-@pytest.mark.parametrize("factor, verdict", [(1.0, Verdict.PASSED), (1.01, Verdict.FAILED)])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASSED), (1.01, Verdict.FAILED)])
 def test_a_number_without_dimension_is_judged(
     most: int, factor: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from harness.errors import KernelError, UsageError
 from harness.judging.compare import compare_integers, outside_mask
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
-from harness.op import op
+from harness.ops import op
 from harness.result import Judgement, Verdict
 
 BIG = 2**62

@@ -15,7 +15,7 @@ from harness.errors import KernelError
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.numerics import Enclosure, total
-from harness.op import op
+from harness.ops import op
 from harness.result import Judgement, Verdict, simplest
 from references.rms_norm import rms_norm
 

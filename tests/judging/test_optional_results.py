@@ -17,7 +17,7 @@ from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 from harness.result import CaseResult, Verdict
 from harness.verify.check import Subject, verify_case
 from harness.verify.declarations import check_op

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from harness.case import parse_case
+from harness.errors import OpError
 from harness.inputs import Inputs, build
 from harness.judging.expected import Numbers, RowSum
 from harness.judging.problem import Problem
 from harness.judging.problems import Problems
 from harness.numerics import Enclosure, Premises, sum_of_rows
 from harness.numerics.formats import FP32
+from harness.ops import Contract, StageRecorder, op
 from references.rms_norm import rms_norm
 
 NATIVE, FP32_MULTIPLY = rms_norm.contract("native_multiply"), rms_norm.contract("fp32_multiply")
@@ -87,3 +91,25 @@ def test_both_problems_of_a_case_are_weighed_when_the_next_one_is_asked_for(monk
         patch.setattr("harness.judging.problems._MOST_BYTES", held)
         problems.of(rms_norm, NATIVE, inputs(seed=3), Premises())
     assert problems.of(rms_norm, NATIVE, inputs(seed=1), Premises()) is not own
+
+
+def powers(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+    stage("output", x**3, result=True)
+
+
+def tensors(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
+    stage("output", torch.tanh(x), result=True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (powers, r"`stage\(.output., x\*\*3, result=True\)`: x \*\* 3 does not say how it is multiplied"),
+        (tensors, r"torch\.tanh takes no enclosure; a reference uses the functions of harness\.numerics"),
+    ],
+)
+def test_a_mistake_in_a_reference_is_told_with_its_line(reference: Callable[..., None], message: str) -> None:
+    wrong = op(rows=("x",))(reference)
+    line = reference.__code__.co_firstlineno + 1
+    with pytest.raises(OpError, match=rf"the reference raised TypeError in {re.escape(__file__)}:{line}, .*{message}"):
+        _ = Problem(wrong, wrong.contract(), {"x": torch.ones(2, 3)}, {}).trace

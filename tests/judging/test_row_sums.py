@@ -12,7 +12,7 @@ import harness.judging.judge as judging
 from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.numerics import Enclosure, Premises, Sum, sum_of_row_products, sum_of_rows
-from harness.op import op
+from harness.ops import op
 from harness.result import Judgement, Verdict
 
 ROWS, WIDTH = 64, 24

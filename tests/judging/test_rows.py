@@ -11,7 +11,7 @@ from harness.judging.latent import any_value_explains, check_rows
 from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.numerics import Premises, total, using
-from harness.op import Latent, op
+from harness.ops import Latent, op
 from harness.row_check import RowCheck
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm

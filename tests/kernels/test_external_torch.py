@@ -24,6 +24,7 @@ SAVED = "grad_output=bf16[12,64] saved_gate=bf16[12,2,32]:gates saved_up=bf16[12
 FORWARD = f"moe_lora x=bf16[12,64] {PAIRS} {WEIGHTS} scaling=2.0 first_expert=1 seed=1"
 BACKWARD = f"moe_lora_backward x=bf16[12,64] {PAIRS} {SAVED} {WEIGHTS} scaling=0.5 seed=1"
 NORM = "rms_norm x=bf16[9,64] weight=bf16[64]:near_one"
+CODES = "quantize x=bf16[9,64]:rows dtype=int8 least_amax=1e-05 seed=1"
 GATED = "layer_norm_gated x=bf16[9,64] weight=bf16[64] z=bf16[9,64]:gates eps=1e-05"
 
 
@@ -53,6 +54,10 @@ def verified(project: Project, kernel: Kernel, line: str) -> CaseResult:
         ("torch.compile[rms_norm_fp8]", f"{NORM} eps=1e-06 quant=dynamic seed=1"),
         ("torch.compile[layer_norm_gated]", f"{GATED} is_rms_norm=True seed=1"),
         ("torch.compile[layer_norm_gated]", f"{GATED} group_size=16 seed=1"),
+        ("torch.ao[per_token]", CODES.replace("bf16", "fp32")),
+        ("torch.ao[per_token]", f"{CODES.replace('bf16', 'fp16')} group_size=32"),
+        ("torch.compile[softmax]", "softmax x=bf16[9,64]:gates seed=1"),
+        ("torch.compile[softmax]", "softmax x=fp16[9,64] mask=fp16[9,64]:masked scale=0.125 seed=1"),
     ],
 )
 def test_it_keeps_what_it_claims(
@@ -85,3 +90,15 @@ def test_a_scale_belongs_to_static_codes(kernels: dict[str, Kernel]) -> None:
     kernel, x = kernels["torch.compile[rms_norm_fp8]"], torch.ones(2, 8).bfloat16()
     with pytest.raises(UnsupportedCase, match="quant='static' without a scale"):
         kernel.call(x=x, weight=x[0], eps=1e-6, quant="static")
+
+
+def test_int8_codes_of_bf16_are_rounded_twice(project: Project, kernels: dict[str, Kernel]) -> None:
+    """As docs/measurements/findings.md says; so the kernel refuses bf16."""
+    kernel = kernels["torch.ao[per_token]"]
+    refused = verified(project, kernel, CODES)
+    assert refused.verdict is Verdict.UNSUPPORTED and "bf16" in refused.reason
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wide = kernel.call(x=x.float(), dtype="int8", least_amax=1e-5)["int8_codes"]
+    scale, zero = torch.ops.quantized_decomposed.choose_qparams_per_token(x, torch.int8)
+    codes = torch.ops.quantized_decomposed.quantize_per_token(x, scale, zero, -128, 127, torch.int8)
+    assert scale.dtype == torch.bfloat16 and 0.05 < float((codes != wide).float().mean()) < 0.15

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.kernel import load_file
 from harness.numerics.formats import cast, format_of
 from harness.numerics.quantized import SCHEMES, dequantized, pack
-from harness.numerics.quantizers import Quantized, quantize
+from harness.numerics.quantizers import Quantized, encoded
 from tests.quantized_weights import every_storage, stored, weights
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, assert_bits, needs_device
 
@@ -171,7 +171,7 @@ def test_shards_that_would_cut_a_group_or_a_word_are_refused(storage, shards, fi
 
 
 def test_a_shard_that_cuts_a_word_of_whole_groups_is_refused():
-    quantized = on_device(quantize(weights(N, 8)[None], "int4_symmetric", 4))
+    quantized = on_device(encoded(weights(N, 8)[None], "int4_symmetric", 4))
     weight = base_weight("down", *quantized, columns=8, dtype=BF16)
     assert_bits(tile(weight, 0), expected(quantized, BF16)[0], "groups of half a word")
     with pytest.raises(ValueError, match=r"share a word \(8 of them\) or a scale \(4\)"):

@@ -32,7 +32,7 @@ from harness.numerics import (
 )
 from harness.numerics.dots import dot_of
 from harness.numerics.formats import BF16
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 from harness.result import Verdict
 from harness.verify.assertion import assert_contract
 from harness.verify.check import Subject

@@ -19,7 +19,7 @@ from harness.config import Config
 from harness.errors import KernelError, OpError, UnsupportedCase, UsageError
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
-from harness.op import Contract, Op, StageRecorder, op
+from harness.ops import Contract, Op, StageRecorder, op
 from harness.orders.form import form_of
 from harness.orders.of_kernel import Probe, open_orders, order_of, sums_of
 from harness.orders.tree import tree_of

@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import harness
 from harness import numerics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,15 +21,18 @@ FOLDERS = ("harness", "references", "cases", "reports", "kernels")
 
 NOUNS = (
     "harness.dtypes",
-    "harness.op",
+    "harness.ops",
     "harness.case",
     "harness.kernel",
     "harness.result",
     "harness.run",
     "harness.row_check",
-    "harness.relation",
+    "harness.relations",
     "harness.property_result",
 )
+PUBLIC = {f"harness.{name}": module for name, module in harness._MODULE_OF.items()}
+"""What others than harness/ itself import from `harness` → the module that has it."""
+
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
@@ -51,7 +56,8 @@ BELOW_VERIFY = (
 CALLS = ("harness.calling", "harness.isolation")
 ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.invariance", "harness.verify", "harness.outcomes")
 BESIDE = tuple(
-    f"harness.{name}" for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders")
+    f"harness.{name}"
+    for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
 )
 TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
 
@@ -63,12 +69,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.timing": (),
     "harness.trust": (),
     "harness.templates": (
-        "harness",
-        "harness.op",
+        "harness.ops",
         "harness.kernel",
         "harness.case",
         "harness.inputs",
         "harness.numerics",
+        "harness.verify",
     ),
     "harness.numerics": ("harness.errors", "harness.trust"),
     "harness.declared": ("harness.errors",),
@@ -76,7 +82,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.in_place": ("harness.errors",),
     "harness.siblings": (),
     "harness.sums": (),
-    "harness.op": (
+    "harness.ops": (
         "harness.errors",
         "harness.declared",
         "harness.bundles",
@@ -84,8 +90,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.sums",
         *NOUNS,
     ),
-    "harness.stage_names": ("harness.op",),
-    "harness.chains": ("harness.errors", "harness.declared", "harness.stage_names", "harness.numerics", "harness.op"),
+    "harness.stage_names": ("harness.ops",),
+    "harness.chains": ("harness.errors", "harness.declared", "harness.stage_names", "harness.numerics", "harness.ops"),
     "harness.dtypes": (),
     "harness.case": ("harness.errors", *NOUNS),
     "harness.kernel": (
@@ -96,22 +102,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.siblings",
         *NOUNS,
     ),
-    "harness.of_file": ("harness.errors", "harness.siblings", "harness.op", "harness.kernel"),
+    "harness.of_file": ("harness.errors", "harness.siblings", "harness.ops", "harness.kernel"),
     "harness.result": ("harness.errors", *NOUNS),
     "harness.run": ("harness.result", "harness.outcomes"),
     "harness.row_check": (),
-    "harness.relation": (),
+    "harness.relations": (),
     "harness.property_result": (),
     "harness.devices": ("harness.errors",),
     "harness.placement": ("harness.devices",),
-    "harness.config": ("harness.errors", "harness.devices", "harness.op", "harness.case", "harness.kernel"),
+    "harness.config": ("harness.errors", "harness.devices", "harness.ops", "harness.case", "harness.kernel"),
     "harness.inputs": (
         "harness.errors",
         "harness.timing",
         "harness.trust",
         "harness.devices",
         "harness.dtypes",
-        "harness.op",
+        "harness.ops",
         "harness.case",
         "harness.kernel",
         "harness.numerics",
@@ -130,7 +136,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.timing",
         "harness.trust",
         "harness.dtypes",
-        "harness.op",
+        "harness.ops",
         "harness.case",
         "harness.result",
         "harness.row_check",
@@ -163,10 +169,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.invariance": (
         "harness.errors",
         "harness.dtypes",
-        "harness.op",
+        "harness.ops",
         "harness.case",
         "harness.kernel",
-        "harness.relation",
+        "harness.relations",
         "harness.property_result",
         "harness.devices",
         "harness.siblings",
@@ -184,7 +190,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.interpret",
         "harness.tracing",
         "harness.chains",
-        "harness.op",
+        "harness.ops",
         "harness.case",
         "harness.result",
         "harness.numerics",
@@ -198,11 +204,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
     "harness.bench": ABOVE_VERIFY,
     "harness.orders": ABOVE_VERIFY,
+    "harness.from_torch": ABOVE_VERIFY,
     "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "harness.bench", "reports"),
     "harness.sanitize": ABOVE_VERIFY,
     "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
     **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
-    "references": ("harness.op", "harness.chains", "harness.numerics", "harness.relation", "harness.sums"),
+    "references": ("harness.ops", "harness.chains", "harness.numerics", "harness.relations", "harness.sums"),
     "cases": ("harness.case", "harness.inputs"),
     "reports.characters": (),
     "reports": (
@@ -214,7 +221,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.run",
         "harness.outcomes",
     ),
-    "kernels": ("harness.kernel", "harness.placement"),
+    "kernels": ("harness.errors", "harness.kernel", "harness.placement"),
 }
 
 # Layer → the packages from outside that it may import, besides the standard library. Layers not named here
@@ -261,6 +268,8 @@ def imports(path: Path, tree: ast.Module, known: Collection[str]) -> Iterator[tu
             case ast.ImportFrom(names=aliases):
                 base = absolute_base(path, node)
                 names = {f"{base}.{alias.name}" for alias in aliases}
+                if path.parts[0] != "harness" or "templates" in path.parts:
+                    names = {PUBLIC.get(name, name) for name in names}
                 yield from ((node.lineno, name if name in known else base) for name in sorted(names))
             case ast.Call(
                 func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
@@ -321,8 +330,10 @@ def op_names() -> list[str]:
 
 
 def words_of(path: Path) -> list[str]:
-    """The ops that a file must not name: all but, in harness/numerics, what is a function of mathematics there."""
-    functions = numerics.__all__ if path.parts[:2] == ("harness", "numerics") else ()
+    """The ops that a file must not name: all but functions of mathematics, where these are defined or torch's are."""
+    functions: Collection[str] = numerics.__all__ if path.parts[1] in ("numerics", "tracing") else ()
+    if path.parts[1] == "from_torch":  # which maps the functions of torch by their names
+        functions = dir(torch.nn.functional)
     return sorted(set(op_names()) - set(functions))
 
 
@@ -390,7 +401,7 @@ def test_harness_names_no_op(path: Path) -> None:
 SYNTHETIC = {
     "harness/__init__.py",
     "harness/errors.py",
-    "harness/op.py",
+    "harness/ops.py",
     "harness/verify/__init__.py",
     "harness/verify/run.py",
     "references/__init__.py",
@@ -405,17 +416,17 @@ SYNTHETIC = {
     [
         (
             "harness/errors.py",
-            "import harness.op",
-            "imports harness.op, but harness.errors may",
+            "import harness.ops",
+            "imports harness.ops, but harness.errors may",
         ),
         ("harness/errors.py", "import torch", "may import only the standard library"),
-        ("harness/op.py", "from harness import verify", "imports harness.verify, but harness.op may import"),
-        ("harness/op.py", "from . import verify", "imports harness.verify"),
-        ("harness/op.py", "from .verify.run import x", "imports harness.verify.run"),
-        ("harness/op.py", "def f():\n    import harness.cli", ":2: imports harness.cli"),
-        ("harness/op.py", "import_module('harness.cli')", "imports harness.cli"),
-        ("harness/op.py", "from harness import Op", "import from the module that defines the name"),
-        ("harness/op.py", "import references.plain_sum", "imports references.plain_sum"),
+        ("harness/ops.py", "from harness import verify", "imports harness.verify, but harness.ops may import"),
+        ("harness/ops.py", "from . import verify", "imports harness.verify"),
+        ("harness/ops.py", "from .verify.run import x", "imports harness.verify.run"),
+        ("harness/ops.py", "def f():\n    import harness.cli", ":2: imports harness.cli"),
+        ("harness/ops.py", "import_module('harness.cli')", "imports harness.cli"),
+        ("harness/ops.py", "from harness import Op", "import from the module that defines the name"),
+        ("harness/ops.py", "import references.plain_sum", "imports references.plain_sum"),
         ("harness/verify/run.py", "from ..cli import main", "imports harness.cli"),
         ("harness/verify/run.py", "import reports.html", "imports reports.html"),
         ("harness/verify/__init__.py", "from ..plugin import x", "imports harness.plugin"),
@@ -426,7 +437,7 @@ SYNTHETIC = {
         ("cases/plain_sum.py", "import numpy", "the standard library, hypothesis"),
         ("reports/html.py", "from harness.verify import run", "imports harness.verify.run"),
         ("kernels/plain_sum.py", "import numpy", "the standard library, torch, triton"),
-        ("kernels/plain_sum.py", "from harness.op import Op", "kernels may import harness.kernel"),
+        ("kernels/plain_sum.py", "from harness.ops import Op", "kernels may import harness.errors, harness.kernel"),
     ],
 )
 def test_checker_finds_violation(path: str, source: str, expected: str) -> None:
@@ -439,8 +450,8 @@ def test_checker_finds_violation(path: str, source: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("harness/op.py", "import os, torch\nfrom harness.errors import E\nfrom .numerics import mean"),
-        ("harness/verify/__init__.py", "from .run import x\nfrom ..op import Op\nfrom . import run"),
+        ("harness/ops.py", "import os, torch\nfrom harness.errors import E\nfrom .numerics import mean"),
+        ("harness/verify/__init__.py", "from .run import x\nfrom ..ops import Op\nfrom . import run"),
         ("harness/__init__.py", "from .verify import run\nfrom harness.cli import main"),
         ("references/plain_sum.py", "import math\nfrom harness.numerics.primitives import exp"),
         ("kernels/plain_sum.py", "import triton.language as tl\nimport tiles\nfrom .tiles import tile"),
@@ -463,8 +474,8 @@ def test_checker_accepts(path: str, source: str) -> None:
     ],
 )
 def test_checker_finds_op_name(source: str) -> None:
-    [mention] = op_mentions(Path("harness/op.py"), source, ["plain_sum"])
-    assert mention.startswith("harness/op.py:1: ")
+    [mention] = op_mentions(Path("harness/ops.py"), source, ["plain_sum"])
+    assert mention.startswith("harness/ops.py:1: ")
     assert "names the op plain_sum" in mention
 
 
@@ -473,4 +484,4 @@ def test_checker_finds_op_name(source: str) -> None:
     ["'''As in plain_sum.'''", "def f():\n    '''Not plain_sum.'''", "x = 1  # plain_sum", "explain_sum = 1"],
 )
 def test_checker_accepts_text_about_ops(source: str) -> None:
-    assert op_mentions(Path("harness/op.py"), source, ["plain_sum"]) == []
+    assert op_mentions(Path("harness/ops.py"), source, ["plain_sum"]) == []

@@ -18,7 +18,7 @@ from harness.judging.problem import Problem
 from harness.judging.trace import Trace
 from harness.kernel import load_kernels
 from harness.numerics import Enclosure, Premises, dot, using
-from harness.op import Op
+from harness.ops import Op
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import problem, with_gradient

@@ -324,7 +324,7 @@ def test_results_of_the_wrong_kind(change, message: str) -> None:
 def test_an_op_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "references").mkdir()
     (tmp_path / "references" / "thrice.py").write_text(
-        'from harness.op import op\n\n\n@op(rows=("x",), rounds={"y": "x"})\n'
+        'from harness.ops import op\n\n\n@op(rows=("x",), rounds={"y": "x"})\n'
         'def thrice(x, *, contract, stage):\n    stage("y", x * 3.0, result=True)\n'
     )
     x = inputs(torch.bfloat16)["x"]

@@ -13,7 +13,7 @@ from harness.case import Case, parse_case
 from harness.errors import UnsupportedCase
 from harness.inputs import build
 from harness.kernel import Kernel
-from harness.op import op
+from harness.ops import op
 from harness.result import CaseResult, Verdict, simplest
 from harness.verify.check import Subject, first_line, unsupported, verify_case
 from references.rms_norm import rms_norm

@@ -19,7 +19,7 @@ from harness.inputs import build
 from harness.judging.problem import Problem
 from harness.kernel import Kernel
 from harness.numerics import Enclosure
-from harness.op import Contract, Latent, StageRecorder, op
+from harness.ops import Contract, Latent, StageRecorder, op
 from harness.stage_names import StageNames, stage_names
 from harness.verify.declarations import check_kernel, check_op, likely_slips
 from harness.verify.drawing import draw
@@ -132,7 +132,7 @@ def test_a_stage_with_a_wrong_letter_among_names_that_are_put_together() -> None
 )
 def test_a_wrong_letter_is_seen_when_a_project_is_opened(tmp_path: Path, wrong: str, right: str) -> None:
     source = (
-        "from harness.op import Latent, op\n\n\n"
+        "from harness.ops import Latent, op\n\n\n"
         f'@op(rows=("x",), rounds={{"{wrong}": "x"}})\n'
         f'def thrice(x, *, contract, stage):\n    stage("y", stage({right}, x) * 3.0, result=True)\n'
     )
@@ -153,7 +153,7 @@ def test_cases_of_no_op_or_without_groups(tmp_path: Path, stem: str) -> None:
 
 def test_an_op_that_is_not_called_as_its_file(tmp_path: Path) -> None:
     (tmp_path / "references").mkdir()
-    source = "from harness.op import op\n\n\n@op(rows=())\ndef other(x, *, contract, stage): ...\n\n\nthrice = other\n"
+    source = "from harness.ops import op\n\n\n@op(rows=())\ndef other(x, *, contract, stage): ...\n\n\nthrice = other\n"
     (tmp_path / "references" / "thrice.py").write_text(source)
     with pytest.raises(OpError, match=r"op other .* must be called 'thrice'"):
         opened(tmp_path)

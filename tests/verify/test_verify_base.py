@@ -12,7 +12,7 @@ from harness import cli
 from harness.config import Config
 
 REFERENCE = """\
-from harness.op import op
+from harness.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernel import kernel
+from harness import kernel
 
 
 @triton.jit

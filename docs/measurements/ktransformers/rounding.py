@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.judging import problem as verified
 from harness.judging.compare import outside_mask
 from harness.kernel import Kernel, load_kernels
-from harness.op import Contract, Op
+from harness.ops import Contract, Op
 from references.moe_lora import moe_lora
 from references.moe_lora_backward import moe_lora_backward
 

@@ -21,7 +21,7 @@ from harness.errors import UsageError
 from harness.numerics import Enclosure, Format, round_to
 from harness.numerics.enclosure import widened
 from harness.numerics.formats import FP32, from_ordinals, ordinals
-from harness.op import deviation
+from harness.ops import deviation
 
 _MOST = 2  # guesses that are told
 _EVIDENCE = 8.0  # bits beyond what the choice among guesses takes

@@ -115,7 +115,7 @@ def neighbours(wrong: Wrong) -> Iterator[str]:
         yield f"{subject} {_be(wrong)} off by {ulps} {side}{_cut_off(wrong, fmt) if down > up else ''}."
     else:
         sides = f", {up:,} away from zero and {down:,} toward it" if wrong.count > 1 else ""
-        yield f"{subject} {_be(wrong)} off by {ulps}{sides}: little enough for a rounding more or less on the way."
+        yield f"{subject} {_be(wrong)} off by {ulps}{sides}: a rounding more or less, or a formula nearly right."
 
 
 def _cut_off(wrong: Wrong, fmt: Format) -> str:

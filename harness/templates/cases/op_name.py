@@ -7,8 +7,17 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Chosen, Group, TensorSpec
-from harness.inputs import chosen_tensor, leading_dims, least_rows, row_layouts, tensor_choices
+from harness import (
+    Case,
+    Chosen,
+    Group,
+    TensorSpec,
+    chosen_tensor,
+    leading_dims,
+    least_rows,
+    row_layouts,
+    tensor_choices,
+)
 
 # Named ways to make values; `lastbit list regimes` describes them all. Take those that your op can stumble over: values
 # that overflow, vanish or cancel, rows of zeros, NaN and infinities ("special").

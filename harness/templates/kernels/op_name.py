@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.kernel import kernel
+from harness import kernel
 
 
 # `contract` is what the kernel claims. `stages` are stages besides the results that it can store: asked for some, it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.numerics import Enclosure
-from harness.op import Contract, StageRecorder, op
+from harness.ops import Contract, StageRecorder, op
 
 
 @op(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.kernel import kernel
+from harness import kernel
 
 
 def declare(name, *, store_sum, store_output):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e4m3_codes import e4m3_codes
 
-from harness.chains import Part, chain
+from harness import Part, chain
 from references.all_reduce import all_reduce
 from references.rms_norm import rms_norm
 

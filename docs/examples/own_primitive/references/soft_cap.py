@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from harness import Contract, StageRecorder, op
 from harness.numerics import Bound, Enclosure, divide, primitive, tanh
-from harness.op import Contract, StageRecorder, op
 
 fast_tanh = primitive(
     "tanh.approx", torch.tanh, shape="rising", bound=Bound(2.0**-11, "PTX ISA, tanh.approx.f32: 2^-11, relative")

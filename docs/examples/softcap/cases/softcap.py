@@ -7,8 +7,17 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Chosen, Group, TensorSpec
-from harness.inputs import chosen_tensor, leading_dims, least_rows, row_layouts, tensor_choices
+from harness import (
+    Case,
+    Chosen,
+    Group,
+    TensorSpec,
+    chosen_tensor,
+    leading_dims,
+    least_rows,
+    row_layouts,
+    tensor_choices,
+)
 
 _REGIMES = ("normal", "rows", "tiny", "huge", "zero_rows", "subnormal", "special")
 _CAPS = (30.0, 50.0, 1.0, 0.3)

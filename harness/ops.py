@@ -27,7 +27,7 @@ from harness.declared import (
 from harness.errors import OpError, UsageError, unknown
 from harness.numerics import Enclosure
 from harness.numerics.formats import TARGETS, Format
-from harness.relation import Independent, Relation
+from harness.relations import Independent, Relation
 from harness.sums import ProbedSum
 
 DEFAULT = "default"
@@ -61,6 +61,10 @@ class Contract:
 
     An input that a case lacks stands for the op's first input; a stage that is not listed stays in fp32. `name` is how
     it is called where that is not its options joined by `+`.
+
+    >>> contract = Contract(("rounded_steps",), {"scaled": "x", "output": "x"})
+    >>> contract.has("rounded_steps"), str(contract)
+    (True, 'rounded_steps')
     """
 
     options: tuple[str, ...]
@@ -129,7 +133,7 @@ class Op:
         optional_results: results that a kernel may leave out; it is judged on the others.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
-        relations: properties of its kernels' bits that mean something for this op: see `harness.relation`.
+        relations: properties of its kernels' bits that mean something for this op: see `harness.relations`.
         sums: sums whose order of additions can be revealed; see `ProbedSum`.
         stand_ins: optional input → input or format whose dtype it has where a case lacks it, if not the first input's.
     """

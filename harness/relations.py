@@ -21,6 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = [
+    "Independent",
+    "Matched",
+    "NotApplicable",
+    "Related",
+    "Relation",
+    "Tensors",
+    "at",
+    "extended",
+    "poison_of",
+    "relation",
+    "same",
+    "scaled",
+    "shuffled",
+    "together",
+]
+
 Tensors = Mapping[str, Tensor]
 Matched = Mapping[str, tuple[Tensor, Tensor]]
 """Result → the part of it that the first call gave, and the part that the second one gave, which must be equal."""

@@ -1,0 +1,54 @@
+"""Cases of the gradient of cross entropy: the logits and labels of the forward pass, gradients, and a saved lse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from hypothesis import strategies as st
+
+from cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
+from cases._edges import edges
+from cases._properties import properties
+from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+
+_GRADIENTS = ("normal", "uniform", "ones", "tiny", "rows", "zeros", "special")
+_SAVED = ("normal", "gates", "special")
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts rows and classes."""
+    yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
+    yield Group("edges", examples=tuple(edges("cross_entropy_backward", accepts, small=small)))
+    yield from properties("cross_entropy_backward", accepts, small=small)
+    most = SMALL_ELEMENTS if small else LARGE_ELEMENTS
+    for number, variant in enumerate(VARIANTS):
+        saved = bool(number % 2) and "lse" in accepts
+        own = {**choices(variant, accepts, most), **_gradients(variant, saved=saved)}
+        yield Group(f"{variant}{'-lse' * saved}", partial(_cases, variant, saved, most), choices=own)
+
+
+def _gradients(variant: Variant, *, saved: bool) -> Choices:
+    dtype = variant.dtype if saved else "fp32"
+    found = tensor_choices("grad_output", (dtype,), _GRADIENTS, layouts_like(64))
+    return found | (tensor_choices("lse", ("fp32",), _SAVED, layouts_like(64)) if saved else {})
+
+
+@st.composite
+def _cases(draw: st.DrawFn, variant: Variant, saved: bool, most: int, chosen: Chosen) -> Case:
+    tensors, params = draw(drawn(variant, most, chosen))
+    rows = tensors[0].shape[:1]
+    tensors.append(chosen_tensor("grad_output", chosen, rows))
+    if saved:
+        tensors.append(chosen_tensor("lse", chosen, rows))
+    return Case("cross_entropy_backward", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+
+
+def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Every vocabulary of the table, with the gradient of a mean: one number for all rows."""
+    for seed, (tensors, params) in enumerate(real_logits(small=small)):
+        rows = tensors[0].shape[:1]
+        tensors.append(TensorSpec("grad_output", "fp32", rows, (0,), regime="ones"))
+        params |= {"count": rows[0]} if "count" in accepts else {}
+        if (case := Case("cross_entropy_backward", tuple(tensors), params, seed)).names <= accepts:
+            yield case

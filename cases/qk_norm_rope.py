@@ -1,0 +1,90 @@
+"""Cases of RMSNorm of heads with rotary embedding after it: dtypes of heads, weight and tables, and edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from cases._edges import edges
+from cases._properties import properties
+from cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
+from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, row_layouts, tensor_choices
+
+_SMALL_ELEMENTS = 1 << 10  # of x where a CPU takes part
+_LARGE_ELEMENTS = 1 << 21
+_NORMED = ("Llama", "Qwen3-32B", "GLM")  # heads as Qwen3-8B, Qwen3-32B and GLM-4.5 have them, with norms
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a group fixes: dtypes of x, weight and tables, how pairs lie, and the range of R / 2."""
+
+    x: str
+    weight: str | None
+    table: str
+    interleaved: bool
+    narrow: int
+    wide: int
+
+    def __str__(self) -> str:
+        words = [self.x, f"weight_{self.weight}" if self.weight else "", f"table_{self.table}"]
+        return "-".join(
+            filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * self.narrow}to{2 * self.wide}"])
+        )
+
+
+_GROUPS = (
+    _Options("bf16", "bf16", "fp32", False, 33, 64),
+    _Options("bf16", "bf16", "bf16", True, 17, 32),
+    _Options("fp16", "fp16", "fp16", False, 17, 32),
+    _Options("bf16", None, "fp32", False, 1, 16),
+)
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the tokens."""
+    yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
+    yield Group("edges", examples=tuple(edges("qk_norm_rope", accepts, small=small)))
+    yield from properties("qk_norm_rope", accepts, small=small)
+    most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
+    for options in _GROUPS:
+        if "interleaved" in accepts or not options.interleaved:
+            strategy = partial(_cases, options, accepts, most)
+            yield Group(str(options), strategy, choices=_choices(options, accepts, most // 64))
+
+
+def _choices(options: _Options, accepts: frozenset[str], rows: int) -> Choices:
+    found = tensor_choices("x", (options.x,), HEADS, row_layouts(rows))
+    if options.weight is not None:
+        found |= tensor_choices("weight", (options.weight,), ("normal", "near_one", "signs"), layouts_like(64))
+    offset = {"weight_offset": (None, 1.0)} if "weight_offset" in accepts else {}
+    return found | rotary_choices(options.table, rows) | {"eps": (1e-6, 1e-5)} | offset
+
+
+@st.composite
+def _cases(draw: st.DrawFn, options: _Options, accepts: frozenset[str], most: int, chosen: Chosen) -> Case:
+    drawn = draw(heads(chosen, options.narrow, options.wide, most))
+    tensors = [chosen_tensor("x", chosen, drawn.shape), *drawn.tables]
+    if options.weight is not None:
+        tensors.append(chosen_tensor("weight", chosen, drawn.shape[-1:]))
+    params: dict[str, Any] = {"eps": chosen["eps"], "weight_offset": chosen.get("weight_offset")}
+    params |= {"interleaved": True} if options.interleaved else {}
+    return Case("qk_norm_rope", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+
+
+def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Shapes of the table of rotary embeddings whose models have norms, or siblings that do; q and k in turns."""
+    normed = [pair for pair in real_shapes(_SMALL_ELEMENTS if small else None) if pair[0]["model"].startswith(_NORMED)]
+    for seed, (shape, tokens) in enumerate(normed):
+        if shape["interleaved"] and "interleaved" not in accepts:
+            continue
+        x = real_heads(shape, ("q", "k")[seed % 2], tokens, "bf16")
+        x = TensorSpec("x", x.dtype, x.shape, x.strides, x.offset)
+        weight = TensorSpec("weight", "bf16", (shape["width"],), regime="near_one")
+        tables = real_tables(shape, tokens, ("bf16", "fp32")[seed % 2])
+        params = {"eps": 1e-6} | ({"interleaved": True} if shape["interleaved"] else {})
+        yield Case("qk_norm_rope", (x, *tables, weight), params, seed)

@@ -1,0 +1,91 @@
+"""Cases of rotary embeddings: a group per dtypes of heads and tables, real-model shapes, and edges.
+
+A group fixes what a Triton kernel is specialised on; regimes and layouts are chosen, and Hypothesis draws the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from cases._edges import edges
+from cases._properties import properties
+from cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
+from harness import Case, Choices, Chosen, Group, chosen_tensor, row_layouts, tensor_choices
+
+_SMALL_ELEMENTS = 1 << 10  # of q where a CPU takes part
+_LARGE_ELEMENTS = 1 << 21
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a group fixes: dtypes of q and the tables, k or not, how pairs lie, and the range of R / 2."""
+
+    q: str
+    table: str
+    k: bool
+    interleaved: bool
+    narrow: int
+    wide: int
+
+    def __str__(self) -> str:
+        words = [self.q, f"table_{self.table}" if self.table != self.q else "", "k" if self.k else ""]
+        return "-".join(
+            filter(None, [*words, "interleaved" * self.interleaved, f"R{2 * self.narrow}to{2 * self.wide}"])
+        )
+
+
+_GROUPS = (
+    _Options("bf16", "fp32", True, False, 33, 64),
+    _Options("bf16", "bf16", True, True, 17, 32),
+    _Options("fp16", "fp16", True, False, 33, 64),
+    _Options("fp16", "fp32", False, True, 1, 16),
+    _Options("fp32", "fp32", True, False, 17, 32),
+)
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the tokens."""
+    yield Group("real-shapes", examples=tuple(_real_shapes(accepts, small=small)))
+    yield Group("edges", examples=tuple(edges("rotary", accepts, small=small)))
+    yield from properties("rotary", accepts, small=small)
+    most = _SMALL_ELEMENTS if small else _LARGE_ELEMENTS
+    for options in _GROUPS:
+        if accepts >= _needed(options):
+            yield Group(str(options), partial(_cases, options, most), choices=_choices(options, most // 64))
+
+
+def _needed(options: _Options) -> set[str]:
+    return {"interleaved"} if options.interleaved else {"k"} if options.k else set()
+
+
+def _choices(options: _Options, rows: int) -> Choices:
+    """What the cases of a group choose from, where q may have that many rows."""
+    found = tensor_choices("q", (options.q,), HEADS, row_layouts(rows))
+    found |= tensor_choices("k", (options.q,), HEADS, row_layouts(rows)) if options.k else {}
+    return found | rotary_choices(options.table, rows)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Case:
+    drawn = draw(heads(chosen, options.narrow, options.wide, most))
+    *tokens, count, width = drawn.shape
+    tensors = [chosen_tensor("q", chosen, drawn.shape), *drawn.tables]
+    if options.k:
+        tensors.append(chosen_tensor("k", chosen, (*tokens, draw(st.integers(1, count + 1)), width)))
+    params: dict[str, Any] = {"interleaved": True} if options.interleaved else {}
+    return Case("rotary", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
+
+
+def _real_shapes(accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
+    """Every shape of the table once in bf16, with tables of either dtype in turns."""
+    for seed, (shape, tokens) in enumerate(real_shapes(_SMALL_ELEMENTS if small else None)):
+        if shape["interleaved"] and "interleaved" not in accepts:
+            continue
+        tensors = [real_heads(shape, "q", tokens, "bf16"), *real_tables(shape, tokens, ("bf16", "fp32")[seed % 2])]
+        tensors += [real_heads(shape, "k", tokens, "bf16")] if "k" in accepts else []
+        yield Case("rotary", tuple(tensors), {"interleaved": True} if shape["interleaved"] else {}, seed)

@@ -1,0 +1,13 @@
+"""Cases of the gradient of SwiGLU: those of the forward pass, with a gradient of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cases.swiglu import groups_of
+from harness import Group
+
+
+def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:
+    """Groups for a kernel that takes the tensors and parameters `accepts`; `small` cuts the rows."""
+    yield from groups_of("swiglu_backward", accepts, small=small)

@@ -1,0 +1,142 @@
+"""`lastbit reference`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import harness.numerics
+from harness.case import Case, parse_case
+from harness.commands.report import STANDARD_OUTPUT, write_text
+from harness.errors import UsageError, unknown
+from harness.from_torch.check import Tried, tried
+from harness.from_torch.reference import write_reference
+from harness.from_torch.tracing import Example
+from harness.inputs import build
+from harness.kernel import load_file
+from harness.siblings import siblings
+from reports.paper import line, make_console
+
+
+def add_reference(parser: argparse.ArgumentParser) -> None:
+    """Make a parser that of the command."""
+    parser.description = (
+        "Write the reference of an op from a plain PyTorch function: each of its operations as an enclosure, its "
+        "variables as stages, and a rounding where PyTorch rounds. Operations without a mapping are named with file "
+        "and line. What is written is tried on the function first."
+    )
+    parser.set_defaults(command=_reference)
+    ways = parser.add_subparsers(required=True, metavar="HOW")
+    way = ways.add_parser("from-torch", help="trace a function of tensors", description=parser.description)
+    way.add_argument("function", metavar="FILE:FUNCTION", help="the function, as in model.py:gelu")
+    way.add_argument(
+        "example",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="a tensor or number for each parameter, as in a case line: x=bf16[3,64] weight=bf16[64] eps=1e-06",
+    )
+    way.add_argument("--name", help="name of the op (default: that of the function)")
+    way.add_argument(
+        "--once",
+        action="store_true",
+        help="round the results only, as a fused kernel does, and no operation before them",
+    )
+    way.add_argument(
+        "--output", metavar="PATH", help="write to this file, references/NAME.py of a project; default: print"
+    )
+
+
+def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    path, wanted = function_of(options.function)
+    name = options.name or wanted
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise UsageError(f"{name!r} cannot be the name of an op: --name takes lower-case letters, digits and _")
+    if name in {"op", "contract", "stage", *harness.numerics.__all__}:
+        raise UsageError(f"{name!r} has a meaning in every reference: --name gives the op another name")
+    if options.output and Path(options.output).name != f"{name}.py":
+        raise UsageError(f"--output {options.output}: the file of the op {name!r} must be called {name}.py")
+    with siblings(path.parent):
+        function = loaded(path, wanted)
+        case = parse_case(" ".join([name, *options.example]))
+        text, found = written(function, case, f"{path.name}:{wanted}", steps=not options.once)
+    write_text(options.output or STANDARD_OUTPUT, text)
+    console = make_console(stderr=not options.output)
+    for sentence in told(found):
+        line(console, f"{options.output or name}: {sentence}")
+    return 1 if found is not None and found.broken else 0
+
+
+def told(found: Tried | None) -> Iterator[str]:
+    """What the trial of a reference showed."""
+    if found is None:
+        yield "the results are rounded once; the function itself rounds more, so that it was not tried"
+        return
+    yield f"{found.calls} calls of the function, {found.elements:,} elements of {found.stages} stages compared"
+    for sentence in found.broken.values():
+        yield (
+            f"{sentence}. Either torch computes it on the CPU in steps of its own (docs/from_torch.md), or a rule of "
+            "lastbit is wrong"
+        )
+
+
+def function_of(text: str) -> tuple[Path, str]:
+    """File and name of FILE:FUNCTION.
+
+    Raises:
+        UsageError: it is not of this form, or there is no such file.
+    """
+    file, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise UsageError(f"{text!r} is not FILE:FUNCTION, as in model.py:gelu")
+    if not Path(file).is_file():
+        raise UsageError(f"there is no file {file!r}")
+    return Path(file), name
+
+
+def loaded(path: Path, name: str) -> Callable[..., Any]:
+    """The function of this name in a file.
+
+    Raises:
+        UsageError: there is none.
+    """
+    module = load_file(path)
+    functions = {key: value for key, value in vars(module).items() if inspect.isfunction(value)}
+    if name not in functions:
+        raise unknown(f"function of {path}", name, functions)
+    return functions[name]
+
+
+def written(function: Callable[..., Any], case: Case, source: str, *, steps: bool = True) -> tuple[str, Tried | None]:
+    """The file of the reference that the function becomes, and what became of it where it was tried."""
+    numbers, fixed = _parameters(function, case)
+    case = Case(case.op, case.tensors, numbers, case.seed)
+    made = write_reference(
+        case.op, function, Example(dict(build(case, "cpu").tensors), numbers, fixed), source, steps=steps
+    )
+    return made.text, tried(made, function, case, fixed) if steps else None
+
+
+def _parameters(function: Callable[..., Any], case: Case) -> tuple[Mapping[str, float], Mapping[str, object]]:
+    """The numbers that remain parameters of the op, and what the function is traced for once and for all.
+
+    Raises:
+        UsageError: the function has no such parameter, or needs one that the example lacks.
+    """
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for name in case.names:
+            if name not in parameters:
+                raise unknown(f"parameter of {function.__name__}", name, parameters)
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    missing = [n for n, p in parameters.items() if p.kind in plain and p.default is p.empty and n not in case.names]
+    if missing:
+        raise UsageError(
+            f"the example lacks {', '.join(missing)}: write {missing[0]}=bf16[3,64], or {missing[0]}=NUMBER"
+        )
+    numbers = {n: v for n, v in case.params.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return numbers, {n: v for n, v in case.params.items() if n not in numbers}

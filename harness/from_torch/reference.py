@@ -1,0 +1,245 @@
+"""The file of a reference that is made from a PyTorch function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+import harness.numerics
+from harness.errors import UsageError
+from harness.from_torch.dtypes import Followed, followed
+from harness.from_torch.selections import FORMULAS
+from harness.from_torch.tracing import Example, Traced
+from harness.from_torch.writing import Body, written_body
+
+_WIDTH = 119
+_EXPORTED = frozenset(harness.numerics.__all__)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A reference, and what it was made from.
+
+    Attributes:
+        text: the file.
+        followed: the trace.
+        rows: inputs whose leading dimensions are independent rows.
+        rounds: stage → the input or format to which it is rounded.
+        stages: operation → the stage of its result.
+    """
+
+    text: str
+    followed: Followed
+    rows: tuple[str, ...]
+    rounds: dict[str, str]
+    stages: dict[fx.Node, str]
+
+
+def write_reference(
+    name: str, function: Callable[..., Any], example: Example, source: str, *, steps: bool = True
+) -> Written:
+    """The reference of a function under the name of an op.
+
+    Args:
+        name: of the op.
+        function: of tensors and numbers; it returns a tensor, several, or a mapping of them.
+        example: what it is called with, small; leading dimensions that are rows need two elements.
+        source: where the function is, for the docstring.
+        steps: whether every operation rounds as torch rounds it; otherwise only the results do.
+
+    Raises:
+        UsageError: operations have no mapping, or no trace can follow the function; the message has file and line.
+    """
+    found = followed(function, example)
+    body = written_body(found, steps=steps)
+    if body.unmapped:
+        listed = "\n".join(f"  {line}" for line in dict.fromkeys(body.unmapped))
+        raise UsageError(f"no reference can be written for {source}:\n{listed}")
+    rows = independent_rows(found.traced, body.stages)
+    return Written(_file(name, found, body, rows, source, steps), found, rows, body.rounds, body.stages)
+
+
+def independent_rows(traced: Traced, stages: Sequence[fx.Node] | dict[fx.Node, str]) -> tuple[str, ...]:
+    """The inputs with the leading dimensions of the first, if a row of these alone gives its row of every stage."""
+    tensors = traced.example.tensors
+    main = next(iter(tensors.values()))
+    leading = main.shape[:-1]
+    rows = tuple(n for n, t in tensors.items() if t.shape[:-1] == leading and t.ndim == main.ndim)
+    if not leading or max(leading) < 2:
+        return ()
+    whole = traced.values
+    for dim, size in enumerate(leading):
+        for at in range(size):
+            index = (*[slice(None)] * dim, slice(at, at + 1))
+            try:
+                part = traced.again({n: t[index] if n in rows else t for n, t in tensors.items()})
+            except Exception:  # whatever an operation raises for fewer rows than the function expects
+                return ()
+            if not all(_is_part(part[node], whole[node], index, len(leading)) for node in stages):
+                return ()
+    return rows
+
+
+def _is_part(part: torch.Tensor, whole: torch.Tensor, index: tuple[slice, ...], leading: int) -> bool:
+    """Whether a result for some rows is that for all of them, cut; its bits may differ, as orders of sums do."""
+    expected = whole[index] if whole.ndim >= leading else whole
+    if whole.ndim < leading or part.shape != expected.shape:
+        return False
+    if not whole.is_floating_point():
+        return torch.equal(part, expected)
+    return torch.allclose(part.double(), expected.double(), rtol=2.0**-6, atol=2.0**-6, equal_nan=True)
+
+
+def _file(name: str, found: Followed, body: Body, rows: tuple[str, ...], source: str, steps: bool) -> str:
+    """The whole text."""
+    statements = [*_checks(found), *body.lines]
+    code = "\n".join(part for line in statements for part in wrapped(f"    {line}"))
+    used = _formulas(code)
+    formulas = "".join(f"\n{FORMULAS[one]}" for one in used)
+    words = set(re.findall(r"\w+", re.sub(r'"[^"]*"|\.\w+', "", code + formulas)))
+    imported = sorted(words & _EXPORTED | {"Enclosure"} if found.origins else words & _EXPORTED, key=_case_first)
+    lines = [
+        f'"""{name}: traced from {source}, an operation for each of its own.',
+        "",
+        *(_STEPS if steps else _ONCE),
+        '"""',
+        "",
+        "from __future__ import annotations",
+        "",
+        *(["from math import pi"] if "pi" in words else []),
+        *(["from typing import Any"] if _integers(found) else []),
+        *([""] if "pi" in words or _integers(found) else []),
+        *([_imports(imported)] if imported else []),
+        "from harness.ops import Contract, StageRecorder, op",
+        "",
+        "",
+        *_declaration(found, body, rows),
+        *_signature(name, found),
+        *_docstring(_shapes(found.traced.example), raises="raise ValueError" in code),
+        code,
+    ]
+    return "\n".join(lines) + "\n" + formulas
+
+
+_STEPS = ("Every operation rounds to the dtype that PyTorch gives its result. What is computed in fp32 stays there.",)
+_ONCE = ("Everything is computed in fp32, and the results are rounded once, as a fused kernel does.",)
+
+
+def _case_first(word: str) -> tuple[bool, str]:
+    return (not word[0].isupper(), word)
+
+
+def _imports(names: Sequence[str]) -> str:
+    line = f"from harness.numerics import {', '.join(names)}"
+    return (
+        line if len(line) <= 120 else "from harness.numerics import (\n" + "".join(f"    {n},\n" for n in names) + ")"
+    )
+
+
+def wrapped(line: str) -> list[str]:
+    """A statement on several lines where it is too long for one: the arguments of its outermost call, one each."""
+    start = line.find("(")
+    if len(line) <= _WIDTH or start < 0 or not line.endswith(")"):
+        return [line]
+    while _end_of(line, start) != len(line) - 1:  # a call before the outermost one, as in f(x)[0] + g(y)
+        if (start := line.find("(", _end_of(line, start))) < 0:
+            return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    arguments = _arguments(line[start + 1 : -1])
+    lines = [part for a in arguments for part in wrapped(f"{indent}{a}")]
+    ends = {sum(len(wrapped(f"{indent}{a}")) for a in arguments[: n + 1]) - 1 for n in range(len(arguments))}
+    return [line[: start + 1], *(f"{t}," if n in ends else t for n, t in enumerate(lines)), f"{indent[4:]})"]
+
+
+def _end_of(line: str, start: int) -> int:
+    """Where the bracket at `start` is closed."""
+    depth = 0
+    for at in range(start, len(line)):
+        depth += (line[at] in "([{") - (line[at] in ")]}")
+        if not depth:
+            return at
+    return len(line)
+
+
+def _arguments(text: str) -> list[str]:
+    """The arguments of a call."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [argument.strip() for argument in found]
+
+
+def _formulas(code: str) -> list[str]:
+    return [one for one in FORMULAS if re.search(rf"(?<!\w){one}\(", code)]
+
+
+def _integers(found: Followed) -> list[str]:
+    return [n for n, t in found.traced.example.tensors.items() if not t.is_floating_point()]
+
+
+def _declaration(found: Followed, body: Body, rows: tuple[str, ...]) -> list[str]:
+    """The decorator."""
+    lines = [f"    rows={_tuple(rows)},"]
+    if integers := _integers(found):
+        lines.append(f"    integers={_tuple(integers)},")
+    if any("_taken(" in line for line in body.lines):
+        lines.append('    axes={"scalars": {"fp32_scalars": {}, "rounded_scalars": {}}},')
+    if body.rounds:
+        lines += [
+            "    rounds={",
+            *(f'        "{stage}": "{target}",' for stage, target in body.rounds.items()),
+            "    },",
+        ]
+    return ["@op(", *lines, ")"]
+
+
+def _tuple(names: Sequence[str]) -> str:
+    texts = ", ".join(f'"{name}"' for name in names)
+    return f"({texts},)" if len(names) == 1 else f"({texts})"
+
+
+def _signature(name: str, found: Followed) -> list[str]:
+    example, integers = found.traced.example, _integers(found)
+    return [
+        f"def {name}(",
+        *(f"    {n}: {'Any' if n in integers else 'Enclosure'}," for n in example.tensors),
+        "    *,",
+        *(f"    {n}: {type(value).__name__}," for n, value in example.params.items()),
+        "    contract: Contract,",
+        "    stage: StageRecorder,",
+        ") -> None:",
+    ]
+
+
+def _docstring(text: str, *, raises: bool) -> list[str]:
+    if not raises:
+        return [f'    """{text}"""']
+    return [f'    """{text}', "", "    Raises:", "        ValueError: what the function was not traced for.", '    """']
+
+
+def _shapes(example: Example) -> str:
+    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in example.tensors.items())
+    fixed = ", ".join(f"{n}={value!r}" for n, value in example.fixed.items())
+    return f"Traced with {shapes}{f', and {fixed}' if fixed else ''}."
+
+
+def _checks(found: Followed) -> list[str]:
+    """What refuses dtypes for which the function rounds elsewhere."""
+    lines = []
+    if len(found.alike) > 1:
+        lines += [
+            f"if len({{stage.format_of(name) for name in {_tuple(found.alike)}}}) > 1:",
+            f'    raise ValueError("{", ".join(found.alike)} must have one dtype, as in the trace")',
+        ]
+    for name in found.only_fp32:
+        lines += [f'if stage.format_of("{name}").name != "fp32":', f'    raise ValueError("{name} must be of fp32")']
+    return lines

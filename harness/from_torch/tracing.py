@@ -1,0 +1,276 @@
+"""Trace a PyTorch function with torch.fx on example inputs, with the names and places of its source.
+
+torch.fx records calls as the source has them, so that shapes stay expressions (`x.shape[-1] // 2`) and `silu` stays
+`silu`. torch.export and make_fx record what ATen makes of them: numbers in place of shapes, and decompositions that
+hide where PyTorch rounds. What fx alone does not know, the values of the example answer: dtypes, which branch an `if`
+takes, how many parts are unpacked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import operator
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from harness.errors import LastbitError, UsageError
+from harness.from_torch.places import Place, frames, here, of_source, place_now
+
+_KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
+"""What is asked of a tensor and answered by that of the example: nothing of it becomes an operation."""
+
+
+class Untraceable(UsageError):
+    """The function does what no reference is written for; the message has file and line of it."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a function is traced with.
+
+    Attributes:
+        tensors: name → tensor, in the order of the parameters of the function.
+        params: name → number that stays a parameter of the reference.
+        fixed: name → truth value, word or None, for which the function is traced.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    params: Mapping[str, float]
+    fixed: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The operations of a function, in order.
+
+    Attributes:
+        example: what it was traced with.
+        graph: the operations; what the function was called with are placeholders.
+        values: operation → what it gave on the example.
+        names: operation → the variable of the source that holds its result first.
+        places: operation → where it is in the source.
+        assumed: operation → what it was asked for and gave, which decided how the function went on.
+        results: name → operation.
+    """
+
+    example: Example
+    graph: fx.Graph
+    values: dict[fx.Node, Any]
+    names: dict[fx.Node, str]
+    places: dict[fx.Node, Place]
+    assumed: dict[fx.Node, object]
+    results: dict[str, fx.Node] = field(default_factory=dict)
+
+    @cached_property
+    def used(self) -> list[fx.Node]:
+        """The operations that the results depend on, in order, and all that the function was called with."""
+        needed = ancestors(self.results.values())
+        return [node for node in self.graph.nodes if node in needed or node.op == "placeholder"]
+
+    def again(self, tensors: Mapping[str, torch.Tensor]) -> dict[fx.Node, Any]:
+        """What each operation that is used gives for other tensors."""
+        values: dict[fx.Node, Any] = {}
+        for node in self.used:
+            if node.op == "placeholder":
+                values[node] = tensors.get(str(node.target), self.values[node])
+            else:
+                values[node] = evaluated(node, values)
+        return values
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The operations, and all that they depend on."""
+    left, found = [*nodes], set()
+    while left:
+        if (node := left.pop()) not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return found
+
+
+def evaluated(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """What an operation gives, given what those before it gave."""
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+class Operand(fx.Proxy):
+    """What stands for a tensor or a number while a function is traced; it knows the value of the example."""
+
+    tracer: _Tracer
+
+    @property
+    def example(self) -> Any:
+        return self.tracer.traced.values[self.node]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _KNOWN:
+            return getattr(self.example, name)
+        if name in ("shape", "T", "mT") or (name in ("values", "indices") and isinstance(self.example, tuple)):
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        if not hasattr(self.example, name):  # as Python answers for what the example stands for
+            raise AttributeError(f"{type(self.example).__name__!r} object has no attribute {name!r}")
+        return lambda *args, **kwargs: self.tracer.create_proxy("call_method", name, (self, *args), kwargs)
+
+    def __bool__(self) -> bool:
+        return bool(self._assumed("if"))
+
+    def __index__(self) -> int:
+        return int(self._assumed("an index"))
+
+    def __int__(self) -> int:
+        return int(self._assumed("int()"))
+
+    def __float__(self) -> float:
+        return float(self._assumed("float()"))
+
+    def __setitem__(self, index: object, value: object) -> None:
+        raise Untraceable(f"{here()}: elements are assigned in place; write an operation with a result")
+
+    def _in_place(self, other: object) -> Operand:
+        raise Untraceable(f"{here()}: a tensor is changed in place; write an operation with a result")
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _in_place
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    def __iter__(self) -> Iterator[Any]:
+        parts = range(len(self.example))
+        return iter([self.tracer.create_proxy("call_function", operator.getitem, (self, i), {}) for i in parts])
+
+    def _assumed(self, what: str) -> Any:
+        """The value of the example, which decides how the function goes on."""
+        if isinstance(self.example, torch.Tensor):
+            raise Untraceable(f"{here()}: {what} depends on the elements of a tensor, which no trace can follow")
+        self.tracer.traced.assumed[self.node] = self.example
+        return self.example
+
+
+class _Tracer(fx.Tracer):
+    """Records operations; each is evaluated on the example at once."""
+
+    def __init__(self, example: Example) -> None:
+        super().__init__()
+        self.graph = fx.Graph(tracer_cls=type(self))
+        self.traced = Traced(example, self.graph, {}, {}, {}, {})
+
+    def proxy(self, node: fx.Node) -> Operand:
+        return Operand(node, self)
+
+    def given(self, name: str, value: object) -> Operand:
+        """The operand for what the function is called with."""
+        node = self.create_node("placeholder", name, (), {})
+        self.traced.values[node] = value
+        self.traced.names[node] = name
+        return self.proxy(node)
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
+        if isinstance(target, str) and target.endswith("_") and not target.endswith("__"):
+            raise Untraceable(f"{here()}: {target} changes a tensor in place; write an operation with a result")
+        if getattr(target, "__name__", target) == "pow" and len(args) == 2 and args[1] == 3:
+            return args[0] * args[0] * args[0]  # as torch computes a cube, which rounds twice
+        if target is operator.truediv and not _is_tensor(args[0]) and _is_tensor(args[1]):
+            inverse = args[1].reciprocal()  # as `Tensor.__rtruediv__` does, which rounds twice
+            return inverse if args[0] == 1 else inverse * args[0]
+        made = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        traced, node = self.traced, made.node
+        traced.places[node] = place_now()
+        for frame in frames():
+            name_operands(frame, traced.names)
+        value = evaluated(node, traced.values)
+        if not isinstance(value, torch.Tensor | int | float | tuple | list | bool):
+            self.graph.erase_node(node)
+            return value
+        traced.values[node] = value
+        return made
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            raise Untraceable(
+                f"{here()}: a tensor of shape {tuple(a.shape)} is no input; make it a parameter of the function"
+            )
+        return super().create_arg(a)
+
+
+def _is_tensor(operand: object) -> bool:
+    return isinstance(operand, Operand) and isinstance(operand.example, torch.Tensor)
+
+
+def name_operands(frame: FrameType, names: dict[fx.Node, str]) -> None:
+    """Take note of the variables that hold operands without a name."""
+    for name, value in frame.f_locals.items():
+        if isinstance(value, Operand) and name.isidentifier() and not keyword.iskeyword(name):
+            names.setdefault(value.node, name.strip("_") or "value")
+
+
+def traced(function: Callable[..., Any], example: Example) -> Traced:
+    """The trace of a function on an example.
+
+    Raises:
+        Untraceable: it does what depends on the elements of tensors, or changes tensors in place.
+    """
+    tracer = _Tracer(example)
+    made = tracer.traced
+    given = {name: tracer.given(name, value) for name, value in {**example.tensors, **example.params}.items()}
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and of_source(frame.f_code.co_filename):
+            name_operands(frame, made.names)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        returned = called(function, {**given, **example.fixed})
+    finally:
+        sys.setprofile(before)
+    made.results.update(_results(returned, made))
+    return made
+
+
+def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What the function returns; parameters that can be given by place only are given so."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = [arguments[p.name] for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    others = {p.name: arguments[p.name] for p in parameters if p.kind is not p.POSITIONAL_ONLY and p.name in arguments}
+    try:
+        return function(*by_place, **others)
+    except LastbitError:
+        raise
+    except Exception as error:  # whatever Python or torch raises for what stands for a tensor
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if of_source(f.filename)]
+        at = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+        raise Untraceable(f"{at}cannot be traced, {type(error).__name__}: {error}") from error
+
+
+def _results(returned: Any, traced: Traced) -> dict[str, fx.Node]:
+    """Names of what a function returned: keys of a mapping, variables of the source, or `output`."""
+    if isinstance(returned, Mapping):
+        found = {str(name): value for name, value in returned.items()}
+    elif isinstance(returned, tuple | list):
+        found = {_name_of(value, traced) or f"output_{n}": value for n, value in enumerate(returned, 1)}
+    else:
+        found = {_name_of(returned, traced) or "output": returned}
+    for name, value in found.items():
+        if not isinstance(value, Operand) or not isinstance(value.example, torch.Tensor):
+            raise Untraceable(f"the function returns {type(value).__name__} as {name!r}; a result must be a tensor")
+        if value.node.op == "placeholder":
+            raise Untraceable(f"the function returns its input {value.node.target!r} as it is")
+    return {name: value.node for name, value in found.items()}
+
+
+def _name_of(value: Any, traced: Traced) -> str:
+    return traced.names.get(value.node, "") if isinstance(value, Operand) and value.node.op != "placeholder" else ""

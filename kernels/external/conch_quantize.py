@@ -1,0 +1,30 @@
+"""Static quantization of conch-triton-kernels; read and identified for 1.3.
+
+Its int8 kernel converts without rounding, so that codes are cut off.
+"""
+
+from __future__ import annotations
+
+from norm_packages import as_rows, refuse_elsewhere, upstream
+
+from harness import UnsupportedCase, kernel
+
+REQUIREMENT = "conch-triton-kernels"
+
+
+@kernel("quantize", contract="reciprocal+approximate", name="conch[scaled_fp8_quant]")
+def scaled_fp8_quant(x, scale, *, dtype):
+    if dtype != "e4m3":
+        raise UnsupportedCase(f"dtype={dtype!r}: upstream has e4m3 codes alone")
+    refuse_elsewhere(x, scale=scale)
+    codes, _ = upstream("conch.ops.quantization.fp8", REQUIREMENT).scaled_fp8_quant(as_rows(x), scale)
+    return {"e4m3_codes": codes.reshape(x.shape)}
+
+
+@kernel("quantize", contract="reciprocal+approximate+truncated", name="conch[scaled_int8_quant]")
+def scaled_int8_quant(x, scale, *, dtype):
+    if dtype != "int8":
+        raise UnsupportedCase(f"dtype={dtype!r}: this function of upstream has int8 codes alone")
+    refuse_elsewhere(x, scale=scale)
+    codes, _ = upstream("conch.ops.quantization.int8", REQUIREMENT).scaled_int8_quant(as_rows(x), scale)
+    return {"int8_codes": codes.reshape(x.shape)}

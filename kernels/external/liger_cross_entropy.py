@@ -1,0 +1,57 @@
+"""Cross entropy of liger-kernel; read and identified for 0.8.5.
+
+It stores losses in the dtype of the logits, and the gradient in their place. The mean is left out: each loss is divided
+by the number of rows that count, rounded to the dtype of the logits, and only then added, for which the op has no
+contract.
+"""
+
+from __future__ import annotations
+
+import torch
+from norm_packages import refuse_elsewhere, upstream
+
+from harness import UnsupportedCase, kernel
+
+
+def function():
+    return upstream("liger_kernel.ops.cross_entropy", "liger-kernel").LigerCrossEntropyFunction
+
+
+def losses_of(logits, labels, ignore_index, label_smoothing, softcap, z_loss, reduction):
+    if not len(logits):
+        raise UnsupportedCase("logits has no rows: upstream asks for the largest of no labels")
+    refuse_elsewhere(logits, labels=labels)
+    found, *_ = function().apply(
+        logits, labels, None, ignore_index, z_loss, label_smoothing, reduction, softcap, False, False, False
+    )
+    return found
+
+
+@kernel("cross_entropy", contract="from_lse+rounded_losses", name="liger[cross_entropy]", mutates=("logits",))
+def cross_entropy(
+    logits, labels, *, ignore_index=-100, label_smoothing=0.0, softcap=None, z_loss=0.0, reduction="none"
+):
+    """Without a gradient, too, the logits of rows that are ignored become 0."""
+    if reduction == "mean":
+        raise UnsupportedCase("upstream rounds each loss after it was divided by the count, which no contract does")
+    with torch.no_grad():
+        found = losses_of(logits, labels, ignore_index, label_smoothing, softcap, z_loss, reduction)
+    return {"losses": found} if reduction == "none" else {"loss": found[None]}
+
+
+@kernel(
+    "cross_entropy_backward", contract="normalized+rounded_gradient", name="liger[cross_entropy_backward]",
+    mutates=("logits",),
+)  # fmt: skip
+def cross_entropy_backward(
+    logits, labels, grad_output, *, ignore_index=-100, label_smoothing=0.0, softcap=None, z_loss=0.0
+):
+    if grad_output.dtype != logits.dtype:
+        raise UnsupportedCase(
+            f"grad_output is {grad_output.dtype}: losses have the dtype of the logits, {logits.dtype}"
+        )
+    leaf = logits.detach().requires_grad_()
+    with torch.enable_grad():
+        losses = losses_of(leaf, labels, ignore_index, label_smoothing, softcap, z_loss, "none")
+    (found,) = torch.autograd.grad(losses, leaf, grad_output)
+    return found

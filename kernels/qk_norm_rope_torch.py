@@ -1,0 +1,30 @@
+"""RMSNorm of heads and rotary embedding in PyTorch, one after the other: what a fused kernel takes the place of."""
+
+from __future__ import annotations
+
+from rms_norm_torch import multiply_fp32, multiply_native, normalize
+from rotary_torch import rotated
+
+from harness import kernel
+
+
+@kernel(
+    "qk_norm_rope", contract="native_multiply+rounded_products", stages=("output",), name="eager[qk_norm_rope]",
+    invariant=("run to run",),
+)  # fmt: skip
+def as_in_models(x, cos, sin, positions, weight=None, *, eps, interleaved=False, stages=()):
+    """As Transformers computes it for Qwen3: every operation but the mean in the dtype of x."""
+    output = multiply_native(normalize(x.float(), x.float(), eps, None), weight, x.dtype)
+    found = rotated(output, cos, sin, positions, interleaved, rounded=True)
+    return {"q_rotated": found, "output": output} if stages else found
+
+
+@kernel(
+    "qk_norm_rope", contract="fp32_multiply", stages=("output",), name="eager[qk_norm_rope,two kernels]",
+    invariant=("run to run",),
+)  # fmt: skip
+def two_kernels(x, cos, sin, positions, weight=None, *, eps, weight_offset=0.0, interleaved=False, stages=()):
+    """As two kernels that compute in fp32: the normalized heads are stored between them."""
+    output = multiply_fp32(normalize(x.float(), x.float(), eps, None), weight, x.dtype, weight_offset)
+    found = rotated(output, cos, sin, positions, interleaved, rounded=False)
+    return {"q_rotated": found, "output": output} if stages else found

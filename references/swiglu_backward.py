@@ -1,0 +1,93 @@
+"""Gradients of SwiGLU; the tests check them against automatic differentiation in fp64.
+
+docs/contracts/swiglu.md says which kernels keep which contract.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from harness import Contract, StageRecorder, op
+from harness.numerics import Enclosure, concatenate, hull, multiply_add, product_in_any_order
+from harness.relations import scaled
+from references._experts import limited, rounded, through_limits
+from references._shapes import check_shapes
+from references._silu import times_silu_slope
+from references.swiglu import Activated, check_parameters, gate_and_up, joined
+
+_STEPS = rounded("scaled", "sigmoid", "silu", "direct", "grad_sigmoid", "grad_scaled", "through_sigmoid")
+
+
+@op(
+    rows=("x", "dy", "up"),
+    axes={
+        "silu": {"fp32_silu": {}, "rounded_silu": rounded("silu"), "rounded_sigmoid": _STEPS},
+        "product": {"fp32_product": {}, "rounded_product": rounded("grad_silu")},
+        "shift": {"": {}, "rounded_shift": rounded("shifted_up")},
+    },
+    rounds=rounded("grad_gate", "grad_up", "grad_x"),
+    relations=(scaled(("dy",), dict.fromkeys(("grad_gate", "grad_up", "grad_x"), 1)),),
+)
+def swiglu_backward(
+    x: Enclosure,
+    dy: Enclosure,
+    up: Enclosure | None = None,
+    *,
+    interleaved: bool = False,
+    swiglu_limit: float = inf,
+    alpha: float = 1.0,
+    up_offset: float = 0.0,
+    contract: Contract,
+    stage: StageRecorder,
+) -> None:
+    """The gradients of `swiglu` for the gradient dy of its output, from x and up as the forward pass took them.
+
+    dy: [..., I]. With two tensors the results are `grad_gate` and `grad_up`, [..., I]; else `grad_x`, [..., 2I], with
+    both where x holds gate and up. A value beyond the limit has a gradient of exactly zero, one at the limit the whole.
+    silu is computed anew: in fp32, or rounded as the forward pass had it. `rounded_product` rounds dy · (up + offset).
+
+    Raises:
+        ValueError: as `swiglu`, or a dy that does not have the shape of its output.
+    """
+    check_parameters(x, swiglu_limit, alpha, up_offset, stage.format_of("x"))
+    values = gate_and_up(x, up, interleaved=interleaved)
+    check_shapes({"dy": (dy, tuple(values[0].shape))})
+    gate, limited_up = limited(*values, swiglu_limit)
+    shifted = stage("shifted_up", limited_up + up_offset) if up_offset else limited_up
+    activated = Activated.of(gate, alpha, contract, stage)
+    grad_up = activated.times(dy) if contract.has("fp32_silu") else dy * activated.silu
+    grad_silu = stage("grad_silu", dy * shifted)
+    if contract.has("rounded_sigmoid"):
+        grad_gate = _step_by_step(activated, grad_silu, alpha, stage)
+    else:
+        grad_gate = _in_fp32(activated, alpha, grad_silu)
+        if contract.has("fp32_product"):
+            grad_gate = hull(grad_gate, times_silu_slope((dy, shifted), activated.scaled, activated.sigmoid))
+
+    two = up is not None
+    grad_gate = through_limits(grad_gate, values[0], -inf, swiglu_limit, was_rounded=False)
+    grad_gate = stage("grad_gate", grad_gate, result=two)
+    grad_up = through_limits(grad_up, values[1], -swiglu_limit, swiglu_limit, was_rounded=False)
+    grad_up = stage("grad_up", grad_up, result=two)
+    if not two:
+        together = joined(grad_gate, grad_up) if interleaved else concatenate(grad_gate, grad_up)
+        stage("grad_x", together, result=True)
+
+
+def _in_fp32(activated: Activated, alpha: float, grad_silu: Enclosure) -> Enclosure:
+    """Through silu in fp32: times its slope, or as the sum of the two ways that autograd goes."""
+    gate, s = activated.gate, activated.sigmoid
+    through = product_in_any_order(grad_silu * gate, 1.0 + -s, s)
+    summed = multiply_add(through, alpha, grad_silu * s), multiply_add(grad_silu, s, through * alpha)
+    return hull(times_silu_slope((grad_silu,), activated.scaled, s), *summed)
+
+
+def _step_by_step(activated: Activated, grad_silu: Enclosure, alpha: float, stage: StageRecorder) -> Enclosure:
+    """Through gate · sigmoid(alpha · gate), as autograd goes: what comes directly, and what through the sigmoid."""
+    gate, s = activated.gate, activated.sigmoid
+    direct = stage("direct", grad_silu * s)
+    grad_sigmoid = stage("grad_sigmoid", grad_silu * gate)
+    through = stage("grad_scaled", product_in_any_order(grad_sigmoid, 1.0 + -s, s))
+    if alpha != 1.0:
+        through = stage("through_sigmoid", through * alpha)
+    return direct + through

@@ -1,0 +1,31 @@
+"""The harness sees every fault of quantization by its case and names the stage; the kernel without it passes there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.case import parse_case
+from harness.result import Verdict
+from harness.verify.check import verify_case
+from tests.faults import hunt
+from tests.faults.plant import Fault, kernel_of, planted
+from tests.faults.quantize import FAULTS
+from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the cases are for the interpreter")
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("fault", "line"), FAULTS, ids=[fault.name for fault, _ in FAULTS])
+def test_fault_is_seen_and_named(fault: Fault, line: str) -> None:
+    case = parse_case(line)
+    with planted(fault) as kernel:
+        exposed = hunt.hunt(kernel, [case], CPU)
+        hidden = hunt.hunt(hunt.without_stages(kernel), [case], CPU)
+    assert exposed is not None and hidden is not None
+    assert (exposed.result.verdict, hidden.result.verdict) == (Verdict.FAILED, Verdict.FAILED)
+    assert (exposed.named, hidden.named) == (fault.exposed, fault.hidden)
+    clean = hunt.subject_of(kernel_of(hunt.clean_kernels(), fault.variant), CPU)
+    assert verify_case(clean, case, repeat=False).verdict is Verdict.PASSED
