@@ -78,10 +78,10 @@ def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
 
 def _cut(case: Case, op: Op) -> Case:
     """The same problem with the rows of a matrix of manageable size, contiguous."""
-    width = case.tensors[0].shape[-1] if case.tensors[0].shape else 1
-    rows = max(1, min(_PROBE_SIZE, case.tensors[0].numel) // max(width, 1))
+    first, leading = case.tensors[0], max(0, len(case.tensors[0].shape) - 1)
+    rows = max(1, min(_PROBE_SIZE, first.numel) // max(first.shape[-1] if first.shape else 1, 1))
     specs = [
-        replace(t, shape=(rows, t.shape[-1]), strides=None, offset=0) if t.name in op.rows and len(t.shape) > 1 else t
+        replace(t, shape=(rows, *t.shape[leading:]), strides=None, offset=0) if leading and t.name in op.rows else t
         for t in case.tensors
     ]
     return replace(case, tensors=tuple(specs))
