@@ -162,7 +162,7 @@ def quantize(
     """
     plan = _plan(
         described(x), described(scale), dtype, group_size, ue8m0, float(least_amax), float(least_scale),
-        codes, scale_rule, integers,
+        codes, scale_rule, integers, bool(stages),
     )  # fmt: skip
     found = {f"{dtype}_codes": contiguous_like(x, dtype=CODES[dtype])}
     if scale is None:
@@ -197,7 +197,9 @@ class Plan(NamedTuple):
 def _plan(
     x: Described, scale: Described | None, dtype: str, group_size: int | None, ue8m0: bool,
     least_amax: float, least_scale: float, codes: str, scale_rule: str, integers: str,
+    staged: bool,
 ) -> Plan:  # fmt: skip
+    """The plan; `staged` changes what is compiled, and nothing else here."""
     check_arguments(x, scale, dtype, group_size, ue8m0, least_amax, least_scale)
     n = group_size or x.shape[-1]
     scales = x.shape[-1] // n if group_size else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import pytest
 import torch
 
 from harness.siblings import siblings
@@ -53,6 +54,15 @@ def test_an_interpreted_kernel_is_launched_in_full_every_time():
     launch("x")
     launch("y")
     assert [arguments for _, arguments, _ in kernel.asked] == [("x",), ("y",)]
+
+
+def test_a_plan_that_does_not_tell_which_arguments_are_missing_is_refused():
+    kernel = Kernel(compiles=False)
+    kernel.__name__ = "copy"
+    launch = module.Launch(kernel, 7, {"n": 3})
+    launch("x", None)
+    with pytest.raises(TypeError, match=r"a plan of copy without the arguments \[1\] served one without \[\]"):
+        launch("x", "y")
 
 
 def test_descriptions_differ_where_a_plan_may():
