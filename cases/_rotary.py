@@ -52,7 +52,7 @@ def heads(draw: st.DrawFn, chosen: Chosen, narrow: int, wide: int, most: int) ->
     rest = draw(st.one_of(st.just(0), st.integers(1, 2 * half + 1)))
     width = 2 * half + rest
     least = least_rows(chosen)
-    leading = draw(leading_dims(max(most // width, 1), least if len(least) > 1 else (1, 1)))
+    leading = draw(leading_dims(max(most // width, 1), least if len(least) > 1 else 2 * least))
     leading = leading if len(leading) > 1 else (*leading, 1)
     rows = draw(st.integers(leading[-2], max(leading[-2], _MOST_POSITIONS)))
     tables = [chosen_tensor(name, chosen, (rows, half)) for name in ("cos", "sin")]

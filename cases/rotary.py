@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cases._edges import edges
 from cases._properties import properties
 from cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
-from harness import Case, Choices, Chosen, Group, chosen_tensor, row_layouts, tensor_choices
+from harness import Case, Choices, Chosen, Group, chosen_tensor, least_rows, row_layouts, tensor_choices
 
 _SMALL_ELEMENTS = 1 << 10  # of q where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21
@@ -76,7 +76,8 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
     *tokens, count, width = drawn.shape
     tensors = [chosen_tensor("q", chosen, drawn.shape), *drawn.tables]
     if options.k:
-        tensors.append(chosen_tensor("k", chosen, (*tokens, draw(st.integers(1, count + 1)), width)))
+        least = least_rows({choice: option for choice, option in chosen.items() if choice.startswith("k ")})[-1]
+        tensors.append(chosen_tensor("k", chosen, (*tokens, draw(st.integers(least, count + 1)), width)))
     params: dict[str, Any] = {"interleaved": True} if options.interleaved else {}
     return Case("rotary", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 

@@ -114,7 +114,7 @@ def _cases(draw: st.DrawFn, options: _Options, most: int, chosen: Chosen) -> Cas
     shape = (*draw(leading_dims(max(1, most // width), least_rows(chosen))), width)
     tensors = [chosen_tensor(name, chosen, shape) for name in ("x", "mask", "keep") if f"{name} dtype" in chosen]
     params = {"scale": chosen["scale"]} if "scale" in chosen else {}
-    params |= {"fp32_output": True} if chosen.get("fp32_output") else {}
+    params |= {"fp32_output": chosen["fp32_output"]} if "fp32_output" in chosen else {}
     return Case("softmax", tuple(tensors), params, draw(st.integers(0, 2**32 - 1)))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from harness.devices import DevicePlan
 from harness.errors import UsageError, unknown
 
-PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 8, "nightly": 200}
+PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 6, "nightly": 200}
 """Profile → cases that are designed or drawn per kernel and group, on average; a design may need more."""
 
 LONGEST_TIMEOUT = 10_000_000
