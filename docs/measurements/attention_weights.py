@@ -1,4 +1,4 @@
-"""Which weights torch's attention on a CPU rounds to the wrong neighbour, and whether its fast exponential explains them.
+"""Which weights torch's attention on a CPU rounds to the wrong neighbour, and whether its exponential explains them.
 
 Figures in docs/contracts/attention.md:
 
