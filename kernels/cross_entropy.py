@@ -171,7 +171,7 @@ def forward(
     """Store the logarithms of the sums, and losses, largest logits and sums where there is a tensor for them."""
     launch = _launch(
         described(logits), described(labels), ignore_index, label_smoothing, float(logit_scale), softcap, z_loss,
-        (losses is None, largest is None),
+        None if losses is None else losses.dtype, largest is None,
     )  # fmt: skip
     if launch is not None:
         with current(logits.device):
@@ -181,8 +181,9 @@ def forward(
 @functools.lru_cache(maxsize=1024)
 def _launch(
     logits: Described, labels: Described, ignore_index: int, label_smoothing: float, logit_scale: float,
-    softcap: float | None, z_loss: float, left_out: tuple[bool, bool],
+    softcap: float | None, z_loss: float, stored: torch.dtype | None, alone: bool,
 ) -> Launch | None:  # fmt: skip
+    """The launch; the dtype of the losses, and whether no largest logits are stored, change what is compiled."""
     check_tensors(logits, labels)
     count, n = logits.shape
     cut = tile(logits)

@@ -59,7 +59,7 @@ class Launch:
 
     What was compiled for the first call runs in all of them, so that Triton need not ask again what the arguments are.
     That is right where the plan depends on their descriptions and on which of them are None, and where numbers are no
-    part of the key of a variant. Interpreted, a call that lacks others than the first one did raises.
+    part of the key of a variant. Interpreted, a call with other kinds of arguments than the first one had raises.
 
     Args:
         kernel: a function of `triton.jit`.
@@ -71,16 +71,15 @@ class Launch:
     def __init__(self, kernel: Any, programs: int, parameters: dict[str, Any], **options: Any) -> None:
         self.kernel, self.grid, self.parameters, self.options = kernel, (programs, 1, 1), parameters, options
         self.compiled: Any = None
-        self.lacking: list[int] | None = None
+        self.kinds: list[Any] | None = None
         self.values = tuple(parameters.values())
 
     def __call__(self, *arguments: Any) -> None:
         if self.compiled is None:  # always where Triton interprets
-            lacking = [place for place, argument in enumerate(arguments) if argument is None]
-            if self.lacking not in (None, lacking):
-                name = self.kernel.__name__
-                raise TypeError(f"a plan of {name} without the arguments {self.lacking} served one without {lacking}")
-            self.lacking = lacking
+            kinds = [getattr(argument, "dtype", type(argument)) for argument in arguments]
+            if self.kinds not in (None, kinds):
+                raise TypeError(f"a plan of {self.kernel.__name__} for {self.kinds} was used for {kinds}")
+            self.kinds = kinds
             self.compiled = self.kernel[self.grid](*arguments, **self.parameters, **self.options)
         else:
             self.compiled[self.grid](*arguments, *self.values)
