@@ -184,7 +184,10 @@ def _plan(
         "FLAT": aligned and layout.sizes[:-1] == (1, 1), "ALIGNED": aligned,
     }  # fmt: skip
     warps = max(1, rows * block // (32 * ELEMENTS_PER_THREAD))
-    launch = Launch(_softmax_kernel, triton.cdiv(layout.rows, rows), parameters, num_warps=warps)
+    programs = triton.cdiv(layout.rows, rows)
+    launch = Launch(  # x · scale + mask in one FMA would not be rounded in between
+        _softmax_kernel, programs, parameters, num_warps=warps, enable_fp_fusion=not rounded
+    )  # fmt: skip
     return Plan(launch if layout.rows else None, layout.copied)
 
 

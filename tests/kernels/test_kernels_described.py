@@ -63,7 +63,7 @@ def test_a_plan_that_serves_other_kinds_of_arguments_is_refused(second):
     launch = module.Launch(kernel, 7, {"n": 3})
     first = None if second is not None and getattr(second, "dtype", None) is torch.float32 else 0.5
     launch("x", first)
-    with pytest.raises(TypeError, match="a plan of copy for .* was used for"):
+    with pytest.raises(TypeError, match=r"a plan of copy for .* was used for"):
         launch("x", second)
 
 
