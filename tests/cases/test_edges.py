@@ -76,3 +76,24 @@ def test_a_given_scale_is_too_small_for_e5m2(project: Project) -> None:
             scaled = tensors["x"].double() / tensors["scale"].double()
             beyond += [case] if (scaled.isfinite() & (scaled.abs() > 61440.0)).any() else []
     assert beyond
+
+
+def test_a_row_that_counts_has_an_infinite_logit(project: Project) -> None:
+    """Its loss is NaN; of a kernel that takes no shift there it is infinite."""
+    rows = 0
+    for case in edges_of(project, "cross_entropy", small=True):
+        tensors = build(case, "cpu").hand_out()
+        counted = tensors["labels"] != case.params.get("ignore_index", -100)
+        logits = tensors["logits"].float()
+        rows += int((counted & logits.isposinf().any(-1) & ~logits.isnan().any(-1)).sum())
+    assert rows
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("e4m3", 448.0), ("int8", 127.0)])
+def test_a_scale_is_one_before_it_is_rounded_up(project: Project, dtype: str, largest: float) -> None:
+    """Its logarithm is exactly 0, so that the power of two above it is wrong under every contract."""
+    amax = []
+    for case in edges_of(project, "quantize", small=True):
+        if case.params["dtype"] == dtype and case.params.get("ue8m0") and "group_size" not in case.params:
+            amax += build(case, "cpu").hand_out()["x"].double().abs().amax(-1).tolist()
+    assert largest in amax
