@@ -78,10 +78,11 @@ def test_a_given_scale_is_too_small_for_e5m2(project: Project) -> None:
     assert beyond
 
 
-def test_a_row_that_counts_has_an_infinite_logit(project: Project) -> None:
-    """Its loss is NaN; of a kernel that takes no shift there it is infinite."""
+@pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_backward"])
+def test_a_row_that_counts_has_an_infinite_logit(project: Project, op: str) -> None:
+    """Its loss and gradient are NaN; of a kernel that takes no shift there the loss is infinite."""
     rows = 0
-    for case in edges_of(project, "cross_entropy", small=True):
+    for case in edges_of(project, op, small=True):
         tensors = build(case, "cpu").hand_out()
         counted = tensors["labels"] != case.params.get("ignore_index", -100)
         logits = tensors["logits"].float()
@@ -97,3 +98,8 @@ def test_a_scale_is_one_before_it_is_rounded_up(project: Project, dtype: str, la
         if case.params["dtype"] == dtype and case.params.get("ue8m0") and "group_size" not in case.params:
             amax += build(case, "cpu").hand_out()["x"].double().abs().amax(-1).tolist()
     assert largest in amax
+
+
+def test_a_position_needs_more_than_16_bits(project: Project) -> None:
+    cases = [case for case in edges_of(project, "rotary", small=True) if case.tensors[0].numel]
+    assert max(int(build(case, "cpu").hand_out()["positions"].amax()) for case in cases) > 32767
