@@ -9,6 +9,7 @@ import pytest
 
 from harness.case import Case
 from harness.config import Config
+from harness.inputs import build
 from harness.verify.project import Project, open_project
 
 CASES = Path(__file__).resolve().parents[2] / "cases"
@@ -64,3 +65,41 @@ def test_accelerators_get_many_rows_and_far_elements(project: Project, op: str) 
         for case in large
         for t in case.tensors
     )
+
+
+def test_a_given_scale_is_too_small_for_e5m2(project: Project) -> None:
+    """Other cases of e5m2 find their scale, so that a kernel that does not limit its codes is seen here alone."""
+    beyond = []
+    for case in edges_of(project, "quantize", small=True):
+        if case.params["dtype"] == "e5m2" and "scale" in case.names:
+            tensors = build(case, "cpu").hand_out()
+            scaled = tensors["x"].double() / tensors["scale"].double()
+            beyond += [case] if (scaled.isfinite() & (scaled.abs() > 61440.0)).any() else []
+    assert beyond
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "cross_entropy_backward"])
+def test_a_row_that_counts_has_an_infinite_logit(project: Project, op: str) -> None:
+    """Its loss and gradient are NaN; of a kernel that takes no shift there the loss is infinite."""
+    rows = 0
+    for case in edges_of(project, op, small=True):
+        tensors = build(case, "cpu").hand_out()
+        counted = tensors["labels"] != case.params.get("ignore_index", -100)
+        logits = tensors["logits"].float()
+        rows += int((counted & logits.isposinf().any(-1) & ~logits.isnan().any(-1)).sum())
+    assert rows
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("e4m3", 448.0), ("int8", 127.0)])
+def test_a_scale_is_one_before_it_is_rounded_up(project: Project, dtype: str, largest: float) -> None:
+    """Its logarithm is exactly 0, so that the power of two above it is wrong under every contract."""
+    amax = []
+    for case in edges_of(project, "quantize", small=True):
+        if case.params["dtype"] == dtype and case.params.get("ue8m0") and "group_size" not in case.params:
+            amax += build(case, "cpu").hand_out()["x"].double().abs().amax(-1).tolist()
+    assert largest in amax
+
+
+def test_a_position_needs_more_than_16_bits(project: Project) -> None:
+    cases = [case for case in edges_of(project, "rotary", small=True) if case.tensors[0].numel]
+    assert max(int(build(case, "cpu").hand_out()["positions"].amax()) for case in cases) > 32767
