@@ -24,7 +24,7 @@ from references._shapes import check_shapes, width_of
     },
     rounds={"output": "x"},
     latent=Latent("total", through=("probabilities", "output")),
-    torch_ops=("aten::softmax", "aten::_softmax", "aten::_safe_softmax"),
+    torch_ops=("aten::softmax.int", "aten::_softmax", "aten::_safe_softmax"),
 )
 def softmax(
     x: Enclosure,

@@ -80,7 +80,7 @@ STRIDES = (
     ),
     _backward(
         "statistics as they lie", "reads the statistics where the forward pass would have stored them",
-        (_launch(_STATISTIC, "(1, math.prod(given[name].shape[:-1]))"),),
+        (_launch(_STATISTIC, "(1, given[name].shape[:-1].numel())"),),
         "normalized or out_of_bounds", "output or dz or out_of_bounds",
     ),
 )  # fmt: skip

@@ -77,7 +77,8 @@ SHIFT = (
         exposed="total or output or probabilities",
         hidden="output or probabilities",
         variant=ONLINE,
-        options="mask",
+        options="both",
+        dtypes=("fp16",),
     ),
     _fault(
         "log2(e) missing",

@@ -66,7 +66,7 @@ def test_any_strides(strides: tuple[int, int]) -> None:
 
 def test_rows_with_a_gap_are_not_copied() -> None:
     x = strided((7, 96), (160, 1), BF16)
-    plan = module._plan(module.described(x), None, "e4m3", 32, False, 0.0, 0.0, "quotient", "", "half_even")
+    plan = module._plan(module.described(x), None, "e4m3", 32, False, 0.0, 0.0, "quotient", "", "half_even", False)
     assert not plan.copied and plan.scales == 3
 
 
@@ -82,7 +82,7 @@ def test_cases_for_a_cpu_reach_both_sides_of_every_switch() -> None:
         values = {"group_size": None, "ue8m0": False, "least_amax": 0.0, "least_scale": 0.0} | dict(case.params)
         plan = module._plan(
             module.described(x), module.described(scale), *(values[n] for n in ("dtype", "group_size", "ue8m0")),
-            values["least_amax"], values["least_scale"], "quotient", "", "half_even",
+            values["least_amax"], values["least_scale"], "quotient", "", "half_even", False,
         )  # fmt: skip
         switches |= {(n, plan.launch.parameters[n]) for n in ("LOOP", "FLAT", "ALIGNED", "GIVEN", "GROUPED", "UE8M0")}
     assert len(switches) == 12
