@@ -156,9 +156,10 @@ def scaled(inputs: tuple[str, ...], results: Mapping[str, int], among: tuple[str
 
     `results` maps those that are compared to m, 0 for what does not change; other results are left out, as are inputs
     and results that a case lacks. The inputs are also negated. Only powers are tried by which all elements of `inputs`
-    are scaled exactly. An element of a result is compared where it is normal in its dtype before and after; so is a
-    zero, without its sign, if what it became is no smaller than normal numbers are. `among` are the inputs whose
-    elements are multiplied with those of `inputs` before anything is summed; None for all.
+    are scaled exactly. An element of a result is compared where it is larger than the least normal number of its dtype
+    before and after, to which a subnormal one may have been rounded; so is a zero, without its sign, if what it became
+    is no smaller than that. `among` are the inputs whose elements are multiplied with those of `inputs` before anything
+    is summed; None for all.
     """
 
     def related(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iterator[Related]:
@@ -232,4 +233,5 @@ def _rescaled(first: Tensor, second: Tensor, factor: float) -> tuple[Tensor, Ten
 
 
 def _within(values: Tensor, kind: torch.finfo) -> Tensor:
-    return (values.abs() >= kind.tiny) & (values.abs() <= kind.max)
+    """Where values are normal, and not the least that is: a subnormal number may have been rounded to it."""
+    return (values.abs() > kind.tiny) & (values.abs() <= kind.max)

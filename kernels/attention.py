@@ -33,10 +33,11 @@ def _attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """A tile of rows of one head of keys; a row is a query of one of the `shared` heads that use these keys."""
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tiles = tl.cdiv(queries * shared, BLOCK_M)
+    row = tl.program_id(0) % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     live = row < queries * shared
-    token, head = row // shared, (tl.program_id(1) % groups) * shared + row % shared
-    batch, group = (tl.program_id(1) // groups).to(tl.int64), (tl.program_id(1) % groups).to(tl.int64)
+    batch, group = (tl.program_id(0) // tiles // groups).to(tl.int64), (tl.program_id(0) // tiles % groups).to(tl.int64)
+    token, head = row // shared, group.to(tl.int32) * shared + row % shared
     d, e, n = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_N)
 
     q_row = q_ptr + batch * q_batch + token.to(tl.int64) * q_token + head.to(tl.int64) * q_head
@@ -131,13 +132,14 @@ def _launch(q, k, v, sinks, output, lse, scale, causal, cap, block_n, *, base_2,
     factor = scale * last if cap is None else scale / cap
     blocks = triton.next_power_of_2
     with current(q.device):
-        _attention_kernel[(triton.cdiv(queries * shared, BLOCK_M), batch * groups)](
+        # One axis, as only the first takes more than 65,535 programs.
+        _attention_kernel[(triton.cdiv(queries * shared, BLOCK_M) * batch * groups,)](
             q, k, v, sinks, output, lse, factor, 1.0 if cap is None else cap * last,
             queries, keys, groups, shared, width, value_width,
             *q.stride(), *k.stride(), *v.stride(), 0 if sinks is None else sinks.stride(0),
             CAUSAL=causal, CAPPED=cap is not None, BASE_2=base_2, SCALED_QUERY=scaled_query and cap is None,
             BLOCK_M=BLOCK_M, BLOCK_N=block_n, BLOCK_D=max(16, blocks(width)), BLOCK_E=max(16, blocks(value_width)),
-            num_warps=4,
+            num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
 

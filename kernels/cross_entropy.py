@@ -195,7 +195,8 @@ def _launch(
         "SMOOTH": label_smoothing > 0, "ROWS": cut.rows, "BLOCK": cut.block, "LOOP": n > cut.block,
         "ALIGNED": cut.aligned,
     }  # fmt: skip
-    launch = Launch(_cross_entropy_kernel, triton.cdiv(count, cut.rows), parameters, num_warps=cut.num_warps)
+    programs = triton.cdiv(count, cut.rows)
+    launch = Launch(_cross_entropy_kernel, programs, parameters, num_warps=cut.num_warps, enable_fp_fusion=False)
     return launch if count else None
 
 

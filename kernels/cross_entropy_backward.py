@@ -162,7 +162,9 @@ def _launch(
         "ROUNDED": rounded_gradient, "ROWS": cut.rows, "BLOCK": cut.block, "ALIGNED": cut.aligned,
     }  # fmt: skip
     programs = triton.cdiv(rows, cut.rows) * parts
-    return Launch(_gradient_kernel, programs, parameters, num_warps=cut.num_warps) if rows else None
+    # With x · scale - largest in one FMA, exp overflows where the largest logit was rounded down.
+    launch = Launch(_gradient_kernel, programs, parameters, num_warps=cut.num_warps, enable_fp_fusion=False)
+    return launch if rows else None
 
 
 @kernel(

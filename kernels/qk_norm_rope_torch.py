@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rms_norm_torch import multiply_fp32, multiply_native, normalize
+from rotary_arguments import check_heads
 from rotary_torch import rotated
 
 from harness import kernel
@@ -14,6 +15,7 @@ from harness import kernel
 )  # fmt: skip
 def as_in_models(x, cos, sin, positions, weight=None, *, eps, interleaved=False, stages=()):
     """As Transformers computes it for Qwen3: every operation but the mean in the dtype of x."""
+    check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     output = multiply_native(normalize(x.float(), x.float(), eps, None), weight, x.dtype)
     found = rotated(output, cos, sin, positions, interleaved, rounded=True)
     return {"q_rotated": found, "output": output} if stages else found
@@ -25,6 +27,7 @@ def as_in_models(x, cos, sin, positions, weight=None, *, eps, interleaved=False,
 )  # fmt: skip
 def two_kernels(x, cos, sin, positions, weight=None, *, eps, weight_offset=0.0, interleaved=False, stages=()):
     """As two kernels that compute in fp32: the normalized heads are stored between them."""
+    check_heads(x, positions, cos=cos, sin=sin, weight=weight)
     output = multiply_fp32(normalize(x.float(), x.float(), eps, None), weight, x.dtype, weight_offset)
     found = rotated(output, cos, sin, positions, interleaved, rounded=False)
     return {"q_rotated": found, "output": output} if stages else found

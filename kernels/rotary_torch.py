@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from rotary_arguments import check_heads, check_k
 from torch import Tensor
 
 from harness import kernel
@@ -34,6 +35,8 @@ def _declare(contract: str) -> None:
 
     @kernel("rotary", contract=contract, name=f"eager[{contract}]", invariant=_HELD)
     def eager(q, cos, sin, positions, k=None, *, interleaved=False):
+        check_heads(q, positions, cos=cos, sin=sin, k=k)
+        check_k(q, k)
         if contract.endswith("rounded_table"):
             cos, sin = cos.to(q.dtype), sin.to(q.dtype)
         both = {"q_rotated": q} | ({} if k is None else {"k_rotated": k})

@@ -106,7 +106,7 @@ def cross_entropy(
                 loss = kept("mean", divide(sums[0], counted))
                 others = [kept("mean", divide(each, counted)) for each in others]
             loss = _weighted(loss, others, weights, kept)
-            return loss if count is None else divide(loss, float(count))
+            return loss if count is None else divide(kept("sum", loss), float(count))
 
         sums = [sum_of_rows(each) for each in (losses, *smooth)]
         stage("loss", sum_of_rows(counted).then(finished, *sums), result=True)

@@ -29,6 +29,10 @@ from harness.interpret.speculation import Speculation
 from harness.interpret.tape import Segment, Tape, Tapes, Trust
 from harness.interpret.watching import watched_launch
 
+_MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
+"""The largest grid that CUDA launches, of every compute capability (CUDA C++ Programming Guide, technical
+specifications)."""
+
 
 class Launcher(GridExecutor):  # type: ignore[misc]
     """Runs the programs of one launch on the CPU."""
@@ -46,6 +50,8 @@ class Launcher(GridExecutor):  # type: ignore[misc]
         grid = tuple(self.grid(bound) if callable(self.grid) else self.grid)
         if not 1 <= len(grid) <= 3:
             raise ValueError(f"a grid has 1 to 3 dimensions, not {grid}")
+        if any(n > most for n, most in zip(grid, _MOST_PROGRAMS, strict=False)):
+            raise ValueError(f"the grid is {grid}; CUDA takes at most {_MOST_PROGRAMS}: use the first for more")
         with np.errstate(all="ignore"):
             self._run_programs(Arguments(self.fn, bound), tuple(int(n) for n in grid) + (1,) * (3 - len(grid)))
         if elsewhere:

@@ -424,10 +424,11 @@ def block_truth_kernel(x_ptr, N: tl.constexpr):
     [
         (lambda x: missing_function_kernel[(1,)](x), "libdevice function 'j0f' is not interpreted"),
         (lambda x: block_truth_kernel[(1,)](x, N=4), "no single truth value"),
+        (lambda x: block_truth_kernel[(1, 65536)](x, N=4), r"the grid is \(1, 65536\); CUDA takes at most"),
     ],
 )
 def test_what_cannot_be_interpreted_is_named(launch: Callable[[torch.Tensor], None], words: str) -> None:
-    with pytest.raises(triton.runtime.errors.InterpreterError, match=words):
+    with pytest.raises((triton.runtime.errors.InterpreterError, ValueError), match=words):
         launch(torch.ones(4))
 
 

@@ -56,6 +56,14 @@ def test_elements_where_a_range_ends_are_not_compared():
     assert not differs(up, torch.tensor([torch.inf]), torch.tensor([3e38]))
 
 
+def test_a_number_that_may_have_been_subnormal_before_it_was_rounded_is_not_compared():
+    """2^-126 - 2^-134 is rounded to 2^-126 in bf16; twice that number has one digit more, and is exact."""
+    exact = torch.tensor([2.0**-126 - 2.0**-134])
+    first, second = exact.bfloat16(), (2 * exact).bfloat16()
+    assert first == 2.0**-126 and second != 2 * first
+    assert not differs(related()["dy times 2^1"], first, second)
+
+
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, 0.0, 48.000004])
 def test_other_elements_are_compared(wrong):
     assert differs(related()["dy times 2^5"], torch.tensor([1.5]), torch.tensor([wrong]))

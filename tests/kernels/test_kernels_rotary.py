@@ -17,6 +17,7 @@ pytestmark = needs_device
 
 ROTARY = without_faults().modules["rotary"]
 QK_NORM_ROPE = without_faults().modules["qk_norm_rope"]
+WRITTEN_OUT = [k for k in load_kernels(FOLDER) if k.op in ("rotary", "qk_norm_rope") and k.name.startswith("eager")]
 EXTERNAL = {k.name: k for k in load_kernels(FOLDER / "external") if k.op == "rotary"}
 
 
@@ -53,6 +54,14 @@ def test_arguments_that_do_not_fit(changed: dict[str, torch.Tensor], error: type
     moved = {name: t if t.is_meta else t.to(DEVICE) for name, t in changed.items()}
     with pytest.raises(error, match=said):
         ROTARY.rotary(**arguments(**moved))
+
+
+@pytest.mark.parametrize("name", [kernel.name for kernel in WRITTEN_OUT])
+def test_tables_elsewhere_are_named(name: str) -> None:
+    [call] = [kernel.call for kernel in WRITTEN_OUT if kernel.name == name]
+    given = arguments(cos=torch.ones(5, 4, device="meta")) | ({"eps": 1e-6} if "qk_norm" in name else {})
+    with pytest.raises(ValueError, match="cos is on meta, but q is on"):
+        call(given.pop("q"), **given)
 
 
 def test_a_weight_that_does_not_fit() -> None:

@@ -128,6 +128,21 @@ def test_torch_on_a_cpu_rounds_the_sum_of_exponentials() -> None:
     assert judged(FORWARD, "rounded_log_probs", given, actual) == "FAILED"
 
 
+def test_a_sum_that_is_divided_by_a_count_is_rounded_before() -> None:
+    """As where F.cross_entropy gives a sum in bf16, which a trainer divides by the number of its tokens."""
+    generator = torch.Generator().manual_seed(0)
+    logits, labels, s = torch.randn(300, 24, generator=generator).bfloat16() * 3, torch.arange(300) % 24, 0.1
+    log_probs = torch.log_softmax(logits.float(), -1).bfloat16().float()
+    own = -log_probs.gather(1, labels[:, None]).sum().bfloat16()
+    smooth = -log_probs.sum(-1).bfloat16().float().sum().bfloat16()
+    total = ((1 - s) * own.float()).bfloat16() + (s / 24 * smooth.float()).bfloat16()
+    given, counts = {"logits": logits, "labels": labels}, range(3, 40)
+    for count in counts:
+        options = {"label_smoothing": s, "reduction": "mean", "count": count}
+        found = (total / count)[None]
+        assert judged(FORWARD, "rounded_log_probs", given, {"loss": found}, **options) == "PASSED"
+
+
 def test_rows_are_judged_in_blocks_with_one_label_each() -> None:
     """More rows than are evaluated at once; a single wrong loss is found where it is."""
     logits = torch.randn(4000, 20, generator=torch.Generator().manual_seed(0)).bfloat16()
