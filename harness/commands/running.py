@@ -58,10 +58,11 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     results.new()
     if interrupted and runs.planned(children) is None:
         raise Interrupted(None)
+    from harness.verify.assemble import INTERRUPTED
     from harness.verify.collect import collect
 
     run = kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
-    if interrupted:
+    if run.broken.endswith(INTERRUPTED):
         raise Interrupted(run)
     if sanitizer is not None:
         run = _sanitized(config, sanitizer, run, quiet)

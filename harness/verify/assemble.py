@@ -124,7 +124,8 @@ def assembled(
 ) -> Run:
     """The finished run, with its results in the order of the plan, or what there is of one that was interrupted.
 
-    Nobody has the patience for the power of an interrupted run, and nobody can rely on it.
+    Nobody has the patience for the power of an interrupted run, and nobody can rely on it. An interruption from the
+    keyboard while it is found out interrupts the run.
     """
     left = [(case, process.stop) for process in ended for case in process.under_way]
     results = _in_order([*recorded, *(case.errored for case, _ in left if case.died)], ended)
@@ -133,7 +134,10 @@ def assembled(
     told = {(r.kernel, r.device, r.group) for r in results} | rest.keys()
     missing = [n for process in ended for n in _missing(process, told | process.given_up.keys())]
     with listening(Clock()) as clock:
-        power = () if interrupted else power_of(results, open_project(config))
+        try:
+            power = () if interrupted else power_of(results, open_project(config))
+        except KeyboardInterrupt:
+            power, interrupted = (), True
     planned = [item for process in ended for item in process.items]
     return Run(
         results=tuple(results),

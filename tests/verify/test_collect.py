@@ -313,3 +313,13 @@ def test_nobody_waits_for_the_power_of_an_interrupted_run(left: Left) -> None:
     left.plan(planned("k"))
     assert left.run(DONE, result("k")).power
     assert not left.run(DONE, result("k"), interrupted=True).power
+
+
+def test_an_interrupt_while_power_is_found_out_keeps_the_run(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.verify.assemble.power_of", interrupted)
+    left.plan(planned("k"))
+    run = left.run(DONE, result("k"))
+    assert (len(run.results), run.broken, run.power) == (1, "interrupted", ())

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.case import parse_case
 from harness.config import Config
 from harness.result import CaseResult, Comparison, StageResult, Verdict
 from harness.run import Agreement, Run
-from harness.verify.power import agreement_of, power_of
+from harness.verify.power import _probes, agreement_of, power_of
 from harness.verify.project import open_project
 from reports.wording import undecided
 
@@ -37,6 +38,25 @@ def result(tensors: str, ruled_out: int = 0, **changes: object) -> CaseResult:
 def test_a_contract_that_was_never_ruled_out_is_missing_only_if_it_can_be(tensors: str, missing: bool) -> None:
     [power] = power_of([result(tensors)], open_project(CONFIG))
     assert power.missing is missing
+
+
+HEADS = "q=bf16[{0},4,64]{1} cos=bf16[2,32] sin=bf16[2,32] positions=int64[{0}]:below_2 seed=1"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked"),
+    [
+        ((8, 300, 16, 256, 32, 64), [256, 64, 32, 16]),
+        ((300, 400), [300]),
+    ],
+)
+def test_only_cases_of_manageable_size_are_asked(sizes: tuple[int, ...], asked: list[int]) -> None:
+    """Nobody waits half a minute for a question; gaps between elements may be larger than memory."""
+    project = open_project(CONFIG)
+    cases = [parse_case("rotary " + HEADS.format(size, "@2147483712,64,1")) for size in sizes]
+    probes = list(_probes(cases, project.op("rotary")))
+    assert [case.tensors[0].shape[0] for case in probes] == asked
+    assert all(tensor.strides is None for case in probes for tensor in case.tensors)
 
 
 def test_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
