@@ -104,7 +104,7 @@ def cross_entropy(
             loss, *others = [kept("sum", each) for each in sums]
             if reduction == "mean" and count is None:
                 loss = kept("mean", divide(sums[0], counted))
-                others = [kept("mean", divide(each, counted)) for each in others]
+                others = [kept("mean", divide(each, kept("count", counted))) for each in others]
             loss = _weighted(loss, others, weights, kept)
             return loss if count is None else divide(kept("sum", loss), float(count))
 

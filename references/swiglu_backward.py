@@ -24,6 +24,7 @@ _STEPS = rounded("scaled", "sigmoid", "silu", "direct", "grad_sigmoid", "grad_sc
         "silu": {"fp32_silu": {}, "rounded_silu": rounded("silu"), "rounded_sigmoid": _STEPS},
         "product": {"fp32_product": {}, "rounded_product": rounded("grad_silu")},
         "shift": {"": {}, "rounded_shift": rounded("shifted_up")},
+        "slope": {"": {}, "rounded_slope": rounded("rest", "grad_rest")},
     },
     rounds=rounded("grad_gate", "grad_up", "grad_x"),
     relations=(scaled(("dy",), dict.fromkeys(("grad_gate", "grad_up", "grad_x"), 1)),),
@@ -45,6 +46,7 @@ def swiglu_backward(
     dy: [..., I]. With two tensors the results are `grad_gate` and `grad_up`, [..., I]; else `grad_x`, [..., 2I], with
     both where x holds gate and up. A value beyond the limit has a gradient of exactly zero, one at the limit the whole.
     silu is computed anew: in fp32, or rounded as the forward pass had it. `rounded_product` rounds dy · (up + offset).
+    `rounded_slope` has a meaning with `rounded_sigmoid` alone: it rounds every operation of the slope of the sigmoid.
 
     Raises:
         ValueError: as `swiglu`, or a dy that does not have the shape of its output.
@@ -58,7 +60,7 @@ def swiglu_backward(
     grad_up = activated.times(dy) if contract.has("fp32_silu") else dy * activated.silu
     grad_silu = stage("grad_silu", dy * shifted)
     if contract.has("rounded_sigmoid"):
-        grad_gate = _step_by_step(activated, grad_silu, alpha, stage)
+        grad_gate = _step_by_step(activated, grad_silu, alpha, contract, stage)
     else:
         grad_gate = _in_fp32(activated, alpha, grad_silu)
         if contract.has("fp32_product"):
@@ -82,12 +84,18 @@ def _in_fp32(activated: Activated, alpha: float, grad_silu: Enclosure) -> Enclos
     return hull(times_silu_slope((grad_silu,), activated.scaled, s), *summed)
 
 
-def _step_by_step(activated: Activated, grad_silu: Enclosure, alpha: float, stage: StageRecorder) -> Enclosure:
+def _step_by_step(
+    activated: Activated, grad_silu: Enclosure, alpha: float, contract: Contract, stage: StageRecorder
+) -> Enclosure:
     """Through gate · sigmoid(alpha · gate), as autograd goes: what comes directly, and what through the sigmoid."""
     gate, s = activated.gate, activated.sigmoid
     direct = stage("direct", grad_silu * s)
     grad_sigmoid = stage("grad_sigmoid", grad_silu * gate)
-    through = stage("grad_scaled", product_in_any_order(grad_sigmoid, 1.0 + -s, s))
+    if contract.has("rounded_slope"):
+        through = stage("grad_rest", grad_sigmoid * stage("rest", 1.0 + -s)) * s
+    else:
+        through = product_in_any_order(grad_sigmoid, 1.0 + -s, s)
+    through = stage("grad_scaled", through)
     if alpha != 1.0:
         through = stage("through_sigmoid", through * alpha)
     return direct + through

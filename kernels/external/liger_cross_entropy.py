@@ -50,6 +50,8 @@ def cross_entropy_backward(
         raise UnsupportedCase(
             f"grad_output is {grad_output.dtype}: losses have the dtype of the logits, {logits.dtype}"
         )
+    if logits.stride(1) != 1 or (len(logits) > 1 and logits.stride(0) < logits.shape[1]):
+        raise UnsupportedCase("columns of logits have gaps or rows overlap, where upstream gives no gradient")
     leaf = logits.detach().requires_grad_()
     with torch.enable_grad():
         losses = losses_of(leaf, labels, ignore_index, label_smoothing, softcap, z_loss, "none")

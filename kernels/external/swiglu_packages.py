@@ -44,16 +44,22 @@ def experts(x, *, interleaved, swiglu_limit, alpha, up_offset):
     return gpt_oss(x)
 
 
-@kernel("swiglu_backward", contract="rounded_sigmoid+rounded_product+rounded_shift", name="autograd[GptOssExperts]")
-def experts_backward(x, dy, *, interleaved, swiglu_limit, alpha, up_offset):
-    """On a CPU torch rounds every operation of the slope of a sigmoid in fp16, which no contract describes."""
-    refuse_other_options(interleaved, swiglu_limit, alpha, up_offset)
-    refuse_elsewhere(x, dy=dy)
-    if not x.is_cuda and x.dtype is torch.float16:
-        raise UnsupportedCase("x is torch.float16 on a cpu: torch's sigmoid_backward rounds every operation there")
-    leaf = x.detach().requires_grad_()
-    with torch.enable_grad():
-        return torch.autograd.grad(gpt_oss(leaf), leaf, dy)[0]
+def declare_experts_backward(contract, name, *, rounded_slope):
+    @kernel("swiglu_backward", contract=contract, name=name)
+    def experts_backward(x, dy, *, interleaved, swiglu_limit, alpha, up_offset):
+        """torch rounds every operation of the slope of a sigmoid on a GPU and in fp16, but in bf16 none on a CPU."""
+        refuse_other_options(interleaved, swiglu_limit, alpha, up_offset)
+        refuse_elsewhere(x, dy=dy)
+        if rounded_slope is (not x.is_cuda and x.dtype is not torch.float16):
+            raise UnsupportedCase(f"x is {x.dtype} on {x.device.type}, where torch's sigmoid_backward rounds otherwise")
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(gpt_oss(leaf), leaf, dy)[0]
+
+
+EXPERTS_BACKWARD = "rounded_sigmoid+rounded_product+rounded_shift"
+declare_experts_backward(EXPERTS_BACKWARD, "autograd[GptOssExperts]", rounded_slope=False)
+declare_experts_backward(f"{EXPERTS_BACKWARD}+rounded_slope", "autograd[GptOssExperts,slope]", rounded_slope=True)
 
 
 @kernel("swiglu_backward", contract="rounded_silu+rounded_product", name="autograd[F.silu]")

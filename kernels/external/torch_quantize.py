@@ -24,7 +24,13 @@ def operators():
     return torch.ops.quantized_decomposed
 
 
-@kernel("quantize", contract="reciprocal", name="torch.ao[per_token]")
+@kernel("quantize", contract="reciprocal+scaled_amax", name="torch.ao[per_token,cuda]", devices=("cuda",))
+def per_token_on_cuda(x, *, dtype, least_amax, group_size=None):
+    """On a GPU torch divides by the largest code as a product with its inverse."""
+    return per_token(x, dtype=dtype, least_amax=least_amax, group_size=group_size)
+
+
+@kernel("quantize", contract="reciprocal", name="torch.ao[per_token]", devices=("cpu",))
 def per_token(x, *, dtype, least_amax, group_size=None):
     """Groups are rows of a view."""
     if dtype != "int8" or least_amax != LEAST_AMAX:

@@ -8,7 +8,7 @@ from norm_packages import upstream
 from harness import UnsupportedCase, kernel
 
 
-@kernel("cross_entropy", contract="from_log_probs", name="transformers[ForCausalLMLoss]")
+@kernel("cross_entropy", contract="from_log_probs", name="transformers[ForCausalLMLoss]", placement="moves")
 def causal_lm_loss(logits, labels, *, ignore_index=-100, reduction, count=None):
     """A mean over the rows that count, or over the number of items in the batch, which a trainer counts."""
     if reduction != "mean":

@@ -14,7 +14,7 @@ GROUPS = {
 _DOT = 'scores = tl.dot(q, k, input_precision="ieee")'
 _TOTAL = "total = total * factor + tl.sum(weights, 1)"
 _PRODUCT = 'sums = tl.dot(weights.to(v.dtype), v, sums * factor[:, None], input_precision="ieee")'
-_HEAD = "token, head = row // shared, (tl.program_id(1) % groups) * shared + row % shared"
+_HEAD = "token, head = row // shared, group.to(tl.int32) * shared + row % shared"
 _SINK = "largest = sink * LOG2E if BASE_2 else sink"
 _SHIFT = 'shift = tl.where(larger == float("-inf"), 0.0, larger)'
 _SEEN = "key[None, :] <= last"
@@ -165,7 +165,7 @@ HEADS = (
     _fault(
         "heads interleaved",
         "gives the heads of q to the heads of k in turn",
-        (_HEAD, "token, head = row // shared, row % shared * groups + tl.program_id(1) % groups"),
+        (_HEAD, "token, head = row // shared, row % shared * groups + group.to(tl.int32)"),
     ),
     _fault(
         "first head of keys",

@@ -135,6 +135,54 @@ def hyperbola(x):
     return 3.3 / (x.abs() + 1.0)
 
 
+def heads_in_another_order(x, like):
+    heads = x.view(x.size(0), 4, -1).permute(1, 0, 2)
+    first, second, third, fourth = heads.unsqueeze(0).squeeze(0).unbind(0)
+    turned = torch.stack([first, second, third, fourth], dim=1).flatten(1)
+    return turned.view_as(like) * like.t().mT
+
+
+def tiles(x, weight):
+    tiled = x.unflatten(-1, (4, 2, -1)).flatten(-3, -2)
+    one, two, three = tiled.split([1, 3, 4], dim=-2)
+    largest = torch.cat([one, two, three], dim=-2).swapaxes(0, 1)
+    return largest * weight[None, None].expand(largest.shape)
+
+
+def extremes(x, y):
+    between = torch.maximum(x, y).clamp_min(-0.5) - torch.minimum(x, y).clamp_max(0.5)
+    return between.max(-1, keepdim=True).values + between.min(-1, keepdim=True)[0]
+
+
+def sums_of_products(x, y):
+    products = x.float() * y.float()
+    return (x.float() * y.float()).sum(-1) + products.amax(-2).logsumexp(-1, keepdim=True)
+
+
+def means(x, y):
+    return x.float().mean(-2) * (x.float() * y.float()).mean(-2) + y.float().sum((-2, -1))[..., None]
+
+
+def deviation(x):
+    mean = x.float().mean(-1, keepdim=True)
+    return (x.float() - mean).pow(2).mean(-1)
+
+
+def norms_of_torch(x, weight, bias):
+    return F.rms_norm(x, (x.shape[-1],), weight, 1e-6), F.layer_norm(x, (x.shape[-1],), weight, bias, 1e-5)
+
+
+def plain_norm(x):
+    return F.rms_norm(x, (x.shape[-1],), eps=1e-6)
+
+
+def shown(x, mask, ids, stops):
+    there = torch.isin(ids, stops)
+    x = x.masked_fill(mask, 0.0)
+    count = torch.where(there, ids, 0).abs().sum(-1, keepdim=True)
+    return torch.where(there, x, -x), ids.masked_fill(there, 0).amax(-1), count
+
+
 EXAMPLES = {
     rms_norm_of_llama: "x=bf16[3,64] weight=bf16[64] eps=1e-06",
     rms_norm_of_gemma: "x=bf16[3,64] weight=bf16[64] eps=1e-06",
@@ -159,5 +207,14 @@ EXAMPLES = {
     per_token_codes: "x=bf16[3,64]",
     shifted: "x=bf16[3,64] shift=0.3",
     hyperbola: "x=bf16[3,64]",
+    heads_in_another_order: "x=bf16[3,16] like=bf16[3,16]",
+    tiles: "x=bf16[3,5,32] weight=bf16[4]",
+    extremes: "x=bf16[3,16] y=bf16[3,16]",
+    sums_of_products: "x=bf16[3,4,16] y=bf16[3,4,16]",
+    means: "x=bf16[2,5,16] y=bf16[2,5,16]",
+    deviation: "x=bf16[3,16]",
+    norms_of_torch: "x=bf16[3,16] weight=bf16[16] bias=bf16[16]",
+    plain_norm: "x=bf16[3,16]",
+    shown: "x=bf16[3,16] mask=bool[3,16] ids=int64[3,16]:below_9 stops=int64[2]:below_9",
 }
 """Function → what it is traced with."""
