@@ -34,15 +34,21 @@ class UnsupportedCase(LastbitError):
     """Raised by a kernel, before any launch, for a case that it does not claim to handle; the text is the reason."""
 
 
+MOST_NAMES = 20
+"""Known names that are told to somebody who gave an unknown one."""
+
+
 def unknown(what: str, value: object, known: Iterable[str]) -> UsageError:
     """A `UsageError` for a name that is not among `known`, with the nearest one suggested."""
     return UsageError(no_such(what, value, known))
 
 
 def no_such(what: str, value: object, known: Iterable[str]) -> str:
-    """The sentence about a name that is not among `known`, with the nearest one suggested."""
+    """The sentence about a name that is not among `known`: suggests the nearest, and of many tells the most alike."""
     names = sorted(known)
-    return f"unknown {what} {value!r}{nearest(value, names)} Known: {', '.join(names) or 'none'}."
+    shown = names if len(names) <= MOST_NAMES else get_close_matches(str(value), names, n=MOST_NAMES, cutoff=0.0)
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    return f"unknown {what} {value!r}{nearest(value, names)} Known: {', '.join(shown) or 'none'}{more}."
 
 
 def nearest(value: object, known: Iterable[str]) -> str:

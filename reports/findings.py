@@ -48,7 +48,7 @@ def _print_problem(problem: Problem, explanation: Explanation | None, console: C
         _field(console, label, text)
     for label, text in explanation_fields(explanation, options):
         _field(console, label, text)
-    line(console, f"  {'smallest case':<12}")
+    line(console, "  run again")
     line(console, f"    {repro_line(result, options)}")
     line(console)
 

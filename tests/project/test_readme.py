@@ -43,7 +43,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def fields(text: str) -> dict[str, str]:
     """Label → text of the fields of the first finding; a paragraph is one line."""
-    block = text.partition("Findings\n")[2].partition("smallest case")[0]
+    block = text.partition("Findings\n")[2].partition("run again")[0]
     found = re.findall(r"^  (\S.{11}) (.*(?:\n {15}.*)*)", block, re.MULTILINE)
     return {label.strip(): " ".join(said.split()) for label, said in found}
 

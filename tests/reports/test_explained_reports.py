@@ -194,7 +194,7 @@ def test_terminal_ends_a_block_with_the_explanation() -> None:
     block = text[text.index("FAILED  wrong[x]") :].split("\n\n")[0].splitlines()
     labels = [line[2:14].strip() for line in block if line[2:14].strip()]
     after = labels[labels.index("source") + 1 :]
-    assert after[:5] == ["line", "rounding", "diagnosis", "see more", "smallest cas"]
+    assert after[:5] == ["line", "rounding", "diagnosis", "see more", "run again"]
     assert "  line         norm.py:3  xhat = x * rstd" in block
 
 
