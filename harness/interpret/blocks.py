@@ -100,7 +100,7 @@ class Compositions:
         checked = builder.create_of_arrays(check, base, *strides[:-1])
         return Descriptor(checked, tuple(shape), tuple(strides), tuple(block_shape), padding)
 
-    def create_descriptor_load(self, desc: Descriptor, indices: Sequence[Any], cache: Any, eviction: Any) -> Any:
+    def create_descriptor_load(self, desc: Descriptor, indices: Sequence[Any], *caching: Any) -> Any:
         return _load(self, desc, _positions(self, desc, indices, aligned=True))
 
     def create_descriptor_store(self, desc: Descriptor, value: Any, indices: Sequence[Any]) -> None:

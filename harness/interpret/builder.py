@@ -99,6 +99,11 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
     def give_up(self) -> None:
         """What follows depends on more than operations tell."""
 
+    def create_grid_dependency_wait(self) -> None:
+        """Launches follow each other, so that what came before has ended."""
+
+    create_grid_dependency_launch_dependents = create_grid_dependency_wait
+
     def create_clock(self) -> Any:
         """Nanoseconds since some time."""
         return handle(np.array([perf_counter_ns()], dtype=np.uint64), tl.uint64)
@@ -118,14 +123,16 @@ class Builder(Compositions, InterpreterBuilder):  # type: ignore[misc]
         element = numpy_dtype(ptr.get_element_ty())
         return Access(self, kind, element, ptr.data.ndim, here(), ptr.attr.get(ORIGIN, ""), operation)
 
-    def create_load(self, ptr: Any, cache: Any, eviction: Any, is_volatile: Any) -> Any:
+    # How they are cached is two arguments up to Triton 3.8 and one from 3.9 on.
+
+    def create_load(self, ptr: Any, *caching: Any) -> Any:
         return self.apply(self.access("load", ptr), ptr.get_element_ty(), ptr)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         given = () if other is None else (other,)
         return self.apply(self.access("load", ptrs), ptrs.get_element_ty(), ptrs, mask, *given)
 
-    def create_store(self, ptr: Any, val: Any, cache: Any, eviction: Any) -> Any:
+    def create_store(self, ptr: Any, val: Any, *caching: Any) -> Any:
         self.apply(self.access("store", ptr), None, ptr, val)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:

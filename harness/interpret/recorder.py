@@ -31,7 +31,7 @@ PURE = frozenset(
         add sub mul sdiv udiv srem urem idiv shl lshr ashr and or xor umulhi minsi minui maxsi maxui iabs
         icmpSLE icmpSLT icmpSGE icmpSGT icmpULE icmpULT icmpUGE icmpUGT icmpEQ icmpNE
         fcmpOLT fcmpOGT fcmpOLE fcmpOGE fcmpOEQ fcmpONE fcmpULT fcmpUGT fcmpULE fcmpUGE fcmpUEQ fcmpUNE
-        fadd fsub fmul fdiv frem fma precise_divf minimumf minnumf maximumf maxnumf clampf select fabs
+        fadd fsub fmul fdiv frem fma fneg precise_divf approx_divf minimumf minnumf maximumf maxnumf clampf select fabs
         cos sin exp exp2 log log2 sqrt precise_sqrt rsqrt floor ceil erf extern_elementwise dot
         """,
     )

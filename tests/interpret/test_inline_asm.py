@@ -41,7 +41,7 @@ def of_h200(name: str, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(H200[name]).view(dtype)
 
 
-@pytest.mark.parametrize("name", list(H200))
+@pytest.mark.parametrize("name", [n for n in H200 if wild.BLOCK_POINTERS or not n.startswith("block pointer")])
 def test_answers_are_those_of_an_h200(name: str) -> None:
     with tensor_cores():
         out = QUESTIONS[name]()

@@ -19,6 +19,7 @@ from triton.language.math import exp2 as imported_exp2
 from harness.interpret import descending, install
 from harness.interpret.rewrite import SUBSTITUTES
 from tests import interpret_kernels as kernels
+from tests.interpret_wild import BLOCK_POINTERS
 
 # Where a question forms numbers from a NaN's payload, numpy warns.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -300,7 +301,7 @@ def test_descriptors_load_and_store_16_bit_formats(name: str) -> None:
     assert torch.equal(out, x * torch.tensor(0.1, dtype=x.dtype))
 
 
-@pytest.mark.skipif(not triton.__version__.startswith(("3.6.", "3.7.")), reason="Triton 3.8 removed block pointers")
+@pytest.mark.skipif(not BLOCK_POINTERS, reason="Triton 3.8 removed block pointers")
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 def test_block_pointers_load_and_store_bf16() -> None:
     x = torch.arange(6 * 8, dtype=torch.float32).reshape(6, 8).bfloat16()
