@@ -52,7 +52,7 @@ def through_limits(
     """The gradient of a value that was limited to [low, high], from that of what it became: zero beyond the limits.
 
     For NaN it is anything from zero to the whole, and at a limit, too, if the value was rounded after it was compared:
-    it may have been beyond. A value that was not passes the whole there, as `torch.clamp` has it.
+    it may have been beyond. A value that was not passes the whole there, as `torch.clamp` up to torch 2.13.
     """
     if high == inf:
         return gradient

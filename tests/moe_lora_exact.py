@@ -41,7 +41,7 @@ def forward(
             expert = int(t["expert_ids"][token, slot]) - first_expert
             if 0 <= expert < len(t["gate_proj"]):
                 gate, up = (adapted(t, base, name, expert, t["x"][token], scaling) for name in ("gate", "up"))
-                active, factor = gate.clamp(max=swiglu_limit), up.clamp(-swiglu_limit, swiglu_limit)
+                active, factor = limited(gate, -inf, swiglu_limit), limited(up, -swiglu_limit, swiglu_limit)
                 intermediate = active / (1 + torch.exp(-active)) * factor
                 value = adapted(t, base, "down", expert, intermediate, scaling)
                 combined = combined + t["routing_weights"][token, slot] * value
@@ -53,6 +53,11 @@ def forward(
         output.append(combined)
     found = {name: torch.stack(row).unflatten(0, (tokens, slots)) for name, row in rows.items()}
     return {"output": torch.stack(output), **found}
+
+
+def limited(x: Tensor, low: float, high: float) -> Tensor:
+    """x within the limits, at which its gradient is whole: that of torch.clamp is 0 there from torch 2.15 on."""
+    return torch.where(x > high, high, torch.where(x < low, low, x))
 
 
 def gradients(
