@@ -18,6 +18,7 @@ from harness.errors import UnsupportedCase
 from harness.kernel import load_kernels
 from harness.numerics.formats import cast
 from harness.verify.assertion import ContractViolation
+from tests.moe_lora_exact import limited
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, assert_bits, needs_device, normals
 
 pytestmark = needs_device
@@ -94,7 +95,7 @@ def by_autograd(case: dict[str, Any], limit: float = math.inf) -> dict[str, Tens
         return leaves[name][token, slot].detach() + value - value.detach()
 
     gate, up = (saved(f"saved_{name}", linear(leaves["x"][token], name)) for name in ("gate", "up"))
-    activated = F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+    activated = F.silu(limited(gate, -math.inf, limit)) * limited(up, -limit, limit)
     outputs = linear(saved("intermediate", activated), "down")
     weighted = leaves["routing_weights"][token, slot, None] * outputs
     torch.zeros_like(leaves["x"]).index_add(0, token, weighted).backward(case["grad_output"].double())
