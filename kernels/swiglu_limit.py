@@ -37,8 +37,10 @@ def argument(limit: float) -> float | None:
 
 
 def limited_in_torch(gate: Tensor, up: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """What is activated, of the same dtypes."""
-    return (gate, up) if limit == inf else (gate.clamp(max=limit), up.clamp(-limit, limit))
+    """What is activated, of the same dtypes. Unlike that of clamp, the gradient at a limit is whole in every torch."""
+    if limit == inf:
+        return gate, up
+    return torch.where(gate > limit, limit, gate), torch.where(up.abs() > limit, limit * up.sign(), up)
 
 
 def check_limit(limit: float, dtype: torch.dtype) -> None:
