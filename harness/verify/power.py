@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 
@@ -76,8 +77,9 @@ class Separable:
 def _probes(cases: Iterable[Case], op: Op) -> Iterator[Case]:
     """The largest cases of manageable size, or else the smallest, with ordinary values and no more rows than needed."""
     largest_first = sorted(cases, key=lambda c: -c.tensors[0].numel)
-    cut = [_cut(case.gathered(), op) for case in largest_first]
-    for case in [case for case in cut if _manageable(case)][:_PROBES] or cut[-1:]:
+    cut = (_cut(case.gathered(), op) for case in largest_first)
+    probes = list(islice(filter(_manageable, cut), _PROBES))
+    for case in probes or [_cut(case.gathered(), op) for case in largest_first[-1:]]:
         yield case.with_regime("normal")
 
 

@@ -50,7 +50,7 @@ def declare_experts_backward(contract, name, *, rounded_slope):
         """torch rounds every operation of the slope of a sigmoid on a GPU and in fp16, but in bf16 none on a CPU."""
         refuse_other_options(interleaved, swiglu_limit, alpha, up_offset)
         refuse_elsewhere(x, dy=dy)
-        if rounded_slope is (not x.is_cuda and x.dtype is not torch.float16):
+        if rounded_slope is not (x.is_cuda or x.dtype is torch.float16):
             raise UnsupportedCase(f"x is {x.dtype} on {x.device.type}, where torch's sigmoid_backward rounds otherwise")
         leaf = x.detach().requires_grad_()
         with torch.enable_grad():
