@@ -11,7 +11,7 @@ from math import inf
 import torch
 from moe_lora_backward_arguments import LORA, SAVED, WEIGHTS, check_backward, shards_of
 from moe_lora_shards import merge
-from moe_lora_torch import INVARIANT, fp32_reductions
+from moe_lora_torch import INVARIANT, sound_products
 from moe_lora_weights import LayerWeights, OldGradients, named
 from swiglu_limit import limited_in_torch
 from torch import Tensor
@@ -153,7 +153,7 @@ def _declare(contract: str, product: Product) -> Callable[..., dict[str, Tensor]
         tensors = rows | saved | weights.operands(x) | named(old)
         numbers = {"scaling": scaling, "first_expert": first_expert, "swiglu_limit": swiglu_limit}
         check_backward(tensors, (), **numbers, shards=shards)
-        with fp32_reductions():
+        with sound_products():
             whole = merge([shard_gradients(product, part, **numbers) for part in shards_of(tensors, shards)])
         return {name: t if name == "grad_routing_weights" else t.to(x.dtype) for name, t in whole.items()}
 

@@ -80,18 +80,24 @@ def _adapted(linear: Callable[..., Tensor], rows: Tensor, name: str, expert: dic
 
 
 @contextmanager
-def fp32_reductions() -> Iterator[None]:
-    """Let cuBLAS add the parts of a split dot in fp32: by default it may round each to the dtype of the operands."""
-    matmul = torch.backends.cuda.matmul
-    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
-    before = {name: getattr(matmul, name) for name in names}
+def sound_products() -> Iterator[None]:
+    """Keep torch's products within the contracts: without two ways to multiply that no contract here allows.
+
+    cuBLAS may round each part of a split dot to the dtype of the operands. oneDNN before 3.12, which torch before 2.13
+    has, makes the bf16 row before a NaN row NaN on CPUs with AMX: docs/measurements/findings.md.
+    """
+    cuda, onednn = torch.backends.cuda.matmul, torch.backends.mkldnn
+    switches = [(cuda, f"allow_{dtype}_reduced_precision_reduction") for dtype in ("bf16", "fp16")]
+    if torch.__version__ < (2, 13):
+        switches.append((onednn, "enabled"))
+    before = [getattr(backend, name) for backend, name in switches]
     try:
-        for name in names:
-            setattr(matmul, name, False)
+        for backend, name in switches:
+            setattr(backend, name, False)
         yield
     finally:
-        for name, value in before.items():
-            setattr(matmul, name, value)
+        for (backend, name), value in zip(switches, before, strict=True):
+            setattr(backend, name, value)
 
 
 def _forward(
@@ -139,7 +145,7 @@ def _declare(contract: str, expert: Step) -> Callable[..., dict[str, Tensor]]:
         numbers = {"scaling": scaling, "first_expert": first_expert, "shards": shards, "swiglu_limit": swiglu_limit}
         check_forward(x, expert_ids, routing_weights, parameters, **numbers, stages=())
         step = partial(expert, scaling=scaling, limit=swiglu_limit)
-        with fp32_reductions():
+        with sound_products():
             parts = [
                 _forward(step, x, expert_ids, routing_weights, shard(parameters, p, shards), first_expert)
                 for p in range(shards)

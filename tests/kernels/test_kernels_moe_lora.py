@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from harness.errors import UnsupportedCase
 from harness.numerics.formats import cast
@@ -102,6 +104,19 @@ def test_ids_may_repeat_and_be_32_bit(name):
     ids = torch.tensor([[1, 1, 1], [3, 0, 3]], dtype=torch.int32, device=DEVICE)
     arguments = lattice(2, ids=ids)
     assert_results(KERNELS[name].call(**arguments), formula(KERNELS[name].contract, **arguments), BF16)
+
+
+def test_onednn_multiplies_only_where_it_spoils_no_row(monkeypatch):
+    """On CPUs with AMX, oneDNN of torch 2.11 makes the row before a NaN row NaN; here torch only names that version."""
+    seen = []
+    linear = F.linear
+    monkeypatch.setattr(F, "linear", lambda *a: (seen.append(torch.backends.mkldnn.enabled), linear(*a))[1])
+    for version, onednn in (("2.11.0+cu130", False), ("2.13.0", True)):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        KERNELS["eager[moe_lora+eager]"].call(**lattice(6))
+        assert set(seen) == {onednn}, version
+        assert torch.backends.mkldnn.enabled, "as it was before the call"
+        seen.clear()
 
 
 def test_one_expert_takes_all():
