@@ -104,7 +104,7 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
     if kernel.unordered:
         names = ", ".join(kernel.unordered)
         _field(console, "unordered", f"{names}: summed by atomic additions, held to the contract and not bit for bit")
-    if status is Status.SAME and not kernel.reason:
+    if status is Status.SAME and not kernel.reason and not kernel.elsewhere:
         return
     if kernel.cases or status not in (Status.NEW, Status.SKIPPED):
         _field(console, "golden", shown_path(kernel.path))
@@ -112,6 +112,8 @@ def _print_kernel(kernel: KernelOutcome, console: Console, words: Mapping[Status
         _print_origin(kernel, console)
         for sentence in kernel.lost:
             _field(console, "lost", sentence)
+        for sentence in kernel.elsewhere:
+            _field(console, "elsewhere", f"{sentence} The golden is of another processor, and this is no loss.")
         _print_cases(kernel, console, options)
 
 

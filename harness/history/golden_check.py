@@ -89,7 +89,7 @@ def compare(before: Golden, after: Golden, today: Take | None, path: str) -> Ker
     lines = [*old, *(line for line in new if line not in old)]
     contracts = before.contract, after.contract
     cases = (_outcome(n, old.get(n), new.get(n), results.get(n)) for n in lines)
-    gone = tuple(lost(before, after, today.properties if today else {}))
+    gone, elsewhere = lost(before, after, today.properties if today else {})
     return KernelOutcome(
         kernel=before.kernel,
         path=path,
@@ -99,6 +99,7 @@ def compare(before: Golden, after: Golden, today: Take | None, path: str) -> Ker
         unordered=tuple(name for name in _unordered(after) if name in _unordered(before)),
         own=Status.CONTRACT if contracts[0] != contracts[1] else Status.LOST if gone else Status.SAME,
         lost=gone,
+        elsewhere=elsewhere,
     )
 
 

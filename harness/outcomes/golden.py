@@ -133,6 +133,7 @@ class KernelOutcome:
         own: status of the file itself, such as NEW, SKIPPED or ERRORED; that of its cases may be worse.
         reason: why it has that status.
         lost: a sentence for each property that its bits had, and do not have today.
+        elsewhere: the same of those that they need not have on this processor, which is not the golden's; no loss.
     """
 
     kernel: str
@@ -144,6 +145,7 @@ class KernelOutcome:
     own: Status = Status.SAME
     reason: str = ""
     lost: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:
