@@ -1,6 +1,7 @@
 """Development sessions: `nox -s verify` runs the harness, `nox -s tests` tests it, `nox -s lint` reads it.
 
-Besides these, which every change runs: `matrix` tests other versions, `coverage` counts lines, `docs` builds the site.
+Besides these, which every change runs: `matrix` tests other versions, `processors` other CPUs, `coverage` counts lines,
+`docs` builds the site.
 """
 
 import tomllib
@@ -50,6 +51,23 @@ def matrix(session: nox.Session, torch: str) -> None:
     """Run the tests on each Python, with the lowest and the newest torch and Triton that pyproject.toml takes."""
     session.install("--editable", ".[dev]", *(lowest() if torch == "lowest" else ()))
     session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+
+
+INSTRUCTIONS = {
+    "avx2": ("avx2", "Haswell", "AVX2", "AVX2"),
+    "avx512": ("avx512", "SkylakeX", "AVX512_CORE", "AVX512"),
+}
+LIBRARIES = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+@nox.session
+@nox.parametrize("most", list(INSTRUCTIONS))
+def processors(session: nox.Session, most: str) -> None:
+    """Verify and test as on a CPU whose widest vectors are these: torch and the libraries it multiplies by obey."""
+    install(session, ".[dev,cluster]")
+    limits = dict(zip(LIBRARIES, INSTRUCTIONS[most], strict=True))
+    session.run("python", "-m", "harness", "verify", "--profile", "ci", "--device", "cpu", env=limits)
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "worksteal", *session.posargs, env=limits)
 
 
 def lowest() -> list[str]:
