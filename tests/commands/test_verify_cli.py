@@ -361,7 +361,8 @@ def test_arguments_that_mean_nothing(main: Main, project: Path, arguments: tuple
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
 @pytest.mark.parametrize("command", [("verify",), ("repro", SMALL)])
 def test_a_device_that_is_not_there(main: Main, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(variable, raising=False)
     code, error = main(*command, "--device", "cuda")
     assert (code, error) == (2, "lastbit: device 'cuda' was asked for, but this machine has only cpu\n")
 
