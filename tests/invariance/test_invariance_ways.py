@@ -5,7 +5,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor
 from harness.case import parse_case
 from harness.config import Config
 from harness.inputs import Inputs
-from harness.invariance import graphs, other_device
+from harness.invariance import direct, graphs, other_device
 from harness.invariance.basis import Basis
 from harness.invariance.property import Property, result_of
 from harness.invariance.ways import WAYS
@@ -119,6 +121,17 @@ def test_what_later_calls_depend_on(function: object, second: str) -> None:
     one = found(RUN_TO_RUN, function, invariant=("run to run",))
     assert (one.outcome, one.second, one.fails, one.pairs) == (Outcome.BROKEN, second, True, 3)
     assert one.legal
+
+
+@pytest.mark.parametrize("apart", [1, 2, 15, 16])
+def test_an_odd_distance_is_found_however_far_apart_allocations_are(
+    apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Distances are in multiples of 256 bytes; a heap often gives blocks of one size one behind the other."""
+    places = count(2, apart)
+    monkeypatch.setattr(direct, "elsewhere", lambda basis, steps=0: next(places) + steps)
+    monkeypatch.setattr(direct, "_place", lambda inputs: inputs)
+    assert direct.oddly_elsewhere(SimpleNamespace(inputs=0)) % 2 == 1
 
 
 def test_later_calls_of_a_kernel_without_memory_are_the_same() -> None:
