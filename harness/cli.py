@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
+from typing import Any
 
 from harness import __version__
-from harness.errors import LastbitError
+from harness.errors import LastbitError, nearest
 from reports.characters import visible
 
 COMMANDS = {
@@ -58,9 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     _write_what_cannot_be_encoded()
     parser = make_parser(sys.argv[1:] if argv is None else argv)
     options, rest = parser.parse_known_args(argv)
-    if rest and not vars(options).get("takes_rest"):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if unknown := _unknown(rest, vars(options)):
+        parser.error(unknown)
     return _guarded(lambda: int(options.command(options, rest)))
+
+
+def _unknown(rest: Sequence[str], options: Mapping[str, object]) -> str:
+    """Return what is wrong with words that the parser did not take; those for pytest are wrong if they shorten ours."""
+    own = [f"--{name.replace('_', '-')}" for name in options]
+    if options.get("takes_rest"):
+        rest = [word for word in rest if word[:2] == "--" and any(o.startswith(word.partition("=")[0]) for o in own)]
+    if not rest:
+        return ""
+    first = rest[0].partition("=")[0]
+    return f"unrecognized arguments: {' '.join(rest)}{nearest(first, {*own} - {first})}"  # there it names no option
 
 
 def _guarded(command: Callable[[], int]) -> int:
@@ -141,12 +153,19 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt  # SystemExit would be taken for a kernel's own
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, also of a command and of its actions, for which the beginning of an option is another option."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+
 def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser of a command line of these words: of the commands that it does not name, it knows nothing more.
 
     So only the module of the command that runs is imported, and what that imports.
     """
-    parser = argparse.ArgumentParser(prog="lastbit", description="Verify numerical kernels to the last bit.")
+    parser = _Parser(prog="lastbit", description="Verify numerical kernels to the last bit.")
     parser.add_argument("--version", action="version", version=f"lastbit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, what) in COMMANDS.items():

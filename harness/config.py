@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.devices import DevicePlan
 from harness.errors import UsageError, unknown
+from harness.kernel import check_path
 
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 6, "nightly": 200}
 """Profile → cases that are designed or drawn per kernel and group, on average; a design may need more."""
@@ -28,7 +29,7 @@ class Config:
         device_plan: the devices, and why these; what the command line prints.
         ops, kernels: names to restrict the run to; empty for all.
         projects: folders with references/, cases/ or kernels/, besides the ones that lastbit brings.
-        kernel_folders: folders of kernels; empty for those of lastbit and of the projects.
+        kernel_folders: files and folders of kernels; empty for those of lastbit and of the projects.
         revisions: label → folder of another revision's kernels, which run beside these as `KERNEL@LABEL`.
         site: folders of installed packages that come before those of this environment.
         lines: case lines to run instead of generated cases.
@@ -94,6 +95,14 @@ class Config:
     def small(self) -> bool:
         """Cases are cut to what the interpreter runs in a moment: a CPU takes part, or a tool visits every access."""
         return "cpu" in self.devices or self.sanitize
+
+    def check_places(self) -> None:
+        """Raise `UsageError` if kernels or a project cannot be where they are said to be."""
+        for path in self.kernel_folders:
+            check_path(Path(path))
+        for folder in self.projects:
+            if not Path(folder).is_dir():
+                raise UsageError(f"project folder {folder!r} does not exist or is not a folder")
 
     def save(self) -> Path:
         """Write the settings into the run's folder and return the file."""

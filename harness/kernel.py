@@ -1,4 +1,4 @@
-"""The decorator that makes a function a kernel under test, and the loader of folders of such functions.
+"""The decorator that makes a function a kernel under test, and the loader of files and folders of such functions.
 
     from harness.kernel import kernel
 
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from harness.bundles import flat
 from harness.declared import is_names, is_order, place_of
-from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
+from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, nearest, unknown
 from harness.in_place import Out, checked_outs, returning
 from harness.siblings import siblings
 
@@ -208,37 +208,54 @@ class Loaded:
     file: Path
 
 
-def load_kernels(folder: Path) -> tuple[Kernel, ...]:
-    """All kernels declared by the Python files of `folder`, in order of file name.
+def load_kernels(path: Path) -> tuple[Kernel, ...]:
+    """Return all kernels that a Python file declares, or those of a folder, in order of file name.
 
     A file can import its siblings by name; they are private to this load of the folder. A kernel is of the file whose
-    execution declares it: those of files elsewhere, which a file of the folder imports, are not of this folder.
+    execution declares it: those of files elsewhere, which a file imports, are not of this file or folder.
 
     Raises:
-        UsageError: the folder does not exist or declares no kernel, two kernels share a name, or one holds an @.
+        UsageError: the path does not exist or declares no kernel, two kernels share a name, or one holds an @.
         KernelError: a file raises while it is loaded.
     """
-    if not folder.is_dir():
-        raise UsageError(f"kernel folder {str(folder)!r} does not exist or is not a folder")
-    return tuple(one.kernel for one in loaded_kernels(folder))
+    check_path(path)
+    return tuple(one.kernel for one in loaded_kernels(path))
+
+
+def check_path(path: Path) -> None:
+    """Raise `UsageError`, with the nearest path that exists, unless one is a Python file or a folder of some."""
+    if path.is_file():
+        if path.suffix != ".py":
+            raise UsageError(f"{str(path)!r} is no Python file; kernels are in a file NAME.py, or a folder of these")
+    elif path.is_dir():
+        if not any(path.glob("*.py")):
+            below = sorted({str(file.parent) for file in path.glob("*/*.py")})
+            named = f"; name one of {', '.join(below)}" if below else ""
+            why = f"it has no Python file, and folders in it are not searched{named}"
+            raise UsageError(f"no file of {str(path)!r} declares a kernel: {why}")
+    else:
+        parent = next((folder for folder in path.parents if folder.is_dir()), Path())
+        there = (str(one) for one in parent.iterdir() if one.is_dir() or one.suffix == ".py")
+        raise UsageError(f"kernel file or folder {str(path)!r} does not exist{nearest(path, there)}")
 
 
 def loaded_kernels(path: Path) -> tuple[Loaded, ...]:
-    """The same of a folder, or of a file and those beside it that it imports; each with its file."""
+    """Return the kernels of a folder, or those of a file alone, each with the file that declares it."""
     folder, files = (path, sorted(path.glob("*.py"))) if path.is_dir() else (path.parent, [path])
     with _collect() as declared, siblings(folder):
         for file in files:
             if not _loaded_as_sibling(file):
                 sys.modules.setdefault(file.stem, load_file(file))
-    found = list(_of_folder(folder, declared))
+    found = [one for one in _of_folder(folder, declared) if path.is_dir() or one.file.resolve() == path.resolve()]
     if not found:
-        raise UsageError(f"no file of {str(folder)!r} declares a kernel; decorate a function with @kernel(op)")
+        where = f"no file of {str(path)!r} declares a" if path.is_dir() else f"{str(path)!r} declares no"
+        raise UsageError(f"{where} kernel; decorate a function with @kernel(op)")
     names = [one.kernel.name for one in found]
     for name in names:
         _check_name(name)
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise UsageError(f"kernel names must be unique; declared twice in {str(folder)!r}: {', '.join(twice)}")
+        raise UsageError(f"kernel names must be unique; declared twice in {str(path)!r}: {', '.join(twice)}")
     return tuple(found)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from harness.config import Config
 from harness.devices import DevicePlan
-from harness.errors import UsageError
 from harness.files import BUILT_IN
 from harness.verify.notes import read_json, write_json
 
@@ -52,8 +51,7 @@ def packed(config: Config) -> Iterator[Path]:
     Raises:
         UsageError: a folder that the run names does not exist.
     """
-    _exist("kernel", config.kernel_folders)
-    _exist("project", config.projects)
+    config.check_places()
     with tempfile.TemporaryDirectory(prefix="lastbit-travel-") as name:
         folder = Path(name)
         homes: dict[str, str] = {}
@@ -74,12 +72,6 @@ def packed(config: Config) -> Iterator[Path]:
         yield folder
 
 
-def _exist(what: str, folders: Sequence[str]) -> None:
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise UsageError(f"{what} folder {folder!r} does not exist or is not a folder")
-
-
 def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
     """What `packed` put into a folder that has come to a node, for a process there that has these devices."""
     config = Config.load(folder / _ASKED / "config.json")
@@ -96,8 +88,10 @@ def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
 
 
 def _travelling(into: Path, homes: dict[str, str], path: str, parts: Sequence[str] = ()) -> str:
-    """Copy a folder, or parts of it, and return what it is called in `into`."""
+    """Copy a folder, or parts of it, or the folder of a file; return what the path is called in `into`."""
     source = Path(path).absolute()
+    if source.is_file():
+        return f"{_travelling(into, homes, str(source.parent))}/{source.name}"
     name = f"{_FOLDERS}/{len(homes)}/{source.name}"
     if parts:
         (into / name).mkdir(parents=True)

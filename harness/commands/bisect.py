@@ -65,9 +65,8 @@ def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _config(options: argparse.Namespace) -> Config:
     """The configuration of every run, checked before the first."""
     case = parse_case(options.case)
-    config = config_of(options, lines=(str(case),))
-    if options.package is None:
-        config = replace(config, kernel_folders=())
+    now = {"kernel_folders": ()} if options.package is None else {}  # those of commits need not be here
+    config = config_of(options, lines=(str(case),), **now)
     if len(config.devices) != 1:
         raise UsageError(f"--device {options.device}: a search follows one device; choose one of {config.devices}")
     open_project(config).op(case.op)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
+from harness.commands.options import add_device, add_kernel_choice, add_paths, add_timeout, config_of
 from harness.commands.running import NOTHING_RUN
 from harness.config import Config
 from harness.errors import LastbitError, UsageError
@@ -47,9 +47,10 @@ def add_golden(parser: argparse.ArgumentParser) -> None:
     diff = actions.add_parser("diff", help="compare two goldens, or two folders of them, without running anything")
     for parser, command in ((record, _record), (check, _check), (approve, _approve)):
         parser.set_defaults(command=command)
+        add_paths(parser)
         add_device(parser)
         add_kernel_choice(parser)
-        parser.add_argument("--folder", type=Path, help=f"default: {FOLDER}, or beside --kernels, --project")
+        parser.add_argument("--folder", type=Path, help=f"default: {FOLDER}, or beside the kernels or --project")
         add_timeout(parser)
     for parser in (record, approve):
         _add_selection(parser)
@@ -160,7 +161,8 @@ def _config(options: argparse.Namespace) -> Config:
 
 def _folder(options: argparse.Namespace, config: Config) -> Path:
     """Where the goldens of this kind of device are: below --folder, or beside the kernels or the project."""
-    homes = [Path(folder, "golden") for folder in config.kernel_folders]
+    kernels = map(Path, config.kernel_folders)
+    homes = [(path if path.is_dir() else path.parent) / "golden" for path in kernels]
     homes += [Path(folder) / FOLDER for folder in config.projects]
     root = options.folder or (homes[0] if homes else FOLDER)
     return root / kind_of(torch.device(config.devices[0]))

@@ -36,7 +36,7 @@ def _new(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console, folder = make_console(), Path(options.project)
     for path, what in written(options.name, folder).items():
         line(console, f"wrote {path}: {what}")
-    line(console, f"lastbit verify --project {folder} --kernels {folder / 'kernels'} --op {options.name}")
+    line(console, f"lastbit verify --project {folder} {folder / 'kernels'} --op {options.name}")
     line(console, f"python3 -m pytest {folder / 'tests' / f'test_{options.name}.py'}")
     return 0
 

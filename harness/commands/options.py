@@ -7,11 +7,12 @@ import secrets
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.config import Config
-from harness.devices import DevicePlan, plan_devices
+from harness.devices import plan_devices
 from harness.errors import UsageError
 from harness.verify.case_files import read_cases
 from harness.verify.run import MOST_ON_CPU, PER_ACCELERATOR
@@ -33,8 +34,15 @@ def add_kernel_choice(parser: argparse.ArgumentParser) -> None:
 
 def add_folders(parser: argparse.ArgumentParser) -> None:
     """Add what says where kernels and ops are."""
-    parser.add_argument("--kernels", action="append", default=[], metavar="DIR", help="a folder of your kernels")
+    parser.add_argument(
+        "--kernels", action="append", default=[], metavar="PATH", help="your kernels: a folder of Python files, or one"
+    )
     parser.add_argument("--project", action="append", default=[], metavar="DIR", help="references/, cases/, kernels/")
+
+
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    """Add the paths of kernels for a command that takes nothing else without the name of an option."""
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="your kernels, as with --kernels")
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
@@ -106,14 +114,15 @@ def _workers(text: str) -> str:
 
 
 def config_of(options: argparse.Namespace, **changes: Any) -> Config:
-    """The configuration that the options of the functions above and --cases make, with `changes`."""
+    """Return the configuration that the options of the functions above and --cases make, with `changes`.
+
+    Where kernels are is checked first: to ask for devices imports torch, which takes seconds.
+    """
     given = vars(options)
-    on_cluster = given.get("cluster") is not None  # which says itself what devices it has
     settings: dict[str, Any] = {
-        "device_plan": DevicePlan() if on_cluster else plan_devices(options.device),
         "kernels": tuple(given.get("kernel", ())),
         "projects": tuple(options.project),
-        "kernel_folders": tuple(options.kernels),
+        "kernel_folders": (*given.get("paths", ()), *options.kernels),
     }
     if given.get("cases") is not None:
         settings["lines"] = tuple(map(str, read_cases(options.cases)))
@@ -125,7 +134,10 @@ def config_of(options: argparse.Namespace, **changes: Any) -> Config:
     settings["properties"] = tuple(given.get("property", ()))
     if "run_folder" in given:
         settings["folder"] = str(_run_folder(options.run_folder))
-    return Config(**{"folder": "", **settings, **changes})
+    config = Config(**{"folder": "", **settings, **changes})
+    config.check_places()
+    on_cluster = given.get("cluster") is not None  # which says itself what devices it has
+    return config if on_cluster else replace(config, device_plan=plan_devices(options.device))
 
 
 def _run_folder(given: Path | None) -> Path:

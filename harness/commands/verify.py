@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from harness.case import parse_case
 from harness.commands.options import (
@@ -14,6 +15,7 @@ from harness.commands.options import (
     add_device,
     add_isolate,
     add_kernel_choice,
+    add_paths,
     add_property,
     add_run,
     add_sanitize,
@@ -41,6 +43,22 @@ def add_repro(parser: argparse.ArgumentParser) -> None:
     add_property(parser)
 
 
+_WITH_VALUE = (
+    *("-k", "-m", "-p", "-o", "-c", "-r", "-W"),
+    *("--color", "--deselect", "--dist", "--durations", "--junitxml", "--maxfail", "--tb"),
+)
+"""Options of pytest whose value may be the next word, which is then no path; of others it follows `=`."""
+
+
+class _ForPytest(argparse.Action):
+    """Keeps an option of pytest with its value."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        options.for_pytest = [*options.for_pytest, option, value]
+
+
 def add_verify(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of `verify`."""
     parser.description = (
@@ -48,6 +66,9 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         "-k, -x, --lf, --junitxml and the like."
     )
     parser.set_defaults(command=_verify, takes_rest=True)
+    add_paths(parser)
+    for option in _WITH_VALUE:
+        parser.add_argument(option, action=_ForPytest, dest="for_pytest", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--profile", help=f"{', '.join(PROFILES)} (default: ci, with --sanitize smoke)")
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     parser.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
@@ -67,6 +88,8 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    options.paths += [word for word in rest if word[:1] != "-"]  # those between the options of pytest
+    rest = [*(word for word in rest if word[:1] == "-"), *options.for_pytest]
     if options.cluster is not None:
         check_cluster(options, rest)
     given: int | None = vars(options).get("seed", None if options.isolate else 0)

@@ -258,7 +258,8 @@ def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "") -> It
     if len(folders) != 1:
         names = ", ".join(map(str, folders))
         raise UsageError(f"{asked} takes one folder of kernels, not {names}; choose it with --kernels")
-    repository = Repository(folders[0].resolve())
+    kernels = folders[0].resolve()
+    repository = Repository(kernels if kernels.is_dir() else kernels.parent)
     try:
         root = Path(repository.git("rev-parse", "--show-toplevel"))
     except LastbitError as error:
@@ -269,4 +270,4 @@ def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "") -> It
         tempfile.TemporaryDirectory(prefix="lastbit-base-") as temporary,
         _worktree(repository, Path(temporary, "base"), commit) as top,
     ):
-        yield top / repository.folder.relative_to(root.resolve())
+        yield top / kernels.relative_to(root.resolve())

@@ -72,17 +72,17 @@ class Kernels:
     confinement: Confinement = field(default_factory=Confinement)
     _asked: dict[Path, KernelProcess] = field(default_factory=dict)
 
-    def declared(self, folder: Path) -> tuple[Kernel, ...]:
-        """The kernels of a folder, as `load_kernels` finds them.
+    def declared(self, path: Path) -> tuple[Kernel, ...]:
+        """Return the kernels of a file or folder, as `load_kernels` finds them.
 
         Raises:
             LastbitError: what `load_kernels` raises, or the files ended the process that loaded them.
         """
-        folder = folder.resolve()  # kernel processes have another working directory
-        with self._process(folder, bare=False) as process:
+        path = path.resolve()  # kernel processes have another working directory
+        with self._process(path, bare=False) as process:
             self.confinement = process.confinement
-            answer = _loaded(process, folder)
-            files = {path.name: path for path in folder.glob("*.py")}
+            answer = _loaded(process, path)
+            files = {file.name: file for file in (path.glob("*.py") if path.is_dir() else [path])}
             return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
 
     @contextmanager

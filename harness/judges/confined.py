@@ -37,8 +37,9 @@ class ConfinedExplainer:
 
     def __init__(self, config: Config) -> None:
         self._config, self._server = config, ForkServer(environment_for("cpu", config.site))
-        folders = (BUILT_IN, *map(Path, (*config.site, *config.projects, *config.kernel_folders)))
-        self._kernels = Kernels(self._server, readable=tuple(folder.resolve() for folder in folders))
+        places = (BUILT_IN, *map(Path, (*config.site, *config.projects, *config.kernel_folders)))
+        folders = tuple(place.resolve() if place.is_dir() else place.resolve().parent for place in places)
+        self._kernels = Kernels(self._server, readable=folders)
 
     def __enter__(self) -> ConfinedExplainer:
         self._server.begin()

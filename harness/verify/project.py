@@ -24,7 +24,7 @@ from harness.verify.case_files import read_cases
 from harness.verify.declarations import check_kernel, check_op
 
 Load = Callable[[Path], tuple[Kernel, ...]]
-"""Finds the kernels of a folder; raises as `load_kernels` does."""
+"""Finds the kernels of a file or folder; raises as `load_kernels` does."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Project:
         ops: name → op.
         cases: op name → the module that makes its groups of cases.
         folders: the folders that were searched.
-        kernel_folders: the folders that kernels are loaded from.
+        kernel_folders: the files and folders that kernels are loaded from.
         revisions: label → folder of another revision's kernels, each of which is called `KERNEL@LABEL`.
         load: how the kernels of a folder are found.
     """
@@ -123,7 +123,8 @@ class Project:
 
 def open_project(config: Config) -> Project:
     """The project that `config` describes: lastbit's own folders, then those of `config.projects`."""
-    folders = (BUILT_IN, *(_existing(Path(p)) for p in config.projects))
+    config.check_places()
+    folders = (BUILT_IN, *map(Path, config.projects))
     ops: dict[str, Op] = {}
     cases: dict[str, ModuleType] = {}
     for folder in folders:
@@ -137,12 +138,6 @@ def open_project(config: Config) -> Project:
     chosen = tuple(Path(p) for p in config.kernel_folders) or tuple(own)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
     return Project(ops, cases, folders, chosen, revisions)
-
-
-def _existing(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise UsageError(f"project folder {str(folder)!r} does not exist or is not a folder")
-    return folder
 
 
 def _modules(folder: Path) -> Iterable[Path]:

@@ -1,6 +1,6 @@
 """MoE-LoRA of kt-kernel, a CPU library of the ktransformers project, as kernels under test.
 
-    KT_KERNEL_CPU_VARIANT=avx2 lastbit verify --kernels kernels/external --op moe_lora
+    KT_KERNEL_CPU_VARIANT=avx2 lastbit verify kernels/external --op moe_lora
 
 kt-kernel loads one build per process, the best for the CPU unless KT_KERNEL_CPU_VARIANT names another. The builds
 differ in where they round, so each has its own kernels here. Those whose build is not loaded are unsupported.

@@ -128,7 +128,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     [
         (
             Config(folder="run", kernel_folders=("no_such",)),
-            "kernel folder 'no_such' does not exist or is not a folder",
+            "kernel file or folder 'no_such' does not exist",
         ),
         (Config(folder="run", projects=("no_such",)), "project folder 'no_such' does not exist or is not a folder"),
     ],

@@ -113,7 +113,7 @@ def test_an_entry_without_facts_is_a_line(list_: List) -> None:
         (("opps",), "unknown section 'opps'; did you mean 'ops'?"),
         (("ops", "--op", "rms_nrom"), "unknown op 'rms_nrom'; did you mean 'rms_norm'?"),
         (("kernels", "--op", "rms_nrom"), "unknown op 'rms_nrom'"),
-        (("kernels", "--kernels", "nowhere"), "kernel folder 'nowhere' does not exist"),
+        (("kernels", "--kernels", "nowhere"), "kernel file or folder 'nowhere' does not exist"),
     ],
 )
 def test_what_does_not_exist(

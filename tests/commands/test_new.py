@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_its_kernels_pass_on_its_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["new", "op", "brand_new", "--project", str(tmp_path)]) == 0
-    assert f"lastbit verify --project {tmp_path} --kernels {tmp_path}/kernels --op brand_new" in capsys.readouterr().out
+    assert f"lastbit verify --project {tmp_path} {tmp_path}/kernels --op brand_new" in capsys.readouterr().out
     found = verdicts("brand_new", tmp_path)
     assert {contract for contract, _, _ in found} == {"fp32_activation", "rounded_activation"}
     assert {verdict for _, _, verdict in found} == {Verdict.PASSED}

@@ -3,7 +3,7 @@
     pip download --no-deps --no-binary :all: vllm==0.33.0      # or git clone; unpack as SOURCES/vllm-0.33.0
     pip download --no-deps flashinfer-python==0.7.2.post1      # unpack as SOURCES/flashinfer-0.7.2.post1
     python3 docs/measurements/upstream/compile_norms.py SOURCES LIBRARIES
-    LASTBIT_COMPILED_NORMS=LIBRARIES lastbit verify --kernels kernels/external --device cuda --kernel 'vllm*'
+    LASTBIT_COMPILED_NORMS=LIBRARIES lastbit verify kernels/external --device cuda --kernel 'vllm*'
 
 Of vLLM it takes `csrc/` as it is in the source archive, of FlashInfer `flashinfer/data/include/`. It needs nvcc and the
 headers of the installed torch, and takes half a minute a package, all of them at the same time. A package that does not
