@@ -116,7 +116,7 @@ def _extents(case: str) -> tuple[int, int]:
 
 def _shapes(measured: pd.DataFrame) -> Rows:
     """Median error of the results, and cases, by dtypes and shape of the inputs."""
-    table = measured[measured["result"]]
+    table = measured[measured["result"].astype(bool)]  # without a row, pandas would take it for names of columns
     table = table.assign(
         dtype=table["dtypes"],
         units=table["rel_l2"] / table["dtype"].map(UNIT_ROUNDOFF).fillna(1.0),

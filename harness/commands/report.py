@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from harness.commands.options import RUNS
@@ -69,14 +70,32 @@ def _report(options: argparse.Namespace, rest: Sequence[str]) -> int:
     run, base = _runs(options)
     wanted = {name: target for name in FORMATS if (target := getattr(options, name)) is not None}
     _check_targets(wanted, annotations=options.annotations)
-    texts = {target: FORMATS[name].text(run, base) for name, target in wanted.items()}
+    texts = {f"--{name}": (target, partial(FORMATS[name].text, run, base)) for name, target in wanted.items()}
     if options.annotations:
-        texts[STANDARD_OUTPUT] = lines(run)
-    for target, text in texts.items():
-        write_text(target, text)
+        texts["--annotations"] = (STANDARD_OUTPUT, partial(lines, run))
+    _write_each(texts)
     if not texts:
         _print(run, base)
     return 0
+
+
+def _write_each(texts: Mapping[str, tuple[str, Callable[[], str]]]) -> None:
+    """Write the text of each option to its target; one that cannot be made or written keeps no other from it.
+
+    Raises:
+        LastbitError: some cannot be written, because of the system or of what is not installed.
+        ExceptionGroup: some cannot be made, because of a bug.
+    """
+    failed: dict[str, Exception] = {}
+    for option, (target, text) in texts.items():
+        try:
+            write_text(target, text())
+        except Exception as error:
+            failed[option] = error
+    if bugs := [error for error in failed.values() if not isinstance(error, LastbitError)]:
+        raise ExceptionGroup(f"not written: {', '.join(failed)}", bugs)
+    if failed:
+        raise LastbitError("\n".join(f"{option} is not written: {error}" for option, error in failed.items()))
 
 
 def _check_targets(wanted: Mapping[str, str], *, annotations: bool) -> None:

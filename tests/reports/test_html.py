@@ -275,3 +275,8 @@ def test_page_of_many_records_is_small() -> None:
     small, large = (len(html.page(many(count)).encode()) for count in (1_000, 100_000))
     assert large < 15 * 2**20
     assert large < 1.1 * small
+
+
+def test_a_run_in_which_every_case_errored_has_a_page() -> None:
+    errored = [bare(Verdict.ERRORED, "ValueError: no", case=f"{CASE}{n}") for n in range(2)]
+    assert "ValueError: no" in html.page(Run(tuple(errored)))

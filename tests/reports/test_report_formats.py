@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from markdown_it import MarkdownIt
 from rich.console import Console
 
+from harness import cli
 from harness.cli import make_parser
 from harness.commands import report
 from harness.errors import LastbitError, UsageError
@@ -368,6 +370,29 @@ def test_command_writes_several_reports(folder: Path) -> None:
     assert Path("new/a.xml").read_text() == junit.document(full_run())
     assert Path("new/a.sarif").read_text() == sarif.document(full_run())
     assert len(list(Path("new").iterdir())) == 3
+
+
+def test_a_format_that_cannot_be_made_stops_no_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A library that is missing and a file that cannot be written get a sentence each; a bug is told as one."""
+    monkeypatch.setitem(sys.modules, "altair", None)
+    Path("taken").touch()
+    words = ["report", "--html", "a.html", "--sarif", "taken/a.sarif", "--markdown", "a.md", "--junit", "a.xml"]
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert "lastbit: --html is not written: " in said and "--sarif is not written: cannot write taken/a.sarif" in said
+    assert Path("a.md").read_text() == markdown.page(full_run()) and Path("a.xml").exists()
+
+    def wrong(run: Run) -> str:
+        raise KeyError("dtypes")
+
+    Path("a.md").unlink()
+    monkeypatch.setattr(junit, "document", wrong)
+    assert cli.main(["report", "--junit", "b.xml", "--markdown", "a.md"]) == 2
+    said = capsys.readouterr().err
+    assert "not written: --junit" in said and "KeyError: 'dtypes'" in said and "bug of lastbit" in said
+    assert Path("a.md").exists() and not Path("b.xml").exists()
 
 
 def test_command_takes_the_newest_complete_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
