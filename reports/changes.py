@@ -97,12 +97,17 @@ class KernelChange:
 
     @property
     def worse(self) -> bool:
-        """The verdict on the kernel or on a case got worse, or elements outside rose; or a new kernel is at fault."""
+        """Return whether a verdict on the kernel or a case got worse, elements outside rose, or a property was lost.
+
+        A new kernel is worse if it is at fault. One that was at fault and passes now is none for the cases that it
+        turns down or leaves open.
+        """
         if self.before is None or self.after is None:
             return self.after is not None and self.after.verdict in BAD
         outside = any(self.pairs and stage.outside_grew > 0 for stage in self.stages)
-        lost = any(change.worse for change in self.properties)
-        return _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside or lost
+        mended = self.before.verdict in BAD and self.after.verdict is Verdict.PASSED
+        sank = _sank(self.before.verdict, self.after.verdict) or bool(self.worse_cases) or outside
+        return (sank and not mended) or any(change.worse for change in self.properties)
 
     @property
     def better(self) -> bool:

@@ -163,6 +163,16 @@ def test_one_case_more_that_fails_is_worse_although_the_verdict_is_the_same() ->
     assert "1 case got worse: 1 failed → 1 errored" in shown(changes)
 
 
+@pytest.mark.parametrize("turned_down", [Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE])
+def test_a_kernel_that_is_mended_is_better_although_it_turns_a_case_down(turned_down: Verdict) -> None:
+    errored = result("c2", verdict=Verdict.ERRORED, stages=(), reason="boom")
+    fewer = result("c3", verdict=turned_down, stages=(), reason="no")
+    changes = compare(run(result("c1"), errored, result("c3")), run(result("c1"), result("c2"), fewer))
+    assert only(changes) == (Fate.BETTER, False)
+    assert changes.exit_code() == 0
+    assert "1 case got worse" in shown(changes)
+
+
 def test_worse_and_better_at_once_is_worse() -> None:
     changes = compare(run(result("c1"), failed("c2")), run(failed("c1"), result("c2")))
     assert only(changes) == (Fate.WORSE, True)
