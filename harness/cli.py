@@ -47,14 +47,15 @@ BROKEN = 2
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 INTERRUPTED = 130
-"""Exit code of a command that was interrupted from the keyboard, or told to end by a signal."""
+"""Exit code of a command that was interrupted from the keyboard: 128 and the number of the signal, as a shell says."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing verified, 130 interrupted. Nothing
-    that goes wrong ends with 1, which stands for findings: an error of the system and a bug of lastbit end with 2.
+    0 all passed, 1 findings or an inconclusive kernel, 2 something broken, 3 nothing verified, 130 interrupted, 143 or
+    129 ended by SIGTERM or SIGHUP. Nothing that goes wrong ends with 1, which stands for findings: an error of the
+    system and a bug of lastbit end with 2.
     """
     _write_what_cannot_be_encoded()
     parser = make_parser(sys.argv[1:] if argv is None else argv)
@@ -77,13 +78,14 @@ def _unknown(rest: Sequence[str], options: Mapping[str, object]) -> str:
 
 def _guarded(command: Callable[[], int]) -> int:
     """The exit code of a command, whatever it raises."""
+    received: list[int] = []
     try:
-        with _terminable():
+        with _terminable(received):
             code = command()
             sys.stdout.flush()  # here, where an error is still seen
             return code
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 128 + received[0] if received else INTERRUPTED
     except LastbitError as error:
         _say(str(error))
     except BrokenPipeError:  # whoever reads has read enough, as in `lastbit report | head`
@@ -130,27 +132,28 @@ def _forget_output() -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Within the context the signals that end a process interrupt like Ctrl-C: temporary files are removed.
+def _terminable(received: list[int]) -> Iterator[None]:
+    """Let the signals that end a process interrupt like Ctrl-C, so that temporary files are removed; note which came.
 
     CI cancels a job by SIGTERM, and a terminal that is closed sends SIGHUP, unless `nohup` lets it be ignored.
     """
     if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
         yield
         return
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice, and the second must not stop the removal
+        received.append(number)
+        raise KeyboardInterrupt  # SystemExit would be taken for a kernel's own
+
     before = {number: handler for number in _ENDS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
     for number in before:
-        signal.signal(number, _terminated)
+        signal.signal(number, terminated)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # `timeout` sends it twice, and the second must not stop the removal
-    raise KeyboardInterrupt  # SystemExit would be taken for a kernel's own
 
 
 class _Parser(argparse.ArgumentParser):

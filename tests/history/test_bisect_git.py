@@ -138,7 +138,7 @@ def test_sigterm_leaves_nothing_behind(repository: tuple[Path, list[str]], monke
     module = SimpleNamespace(add_wait=lambda parser: parser.set_defaults(command=terminated))
     monkeypatch.setitem(sys.modules, "harness.commands.wait", module)
     monkeypatch.setattr(cli, "COMMANDS", {"wait": ("wait", "for a signal")})
-    assert cli.main(["wait"]) == 130
+    assert cli.main(["wait"]) == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert not seen[0].exists()
 
