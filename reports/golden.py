@@ -144,7 +144,7 @@ def _print_cases(kernel: KernelOutcome, console: Console, options: str) -> None:
         if status is Status.SAME or not cases:
             continue
         for case in cases[:MOST_CASES]:
-            _print_case(case, console)
+            _print_case(case, console, held=bool(kernel.contracts[0]))
             if status in (Status.BROKEN, Status.ERRORED) and case.result is not None:
                 line(console, f"    {repro_line(case.result, options)}")
         if rest := cases[MOST_CASES:]:
@@ -170,14 +170,15 @@ def _extent(cases: Sequence[CaseOutcome]) -> str:
     return f": {changed:,} of {plural(compared, 'element')}, by at most {distance(farthest)} ulp"
 
 
-def _print_case(case: CaseOutcome, console: Console) -> None:
+def _print_case(case: CaseOutcome, console: Console, *, held: bool) -> None:
+    """Print a case with what is wrong; `held` says whether there is a golden of the kernel."""
     _field(console, case.status.value.lower(), case.line)
     if case.reason:
         _field(console, "", case.reason)
     if case.result is not None:
         for finding in case.result.findings:
             _field(console, "", f"{finding.stage}: {finding.sentence}")
-        if case.status is Status.BROKEN and not case.changes:
+        if held and case.status is Status.BROKEN and not case.changes:
             _field(console, "", "The bits are those of the golden: the reference or its error bounds have changed.")
         if case.result.verdict is Verdict.INCONCLUSIVE:
             _field(console, "", f"Today's verdict is INCONCLUSIVE: {case.result.reason}.")

@@ -29,6 +29,7 @@ def test_a_failing_kernel_is_refused(plain: Bench, capsys: pytest.CaptureFixture
     assert "refused" in shown
     assert "fix the kernel, or claim the contract that it keeps" in shown
     assert "explained by fp32_multiply" in shown
+    assert "those of the golden" not in shown  # there is none
     assert not (plain.folder / "goldens").exists()
 
 
