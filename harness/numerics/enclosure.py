@@ -216,7 +216,11 @@ def _parts(operand: Enclosure | float, like: Enclosure | float) -> Tensor:
     """A Python number reaches a kernel as fp32, on the device of the other operand."""
     if isinstance(operand, Enclosure):
         return operand.parts
-    return _number(struct.pack("d", operand), like.parts.device if isinstance(like, Enclosure) else None)
+    try:
+        bits = struct.pack("d", operand)
+    except struct.error:
+        raise TypeError(f"{operand!r} is neither an enclosure nor a number") from None
+    return _number(bits, like.parts.device if isinstance(like, Enclosure) else None)
 
 
 @lru_cache(maxsize=256)

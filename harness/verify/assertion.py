@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from harness.calibrate import load_premises
@@ -92,7 +97,8 @@ def assert_contract(
     opened = _built_in() if project is None else open_project(Config(folder="", projects=(str(project),)))
     the_op = opened.op(op)
     claim = _claim(opened, the_op, contract, depth, order, kernel)
-    if decided is not None and not 0 <= decided <= 1:
+    share: object = decided
+    if share is not None and not (isinstance(share, int | float) and 0 <= share <= 1):
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
     problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
@@ -136,6 +142,9 @@ def _claim(
     order: int | None,
     kernel: str | Callable[..., Any] | None,
 ) -> _Claim:
+    given: object = contract
+    if not isinstance(given, str):
+        raise UsageError(f"contract={given!r} is no text; give options joined with +, or leave it out")
     own = None if kernel is None else _declared(project, op, kernel, contract)
     height = _depth(depth)
     if not is_order(order):
@@ -146,12 +155,29 @@ def _claim(
 
 
 def _depth(depth: Depth | int | None) -> Depth | None:
-    if depth is None or callable(depth):
-        return depth
-    height: object = depth
-    if isinstance(height, bool) or not isinstance(height, int) or height < 0:
+    if depth is None:
+        return None
+    if callable(depth):
+        return partial(_height_of, depth)
+    if not _is_height(depth):
         raise UsageError(f"depth={depth!r} is no height of a tree; give an integer from 0, or a function of the terms")
-    return lambda terms: height
+    return lambda terms: depth
+
+
+def _height_of(depth: Depth, terms: int) -> int:
+    """Return what a function of the user says of a number of terms, or raise `UsageError`."""
+    name = getattr(depth, "__name__", repr(depth))
+    try:
+        height = depth(terms)
+    except Exception as error:
+        raise UsageError(f"depth={name} raised {type(error).__name__} for {terms} terms: {error}") from error
+    if not _is_height(height):
+        raise UsageError(f"depth={name} gave {height!r} for {terms} terms; a height is an integer from 0")
+    return height
+
+
+def _is_height(height: object) -> bool:
+    return not isinstance(height, bool) and isinstance(height, Integral) and int(height) >= 0
 
 
 def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contract: str) -> Kernel:
@@ -175,7 +201,12 @@ def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contra
 
 
 def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
-    """Tensors and parameters; what is None is left out."""
+    """Return tensors and parameters, each of the kind that the op takes; what is None is left out."""
+    for name, value in arguments.items():
+        if value is not None and name in op.inputs:
+            _check_input(op, name, value)
+        elif value is not None and name in op.params:
+            _check_param(op, name, value)
     tensors = {name: v.detach() for name, v in arguments.items() if isinstance(v, Tensor)}
     params = {name: v for name, v in arguments.items() if v is not None and not isinstance(v, Tensor)}
     check_arguments(op, tensors, params)
@@ -185,12 +216,56 @@ def _split(op: Op, arguments: Mapping[str, Any]) -> tuple[Tensors, Params]:
     return tensors, params
 
 
+def _check_input(op: Op, name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise UsageError(f"{name} is of type {type(value).__name__}; give a tensor, such as torch.as_tensor({name})")
+    _check_dense(name, value)
+    if value.dtype is torch.float64:
+        raise UsageError(
+            f"{name} is float64, in which lastbit itself computes; give what a kernel gets: {name}.float()"
+        )
+    if name not in op.integers | op.plain and not value.is_floating_point():
+        raise UsageError(f"{name} is {value.dtype}; {op.name} takes floating-point numbers there")
+
+
+def _check_dense(name: str, tensor: Tensor) -> None:
+    if tensor.is_nested:
+        raise UsageError(f"{name} is a nested tensor; assert the contract for each of its tensors")
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"{name} has the layout {tensor.layout}; give a dense tensor, such as {name}.to_dense()")
+    if tensor.is_meta:
+        raise UsageError(f"{name} is on the device meta, where tensors have no values")
+
+
+_KINDS: Mapping[str, type] = {"float": Real, "int": Integral, "bool": bool, "str": str, "None": NoneType}
+
+
+def _check_param(op: Op, name: str, value: object) -> None:
+    """Raise `UsageError` for a value of another type than the reference says of the parameter, where it says any."""
+    known = inspect.signature(op.reference).parameters.get(name)
+    said = known.annotation if known else ""
+    words = (said if isinstance(said, str) else inspect.formatannotation(said)).split(" | ")
+    if isinstance(value, Tensor):
+        raise UsageError(f"{name} is a tensor; {op.name} takes a Python value there, such as {name}.item()")
+    if not all(word in _KINDS for word in words):
+        return
+    fits = "bool" in words if isinstance(value, bool) else isinstance(value, tuple(_KINDS[word] for word in words))
+    if not fits:
+        raise UsageError(
+            f"{name}={value!r} is of type {type(value).__name__}; {op.name} takes {' or '.join(words)} there"
+        )
+
+
 def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The results by name."""
+    """Return the results by name."""
+    given: Mapping[str, object] = actual if isinstance(actual, Mapping) else {"actual": actual}
+    for name, one in given.items():
+        if not isinstance(one, Tensor):
+            what = f"{name} is of type {type(one).__name__}"
+            raise KernelError(f"{what}; give a tensor, or a mapping from stages to tensors")
+        _check_dense(name, one)
     if isinstance(actual, Mapping):
         return actual
-    if not isinstance(actual, Tensor):
-        raise KernelError(f"the result is {type(actual).__name__}; give a tensor, or a mapping from stages to tensors")
     if len(results := problem.required) != 1:
         names = ", ".join(results)
         raise KernelError(f"{problem.op.name} has the results {names} here; give a mapping with all of them")

@@ -338,3 +338,45 @@ def test_a_reference_file_without_its_op(tmp_path: Path) -> None:
     (tmp_path / "references" / "thrice.py").write_text("def thrice(x): ...\n")
     with pytest.raises(LastbitError, match=r"thrice\.py must define the op 'thrice'"):
         assert_contract("thrice", torch.ones(1), x=torch.ones(1), project=tmp_path)
+
+
+X, Y = torch.ones(2, 4), torch.full((2, 4), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"contract": None}, "contract=None is no text; give options joined with +, or leave it out"),
+        ({"eps": "1e-6"}, "eps='1e-6' is of type str; rms_norm takes float there"),
+        ({"eps": True}, "eps=True is of type bool; rms_norm takes float there"),
+        ({"eps": torch.tensor(1e-6)}, "eps is a tensor; rms_norm takes a Python value there, such as eps.item()"),
+        ({"variance_size": 2.0}, "variance_size=2.0 is of type float; rms_norm takes int or None there"),
+        ({"depth": -5}, "depth=-5 is no height of a tree"),
+        ({"depth": lambda terms: -5}, "depth=<lambda> gave -5 for 4 terms; a height is an integer from 0"),
+        ({"depth": lambda: 5}, "depth=<lambda> raised TypeError for 4 terms"),
+        ({"decided": "all"}, "decided='all' is no share; give a number from 0 to 1"),
+        ({"x": X.double()}, "x is float64, in which lastbit itself computes; give what a kernel gets: x.float()"),
+        ({"x": X.long()}, "x is torch.int64; rms_norm takes floating-point numbers there"),
+        ({"x": X.to_sparse()}, "x has the layout torch.sparse_coo; give a dense tensor, such as x.to_dense()"),
+        ({"x": X.to("meta")}, "x is on the device meta, where tensors have no values"),
+        ({"x": X.numpy()}, "x is of type ndarray; give a tensor, such as torch.as_tensor(x)"),
+        ({"actual": Y.to_sparse()}, "actual has the layout torch.sparse_coo; give a dense tensor"),
+        ({"actual": {"output": Y.numpy()}}, "output is of type ndarray; give a tensor, or a mapping"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_told_in_a_sentence(given: dict[str, Any], said: str) -> None:
+    arguments = {"actual": X, "x": X, "eps": 0.0, **given}
+    with pytest.raises((UsageError, KernelError), match=re.escape(said)):
+        assert_contract("rms_norm", arguments.pop("actual"), **arguments)
+
+
+def test_a_value_that_no_sum_can_take_is_told_of_a_parameter_without_a_type(tmp_path: Path) -> None:
+    """Where the reference does not say what its parameter is, its own line is named."""
+    (tmp_path / "references").mkdir()
+    (tmp_path / "references" / "shifted.py").write_text(
+        "from harness.ops import op\n\n@op(rows=('x',), rounds={'y': 'x'})\n"
+        "def shifted(x, *, by, contract, stage):\n    stage('y', x + by, result=True)\n"
+    )
+    with pytest.raises(LastbitError, match=r"shifted.py:5, .*'one' is neither an enclosure nor a number"):
+        assert_contract("shifted", Y, x=X, by="one", project=tmp_path)
