@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from harness.bundles import flat
 from harness.declared import is_names, is_order, place_of
 from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, nearest, unknown
+from harness.floating_point import kept_floating_point
 from harness.in_place import Out, checked_outs, returning
 from harness.siblings import siblings
 
@@ -65,6 +66,7 @@ class Kernel:
             order, and with subnormal numbers flushed to zero.
         invariant: properties that it promises, such as `rows`: see `harness.invariance`. It fails where one is broken.
         source: file and line where it is defined.
+        arithmetic: the floating-point settings that executing its file left, if it changed them; restored since.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Kernel:
     source: str = ""
     held: Mapping[str, str] = field(default_factory=dict, hash=False)
     invariant: tuple[str, ...] = ()
+    arithmetic: str = ""
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -242,11 +245,13 @@ def check_path(path: Path) -> None:
 def loaded_kernels(path: Path) -> tuple[Loaded, ...]:
     """Return the kernels of a folder, or those of a file alone, each with the file that declares it."""
     folder, files = (path, sorted(path.glob("*.py"))) if path.is_dir() else (path.parent, [path])
+    left: dict[Path, str] = {}
     with _collect() as declared, siblings(folder):
         for file in files:
             if not _loaded_as_sibling(file):
-                sys.modules.setdefault(file.stem, load_file(file))
-    found = [one for one in _of_folder(folder, declared) if path.is_dir() or one.file.resolve() == path.resolve()]
+                module, left[file.resolve()] = load_kernel_file(file)
+                sys.modules.setdefault(file.stem, module)
+    found = [one for one in _of_folder(folder, declared, left) if path.is_dir() or one.file.resolve() == path.resolve()]
     if not found:
         where = f"no file of {str(path)!r} declares a" if path.is_dir() else f"{str(path)!r} declares no"
         raise UsageError(f"{where} kernel; decorate a function with @kernel(op)")
@@ -286,18 +291,28 @@ def _module_under_way() -> tuple[str, Path]:
     return str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
 
 
-def _of_folder(folder: Path, declared: Iterable[_Declaration]) -> Iterator[Loaded]:
-    """The kernels of the files of a folder; of a file that was executed under two names, those of the first."""
+def _of_folder(folder: Path, declared: Iterable[_Declaration], left: Mapping[Path, str]) -> Iterator[Loaded]:
+    """Yield the kernels of the files of a folder; of a file that was executed under two names, those of the first."""
     modules: dict[Path, str] = {}
     for one in declared:
         if one.file.parent.resolve() == folder.resolve() and modules.setdefault(one.file, one.module) == one.module:
-            yield Loaded(one.kernel, one.file)
+            yield Loaded(replace(one.kernel, arithmetic=left.get(one.file.resolve(), "")), one.file)
 
 
 def _loaded_as_sibling(path: Path) -> bool:
     """Whether another file of the folder has imported this one already, which declared its kernels."""
     file = getattr(sys.modules.get(path.stem), "__file__", None)
     return file is not None and Path(file).resolve() == path.resolve()
+
+
+def load_kernel_file(path: Path) -> tuple[ModuleType, str]:
+    """Execute a file as `load_file` does; return its module, and the floating-point settings that it left, if changed.
+
+    They are restored: a library that was linked with -ffast-math makes all arithmetic after it flush to zero.
+    """
+    with kept_floating_point() as left:
+        module = load_file(path)
+    return module, "".join(left)
 
 
 def load_file(path: Path) -> ModuleType:

@@ -14,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from harness.errors import UsageError, no_such
-from harness.kernel import Kernel, _collect, declarations_of, kernel, load_file
+from harness.kernel import Kernel, _collect, declarations_of, kernel, load_kernel_file
 from harness.ops import Op
 from harness.siblings import siblings
 
@@ -58,13 +58,19 @@ def kernel_of_file(path: Path, role: Role) -> Kernel:
         KernelError: the file raises while it is loaded.
     """
     with _collect() as declared, siblings(path.parent):
-        module = load_file(path)
+        module, left = load_kernel_file(path)
     own = [one.kernel for one in declared if one.file.resolve() == path.resolve() and one.kernel.op == role.op]
+    return replace(_in_role(module, own, role), arithmetic=left)
+
+
+def _in_role(module: ModuleType, own: Sequence[Kernel], role: Role) -> Kernel:
+    """Return the kernel that has the role in a file that declares `own` kernels of its op."""
     if role.function:
         return _named(module, own, role)
     if len(own) > 1:
         names = ", ".join(k.name for k in own)
-        raise UsageError(f"{path.name} declares several kernels of {role.op}: {names}; --function names one")
+        file = Path(str(module.__file__)).name
+        raise UsageError(f"{file} declares several kernels of {role.op}: {names}; --function names one")
     return _with_results(own[0], role) if own else _declared(_only(module, role.op), role)
 
 

@@ -1,4 +1,4 @@
-"""What a kernel shares with all code of its process, and must leave as it was: folder, defaults of torch, gradients.
+"""What a kernel shares with all code of its process, and must leave as it was: folder, defaults of torch, arithmetic.
 
 The number of threads and the environment are put back as well, without a word, because libraries set them when they are
 first used.
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from harness.floating_point import FloatingPoint, end_openmp_threads
 from harness.result import Finding
 
 KIND = "process_state"
+ARITHMETIC = "floating-point arithmetic"
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,23 @@ def _set_environment(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
+def _set_floating_point(settings: FloatingPoint) -> None:
+    settings.restore()
+    end_openmp_threads()
+
+
+def _set_threads(number: int) -> None:
+    torch.set_num_threads(number)
+    end_openmp_threads()  # those that a kernel started in a moment of other floating-point settings have these for good
+
+
 _ASPECTS = (
+    _Aspect(ARITHMETIC, FloatingPoint.now, _set_floating_point),
     _Aspect("working directory", _folder, _enter),
     _Aspect("default device", torch.get_default_device, _set_default_device),
     _Aspect("default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _Aspect("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    _Aspect("", torch.get_num_threads, torch.set_num_threads),
+    _Aspect("", torch.get_num_threads, _set_threads),
     _Aspect("", lambda: dict(os.environ), _set_environment),
 )
 
@@ -79,3 +92,13 @@ def kept_process_state() -> Iterator[list[Finding]]:
 def _finding(name: str, before: object, now: object) -> Finding:
     sentence = f"left the {name} of the process at {now}, where it was {before}; whatever runs next finds it changed"
     return Finding(KIND, name, sentence)
+
+
+def left_by_loading(arithmetic: str, source: str) -> Iterator[Finding]:
+    """Yield what there is to say of a kernel whose file left other floating-point settings: see `Kernel.arithmetic`."""
+    if arithmetic:
+        sentence = (
+            f"loading {source.rpartition(':')[0] or 'its file'} left the {ARITHMETIC} of the process at {arithmetic}, "
+            "as a library does that was linked with -ffast-math; whatever runs next finds it changed"
+        )
+        yield Finding(KIND, ARITHMETIC, sentence)

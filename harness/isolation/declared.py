@@ -181,6 +181,7 @@ class Kernels:
             source=answers.text_of(fields.get("source")),
             held=answers.texts(fields.get("held")),
             invariant=answers.names(fields.get("invariant")),
+            arithmetic=answers.text_of(fields.get("arithmetic")),
         )
 
 

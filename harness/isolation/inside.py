@@ -152,6 +152,7 @@ def _declared(kernel: Kernel) -> dict[str, Any]:
         "invariant": list(kernel.invariant),
         "source": kernel.source,
         "held": dict(kernel.held),
+        "arithmetic": kernel.arithmetic,
         "parameters": _parameters(kernel),
     }
 

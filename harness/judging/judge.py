@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from harness.errors import KernelError, UsageError
+from harness.floating_point import default_floating_point
 from harness.inputs import fingerprints_of
 from harness.judging.explain import describe_rows, describe_split, describe_stage
 from harness.judging.lanes import forgiven
@@ -29,6 +30,7 @@ _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation
 _OTHERS = 1 << 22  # elements in which the alternatives are tried
 
 
+@default_floating_point()
 def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settled: Collection[str] = ()) -> Judgement:
     """Judge `actual`, a mapping from stages to tensors that holds at least every result that the op requires.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.calling.attempting import Attempt
 from harness.calling.performing import INPUT, Asked, Performed, perform, results_of
+from harness.calling.process_state import left_by_loading
 from harness.inputs import Inputs, Poison, violations
 from harness.kernel import Kernel
 from harness.result import Finding
@@ -151,7 +152,8 @@ class Caller:
         actual = {n: t.clone() if n in performed.inside else t for n, t in named.items()}
         if seen or mutates:
             inputs.restore()
-        findings = [Finding(s.kind, s.tensor, s.sentence) for s in seen] + list(performed.findings)
+        findings = [*left_by_loading(self.kernel.arithmetic, self.kernel.source)]
+        findings += [Finding(s.kind, s.tensor, s.sentence) for s in seen] + list(performed.findings)
         findings += [*_overlaps(performed, mutates), *performed.reused]
         return Call(
             performed.results,

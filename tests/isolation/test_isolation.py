@@ -78,6 +78,8 @@ SAME = {
     "bundled": Verdict.PASSED,
     "transposed": Verdict.PASSED,
     "faulty": Verdict.FAILED,
+    "fast_math": Verdict.FAILED,
+    "flushing": Verdict.FAILED,
     "mutating": Verdict.FAILED,
     "unwritten": Verdict.FAILED,
     "aliasing": Verdict.FAILED,

@@ -43,6 +43,7 @@ BELOW_VERIFY = (
     "harness.bundles",
     "harness.in_place",
     "harness.siblings",
+    "harness.floating_point",
     "harness.of_file",
     "harness.sums",
     "harness.stage_names",
@@ -81,6 +82,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.bundles": ("harness.errors",),
     "harness.in_place": ("harness.errors",),
     "harness.siblings": (),
+    "harness.floating_point": (),
     "harness.sums": (),
     "harness.ops": (
         "harness.errors",
@@ -100,6 +102,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "harness.bundles",
         "harness.in_place",
         "harness.siblings",
+        "harness.floating_point",
         *NOUNS,
     ),
     "harness.of_file": ("harness.errors", "harness.siblings", "harness.ops", "harness.kernel"),
@@ -133,6 +136,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "harness.judging": (
         "harness.errors",
+        "harness.floating_point",
         "harness.timing",
         "harness.trust",
         "harness.dtypes",
@@ -145,6 +149,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "harness.calling": (
         "harness.errors",
+        "harness.floating_point",
         "harness.timing",
         "harness.result",
         "harness.inputs",
