@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from harness.placement import moved
     from harness.sums import ProbedSum
     from harness.verify.assert_invariant import InvarianceViolation, assert_invariant
-    from harness.verify.assertion import ContractViolation, assert_contract
+    from harness.verify.assertion import ContractViolation, Undecided, assert_contract
 
 _NAMES = {
     "harness.case": ("Case", "Choices", "Chosen", "Group", "Option", "Param", "TensorSpec", "parse_case"),
@@ -61,7 +61,7 @@ _NAMES = {
     "harness.placement": ("moved",),
     "harness.sums": ("ProbedSum",),
     "harness.verify.assert_invariant": ("InvarianceViolation", "assert_invariant"),
-    "harness.verify.assertion": ("ContractViolation", "assert_contract"),
+    "harness.verify.assertion": ("ContractViolation", "Undecided", "assert_contract"),
 }
 """Module → what it has of `__all__`. Most need torch or Hypothesis, which take longer to import than a command may."""
 
@@ -89,6 +89,7 @@ __all__ = [
     "Rounds",
     "StageRecorder",
     "TensorSpec",
+    "Undecided",
     "UnsupportedCase",
     "assert_contract",
     "assert_invariant",

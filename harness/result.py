@@ -179,6 +179,7 @@ class StageResult:
         fingerprint: hash of the actual bits.
         in_rows: elements in rows that one latent value had to explain.
         roundoff: sum of the unit roundoffs of the stages up to this one; infinite in records of an older lastbit.
+        constant: elements that follow from no arithmetic, as in an ignored row; see `harness.judging.decided`.
     """
 
     name: str
@@ -189,6 +190,7 @@ class StageResult:
     fingerprint: str = ""
     in_rows: int = 0
     roundoff: float = math.inf
+    constant: int = 0
 
     @property
     def extreme(self) -> bool:
@@ -201,8 +203,11 @@ class StageResult:
 
     @property
     def decided(self) -> int:
-        """Elements that could not have been otherwise: with one legal value, or in a row that one value explains."""
-        return max(self.cumulative.decided, self.isolated.decided, self.in_rows)
+        """Elements that could not have been otherwise: with one legal value, or in a row that one value explains.
+
+        Those that are `constant` are not among them.
+        """
+        return max(self.cumulative.decided, self.isolated.decided, self.in_rows) - self.constant
 
 
 @dataclass(frozen=True)

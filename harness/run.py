@@ -43,9 +43,9 @@ class Decided:
     """How many elements of a result could not have been otherwise, in one format, over all cases of a run.
 
     Attributes:
-        numel: elements compared.
-        decided: those with one legal value, seen from the inputs or from the kernel's own stages, or in a row that one
-            latent value had to explain.
+        numel: elements compared, without constant ones.
+        decided: those of them with one legal value, seen from the inputs or from the kernel's own stages, or in a row
+            that one latent value had to explain.
     """
 
     kernel: str
@@ -167,7 +167,14 @@ class Run:
                 if stage.result:
                     found.setdefault((stage.name, stage.dtype), []).append(stage)
         return tuple(
-            Decided(kernel, device, name, dtype, sum(s.cumulative.numel for s in seen), sum(s.decided for s in seen))
+            Decided(
+                kernel,
+                device,
+                name,
+                dtype,
+                sum(s.cumulative.numel - s.constant for s in seen),
+                sum(s.decided for s in seen),
+            )
             for (name, dtype), seen in found.items()
         )
 

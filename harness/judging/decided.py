@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from harness.judging.expected import Numbers
+from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.numerics.formats import ordinals
 from harness.result import Judgement, StageResult
@@ -15,12 +17,49 @@ from harness.result import Judgement, StageResult
 _MOST = 1 << 20  # elements of the main input of which the rows are asked how well their latent value is known
 
 
+def constants(whole: Observation, most: int, sums: Collection[str]) -> dict[str, int]:
+    """Return stage → how many of its elements are constant, if the kernel gave what it had to give.
+
+    Such an element has one legal value, which nothing has rounded, and it is the same whatever the floating-point
+    numbers of the inputs are: the 0 of an ignored row, a masked element. It says nothing about a kernel's arithmetic.
+    Integers are not constant in this sense, nor is anything where the inputs have no floating-point numbers.
+
+    Args:
+        whole: everything that the kernel gave; none of it is outside.
+        most: elements of the main input that are evaluated at once.
+        sums: stages that are sums over rows.
+    """
+    problem = whole.problem
+    if not any(tensor.is_floating_point() and tensor.numel() for tensor in problem.tensors.values()):
+        return {}
+    if problem.in_one(most):
+        exact = [_exact(e).any() for e in whole.expected(problem.trace).values() if isinstance(e, Numbers)]
+        if not exact or not bool(torch.stack(exact).any()):
+            return {}
+    elif problem.op.integers.isdisjoint(problem.tensors):
+        return {}  # rows are alike then, and there are many
+    counts: dict[str, Tensor] = {}
+    for index, part in problem.with_any_numbers.blocks(most):
+        seen = whole.block(index, part, sums)
+        for name, expected in seen.expected(part.trace).items():
+            if isinstance(expected, Numbers):
+                equal = (seen.actual[name].to(torch.float64) == expected.value) | torch.isnan(expected.value)
+                counts[name] = counts.get(name, 0) + (_exact(expected) & equal).count_nonzero()
+    return dict(zip(counts, torch.stack(list(counts.values())).tolist(), strict=True)) if counts else {}
+
+
+def _exact(expected: Numbers) -> Tensor:
+    """Return the elements that may have one value only, which nothing has rounded."""
+    e = expected.enclosure
+    return ((e.lo == e.hi) & (e.exact == e.lo)) | (torch.isnan(e.lo) & torch.isnan(e.exact))
+
+
 def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
     """Result → share of it that is decided, from 0 to 1.
 
-    An element with one legal value counts 1. An element in a row that one latent value explains counts by how well that
-    value is known: 1 if the order of the sums behind it makes no difference, less by the share of its bits that the
-    order leaves open.
+    A constant element counts for nothing; see `constants`. One with one legal value counts 1. One in a row that one
+    latent value explains counts by how well that value is known: 1 if the order of the sums behind it makes no
+    difference, less by the share of its bits that the order leaves open.
     """
     rows = judgement.rows
     explained = rows is not None and rows.rows > 0 and not rows.unexplained
@@ -29,8 +68,12 @@ def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
 
 
 def _share(stage: StageResult, known: float) -> float:
-    numel = stage.cumulative.numel
-    exact = max(stage.cumulative.decided, stage.isolated.decided) / numel if numel else 1.0
+    numel = stage.cumulative.numel - stage.constant
+    exact = (
+        (max(stage.cumulative.decided, stage.isolated.decided) - stage.constant) / numel
+        if numel
+        else float(not stage.constant)
+    )
     return exact + (1 - exact) * known
 
 

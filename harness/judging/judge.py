@@ -13,6 +13,7 @@ from dataclasses import replace
 from harness.errors import KernelError, UsageError
 from harness.floating_point import default_floating_point
 from harness.inputs import fingerprints_of
+from harness.judging.decided import constants
 from harness.judging.explain import describe_rows, describe_split, describe_stage
 from harness.judging.lanes import forgiven
 from harness.judging.latent import explain_rows
@@ -64,7 +65,7 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
             others.rule_out(sample.only((~explained_by_more_range(sample)).nonzero()[:, 0]) if tally.beyond else sample)
     if tally.sums:
         tally = _finished(tally, actual, others)
-    return _judgement(whole, steps, results, tally, others or OtherContracts(()))
+    return _judgement(whole, steps, results, tally, others or OtherContracts(()), most)
 
 
 def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
@@ -123,8 +124,10 @@ def _finished(tally: Tally, actual: Tensors, others: OtherContracts | None) -> T
     return tally + Tally(cumulative, isolated)
 
 
-def _judgement(whole: Observation, steps: Steps, results: list[str], tally: Tally, others: OtherContracts) -> Judgement:
-    """The verdict on everything that was counted."""
+def _judgement(
+    whole: Observation, steps: Steps, results: list[str], tally: Tally, others: OtherContracts, most: int
+) -> Judgement:
+    """Return the verdict on everything that was counted."""
     contract, rows = whole.problem.contract, tally.rows
     names = [name for name in steps.formats if name in tally.cumulative]
     fingerprints = fingerprints_of([whole.actual[name] for name in names], values=True)
@@ -148,9 +151,13 @@ def _judgement(whole: Observation, steps: Steps, results: list[str], tally: Tall
     if findings:
         findings += notices
         return Judgement(Verdict.FAILED, stages, tuple(findings), rows, others.ruled_out, others.explained)
+    if any(s.decided for s in stages):
+        counts = constants(whole, most, steps.sums)
+        stages = tuple(replace(s, constant=counts.get(s.name, 0)) for s in stages)
     if any(s.decided for s in stages) or not any(s.cumulative.numel for s in stages):
         return Judgement(Verdict.PASSED, stages, notices, rows, others.ruled_out)
-    reason = "no element has a single legal value and no row could be checked"
+    but = " but constants" if any(s.constant for s in stages) else ""
+    reason = f"no element{but} has a single legal value and no row could be checked"
     return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason)
 
 

@@ -43,6 +43,7 @@ class Problem:
         params: name → parameter; those that are missing have the op's default.
         premises: what the error bounds rest on; those in force unless others are given.
         siblings: the same under other contracts, once they are asked for, if they are to be kept; None if not.
+        any_numbers: the inputs stand for whatever numbers there may be in their place; see `with_any_numbers`.
     """
 
     op: Op
@@ -51,6 +52,7 @@ class Problem:
     params: Params
     premises: Premises = field(default_factory=current)
     siblings: dict[Hashable, Problem] | None = field(default=None, repr=False)
+    any_numbers: bool = False
 
     @property
     def main(self) -> Tensor:
@@ -100,6 +102,16 @@ class Problem:
     def with_more_range(self) -> Problem:
         """The same for a kernel whose intermediate values have more range than fp32 and do not overflow."""
         return replace(self, premises=replace(self.premises, wide=True), siblings=None)
+
+    @property
+    def with_any_numbers(self) -> Problem:
+        """Return the problem of all inputs of these shapes and with these integers: a result that is one number here
+        follows from no floating-point number.
+
+        Each number of an input may be any from its tensor's least to its greatest, and from -1 to 1, and nothing is
+        known of what is infinite or NaN. Plain inputs, which the reference takes apart itself, have other values.
+        """
+        return replace(self, any_numbers=True, siblings=None)
 
     @property
     def results(self) -> list[str]:
@@ -178,12 +190,13 @@ class Problem:
     def _operand(self, name: str) -> Enclosure | Tensor | None:
         """What the reference computes with: numbers as enclosures, integers and plain inputs as they are."""
         op = self.op
-        if name not in self.tensors or name in op.plain:
-            return self.tensors.get(name)
-        tensor = self.tensors[name]
+        if (tensor := self.tensors.get(name)) is None:
+            return None
+        if name in op.plain:
+            return _other_numbers(tensor) if self.any_numbers and tensor.is_floating_point() else tensor
         if name not in op.integers:
             format_of(tensor.dtype)  # raises for what is no floating-point number
-            return Enclosure.point(tensor)
+            return _any_numbers(tensor) if self.any_numbers else Enclosure.point(tensor)
         if tensor.is_floating_point() or tensor.is_complex():
             raise UsageError(f"{name} of {op.name} is {tensor.dtype}, but must be of integers or bool")
         return tensor
@@ -197,6 +210,21 @@ class Problem:
         for stage in op.latent.through:
             if stage in trace.formats:
                 raise OpError(f"{op.where}: {stage!r} is through the latent stage {latent!r}, which is not recorded")
+
+
+def _any_numbers(tensor: Tensor) -> Enclosure:
+    """Return the enclosure of all tensors of numbers between those of this one; see `Problem.with_any_numbers`."""
+    x = tensor.to(torch.float64)
+    finite = torch.isfinite(x)
+    inside = torch.where(finite, x, 0.0).reshape(-1)
+    ends = torch.cat([inside, inside.new_tensor([-1.0, 1.0])]).aminmax()
+    return Enclosure(
+        torch.stack([x, x, torch.where(finite, ends.min, -torch.inf), torch.where(finite, ends.max, torch.inf)])
+    )
+
+
+def _other_numbers(tensor: Tensor) -> Tensor:
+    return (tensor.float() * 1.5 + 1.0).to(tensor.dtype)
 
 
 def _told(error: Exception) -> str:

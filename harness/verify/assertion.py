@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ from harness.config import Config
 from harness.declared import is_order
 from harness.devices import one_thread
 from harness.errors import KernelError, UsageError, unknown
+from harness.floating_point import default_floating_point
 from harness.judging.decided import shares
 from harness.judging.judge import judge
 from harness.judging.problem import Params, Problem, Tensors
@@ -27,6 +29,7 @@ from harness.kernel import Kernel, declarations_of
 from harness.numerics import Premises
 from harness.ops import Contract, Op, check_arguments
 from harness.result import Judgement, Verdict, simplest
+from harness.run import LEAST_DECIDED
 from harness.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
@@ -44,7 +47,18 @@ class AssertedJudgement(Judgement):
 
 
 class ContractViolation(AssertionError):
-    """A result breaks its contract, or too little of it is decided; `judgement` has the figures."""
+    """Says that a result breaks its contract; `judgement` has the figures."""
+
+    def __init__(self, message: str, judgement: AssertedJudgement) -> None:
+        super().__init__(message)
+        self.judgement = judgement
+
+
+class Undecided(UserWarning):
+    """Says that a result breaks no contract and too little of it is decided to show that it keeps it.
+
+    It is a warning, or raised where `decided=` asks for more; `judgement` has the figures.
+    """
 
     def __init__(self, message: str, judgement: AssertedJudgement) -> None:
         super().__init__(message)
@@ -80,7 +94,8 @@ def assert_contract(
         order: number of terms after each of which one fp32 number holds the sum of all terms of a dot so far.
         kernel: a function decorated with `@kernel`, or the name of a kernel of lastbit or of `project`: contract,
             depth, order and unordered results are those of its declaration, where the arguments do not say otherwise.
-        decided: the share of each result that must be decided, from 0 to 1; see `AssertedJudgement.decided`.
+        decided: the share of each result that must be decided, from 0 to 1; see `AssertedJudgement.decided`. Without it
+            `Undecided` is a warning, where less than 1 % is.
         project: a folder with references/ of your own ops.
         arguments: the tensors, as they were before the call, and the parameters of the op, by name; None stands for
             an argument that is left out.
@@ -90,7 +105,8 @@ def assert_contract(
         out each alternative contract (`ruled_out`), and which alternatives nothing rules out (`not_ruled_out`).
 
     Raises:
-        ContractViolation: the result is impossible under the contract, or nothing or less than `decided` is decided.
+        ContractViolation: the result is impossible under the contract.
+        Undecided: it is not, but less than `decided` is decided.
         UsageError: unknown op, contract, kernel or argument, or shapes that do not fit.
         KernelError: the result has the wrong shape, dtype or device.
     """
@@ -102,14 +118,18 @@ def assert_contract(
         raise UsageError(f"decided={decided!r} is no share; give a number from 0 to 1")
     tensors, params = _split(the_op, arguments)
     problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
-    with one_thread():
+    with default_floating_point(), one_thread():
         judgement = judge(problem, _named(problem, actual))
-        passed = judgement.verdict is Verdict.PASSED
-        asserted = AssertedJudgement(**vars(judgement), decided=shares(problem, judgement) if passed else {})
-    if not passed:
+        failed = judgement.verdict is Verdict.FAILED
+        asserted = AssertedJudgement(**vars(judgement), decided={} if failed else shares(problem, judgement))
+    if failed:
         raise ContractViolation(_message(op, str(claim.contract), asserted), asserted)
-    if decided is not None and any(share < decided for share in asserted.decided.values()):
-        raise ContractViolation(_too_little(op, claim, decided, asserted), asserted)
+    least = LEAST_DECIDED if decided is None else decided
+    if any(share < least for share in asserted.decided.values()):
+        undecided = Undecided(_too_little(op, claim, decided, least, asserted), asserted)
+        if decided is not None:
+            raise undecided
+        warnings.warn(undecided, stacklevel=2)
     return asserted
 
 
@@ -273,23 +293,23 @@ def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[s
 
 
 def _message(op: str, contract: str, judgement: Judgement) -> str:
-    undecided = judgement.verdict is Verdict.INCONCLUSIVE
-    lines = [f"{op} {'may or may not' if undecided else 'does not'} keep {contract}: {judgement.verdict}"]
+    lines = [f"{op} does not keep {contract}: {judgement.verdict}"]
     lines += [f"  {finding.stage}: {finding.sentence}" for finding in judgement.findings]
-    if judgement.reason:
-        lines.append(f"  {judgement.reason}")
     if judgement.explained_by:
         lines.append(f"  Every bit is explained by: {', '.join(simplest(judgement.explained_by, contract))}")
     return "\n".join(lines)
 
 
-def _too_little(op: str, claim: _Claim, decided: float, judgement: AssertedJudgement) -> str:
+def _too_little(op: str, claim: _Claim, decided: float | None, least: float, judgement: AssertedJudgement) -> str:
     """Which results were decided too little, and what would help."""
-    lines = [f"{op} may keep {claim.contract}, but less is decided than decided={decided:g} asks for"]
+    asked = "is needed to show it" if decided is None else f"decided={decided:g} asks for"
+    lines = [f"{op} may keep {claim.contract}, but less is decided than {asked}"]
     formats = {stage.name: stage.dtype for stage in judgement.stages}
     for name, share in judgement.decided.items():
-        if share < decided:
+        if share < least:
             lines.append(f"  {name}: {share:.3f} of it is decided ({formats[name]})")
+    if judgement.reason:
+        lines.append(f"  {judgement.reason}")
     if judgement.not_ruled_out:
         lines.append(f"  Not ruled out: {', '.join(judgement.not_ruled_out)}")
     helps = ["inputs of small integers, whose sums are exact in any order"]
@@ -297,4 +317,5 @@ def _too_little(op: str, claim: _Claim, decided: float, judgement: AssertedJudge
         helps.insert(0, "depth=, the height of the kernel's summation tree, or kernel=, which declares it")
     if any(formats[name] == "fp32" for name in judgement.decided):
         helps.append("results of bf16 or fp16")
-    return "\n".join([*lines, f"  What helps: {'; '.join(helps)}; more of the kernel's stages in `actual`"])
+    lines.append(f"  What helps: {'; '.join(helps)}; more of the kernel's stages in `actual`")
+    return "\n".join([*lines, "  decided=0 asks for nothing, without this warning"] if decided is None else lines)

@@ -87,9 +87,9 @@ def test_wide_enclosures_hide_no_contract(alternative: str, missing: bool) -> No
     assert power.missing is missing
 
 
-def stage_result(stage: str, decided: int, isolated: int = 0, in_rows: int = 0, numel: int = 1000) -> StageResult:
+def stage_result(stage: str, decided: int, isolated: int = 0, numel: int = 1000, **rest: int) -> StageResult:
     views = (Comparison(numel=numel, decided=count) for count in (decided, isolated))
-    return StageResult(stage, "fp32", True, *views, in_rows=in_rows)
+    return StageResult(stage, "fp32", True, *views, **rest)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,8 @@ def stage_result(stage: str, decided: int, isolated: int = 0, in_rows: int = 0, 
         ({"decided": 0, "isolated": 10}, Verdict.PASSED),
         ({"decided": 0, "in_rows": 1000}, Verdict.PASSED),
         ({"decided": 0, "numel": 0}, Verdict.PASSED),
+        ({"decided": 309, "numel": 1300, "constant": 300}, Verdict.INCONCLUSIVE),
+        ({"decided": 310, "numel": 1300, "constant": 300}, Verdict.PASSED),
     ],
 )
 def test_each_result_must_be_decided(seen: dict[str, int], verdict: Verdict) -> None:
