@@ -32,6 +32,7 @@ class Hostile:
         claims: what it is to achieve.
         isolated, plain: verdicts with `--isolate` and without; `DIED` where there is none.
         contract: that it is held to.
+    unordered: it declares that the bits of its result may differ between calls.
         cuda: it is hostile on a CUDA device only.
         limit: what confinement it runs into, if it does.
         plain_note: what else becomes of a run without isolation.
@@ -42,6 +43,7 @@ class Hostile:
     isolated: str = "FAILED"
     plain: str = "FAILED"
     contract: str = ""
+    unordered: bool = False
     cuda: bool = False
     limit: str = ""
     plain_note: str = ""
@@ -58,10 +60,9 @@ def planted(hostile: Hostile, folder: Path, run: Path | str = "") -> Path:
     """A folder of kernels with this one, which knows where the run keeps its records."""
     folder.mkdir(parents=True)
     text = hostile.file.read_text().replace('_RUN = ""', f"_RUN = {str(run)!r}")
-    declared = (
-        f"\n\nfrom harness.kernel import kernel  # noqa: E402\n\nkernel('rms_norm', contract={hostile.contract!r}"
-    )
-    (folder / hostile.file.name).write_text(f"{text}{declared}, name={hostile.name!r})(rms_norm)\n")
+    how = {"contract": hostile.contract, "name": hostile.name, "unordered": ("output",) * hostile.unordered}
+    declared = f"from harness.kernel import kernel  # noqa: E402\n\nkernel('rms_norm', **{how!r})(rms_norm)\n"
+    (folder / hostile.file.name).write_text(f"{text}\n\n{declared}")
     known = FILES / "known_inputs.txt"
     (folder / known.name).write_bytes(known.read_bytes())
     return folder
@@ -99,7 +100,9 @@ HOSTILE = (
     Hostile("wrong_in_the_environment", "passes where it sees no test", isolated="PASSED"),
     Hostile("right_among_modules", "right while it is tested", plain="PASSED"),
     Hostile("wrong_among_modules", "passes where it sees no test"),
-    Hostile("right_among_objects", "right while it is tested", isolated="PASSED", plain="PASSED"),
+    Hostile("right_among_objects", "right while it is tested", plain="PASSED"),
+    Hostile("right_among_classes", "right while it is tested", isolated="PASSED", plain="PASSED"),
+    Hostile("right_by_its_start", "right while it is tested"),
     Hostile("right_on_the_stack", "right while it is tested", plain="PASSED"),
     Hostile("wrong_on_the_stack", "passes where it sees no test"),
     Hostile("writes_later", "work goes on after the call"),

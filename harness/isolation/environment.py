@@ -30,7 +30,7 @@ def own_environment(folder: Path, cache: Path) -> dict[str, str]:
     """What a kernel process has besides: every folder that a program would write to by itself lies in its own."""
     return {
         **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(folder)),
-        **dict.fromkeys(("USER", "LOGNAME"), "kernel"),  # torch asks for a name, and its user may have none
+        **dict.fromkeys(("USER", "LOGNAME"), "user"),  # torch asks for a name, and its user may have none
         "TRITON_HOME": str(folder),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),

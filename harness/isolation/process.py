@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import LastbitError
-from harness.files import BUILT_IN
 from harness.isolation.answers import Unreadable, parsed
 from harness.isolation.confinement import Confinement
 from harness.isolation.environment import clean_environment
@@ -29,7 +28,7 @@ from harness.isolation.limits import Limits
 from harness.isolation.messages import LENGTH, LONGEST_ANSWER, is_whole, missing, received, send
 from harness.isolation.output import Output
 from harness.isolation.privileges import shield
-from harness.isolation.server import PROGRAM
+from harness.isolation.server import MAIN, preparation
 from harness.isolation.watch import Watch
 
 _GRACE = 20.0  # seconds for a process to come up
@@ -105,8 +104,7 @@ class ForkServer:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self.watch = Watch()
         own = clean_environment(os.environ if environ is None else environ)
-        path = os.pathsep.join(filter(None, [own.get("PYTHONPATH"), str(BUILT_IN)]))
-        self._environ = {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # its working directory changes
+        self._environ = {**own, "PYTHONSAFEPATH": "1"}  # its working directory changes
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._is_up = False
@@ -120,13 +118,16 @@ class ForkServer:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+                [sys.executable, "-c", MAIN],
                 env=self._environ,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=2,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # so that it ends with its judge and not before, when both are told to end
             )
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError), self._process.stdin as program:  # who asks it first learns that it ended
+                program.write(preparation(theirs.fileno()).encode())
         atexit.register(self.close)
 
     def start(self, start: Start) -> KernelProcess:
@@ -137,7 +138,7 @@ class ForkServer:
         """
         self.begin()
         self._wait_until_up()  # a judge that is killed before that leaves no folder
-        folder = Path(tempfile.mkdtemp(prefix="kernel-"))
+        folder = Path(tempfile.mkdtemp())
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:

@@ -5,19 +5,19 @@ It has one thread, and neither a CUDA context nor threads of OpenMP: of these a 
 
 from __future__ import annotations
 
-import gc
+import ctypes
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from harness.files import BUILT_IN
 from harness.interpret.faults import collected
 from harness.isolation import runner, system
 from harness.isolation.confine import confine
@@ -30,13 +30,30 @@ from harness.isolation.privileges import shield
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
 _PARTING = 2.0  # seconds that a guardian has to end its kernel process
 
-PROGRAM = """import sys
+MAIN = "import sys\nexec(sys.stdin.read())\nexec(*globals().pop('program'))\n"
+"""What a fork server runs: `preparation`, which it reads, then what that leaves. All kernel processes can see this."""
+
+
+def preparation(descriptor: int) -> str:
+    """Return the text that makes a process a fork server, and leaves what each of its kernel processes shall execute.
+
+    Packages that kernels need are imported first: they are there for good. What lastbit imports after them goes where
+    a bare process forgets lastbit.
+    """
+    return f"""
+import gc, importlib.util
+import torch
+if importlib.util.find_spec("triton"):
+    import triton
+    del triton
+gc.collect()
+gc.freeze()  # pages that no collection writes to are shared with kernel processes
+sys.path.insert(0, {str(BUILT_IN)!r})
 from harness.isolation.server import forked
-kernel_process = forked(int(sys.argv[1]))
-if kernel_process is not None:
-    exec(*kernel_process)
+program = forked({descriptor}) or ("",)
+del gc, importlib, torch, forked
 """
-"""What a fork server runs. A bare kernel process goes on from its last line, with nothing of lastbit on the stack."""
+
 
 Program = tuple[Any, dict[str, Any]]
 
@@ -75,12 +92,7 @@ def _prepare() -> None:
         from harness.interpret import install
 
         install()
-    else:
-        with suppress(ImportError):
-            import triton  # noqa: F401
     python_folders()
-    gc.collect()
-    gc.freeze()  # pages that no collection writes to are shared with kernel processes
 
 
 def _ended(pid: int, running: dict[int, str], patience: float) -> int | None:
@@ -155,16 +167,27 @@ _FORGOTTEN = ("harness", "reports", "hypothesis", "pytest", "_pytest")
 """What a bare process forgets: whatever speaks of a test."""
 
 
+_FORGET = """
+import gc, sys, typing
+for forget in typing._cleanups:
+    forget()
+sys.path_importer_cache.clear()
+gc.collect()
+gc.freeze()
+del gc, sys, typing, forget
+"""
+"""What a bare process does first: objects of what it has forgotten go, and nobody finds what the interpreter needs."""
+
+
 def _bare(connection: socket.socket) -> Program:
-    """The text of the runner, in a process that has forgotten lastbit."""
+    """The text of the runner, in a process that forgets lastbit."""
     texts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("runner", "timed")]
-    text = "\n\n".join([*texts, "memory = Mapped()\nserve(connection, Timed(Bare(), memory), memory)\n"])
-    faults = collected()
-    faults.__enter__()  # for good: a fault of an interpreted program raises nothing, and the other process tells of it
+    texts = [text.replace("from __future__ import annotations\n", "") for text in texts]  # this file's holds for them
+    text = "\n\n".join([_FORGET, *texts, "memory = Mapped()\nserve(connection, Timed(Bare(), memory), memory)\n"])
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        faults = collected()
+        faults.__enter__()  # for good: a fault of an interpreted program raises nothing; the other process tells of it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(faults))  # which nothing else holds
     for name in [name for name in sys.modules if name.partition(".")[0] in _FORGOTTEN]:
         del sys.modules[name]
-    return compile(text, "<kernel process>", "exec"), {
-        "__name__": "__main__",
-        "connection": connection,
-        "faults": faults,
-    }
+    return compile(text, "<string>", "exec"), {"__name__": "__main__", "connection": connection}
