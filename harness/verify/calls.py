@@ -120,10 +120,9 @@ class Caller:
         """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process."""
         return self._called(inputs, self._asked(inputs))
 
-    def unseen(self, inputs: Inputs) -> None:
-        """Let what performs calls without guards see these values too, where that is a process of its own."""
-        if self._performer.parted:
-            self.unguarded(inputs)
+    def unseen(self, inputs: Inputs) -> Call | None:
+        """Return an unguarded call on values that the process for these has not seen; None where there is no such."""
+        return self.unguarded(inputs) if self._performer.parted else None
 
     def last(self, inputs: Inputs) -> Call:
         """A call under the second poison that also stores the stages, with all programs in descending order."""

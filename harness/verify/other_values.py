@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from harness.case import Case
-from harness.errors import KernelError, UnsupportedCase, UsageError
+from harness.errors import UnsupportedCase
 from harness.inputs import Inputs, build
 from harness.inputs.guards import Guarded
-from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.result import Finding
-from harness.timing import REST, timed
-from harness.verify.calls import Call, Caller
+from harness.verify.apart import forbidden, guard_dependent
+from harness.verify.calls import Caller
 
 ELSEWHERE = "with other values of the same shapes"
 
@@ -29,13 +28,19 @@ class OtherValues:
         case: what it was called on.
         guards: the allocations of its inputs, which a later call may get; empty where nobody needs them any more.
         findings: what the kernel did that it must not do.
+        apart: how its results differ from those of a call that was not guarded.
         forbidden: what the reference says against its results.
     """
 
     case: Case
     guards: tuple[Guarded, ...]
     findings: tuple[Finding, ...]
+    apart: tuple[Finding, ...]
     forbidden: tuple[Finding, ...]
+
+    def located(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """Yield findings whose sentences say which inputs they are about."""
+        return (replace(f, sentence=f"{elsewhere(self.case)}: {f.sentence}") for f in findings)
 
 
 def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherValues | None:
@@ -44,7 +49,7 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
     inputs = build(case, caller.device)
     try:
         call = caller.guarded(inputs)
-        caller.unseen(inputs)
+        unseen = caller.unseen(inputs)
     except UnsupportedCase:
         return None
     except Exception as error:
@@ -53,23 +58,12 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
     problem = problem_of(inputs)
     guards = inputs.guards
     del inputs  # and the copy that the reference gets
-    return OtherValues(case, guards, call.findings, tuple(_forbidden(problem, call, case)))
+    differing = () if unseen is None else tuple(guard_dependent(caller.kernel, call, unseen, lambda: problem))
+    del unseen
+    against = forbidden(problem, call.actual, "other_values", elsewhere(case))
+    return OtherValues(case, guards, call.findings, differing, tuple(against))
 
 
 def elsewhere(case: Case) -> str:
     """Which inputs a finding is about that are not those of the case."""
     return f"{ELSEWHERE}, in {case}"
-
-
-def _forbidden(problem: Problem, call: Call, case: Case) -> Iterator[Finding]:
-    """What the reference says against the results."""
-    try:
-        with timed(REST):
-            judgement = judge(problem, call.actual, alternatives=False)
-    except UsageError:  # the op is not defined for values that nobody chose
-        return
-    except KernelError as error:
-        yield Finding("other_values", "", f"{elsewhere(case)}: {error}")
-        return
-    for finding in judgement.faults:
-        yield Finding("other_values", finding.stage, f"{elsewhere(case)}: {finding.sentence}")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from functools import partial
 
 from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, Poison, differences, refilled, unequal
+from harness.inputs import Inputs, differences, refilled
 from harness.kernel import Kernel
 from harness.result import Finding
 from harness.timing import GUARDS, timed
+from harness.verify.apart import another_kind, apart, guard_dependent
 from harness.verify.calls import Call, Caller
 from harness.verify.memory import LATER
-from harness.verify.other_values import OtherValues, ProblemOf, call_elsewhere, elsewhere
+from harness.verify.other_values import OtherValues, ProblemOf, call_elsewhere
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,16 @@ class Calls:
         known = dict.fromkeys(finding for call in same for finding in call.findings)
         yield from known
         if self.other is not None:
-            new = [finding for finding in self.other.findings if finding not in known]
-            yield from (replace(f, sentence=f"{elsewhere(self.other.case)}: {f.sentence}") for f in new)
+            yield from self.other.located([finding for finding in self.other.findings if finding not in known])
         unsteady = list(unstable(self.kernel, self.first, self.last, self.apart))
         yield from unsteady
+        told = {finding.stage for finding in unsteady}
         if self.unguarded is not None:
-            yield from (f for f in self.unguarded.apart if f.stage not in {f.stage for f in unsteady})
+            own = [finding for finding in self.unguarded.apart if finding.stage not in told]
+            yield from own
+            told.update(finding.stage for finding in own)
+        if self.other is not None:
+            yield from self.other.located([finding for finding in self.other.apart if finding.stage not in told])
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,15 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
         other = call_elsewhere(caller, inputs.case, problem_of) if repeat else None
         seen = [*first.findings, *(other.findings if other else ())]
         harmless = all(finding.kind != "wrote_outside" for finding in seen)
-        unguarded = _unguarded(caller, _where_others_lay(inputs, other), first) if repeat and harmless else None
+        unguarded = (
+            _unguarded(caller, _where_others_lay(inputs, other), first, problem_of) if repeat and harmless else None
+        )
         other = other and replace(other, guards=())
         last = caller.last(inputs)
-    apart = _apart(first, last, (*first.results, *caller.kernel.unordered))
-    once = {n: first.actual[n] if n in first.results and n not in apart else t for n, t in last.actual.items()}
-    return Calls(caller.kernel, replace(first, own={}), replace(last, actual=once), frozenset(apart), other, unguarded)
+    differing = apart(first, last, (*first.results, *caller.kernel.unordered))
+    once = {n: first.actual[n] if n in first.results and n not in differing else t for n, t in last.actual.items()}
+    last = replace(last, actual=once)
+    return Calls(caller.kernel, replace(first, own={}), last, frozenset(differing), other, unguarded)
 
 
 def _where_others_lay(inputs: Inputs, other: OtherValues | None) -> Inputs:
@@ -94,9 +101,10 @@ def _later() -> Iterator[None]:
         raise
 
 
-def _unguarded(caller: Caller, inputs: Inputs, first: Call) -> Unguarded:
+def _unguarded(caller: Caller, inputs: Inputs, first: Call, problem_of: ProblemOf) -> Unguarded:
     call = caller.unguarded(inputs)
-    return Unguarded(call.findings, tuple(guard_dependent(caller.kernel, first, call)))
+    found = guard_dependent(caller.kernel, first, call, partial(problem_of, inputs))
+    return Unguarded(call.findings, tuple(found))
 
 
 def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> Iterator[Finding]:
@@ -106,7 +114,7 @@ def unstable(kernel: Kernel, first: Call, last: Call, apart: Iterable[str]) -> I
     """
     for name in (name for name in first.results if name in apart):
         a, b = first.actual[name], last.actual[name]
-        if _another_kind(a, b):
+        if another_kind(a, b):
             yield Finding("nondeterministic", name, f"{name} has another shape or dtype in a second call.")
             continue
         found = differences(a, b, first.poison[name], last.poison[name])
@@ -131,31 +139,3 @@ def _otherwise(kernel: Kernel, last: Call) -> str:
     ways += ["ran its programs in descending order"] if last.descended else []
     ways += ["stored the declared stages"] if kernel.stages else []
     return " and ".join(filter(None, [", ".join(ways[:-1]), ways[-1]]))
-
-
-_UNGUARDED = "when torch's allocations are not guarded and inputs lie where others lay"
-
-
-def guard_dependent(kernel: Kernel, guarded: Call, unguarded: Call) -> Iterator[Finding]:
-    """Findings for results that differ when torch's allocations are not guarded, in bits unless `unordered`."""
-    for name in _apart(guarded, unguarded, guarded.results):
-        a, b = guarded.actual[name], unguarded.actual[name]
-        if _another_kind(a, b):
-            yield Finding("guards", name, f"{name} has another shape or dtype {_UNGUARDED}.")
-        elif name not in kernel.unordered:
-            changed = differences(a, b, Poison(), Poison()).changed
-            yield Finding("guards", name, f"{changed:,} of {a.numel():,} elements of {name} differ {_UNGUARDED}.")
-
-
-@timed(GUARDS)
-def _apart(first: Call, second: Call, names: Iterable[str]) -> list[str]:
-    """Which of the named stages differ in kind, device or a bit, where both calls gave them; none without memory."""
-    a, b = first.actual, second.actual
-    names = [name for name in dict.fromkeys(names) if name in a and name in b and not a[name].is_meta]
-    alike = [n for n in names if not _another_kind(a[n], b[n]) and a[n].device == b[n].device]
-    differing = dict(zip(alike, unequal([(a[name], b[name]) for name in alike]), strict=True))
-    return [name for name in names if differing.get(name, True)]
-
-
-def _another_kind(a: Tensor, b: Tensor) -> bool:
-    return a.shape != b.shape or a.dtype != b.dtype

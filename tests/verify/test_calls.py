@@ -20,7 +20,7 @@ from harness.config import Config
 from harness.inputs import bits, build, written
 from harness.kernel import Kernel
 from harness.result import Judgement, Verdict
-from harness.verify import check, other_values
+from harness.verify import apart, check
 from harness.verify.calls import Caller
 from harness.verify.check import Subject, verify_case
 from harness.verify.project import open_project
@@ -86,7 +86,7 @@ def judging(held: Held) -> Iterator[Judge]:
     with pytest.MonkeyPatch.context() as patch:
         judge = Judge(held)
         patch.setattr(check, "judge", judge)
-        patch.setattr(other_values, "judge", judge)
+        patch.setattr(apart, "judge", judge)
         yield judge
 
 
