@@ -11,17 +11,16 @@ from reports.bench import about_of, amount, heading
 from reports.markdown_text import bullets, code, plain, table
 
 _HEADERS = (
-    *("kernel", "contract", "verdict", "time, at most", "nothing", "of it", "alone", "nothing alone"),
+    *("kernel", "contract", "verdict", "time, at most", "nothing", "of it"),
     *("rate", "of the roof", "copied", "calls", "judged"),
 )
 _MEANING = (
     "**Time, at most**: seconds of a call, by the clock of the judge: from the message to go until it has read "
-    "results in its own memory, over the calls of a round; median and quartiles of the rounds. Each call has values "
-    "of its own, which the process has not seen before, in other memory. **Nothing**: the same of a kernel that does "
-    "nothing, in a process of its own; **of it**: its share of the time. **Alone**: both of rounds of one call. A "
-    "kernel that computes several calls at once is faster together, and not alone; so is one that is launched while "
-    "the device works. **Copied**: results that had to be copied to the judge's memory, which is part of the time. "
-    "**Verdict**: of these calls; **judged**: how many of all rounds, drawn after they were timed. **Of the roof**: "
+    "results in its own memory; median and quartiles of the calls. Each call has values of its own, in other memory, "
+    "which the process gets when the call before is over. **Nothing**: the same of a kernel that does nothing, in a "
+    "process of its own; **of it**: its share of the time. **Copied**: results that had to be copied to the judge's "
+    "memory, which is part of the time. **Verdict**: of these calls; **judged**: how many, drawn after they were "
+    "timed. **Of the roof**: "
     "the least time, by bytes at the rate of a copy or by FLOP at the rate of a large matrix product, over the time."
 )
 
@@ -64,10 +63,9 @@ def page(bench: Bounds) -> str:
 def _row(b: Bound, roof: Roof | None) -> Iterator[str]:
     yield from (plain(b.kernel), plain(b.contract), b.verdict)
     yield from (amount(b.time, "s"), amount(b.empty, "s"), f"{b.overhead:.0%}")
-    yield from (amount(b.alone, "s"), amount(b.empty_alone, "s"))
     yield amount(b.time.rate(b.flops or b.traffic), "FLOP/s" if b.flops else "B/s")
     yield "" if roof is None else f"{b.share(roof):.0%}"
-    yield from (f"{b.copied:.0%}", f"{b.calls} × {b.time.count}", str(b.judged))
+    yield from (f"{b.copied:.0%}", str(b.time.count), str(b.judged))
 
 
 def sentence(b: Bound, roof: Roof | None) -> str:

@@ -76,7 +76,6 @@ def _fields(found: FileVerdict) -> Iterator[tuple[str, str]]:
 def _speed(time: CallTime) -> Iterator[str]:
     """What is said of a call's time, on one line."""
     yield f"at most {_seconds(time.seconds)} on {short(time.case)}, of which nothing takes {_seconds(time.overhead)}"
-    yield f"{_seconds(time.alone)} alone"
     if time.roof is not None:
         yield f"at least {time.roof:.0%} of the roof"
     yield from (f"{name}: {_seconds(seconds)}" for name, seconds in time.beside.items())

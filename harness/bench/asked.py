@@ -29,18 +29,19 @@ class TimedProcess(Process):
 
     Attributes:
         process: it.
-        timeout: seconds that the calls of a round may take.
-        given: numbers of the memory that it was given for the last round.
+        timeout: seconds that a call may take.
+        given: the memory that it has been given, until it is told to let it go.
     """
 
     process: KernelProcess
     timeout: float
-    given: list[int] = field(default_factory=list)
+    given: list[Block] = field(default_factory=list)
 
     def ask(self, message: Mapping[str, Any], memory: Mapping[str, Block]) -> Mapping[str, Any]:
-        close, self.given = self.given, [block.number for block in memory.values()]
+        gone = self.given if message["do"] == "prepare" else []  # of the call before
+        self.given = [block for block in self.given if block not in gone] + list(memory.values())
         numbers = {what: block.number for what, block in memory.items()}
-        shared = {"new": [block.as_json for block in memory.values()], "close": close}
+        shared = {"new": [block.as_json for block in memory.values()], "close": [block.number for block in gone]}
         fds = [block.descriptor for block in memory.values() if block.descriptor is not None]
         answer = self.process.ask({**message, **numbers, **shared}, self.timeout, fds)
         return {"copied": answers.integer(answer.get("copied", 0), 0, 1 << 40)}
@@ -73,8 +74,7 @@ def bound_of(subject: Subject, case: Case, server: ForkServer, effort: Effort) -
 
 def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
     """What the results of a call are like."""
-    [fresh] = drawn(case, 1)
-    inputs = build(fresh, subject.device)
+    inputs = build(drawn(case), subject.device)
     problem = subject.problem(inputs)
     caller = Caller(
         subject.kernel, subject.device, tuple(problem.required), subject.op.optional_results, subject.performer

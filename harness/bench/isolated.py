@@ -1,8 +1,9 @@
 """How fast a kernel is that nobody trusts: an upper bound, by the clock of the judge, of calls in a kernel process.
 
-The time of a round is from the message to go until the judge has read results in its own memory. It has everything in
-it: all calls, all streams, messages, the mapping of memory. So it can be too long, and never too short. No times are
-subtracted from each other, because a kernel could be slow in one of them.
+The time of a call is from the message to go until the judge has read results in its own memory. It has everything in
+it: all streams, messages, the mapping of memory. So it can be too long, and never too short. No times are subtracted
+from each other, because a kernel could be slow in one of them. Nothing of a call can be done in another one, since its
+inputs come with its own message, when the call before is over.
 """
 
 from __future__ import annotations
@@ -29,13 +30,11 @@ from harness.verify.check import Subject
 
 Message = Mapping[str, Any]
 
-_FEWEST, _MOST = 8, 512  # calls of a round
-_ALONE = 5  # rounds of one call, for each round of the effort
-_PILOT = 16  # calls of the round from which their number follows
-_SHARE = 0.1  # of the effort's seconds that a round takes
-_MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of all inputs and results of a round, with copies
-_JUDGED, _JUDGED_ON_CPU = 1 << 32, 1 << 26  # elements of inputs whose results are judged, in all rounds
-_MOST_JUDGED = 64  # calls of a round that are judged
+_FEWEST, _MOST = 24, 512  # calls that are timed
+_SHARE = 0.1  # of the effort's seconds that each of its rounds takes, and one more
+_MEMORY, _MEMORY_ON_CPU = 16 << 30, 1 << 28  # bytes of a call, and of copies of all results
+_JUDGED, _JUDGED_ON_CPU = 1 << 32, 1 << 26  # elements of inputs whose results are judged
+_MOST_JUDGED = 448  # calls that are judged
 _FLUSH = 3  # times that the L2 cache is written over
 _POISON = -0x0101010101010102  # int64 of which each half and quarter is a NaN, or a number that nothing computes
 
@@ -86,74 +85,55 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Round:
-    """Calls that were made, and what they gave."""
+class Made:
+    """A call that was made, and what it gave."""
 
-    cases: tuple[Case, ...]
+    case: Case
     layout: Layout
     taken: Taken
-
-    @property
-    def seconds(self) -> float:
-        """Of a call."""
-        return self.taken.seconds / len(self.cases)
 
 
 def bound(timed: Timed, empty: Process, effort: Effort) -> Bound:
     """The time of a kernel, with the verdict on what it gave meanwhile; `empty` is a process that has loaded none."""
-    one_round(timed, 2)  # which compiles
-    calls = _calls(timed, one_round(timed, min(_PILOT, _most_calls(timed))).seconds, effort)
-    judgements = list[Judgement]()
-    rounds, single = 2 * effort.rounds + 1, _ALONE * effort.rounds
-    budget = (_JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED) // (rounds + single)
-    together = [_judged_round(timed, calls, budget, judgements) for _ in range(rounds)]
-    alone = [_judged_round(timed, 1, budget, judgements) for _ in range(single)]
+    one_call(timed)  # which compiles
+    count = _count(timed, one_call(timed).taken.seconds, effort)
+    made = [one_call(timed) for _ in range(count)]
+    judgements = judged(timed, made)
     worst = max(judgements, key=lambda j: list(Verdict).index(j.verdict))
     return Bound(
         of=str(timed.case),
         kernel=timed.subject.kernel.name,
         contract=str(timed.subject.contract),
         verdict=str(worst.verdict),
-        time=Sample.of([seconds for seconds, _ in together]),
-        empty=Sample.of([one_round(timed, calls, empty).seconds for _ in range(rounds)]),
-        alone=Sample.of([seconds for seconds, _ in alone]),
-        empty_alone=Sample.of([one_round(timed, 1, empty).seconds for _ in range(single)]),
-        calls=calls,
+        time=Sample.of([one.taken.seconds for one in made]),
+        empty=Sample.of([one_call(timed, empty).taken.seconds for _ in range(count)]),
         judged=len(judgements),
-        copied=sum(copied for _, copied in together) / (rounds * calls * len(timed.results)),
+        copied=sum(one.taken.copied for one in made) / (count * len(timed.results)),
         traffic=timed.traffic,
         flops=_flops(timed),
         why=next((f.sentence for f in worst.findings if not f.notice), ""),
     )
 
 
-def _judged_round(timed: Timed, calls: int, budget: int, judgements: list[Judgement]) -> tuple[float, int]:
-    """Seconds of a call, and results that were copied, of a round; it is judged, unless one was wrong before."""
-    made = one_round(timed, calls)
-    if not _failed(judgements):
-        judgements += judged(timed, made, budget)
-    return made.seconds, made.taken.copied
-
-
-def one_round(timed: Timed, calls: int, process: Process | None = None) -> Round:
-    """So many calls on inputs that the process has not seen; another process makes empty ones."""
+def one_call(timed: Timed, process: Process | None = None) -> Made:
+    """Make a call on inputs that the process has not seen; another process makes an empty one."""
     asked, device = process or timed.process, timed.device
-    cases = drawn(timed.case, calls)
-    inputs, results = Layout.of(shapes_of(timed.case), calls), Layout.of(timed.results, calls)
-    asked.ask(_prepared(timed, inputs, results, empty=process is not None), {})
+    case = drawn(timed.case)
+    inputs, results = Layout.of(shapes_of(timed.case)), Layout.of(timed.results)
     given, taken = asked.memory(device, inputs.nbytes), asked.memory(device, results.nbytes)
     taken.words.fill_(_POISON)
     if process is None:
-        write(cases, inputs, given.words)
+        write(case, inputs, given.words)
+    settle(device)
+    asked.ask(_prepared(timed, inputs, results, empty=process is not None), {"into": taken})
     places = places_in(results, device)
     flush(device)
-    memory = {"inputs": given, "into": taken}
-    made = take(lambda: asked.ask({"do": "go"}, memory), taken.words, places, timed.clock)
-    return Round(tuple(cases), results, made)
+    found = take(lambda: asked.ask({"do": "go"}, {"inputs": given}), taken.words, places, timed.clock)
+    return Made(case, results, found)
 
 
 def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> dict[str, Any]:
-    """The message that says everything about calls but the values."""
+    """The message that says everything about a call but the values."""
     return {
         "do": "prepare",
         "kernel": None if empty else timed.subject.kernel.name,
@@ -161,32 +141,28 @@ def _prepared(timed: Timed, inputs: Layout, results: Layout, *, empty: bool) -> 
         "results": results.as_json,
         "params": dict(timed.case.params),
         "device": str(timed.device),
-        "calls": inputs.calls,
     }
 
 
-def judged(timed: Timed, made: Round, budget: int) -> list[Judgement]:
-    """Judgements of calls: all, or as many as have `budget` elements, drawn now; up to the first that fails."""
-    found = [_written_late(made.taken.late)] if made.taken.late else []
-    elements = max(1, sum(t.numel for t in timed.case.tensors))
-    most = max(1, budget // elements)
-    calls = range(len(made.cases))
-    for call in SystemRandom().sample(calls, min(len(calls), most, _MOST_JUDGED)):
-        if not _failed(found):
-            found.append(_judged(timed, made, call))
+def judged(timed: Timed, made: Sequence[Made]) -> list[Judgement]:
+    """Judgements of calls: all, or as many as have few enough elements, drawn now; up to the first that fails."""
+    late = sum(one.taken.late for one in made)
+    found = [_written_late(late)] if late else []
+    budget = _JUDGED_ON_CPU if timed.device.type == "cpu" else _JUDGED
+    most = max(1, budget // max(1, sum(t.numel for t in timed.case.tensors)))
+    for one in SystemRandom().sample(made, min(len(made), most, _MOST_JUDGED)):
+        if any(judgement.verdict is Verdict.FAILED for judgement in found):
+            break
+        found.append(_judged(timed, one))
     return found
 
 
-def _failed(judgements: Sequence[Judgement]) -> bool:
-    return any(judgement.verdict is Verdict.FAILED for judgement in judgements)
-
-
-def _judged(timed: Timed, made: Round, call: int) -> Judgement:
+def _judged(timed: Timed, made: Made) -> Judgement:
     """Of one call, whose inputs are made again from its seed."""
-    subject, case = timed.subject, made.cases[call]
-    tensors = build(case, timed.device).tensors
-    problem = Problem(subject.op, subject.contract, tensors, dict(case.params), subject.bounds)
-    return judge(problem, made.layout.of_call(made.taken.words, call), alternatives=False)
+    subject = timed.subject
+    tensors = build(made.case, timed.device).tensors
+    problem = Problem(subject.op, subject.contract, tensors, dict(made.case.params), subject.bounds)
+    return judge(problem, made.layout.tensors_in(made.taken.words), alternatives=False)
 
 
 def flush(device: torch.device) -> None:
@@ -197,17 +173,12 @@ def flush(device: torch.device) -> None:
     settle(device)
 
 
-def _calls(timed: Timed, seconds: float, effort: Effort) -> int:
-    """How many calls a round has: as many as take long enough, of those that fit into memory."""
-    wanted = int(_SHARE * effort.seconds / max(seconds, 1e-7))
-    return min(max(wanted, _FEWEST), _most_calls(timed))
-
-
-def _most_calls(timed: Timed) -> int:
-    """How many calls fit into memory, two at least."""
+def _count(timed: Timed, seconds: float, effort: Effort) -> int:
+    """How many calls are timed: as many as take long enough, of those whose results fit into memory."""
+    wanted = int((2 * effort.rounds + 1) * _SHARE * effort.seconds / max(seconds, 1e-7))
     memory = _MEMORY_ON_CPU if timed.device.type == "cpu" else _MEMORY
-    room = sum(s.room for s in shapes_of(timed.case)) + 2 * sum(r.room for r in timed.results)
-    return max(2, min(_MOST, memory // max(1, room)))
+    fitting = memory // max(1, sum(result.room for result in timed.results))
+    return max(2, min(max(wanted, _FEWEST), _MOST, fitting))
 
 
 def _flops(timed: Timed) -> int:

@@ -1,9 +1,10 @@
 """Inputs that a kernel process has not seen, and its results, both in memory of the judge.
 
 Each call has inputs of its own: other values, drawn by seeds that nobody knows before, in other memory. The process
-gets that memory with the message to go, when all of it is written. Its results are to lie in memory of the judge when
-it answers. The judge then reads words that it has drawn before, thousands out of all results, and the clock stops when
-it has them; after that it copies everything. What is written later shows, because those words are compared.
+gets that memory with the message to go, when all of it is written, and after the call before is over. Its results are
+to lie in memory of the judge when it answers. The judge then reads words that it has drawn before out of all results,
+and the clock stops when it has them; after that it copies everything. What is written later shows, because those words
+are compared.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from harness.inputs.guards import extent
 ALIGNMENT = 512
 """Bytes, of which the starts of tensors are multiples, as torch allocates them on CUDA."""
 
-WITNESSES = 4096
-"""Words of results that are read when the process answers: one in a thousand that is missing shows in 98 of 100."""
+WITNESSES = 1024
+"""Words of a result that are read when the process answers: 1 in 1000 that is missing shows in 64 of 100 calls."""
 
 
 @dataclass(frozen=True)
@@ -54,38 +55,30 @@ def contiguous(name: str, dtype: torch.dtype, shape: Sequence[int]) -> Shaped:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of a number of calls lie in memory: name → first byte, call by call.
-
-    Each name has its tensors in an order of its own, so that what lies beside a tensor does not say which call has it.
-    """
+    """Where the tensors of a call lie in memory: name → first byte."""
 
     tensors: tuple[Shaped, ...]
-    calls: int
-    starts: Mapping[str, tuple[int, ...]]
+    starts: Mapping[str, int]
     nbytes: int
 
     @classmethod
-    def of(cls, tensors: Sequence[Shaped], calls: int) -> Layout:
-        starts, free = dict[str, tuple[int, ...]](), 0
+    def of(cls, tensors: Sequence[Shaped]) -> Layout:
+        starts, free = dict[str, int](), 0
         for tensor in tensors:
-            order = sorted(range(calls), key=lambda _: secrets.randbits(32))
-            starts[tensor.name] = tuple(free + place * tensor.room for place in order)
-            free += calls * tensor.room
-        return cls(tuple(tensors), calls, starts, free)
+            starts[tensor.name] = free
+            free += tensor.room
+        return cls(tuple(tensors), starts, free)
 
-    def tensor(self, words: Tensor, tensor: Shaped, call: int) -> Tensor:
-        """A tensor of a call, in memory that is laid out like this."""
-        at = self.starts[tensor.name][call] // tensor.dtype.itemsize
-        return words.view(tensor.dtype).as_strided(tensor.shape, tensor.strides, at)
+    def tensors_in(self, words: Tensor) -> dict[str, Tensor]:
+        """Return all tensors, in memory that is laid out like this."""
+        return {t.name: self._from(words, t).as_strided(t.shape, t.strides) for t in self.tensors}
 
-    def flat(self, words: Tensor, tensor: Shaped, call: int) -> Tensor:
-        """The memory of a tensor of a call, from its first element to its last."""
-        at = self.starts[tensor.name][call] // tensor.dtype.itemsize
-        return words.view(tensor.dtype)[at : at + tensor.elements]
+    def flat(self, words: Tensor, tensor: Shaped) -> Tensor:
+        """Return the memory of a tensor, from its first element to its last."""
+        return self._from(words, tensor)[: tensor.elements]
 
-    def of_call(self, words: Tensor, call: int) -> dict[str, Tensor]:
-        """All tensors of a call."""
-        return {tensor.name: self.tensor(words, tensor, call) for tensor in self.tensors}
+    def _from(self, words: Tensor, tensor: Shaped) -> Tensor:
+        return words.view(tensor.dtype)[self.starts[tensor.name] // tensor.dtype.itemsize :]
 
     @property
     def as_json(self) -> list[dict[str, Any]]:
@@ -96,7 +89,7 @@ class Layout:
                 "dtype": str(t.dtype).removeprefix("torch."),
                 "shape": list(t.shape),
                 "strides": list(t.strides),
-                "at": [start // t.dtype.itemsize for start in self.starts[t.name]],
+                "at": self.starts[t.name] // t.dtype.itemsize,
             }
             for t in self.tensors
         ]
@@ -107,18 +100,17 @@ def shapes_of(case: Case) -> tuple[Shaped, ...]:
     return tuple(Shaped(t.name, t.torch_dtype, t.shape, t.element_strides) for t in case.tensors)
 
 
-def drawn(case: Case, calls: int) -> list[Case]:
-    """So many cases like this one with seeds that nobody can know."""
-    return [replace(case, seed=secrets.randbits(48)) for _ in range(calls)]
+def drawn(case: Case) -> Case:
+    """Return a case like this one with a seed that nobody can know."""
+    return replace(case, seed=secrets.randbits(48))
 
 
-def write(cases: Sequence[Case], layout: Layout, words: Tensor) -> None:
-    """Write the inputs of the cases where the calls will find them."""
-    for call, case in enumerate(cases):
-        guards = {guarded.name: guarded.tensor for guarded in build(case, words.device).guards}
-        for tensor in layout.tensors:
-            source = guards[tensor.name]
-            layout.flat(words, tensor, call).copy_(source.as_strided((tensor.elements,), (1,), source.storage_offset()))
+def write(case: Case, layout: Layout, words: Tensor) -> None:
+    """Write the inputs of a case where its call will find them."""
+    guards = {guarded.name: guarded.tensor for guarded in build(case, words.device).guards}
+    for tensor in layout.tensors:
+        source = guards[tensor.name]
+        layout.flat(words, tensor).copy_(source.as_strided((tensor.elements,), (1,), source.storage_offset()))
 
 
 @dataclass(frozen=True)
@@ -134,26 +126,23 @@ class Witness:
 
 
 def places_in(layout: Layout, device: torch.device) -> Tensor:
-    """Places of words of results, drawn anew, spread evenly over the results of all calls."""
-    source = torch.Generator().manual_seed(secrets.randbits(63))
-    sizes = {tensor: tensor.elements * tensor.dtype.itemsize // 8 for tensor in layout.tensors}
-    found = []
-    for tensor, size in sizes.items():
-        if size:
-            each = min(size, -(-WITNESSES // layout.calls))
-            starts = torch.tensor(layout.starts[tensor.name]).repeat_interleave(each) // 8
-            found.append(starts + torch.randint(size, (layout.calls * each,), generator=source))
-    return torch.cat([torch.zeros(1, dtype=torch.int64), *found]).to(device)
+    """Return places of words of the results, drawn anew."""
+    source, found = torch.Generator().manual_seed(secrets.randbits(63)), [torch.zeros(1, dtype=torch.int64)]
+    for tensor in layout.tensors:
+        if size := tensor.elements * tensor.dtype.itemsize // 8:
+            places = torch.randint(size, (min(size, WITNESSES),), generator=source)
+            found.append(layout.starts[tensor.name] // 8 + places)
+    return torch.cat(found).to(device)
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What came of the calls of one round.
+    """What came of a call.
 
     Attributes:
-        seconds: from the message to go until the judge had the first elements of the results.
+        seconds: from the message to go until the judge had drawn words of the results.
         words: a copy of the memory of results, made right after.
-        late: how many of the first elements were others in that copy.
+        late: how many of the drawn words were others in that copy.
         copied: how many results the process says it had to copy to the judge's memory, within that time.
     """
 
@@ -164,7 +153,7 @@ class Taken:
 
 
 def take(go: Callable[[], Mapping[str, Any]], results: Tensor, places: Tensor, clock: Callable[[], float]) -> Taken:
-    """Let the calls be made, and take their results from memory that the process writes to."""
+    """Let a call be made, and take its results from memory that the process writes to."""
     start = clock()
     answer = go()
     witness = Witness(places, results[places])

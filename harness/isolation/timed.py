@@ -1,4 +1,4 @@
-"""What a kernel process does to be timed: calls one after the other, on inputs that come with the message to go.
+"""What a kernel process does to be timed: a call on inputs that come with the message to go.
 
 It imports nothing of lastbit, like `runner`. Nothing here has a say in the time or in the verdict: the judge stops its
 own clock when it has read results in its own memory, and judges what lies there.
@@ -18,7 +18,7 @@ Said = Mapping[str, Any]
 
 
 class Timed:
-    """What a bare kernel process does, and calls one after the other.
+    """What a bare kernel process does, and calls that are timed.
 
     `bare` loads kernels and calls one; `memory` is that of the judge.
     """
@@ -27,56 +27,51 @@ class Timed:
         self._bare, self._memory, self.load, self.call = bare, memory, bare.load, bare.call
 
     def prepare(self, message: Said) -> Said:
-        """Get ready for calls, whose inputs come later; those without a kernel do nothing."""
+        """Get ready for a call, whose inputs come later; one without a kernel does nothing."""
         for number in message["close"]:
             self._memory.close(number)
-        self._call: Call = nothing if message["kernel"] is None else self._bare.call_of[message["kernel"]]
-        self._sets = Sets(message)
+        call = nothing if message["kernel"] is None else self._bare.call_of[message["kernel"]]
+        self._prepared = Prepared(message, call, self._memory.whole(message["into"]))
         return {}
 
     def go(self, message: Said) -> Said:
-        """Make the calls."""
-        inputs, into = (self._memory.whole(message[what]) for what in ("inputs", "into"))
-        return self._sets.called(self._call, inputs, into)
+        """Make the call."""
+        return self._prepared.called(self._memory.whole(message["inputs"]))
 
 
-class Sets:
-    """Calls that are to be made: where the tensors of each lie in memory, and where its results are to lie.
+class Prepared:
+    """A call that is to be made, as the `message` says: which function, and where tensors lie in memory.
 
-    `arguments` and `results` have name, dtype, shape, strides, and for each call the element of the memory at which it
-    starts.
+    `arguments` and `results` have name, dtype, shape, strides, and the element of the memory at which they start. The
+    results are to lie in `into`.
     """
 
-    def __init__(self, message: Said) -> None:
-        self._arguments, self._results, self._params = message["arguments"], message["results"], message["params"]
-        self._device, self._count = torch.device(message["device"]), message["calls"]
+    def __init__(self, message: Said, call: Call, into: Tensor) -> None:
+        self._call, self._params, self._arguments = call, message["params"], message["arguments"]
+        self._device, self._results = torch.device(message["device"]), placed_in(message["results"], into)
 
-    def called(self, call: Call, inputs: Tensor, into: Tensor) -> Said:
-        """Make the calls, and wait for them; how many results had to be copied to where they are to lie."""
-        tensors = [self._placed(t, inputs) for t in self._arguments]
-        results = [self._placed(r, into) for r in self._results]
-        copied = 0
-        with Offers() as offers:
-            for number in range(self._count):
-                there = {name: place(number) for name, place in results}
-                offers.now = {(tuple(t.shape), t.dtype): t for t in there.values()}
-                returned = call(**{name: place(number) for name, place in tensors}, **self._params)
-                if not isinstance(returned, dict):
-                    returned = {self._results[0]["name"]: returned}
-                for name, place in there.items():
-                    result = returned.get(name)
-                    if result is not None and not same(result, place):
-                        place.copy_(result)
-                        copied += 1
+    def called(self, inputs: Tensor) -> Said:
+        """Make the call, and wait for it; how many results had to be copied to where they are to lie."""
+        arguments, copied = placed_in(self._arguments, inputs), 0
+        with Offers({(tuple(t.shape), t.dtype): t for t in self._results.values()}):
+            returned = self._call(**arguments, **self._params)
+        if not isinstance(returned, dict):
+            returned = {next(iter(self._results)): returned}
+        for name, place in self._results.items():
+            result = returned.get(name)
+            if result is not None and not same(result, place):
+                place.copy_(result)
+                copied += 1
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         return {"copied": copied}
 
-    def _placed(self, tensor: Said, words: Tensor) -> tuple[str, Callable[[int], Tensor]]:
-        """The name of a tensor, and a function: number of a call → the tensor of that call."""
-        base = words.view(getattr(torch, tensor["dtype"]))
-        shape, strides, at = tensor["shape"], tensor["strides"], tensor["at"]
-        return tensor["name"], lambda number: base.as_strided(shape, strides, at[number])
+
+def placed_in(tensors: list[Said], words: Tensor) -> dict[str, Tensor]:
+    """Return the tensors that messages describe, in memory."""
+    return {
+        t["name"]: words.view(getattr(torch, t["dtype"])).as_strided(t["shape"], t["strides"], t["at"]) for t in tensors
+    }
 
 
 def same(result: Tensor, place: Tensor) -> bool:
@@ -94,8 +89,8 @@ class Offers:
     What a kernel allocates otherwise is copied there after its call, within the time.
     """
 
-    def __init__(self) -> None:
-        self.now: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+    def __init__(self, now: dict[tuple[tuple[int, ...], torch.dtype], Tensor]) -> None:
+        self.now = now
         self._own: dict[str, Any] = {}
 
     def __enter__(self) -> "Offers":

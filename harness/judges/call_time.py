@@ -59,7 +59,7 @@ def _cases(desk: Desk, question: Question) -> Iterator[Case]:
 
 def _call_time(bound: Bound, desk: Desk) -> CallTime:
     seconds, overhead = bound.time.median, bound.empty.median
-    return CallTime(bound.of, seconds, overhead, bound.alone.median, bound.calls, roof=round(bound.share(desk.roof), 6))
+    return CallTime(bound.of, seconds, overhead, bound.time.count, roof=round(bound.share(desk.roof), 6))
 
 
 def _wrong(found: FileVerdict, bound: Bound, repro: Repro) -> FileVerdict:

@@ -85,8 +85,7 @@ class CallTime:
         case: the line of the case that was timed.
         seconds: per call, an upper bound.
         overhead: seconds per call of a kernel that does nothing, measured in the same way.
-        alone: seconds of one call by itself, an upper bound, of which nothing can be done in another call.
-        calls: how many were timed together.
+        calls: how many were timed, one by one.
         beside: what was timed beside it → seconds per call.
         roof: share of what the device does at best, as measured in the same run; None where there is no such figure.
     """
@@ -94,7 +93,6 @@ class CallTime:
     case: str
     seconds: float
     overhead: float
-    alone: float
     calls: int
     beside: Mapping[str, float] = field(default_factory=dict)
     roof: float | None = None

@@ -74,11 +74,9 @@ class Bound:
         of: the case line, whose seed stands for those that were drawn.
         kernel, contract: what was timed, and by which contract its results were judged.
         verdict, why: of the results of the timed calls; what is wrong first, if anything is.
-        time: seconds from the message to go until the judge had results, over the calls; of each round.
+        time: seconds from the message to go until the judge had results, of each call.
         empty: the same of a kernel that does nothing, in a process of its own.
-        alone, empty_alone: both of rounds of one call, of which nothing can be done in another one.
-        calls: of a round.
-        judged: calls of all rounds whose results were judged; which, was drawn after they were timed.
+        judged: calls whose results were judged; which, was drawn after they were timed.
         copied: share of the results that were copied to the judge's memory, within the time.
         traffic: bytes of inputs and results of a call.
         flops: that the op declares; 0 if it declares none.
@@ -90,9 +88,6 @@ class Bound:
     verdict: str
     time: Sample
     empty: Sample
-    alone: Sample
-    empty_alone: Sample
-    calls: int
     judged: int
     copied: float
     traffic: int

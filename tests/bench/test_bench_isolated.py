@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from harness.bench import isolated
-from harness.bench.isolated import Timed, bound, one_round
+from harness.bench.isolated import Timed, bound, one_call
 from harness.bench.samples import Effort
 from harness.bench.unseen import ALIGNMENT, Layout, Shaped, contiguous, drawn, places_in, shapes_of, take, write
 from harness.case import parse_case
 from harness.inputs import build
-from harness.isolation.timed import Sets, nothing
+from harness.isolation.timed import Prepared, nothing
 from harness.kernel import Kernel
 from harness.outcomes.bench import Sample
 from harness.outcomes.speed import Roof
@@ -50,18 +50,18 @@ class Here:
     call: Callable[..., Any] = norm
     log: list[str] = field(default_factory=list)
     after: Callable[[Tensor], object] = lambda into: None
-    sets: Sets | None = None
+    prepared: Prepared | None = None
     given: list[Words] = field(default_factory=list)
 
     def ask(self, message: Mapping[str, Any], memory: Mapping[str, Words]) -> Mapping[str, Any]:
         self.log.append(message["do"])
         if message["do"] == "prepare":
-            assert not memory, "no values before the clock starts"
-            self.sets = Sets(message)
+            assert set(memory) == {"into"}, "no values before the clock starts"
+            call = nothing if message["kernel"] is None else self.call
+            self.prepared = Prepared(message, call, memory["into"].words)
             return {}
-        assert self.sets is not None
-        inputs, into = memory["inputs"].words, memory["into"].words
-        answer = self.sets.called(self.call, inputs, into)
+        assert self.prepared is not None and set(memory) == {"inputs"}
+        answer = self.prepared.called(memory["inputs"].words)
         self.log.append("done")
         return answer
 
@@ -98,9 +98,11 @@ def test_everything_is_written_before_the_clock_starts_and_taken_before_it_stops
     for name in ("write", "flush"):
         original = getattr(isolated, name)
         monkeypatch.setattr(isolated, name, lambda *a, n=name, f=original: (process.log.append(n), f(*a)))
-    made = one_round(timed(process), 3)
-    assert process.log == ["prepare", "write", "flush", "clock", "go", "done", "clock"]
-    assert made.seconds == 1.0 / 3, "everything between the two looks at the clock"
+    for _ in range(2):
+        process.log.clear()
+        made = one_call(timed(process))
+        assert process.log == ["write", "prepare", "flush", "clock", "go", "done", "clock"]
+        assert made.taken.seconds == 1.0, "everything between the two looks at the clock"
 
 
 def test_each_call_has_values_and_memory_of_its_own() -> None:
@@ -112,20 +114,19 @@ def test_each_call_has_values_and_memory_of_its_own() -> None:
         return norm(x, weight, eps=eps)
 
     process = Here(watching)
-    for _ in range(2):
-        one_round(timed(process), 4)
+    for _ in range(8):
+        one_call(timed(process))
     assert len({values for _, values in seen}) == 8
     assert len({pointer for pointer, _ in seen}) == 8
-    assert len({memory.words.data_ptr() for memory in process.given}) == 4, "no memory is given twice"
+    assert len({memory.words.data_ptr() for memory in process.given}) == 16, "no memory is given twice"
 
 
 def test_a_right_kernel_passes_and_its_calls_are_judged() -> None:
     found = bound(timed(Here()), Here(nothing), LEAST)
-    assert (found.verdict, found.why, found.calls, found.judged) == ("PASSED", "", 8, 3 * 8 + 5)
+    assert (found.verdict, found.why, found.judged) == ("PASSED", "", 24)
     assert (found.copied, found.traffic) == (1.0, 6 * 64 * 2 * 2 + 128)
-    assert found.time == found.empty == Sample.of([1 / 8] * 3) and found.overhead == 1.0
-    assert found.alone == found.empty_alone == Sample.of([1.0] * 5), "rounds of one call"
-    assert found.share(Roof(Sample.of([1e6]), Sample.of([1e9]))) == pytest.approx(found.traffic / 1e6 * 8)
+    assert found.time == found.empty == Sample.of([1.0] * 24) and found.overhead == 1.0
+    assert found.share(Roof(Sample.of([1e6]), Sample.of([1e9]))) == pytest.approx(found.traffic / 1e6)
 
 
 def test_results_in_memory_that_was_offered_are_not_copied() -> None:
@@ -205,7 +206,7 @@ def test_a_result_that_is_not_there_when_the_clock_stops_fails() -> None:
 def test_a_clock_of_the_kernel_s_own_process_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     process = Here(log=log)
-    made = one_round(timed(process), 2)
+    made = one_call(timed(process))
     assert log.count("clock") == 2 and made.taken.seconds == 1.0, "the judge's clock, and nothing that was answered"
 
 
@@ -214,51 +215,49 @@ def test_a_kernel_that_does_nothing_fails() -> None:
 
 
 def test_where_not_all_are_judged_which_is_drawn_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = one_round(timed(Here()), 8)
-    seen: list[int] = []
-    monkeypatch.setattr(isolated, "_judged", lambda timed, made, call: seen.append(call) or Judgement(Verdict.PASSED))
+    made = [one_call(timed(Here())) for _ in range(8)]
+    seen: list[object] = []
+    monkeypatch.setattr(isolated, "_judged", lambda timed, one: seen.append(one) or Judgement(Verdict.PASSED))
+    monkeypatch.setattr(isolated, "_JUDGED_ON_CPU", 2 * (6 * 64 + 64))
     for _ in range(20):
-        isolated.judged(timed(Here()), made, 2 * (6 * 64 + 64))
-    assert len(seen) == 40 and len(set(seen)) > 2
+        isolated.judged(timed(Here()), made)
+    assert len(seen) == 40 and len(set(map(id, seen))) > 2
 
 
-def test_nothing_more_is_judged_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_more_is_judged_after_a_failure() -> None:
     found = bound(timed(Here(nothing)), Here(nothing), LEAST)
-    assert (found.verdict, found.judged, found.time.count) == ("FAILED", 1, 3)
+    assert (found.verdict, found.judged, found.time.count) == ("FAILED", 1, 24)
 
 
 # Memory
 
 
-def test_tensors_of_calls_lie_apart_and_keep_their_strides() -> None:
-    layout = Layout.of(shapes_of(CASE), 5)
+def test_tensors_lie_apart_and_keep_their_strides() -> None:
+    layout = Layout.of(shapes_of(CASE))
     words = torch.zeros(-(-layout.nbytes // 8), dtype=torch.int64)
-    cases = drawn(CASE, 5)
-    write(cases, layout, words)
-    starts = sorted(start for of_name in layout.starts.values() for start in of_name)
-    assert len(set(starts)) == 10 and not any(start % ALIGNMENT for start in starts)
-    for call, case in enumerate(cases):
-        built, found = build(case, "cpu").tensors, layout.of_call(words, call)
-        assert found["x"].stride() == (72, 1)
-        assert all(torch.equal(found[name], built[name]) for name in built)
+    case = drawn(CASE)
+    write(case, layout, words)
+    assert len(set(layout.starts.values())) == 2 and not any(start % ALIGNMENT for start in layout.starts.values())
+    built, found = build(case, "cpu").tensors, layout.tensors_in(words)
+    assert found["x"].stride() == (72, 1)
+    assert all(torch.equal(found[name], built[name]) for name in built)
 
 
 def test_a_stride_of_zero_and_an_empty_tensor_have_memory() -> None:
     shaped = (Shaped("a", torch.float32, (3, 4), (0, 1)), Shaped("b", torch.int64, (0, 4), (4, 1)))
-    layout = Layout.of(shaped, 2)
-    assert [tensor.elements for tensor in shaped] == [4, 0] and layout.nbytes == 4 * ALIGNMENT
+    layout = Layout.of(shaped)
+    assert [tensor.elements for tensor in shaped] == [4, 0] and layout.nbytes == 2 * ALIGNMENT
     words = torch.arange(layout.nbytes // 8)
-    assert layout.of_call(words, 1)["a"].stride() == (0, 1)
-    assert layout.flat(words, shaped[0], 0).numel() == 4
+    assert layout.tensors_in(words)["a"].stride() == (0, 1)
+    assert layout.flat(words, shaped[0]).numel() == 4
 
 
-def test_witnesses_are_words_of_results_of_every_call() -> None:
-    layout = Layout.of((contiguous("output", torch.bfloat16, (6, 64)),), 3)
+def test_witnesses_are_words_of_all_results() -> None:
+    layout = Layout.of([contiguous(name, torch.bfloat16, (6, 64)) for name in ("output", "residual")])
     places = places_in(layout, CPU)[1:] * 8
-    of_call = [sum(start <= place < start + 768 for place in places.tolist()) for start in layout.starts["output"]]
-    assert of_call == [96, 96, 96], "each word once, as a result has no more"
-    again = places_in(layout, CPU)
-    assert not torch.equal(again[1:] * 8, places), "drawn anew"
+    of_result = [sum(start <= place < start + 768 for place in places.tolist()) for start in layout.starts.values()]
+    assert of_result == [96, 96], "as many as a result has words"
+    assert not torch.equal(places_in(layout, CPU)[1:] * 8, places), "drawn anew"
 
 
 def test_what_is_taken_is_a_copy() -> None:

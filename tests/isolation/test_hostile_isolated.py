@@ -91,6 +91,7 @@ def test_there_is_a_row_for_each_file_and_a_source_in_each() -> None:
 
 TIMED = {
     "wrong_in_the_environment": "PASSED",
+    "computes_all_calls": "PASSED",
     "fakes_the_clock": "PASSED",
     "lazy_tensor": "PASSED",
     "cached_by_shape": "FAILED",
@@ -100,6 +101,9 @@ TIMED = {
     "right_ten_times": "FAILED",
     "writes_later": "FAILED",
 }
+
+LEAST = {"computes_all_calls": 0.02}
+"""Seconds that a call takes which does its work."""
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -111,7 +115,7 @@ def test_the_verdict_of_a_timed_kernel_is_of_its_timed_calls(judge: Judge, name:
         subject = Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU))
         found = bound_of(subject, parse_case(LINES[0]), judge.server, Effort(seconds=0.001, rounds=1))
     assert found.verdict == TIMED[name], found
-    assert found.time.low > 0 < found.empty.low
+    assert found.time.low > LEAST.get(name, 0) and found.empty.low > 0
 
 
 def test_given_values_cannot_be_timed(judge: Judge, tmp_path: Path) -> None:
