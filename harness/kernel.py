@@ -29,6 +29,7 @@ from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageErro
 from harness.floating_point import kept_floating_point
 from harness.in_place import Out, checked_outs, returning
 from harness.siblings import siblings
+from harness.takes import Takes, declared_takes
 
 __all__ = ["Kernel", "Out", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
 
@@ -84,6 +85,7 @@ class Kernel:
     held: Mapping[str, str] = field(default_factory=dict, hash=False)
     invariant: tuple[str, ...] = ()
     arithmetic: str = ""
+    takes: Takes = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
@@ -144,12 +146,14 @@ def kernel(
     placement: str = "refuses",
     unordered: tuple[str, ...] = (),
     invariant: tuple[str, ...] = (),
+    takes: str | tuple[str, ...] | Mapping[str, Any] = (),
 ) -> Callable[[Function], Function]:
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
     The function itself is returned, so that the file can also be used as an ordinary module. A parameter of it may be
     a dataclass of tensors, which stands for its fields: see `harness.bundles`. `mutates` may map inputs to the results
     that they hold after the call, and `out` maps parameters to the results that they receive: see `harness.in_place`.
+    `takes` says what it takes in words or a mapping: see `harness.takes`.
 
     Raises:
         UsageError: no op is named, as by `@kernel` without parentheses, or what is decorated cannot be called, or its
@@ -164,7 +168,7 @@ def kernel(
             raise _without_op(function)
         own, source = name or _name_of(function), place_of(function)
         made = Kernel(own, op, contract, function, stages, mutates, devices, depth, order, placement, unordered, source)
-        made = replace(made, invariant=invariant)
+        made = replace(made, invariant=invariant, takes=declared_takes(takes, made.where))
         made = _called_by_name(made, mutates if isinstance(mutates, Mapping) else {}, out)
         with suppress(AttributeError, TypeError):  # objects that take no attribute
             setattr(function, _ATTRIBUTE, (*declarations_of(function), made))

@@ -17,6 +17,7 @@ from harness.errors import UsageError, no_such
 from harness.kernel import Kernel, _collect, declarations_of, kernel, load_kernel_file
 from harness.ops import Op
 from harness.siblings import siblings
+from harness.takes import told
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ def held_to(own: Kernel, role: Role, op: Op) -> tuple[Kernel, tuple[str, ...]]:
         held=held,
         unordered=role.unordered,
         placement=role.placement,
+        takes={},
     )
     return asked, tuple(_contrary(own, asked, op))
 
@@ -149,6 +151,8 @@ def _contrary(own: Kernel, asked: Kernel, op: Op) -> Iterator[str]:
         yield f"the file declares that it overwrites {', '.join(more)}, which the caller does not allow"
     if more := sorted({*own.unordered} - {*asked.unordered}):
         yield f"the file declares {', '.join(more)} to be unordered, which the caller does not allow"
+    if own.takes:
+        yield f"the file declares {told(own.takes)}; it is judged on all that its signature takes"
     if own.placement != asked.placement:
         yield f"the file declares placement={own.placement!r}; it is held to {asked.placement!r}"
 

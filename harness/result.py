@@ -278,6 +278,7 @@ class CaseResult(Judgement):
         counted: generated rather than tried while a failure was shrunk.
         source: file and line of the kernel.
         properties: what its bits were found to depend on, where the case is one that asks.
+        declined: the kernel raised `UnsupportedCase`, although signature and declaration take the case.
     """
 
     case: str
@@ -292,6 +293,7 @@ class CaseResult(Judgement):
     counted: bool = True
     source: str = ""
     properties: tuple[PropertyResult, ...] = ()
+    declined: bool = False
 
     def judged(self, judgement: Judgement) -> CaseResult:
         """The same case with another judgement."""

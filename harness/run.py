@@ -34,6 +34,9 @@ class Power:
         return self.separable and self.ruled_out == 0
 
 
+LEAST_JUDGED = 0.5
+"""Share of the cases that a kernel takes by its declaration and must not decline, or nobody can say that it passed."""
+
 LEAST_DECIDED = 0.01
 """Share of the elements of a result that a run must have decided, or nobody can say that the kernel passed."""
 
@@ -178,14 +181,26 @@ class Run:
             for (name, dtype), seen in found.items()
         )
 
+    def judged(self, kernel: str, device: str) -> tuple[int, int]:
+        """How many cases of a kernel were judged, and how many were to be: those that it declined besides."""
+        results = self.of(kernel, device)
+        judged = sum(r.verdict not in TURNED_DOWN for r in results)
+        return judged, judged + sum(r.declined for r in results)
+
     def verdict(self, kernel: str, device: str) -> Verdict:
-        """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out or a result not decided."""
+        """FAILED or ERRORED if any case is; INCONCLUSIVE if a contract was never ruled out, or too little was decided.
+
+        Too little is `LEAST_DECIDED` of the elements of a result, and `LEAST_JUDGED` of the cases.
+        """
         verdicts = {r.verdict for r in self.results if (r.kernel, r.device) == (kernel, device)}
         if bad := verdicts & BAD:
             return Verdict.worst(*bad)
         if any(p.missing for p in self.power if (p.kernel, p.device) == (kernel, device)):
             return Verdict.INCONCLUSIVE
         if any(d.missing for d in self.decided(kernel, device)):
+            return Verdict.INCONCLUSIVE
+        judged, planned = self.judged(kernel, device)
+        if 0 < judged < LEAST_JUDGED * planned:
             return Verdict.INCONCLUSIVE
         return Verdict.PASSED if Verdict.PASSED in verdicts else Verdict.worst(*verdicts)
 

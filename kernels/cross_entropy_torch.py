@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from cross_entropy_arguments import check_options, check_tensors
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
+from harness import kernel
 
 
 def as_softmax_sees(logits: Tensor, logit_scale: float, softcap: float | None) -> Tensor:
@@ -65,11 +65,19 @@ def library_of_cuda(logits, labels, *, ignore_index=-100, label_smoothing=0.0, r
     return library(logits, labels, ignore_index, label_smoothing, reduction, count)
 
 
-@kernel("cross_entropy", contract="rounded_log_sum", name="F.cross_entropy[cpu]", devices=("cpu",))
+@kernel(
+    "cross_entropy", contract="rounded_log_sum", name="F.cross_entropy[cpu]", devices=("cpu",),
+    takes={"reduction": ("none", None)},
+)  # fmt: skip
+@kernel(
+    "cross_entropy", contract="rounded_log_sum", name="F.cross_entropy[cpu+fp32]", devices=("cpu",),
+    takes={"logits dtype": "fp32"},
+)  # fmt: skip
 def library_of_cpu(logits, labels, *, ignore_index=-100, label_smoothing=0.0, reduction="none", count=None):
-    """On a CPU the sum of exponentials and its logarithm are rounded, too, and losses are added in their own dtype."""
-    if reduction != "none" and logits.dtype != torch.float32:
-        raise UnsupportedCase(f"torch adds losses of {logits.dtype} in {logits.dtype} on a CPU, which no contract does")
+    """On a CPU the sum of exponentials and its logarithm are rounded, too.
+
+    Losses are added in their own dtype, which no contract does but in fp32.
+    """
     return library(logits, labels, ignore_index, label_smoothing, reduction, count)
 
 

@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from layer_norm_gated_arguments import check_backward, check_forward, check_stepwise
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
-
-HALVES = (torch.bfloat16, torch.float16)
+from harness import kernel
 
 
 def activate(z: Tensor, activation: str) -> Tensor:
@@ -75,17 +73,26 @@ def with_statistics(x, weight, bias, eps, stages):
     contract="single_rounding+welford",
     name="F.layer_norm",
     stages=("mean", "rstd"),
+    devices=("cuda",),
     invariant=("run to run",),
+    takes="one dtype",
 )
 def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
-    """Welford by chunks of vectors on the CPU, by threads on CUDA; what is normalized is (x - mean) · rstd.
+    """Welford by threads; what is normalized is (x - mean) · rstd."""
+    return with_statistics(x, weight, bias, eps, stages)
 
-    On the CPU that holds for fp32 only; see `library_layer_norm_of_halves`.
-    """
-    if x.device.type == "cpu" and x.dtype in HALVES:
-        raise UnsupportedCase("on the CPU, torch computes x · rstd - mean · rstd for 16 bits: F.layer_norm[halves]")
-    if x.is_cuda and weight.dtype != x.dtype:
-        raise UnsupportedCase(f"x is {x.dtype}, weight {weight.dtype}: torch's CUDA kernel takes weights of x's dtype")
+
+@kernel(
+    "layer_norm_gated",
+    contract="single_rounding+welford",
+    name="F.layer_norm[fp32]",
+    stages=("mean", "rstd"),
+    devices=("cpu",),
+    invariant=("run to run",),
+    takes={"x dtype": "fp32"},
+)
+def library_layer_norm_of_fp32(x, weight, bias=None, *, eps, stages=()):
+    """fp32 on the CPU: Welford by chunks of vectors; what is normalized is (x - mean) · rstd."""
     return with_statistics(x, weight, bias, eps, stages)
 
 
@@ -96,11 +103,10 @@ def library_layer_norm(x, weight, bias=None, *, eps, stages=()):
     stages=("mean", "rstd"),
     devices=("cpu",),
     invariant=("run to run",),
+    takes={"x dtype": ("bf16", "fp16")},
 )
 def library_layer_norm_of_halves(x, weight, bias=None, *, eps, stages=()):
     """bf16 and fp16 on the CPU: Welford, then fma(x, rstd, -(mean · rstd)), all in fp32."""
-    if x.dtype not in HALVES:
-        raise UnsupportedCase(f"x is {x.dtype}, for which F.layer_norm says what torch computes")
     return with_statistics(x, weight, bias, eps, stages)
 
 

@@ -95,7 +95,7 @@ def _context(run: Run) -> dict[str, Any]:
     anchors = {html_tables.stage_anchor(*key, stage.name, stage.dtype) for _, key, stage in every}
     return {
         "overall": run.overall,
-        "headline": _headline(verdicts),
+        "headline": _headline(verdicts) + wording.on_cases(run, *subjects),
         "broken": run.broken,
         "facts": _facts(run, verdicts),
         "kernels": html_tables.kernels(run, verdicts, cases),

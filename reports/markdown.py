@@ -73,6 +73,7 @@ def _headline(run: Run) -> Block:
     verdict = run.overall
     word = f"{SYMBOLS[verdict]} {verdict.value}" if verdict else "⚠️ NOTHING VERIFIED"
     kernels = tally(run.verdict(*subject) for subject in run.subjects())
+    word += wording.on_cases(run, *run.subjects())
     text = f"## {word} · kernels: {kernels} · cases: {tally(r.verdict for r in run.results if r.counted)}"
     if run.broken:
         text += f"\n\nThe run did not come to its end: {plain(run.broken)}"
@@ -147,7 +148,7 @@ def _stages(run: Run) -> Iterator[Block]:
         yield Block(f"### Stages\n\n{legend}", "legend", important=True)
     for kernel, device in subjects:
         verdict = run.verdict(kernel, device)
-        title = f"{verdict.value} {kernel} on {device}"
+        title = f"{verdict.value} {kernel} on {device}{wording.on_cases(run, (kernel, device))}"
         body = _stage_table(run, kernel, device)
         yield Block(f"#### {plain(title)}\n\n{body}" if verdict in BAD else folded(title, body), "stage table")
 

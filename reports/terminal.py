@@ -89,6 +89,7 @@ def _section(run: Run, kernel: str, device: str) -> _Section:
     order = stage_order(r for r in run.results if r.op == results[0].op) if results else []
     any_result = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
     title = Text.assemble((kernel, "bold"), " on ", device, "  ", verdict_word(run.verdict(kernel, device)))
+    title.append(wording.on_cases(run, (kernel, device)), "yellow")
     about = Text(f"  contract {any_result.contract} of {any_result.op}", "dim")
     if any_result.source:
         title.append(f"  {shown_path(any_result.source)}", "dim")
@@ -191,6 +192,7 @@ def _print_summary(run: Run, console: Console) -> None:
     verdict = run.overall
     counted = [r for r in run.results if r.counted]
     text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")
+    text.append(wording.on_cases(run, *run.subjects()), "yellow")
     text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")
     text.append(f" · cases: {tally(r.verdict for r in counted)}", "")
     text.append(f" · {sum(r.seconds for r in run.results):,.1f} s in cases", "")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from harness.result import CaseResult, StageResult, Verdict, simplest
-from harness.run import LEAST_DECIDED, Run
+from harness.result import BAD, CaseResult, StageResult, Verdict, simplest
+from harness.run import LEAST_DECIDED, LEAST_JUDGED, Run
 from reports import traced
 from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
 
@@ -174,14 +174,33 @@ def turned_down(run: Run) -> list[str]:
 
 def undecided(run: Run) -> list[str]:
     """One line for each result of which a run decided too little, and each reason why cases decided nothing."""
+    lines = []
+    for kernel, device in run.subjects():
+        judged, planned = run.judged(kernel, device)
+        if 0 < judged < LEAST_JUDGED * planned:
+            lines.append(
+                f"{kernel} on {device}: UnsupportedCase in {planned - judged:,} of {plural(planned, 'case')}, "
+                f"and at least {100 * LEAST_JUDGED:g} % must be judged; declare what it takes (takes=…), and as many "
+                "cases are drawn inside of that"
+            )
     few = (d for subject in run.subjects() for d in run.decided(*subject) if d.missing)
-    lines = [
+    lines += [
         f"{d.kernel} on {d.device}: {share(d.decided, d.numel)} of {plural(d.numel, 'element')} of {d.stage} "
         f"({d.dtype}) could not have been otherwise, but {100 * LEAST_DECIDED:g} % must be; integers, shorter sums or "
         "a declared depth or order decide more"
         for d in few
     ]
     return [*lines, *_by_reason(run, Verdict.INCONCLUSIVE)]
+
+
+def on_cases(run: Run, *subjects: tuple[str, str]) -> str:
+    """` on 2 of 122 cases` after the verdict on kernels that declined the others; empty if none or if they fail."""
+    verdicts = {run.verdict(*subject) for subject in subjects}
+    judged, planned = (
+        sum(counts) for counts in zip((0, 0), *(run.judged(*subject) for subject in subjects), strict=True)
+    )
+    said = 0 < judged < planned and verdicts.isdisjoint(BAD)
+    return f" on {judged:,} of {plural(planned, 'case')}" if said else ""
 
 
 def _by_reason(run: Run, *verdicts: Verdict) -> list[str]:

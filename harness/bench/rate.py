@@ -18,6 +18,7 @@ from harness.verify.check import Subject, unsupported
 from harness.verify.drawing import draw
 from harness.verify.fuzz import Explorer
 from harness.verify.inprocess import Workplace
+from harness.verify.narrowing import groups_of
 from harness.verify.plan import Item
 
 _UNIT = "cases/s"
@@ -41,7 +42,7 @@ def rate(place: Workplace, op: str, effort: Effort) -> list[Measurement]:
 def _drawn(place: Workplace, subject: Subject, effort: Effort) -> list[Group]:
     """Groups spread over those that the op generates, with the first cases of a run of each."""
     kernel = subject.kernel
-    made = place.project.groups(kernel.op, kernel.accepts, small=place.config.small)
+    made = groups_of(place.project, kernel, small=place.config.small)
     generated = [replace(group, examples=()) for group in made if group.strategy is not None]
     step = max(1, len(generated) // effort.groups)
     chosen = islice(generated, 0, step * effort.groups, step)

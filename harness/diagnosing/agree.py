@@ -37,7 +37,7 @@ def agree_kernels(place: Workplace, first: str, second: str, *, most: int) -> Ag
     one, other = (subject.kernel for subject in subjects)
     if one.op != other.op:
         raise UsageError(f"{one.name} computes {one.op}, but {other.name} {other.op}: only kernels of one op can agree")
-    cases = list(cases_of(place, one.op, one.accepts & other.accepts, small=place.config.small))
+    cases = list(cases_of(place, *subjects, small=place.config.small))
     seen = tuple(observe(subject, cases, watch=place.watch) for subject in subjects)
     found = _compared(subjects, seen, most)
     return found if found.parting is None else replace(found, parting=_with_places(place, found, found.parting))

@@ -19,23 +19,28 @@ from harness.result import TURNED_DOWN, Verdict
 from harness.verify.check import Subject, examine
 from harness.verify.drawing import draw
 from harness.verify.inprocess import Watch, Workplace, unwatched
+from harness.verify.narrowing import narrowed
 from harness.verify.power import Separable
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:
     """`identify` a kernel on the lines of the configuration, or on generated cases, which are as large as for a CPU."""
     subject = place.subjects[name]
-    cases = cases_of(place, subject.kernel.op, subject.kernel.accepts, small=True)
+    cases = cases_of(place, subject, small=True)
     return identify(subject, cases, most=most, watch=place.watch)
 
 
-def cases_of(place: Workplace, op: str, accepts: frozenset[str], *, small: bool) -> Iterator[Case]:
-    """The lines of the configuration that are of an op, or else generated cases for kernels that take `accepts`."""
-    config = place.config
+def cases_of(place: Workplace, subject: Subject, *others: Subject, small: bool) -> Iterator[Case]:
+    """The lines of the configuration that are of the op of some kernels, or else generated ones that all take."""
+    config, op, kernels = place.config, subject.op, [one.kernel for one in (subject, *others)]
     if config.lines:
-        yield from (case for line in config.lines if (case := parse_case(line)).op == op)
+        yield from (case for line in config.lines if (case := parse_case(line)).op == op.name)
         return
-    for group in place.project.groups(op, accepts, small=small):
+    accepts = frozenset.intersection(*(kernel.accepts for kernel in kernels))
+    groups = place.project.groups(op.name, accepts, small=small)
+    for kernel in kernels:
+        groups = narrowed(groups, kernel, op)
+    for group in groups:
         yield from draw(group, config.cases_per_group, config.seed)
 
 

@@ -25,6 +25,7 @@ from harness.verify.check import Subject, takes, verify_case
 from harness.verify.drawing import draw
 from harness.verify.fuzz import way
 from harness.verify.inprocess import Watch, Workplace, unwatched
+from harness.verify.narrowing import groups_of
 from harness.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
 
 MOST_TRIES = 300
@@ -44,7 +45,7 @@ _COARSE = 16  # parts into which many columns are divided to find those that can
 def smallest_of(place: Workplace, name: str, line: str, *, seconds: float) -> Case | None:
     """`smallest` of a kernel on a case line."""
     subject = place.subjects[name]
-    groups = place.project.groups(subject.op.name, subject.kernel.accepts, small=True)
+    groups = groups_of(place.project, subject.kernel, small=True)
     alike = (case for group in groups for case in draw(group, _ALIKE))  # only if it fails
     return smallest(subject, parse_case(line), watch=place.watch, seconds=seconds, alike=alike)
 

@@ -19,6 +19,7 @@ from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
 from harness.kernel import Kernel
 from harness.of_file import Role
+from harness.takes import of_text
 
 _LOADING = 120.0  # seconds that the files of a folder may take
 _MOST_TERMS = 1 << 48
@@ -182,6 +183,7 @@ class Kernels:
             held=answers.texts(fields.get("held")),
             invariant=answers.names(fields.get("invariant")),
             arithmetic=answers.text_of(fields.get("arithmetic")),
+            takes=of_text(answers.text_of(fields.get("takes")), f"kernel {name!r}"),
         )
 
 

@@ -25,6 +25,7 @@ from harness.kernel import Kernel, loaded_kernels
 from harness.of_file import Role, kernel_of_file, plain_name, role_of
 from harness.placement import PlacementWarning
 from harness.result import Finding
+from harness.takes import as_text
 
 Message = Mapping[str, Any]
 
@@ -150,6 +151,7 @@ def _declared(kernel: Kernel) -> dict[str, Any]:
         "placement": kernel.placement,
         "unordered": list(kernel.unordered),
         "invariant": list(kernel.invariant),
+        "takes": as_text(kernel.takes),
         "source": kernel.source,
         "held": dict(kernel.held),
         "arithmetic": kernel.arithmetic,

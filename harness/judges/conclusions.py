@@ -36,13 +36,14 @@ def concluded(
     run = Run(tuple(results), power=tuple(power))
     name, device = results[0].kernel, results[0].device
     verdict = run.verdict(name, device)
-    chosen = verdict is Verdict.PASSED and declined > 0
+    chosen = verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE) and declined > 0
+    reason = _reason(run, verdict, name, device)
     verdict = Verdict.INCONCLUSIVE if chosen else verdict
     counted = Counter(result.verdict for result in results if result.counted)
     return replace(
         empty,
         verdict=verdict,
-        reason=_of_choice(declined, len(results)) if chosen else _reason(run, verdict, name, device),
+        reason="; ".join(filter(None, [_of_choice(declined, len(results)) if chosen else "", reason])),
         cases={str(each): counted[each] for each in Verdict},
         planned=planned,
         decided=_decided(run, name, device),

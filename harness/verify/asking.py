@@ -10,6 +10,7 @@ from harness.property_result import PropertyResult
 from harness.verify.anew import anew_for
 from harness.verify.check import unsupported
 from harness.verify.inprocess import Workplace
+from harness.verify.narrowing import groups_of
 from harness.verify.properties import properties_on
 from harness.verify.property_cases import asked_cases
 
@@ -38,7 +39,7 @@ def _lines(place: Workplace, kernel: str) -> list[str]:
     if config.lines:
         cases = (case for line in config.lines if (case := parse_case(line)).op == subject.op.name)
         return [str(case) for case in cases if not unsupported(subject.kernel, case)]
-    groups = place.project.groups(subject.op.name, subject.kernel.accepts, small=config.small)
+    groups = groups_of(place.project, subject.kernel, small=config.small)
     return [str(case) for case in asked_cases(subject, groups, count=config.cases_per_group, seed=config.seed)]
 
 

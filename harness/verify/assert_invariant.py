@@ -17,6 +17,7 @@ from harness.kernel import Kernel, declarations_of
 from harness.property_result import Outcome, PropertyResult
 from harness.verify.check import Subject, unsupported
 from harness.verify.declarations import check_kernel
+from harness.verify.narrowing import groups_of
 from harness.verify.project import open_project
 from harness.verify.properties import check_names, properties_on, sentence_of
 from harness.verify.property_cases import asked_cases
@@ -75,7 +76,7 @@ def assert_invariant(
     if on.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         install()
     subject = Subject(own, the_op, on, load_premises(on))
-    groups = [] if given else opened.groups(own.op, own.accepts, small=on.type == "cpu")
+    groups = [] if given else groups_of(opened, own, small=on.type == "cpu")
     chosen = given or asked_cases(subject, groups)
     found = [one for case in chosen for one in properties_on(subject, case, names)]
     wrong = [text for name in names if (text := _message(name, [one for one in found if one.name == name]))]

@@ -26,6 +26,7 @@ from harness.kernel import Kernel
 from harness.numerics import Premises, remembering
 from harness.ops import Contract, Op, check_arguments
 from harness.result import CaseResult, Finding, Judgement, Verdict
+from harness.takes import beyond
 from harness.verify.calls import Caller, Performer
 from harness.verify.memory import out_of_memory
 from harness.verify.other_values import ELSEWHERE
@@ -143,7 +144,7 @@ def _examined(subject: Subject, case: Case, repeat: bool, settled: Collection[st
         with made_current(subject.device):  # where Triton launches
             outcome, actual = _judged(subject, case, outcome, repeat, settled)
     except UnsupportedCase as error:
-        outcome = replace(outcome, reason=str(error))
+        outcome = replace(outcome, reason=str(error), declined=True)
     except KeyboardInterrupt:
         raise
     except (
@@ -174,14 +175,15 @@ def takes(subject: Subject, case: Case) -> bool:
 
 
 def unsupported(kernel: Kernel, case: Case) -> str:
-    """Why the kernel's signature cannot take the case, or an empty string."""
+    """Return why the kernel does not take the case, by its signature or by what it declares, or an empty string."""
     if extra := case.names - kernel.accepts:
         return f"the kernel takes no {', '.join(sorted(extra))}"
     if missing := kernel.requires - case.names:
         return f"the kernel needs {', '.join(sorted(missing))}"
     if shared := [t.name for t in case.tensors if t.name in kernel.held and t.repeats]:
         return f"the kernel leaves {kernel.held[shared[0]]} in {shared[0]}, of which some elements share memory here"
-    return ""
+    outside = beyond(kernel.takes, case)
+    return f"the kernel declares that it takes less: {outside}" if outside else ""
 
 
 @remembering()

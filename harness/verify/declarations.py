@@ -14,6 +14,7 @@ from harness.kernel import Kernel
 from harness.ops import REQUIRED, Op
 from harness.run import NotRun
 from harness.stage_names import StageNames, stage_names
+from harness.takes import check_takes
 
 _DEVICE_TYPES = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xla", "xpu")  # to suggest; torch decides
 _ALIKE = 0.8  # of difflib: a letter more, less or in another place, in names of five letters or more
@@ -63,6 +64,7 @@ def check_kernel(kernel: Kernel, op: Op) -> None:
         if name not in kernel.accepts:
             raise UsageError(f"{kernel.where} mutates {name!r}, but its signature does not take it")
     check_declared(kernel, op)
+    check_takes(kernel.takes, kernel.where, op.inputs, tuple(op.params))
     _check_held(kernel, op)
     _check_stages(kernel, op)
     _check_parameters(kernel, op, parameters.values())
@@ -106,7 +108,8 @@ def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Param
             raise UsageError(f"{kernel.where} takes {name!r} by position only; a kernel is called by name")
     for name in sorted(kernel.requires):
         if name not in names:
-            raise unknown(f"parameter of {op.name}, which {kernel.where} requires:", name, names)
+            required = unknown(f"parameter of {op.name}, which {kernel.where} requires:", name, names)
+            raise UsageError(f"{required} If it receives a result, declare out={{{name!r}: {_a_result(op)!r}}}.")
     stored = by_name.get("stages")
     if stored is not None and stored.default is stored.empty:
         raise UsageError(f"{kernel.where}: its parameter `stages` needs a default, such as stages=()")
@@ -118,6 +121,13 @@ def _check_parameters(kernel: Kernel, op: Op, parameters: Iterable[inspect.Param
         raise UsageError(
             f"{kernel.where} takes ({taken}), but every case of {op.name} has {', '.join(lacking)}: name it"
         )
+
+
+def _a_result(op: Op) -> str:
+    """A stage of the op for an example: `output` where it has one, or else the last that its reference names."""
+    known = stage_names(op.reference)
+    names = list(known.known) if known else []
+    return "output" if "output" in names or not names else names[-1]
 
 
 def likely_slips(kernel: Kernel, op: Op) -> Iterator[NotRun]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from harness.case import Case, Group
 from harness.inputs.bits import key_of
@@ -25,10 +26,18 @@ def designed_cases(group: Group, seed_: int) -> tuple[Case, ...]:
     """The designed cases of a group in a run with this seed, in which all else is drawn."""
     if not group.designed:
         return ()
-    drawn: list[tuple[Case, ...]] = []
-    together = st.tuples(*map(group.strategy, group.designed))
-    drawing(together, drawn.append, count=2, seed_=key_of(seed_, f"{group.name} designed"))
-    return drawn[-1]  # the first is the simplest there is
+    seed_ = key_of(seed_, f"{group.name} designed")
+    try:
+        return tuple(_second(st.tuples(*map(group.strategy, group.designed)), seed_))
+    except Unsatisfiable:  # of strategies that reject much, hardly any draw is one for all of them
+        return tuple(_second(group.strategy(chosen), seed_ + place) for place, chosen in enumerate(group.designed))
+
+
+def _second(strategy: Any, seed_: int) -> Any:
+    """The second value that Hypothesis draws, as the first is the simplest there is; that one if there is no other."""
+    drawn: list[Any] = []
+    drawing(strategy, drawn.append, count=2, seed_=seed_)
+    return drawn[-1]
 
 
 def draw(group: Group, count: int, seed_: int = 0) -> list[Case]:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from harness.case import Case
+from harness.case import Case, parse_case
 from harness.inputs.given import is_given
 from harness.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
+from harness.verify.advice import advice_for
 from harness.verify.check import takes, verify_case
 from harness.verify.drawing import draw
 from harness.verify.notes import HAS_FAILED, KnownFailures
@@ -164,13 +165,31 @@ class Explorer:
     def shrunk(self, case: Case, failed: CaseResult, alike: Sequence[Case]) -> CaseResult:
         """The result of the smallest case that was found to fail as `case` did; `alike` are cases of its group.
 
-        A case of which only properties are broken stays as it is: how many rows it needs is what was found.
+        A case of which only properties are broken stays as it is: how many rows it needs is what was found. Where the
+        kernel passes the smallest case in another layout, or with elements, the result says what it may declare.
         """
         if failed.faults and all(finding.kind in OF_PROPERTIES for finding in failed.faults):
             return failed
         trial = _Alike(self, failed)
         shrink(case, self._item.subject.op, alike, trial)
-        return trial.smallest
+        return self._advised(trial.smallest)
+
+    def _advised(self, failed: CaseResult) -> CaseResult:
+        """The result, recorded once more with what the kernel may declare if it is sure that this is what it lacks."""
+        advice = advice_for(parse_case(failed.case), self._passes)
+        if not advice:
+            return failed
+        if failed.verdict is Verdict.ERRORED:
+            advised = replace(failed, reason=f"{failed.reason} {advice}", counted=False)
+        else:
+            first, *others = failed.findings
+            advised = replace(failed, findings=(replace(first, sentence=f"{first.sentence} {advice}"), *others))
+        advised = replace(advised, counted=False)
+        self._record(advised)
+        return advised
+
+    def _passes(self, case: Case) -> bool:
+        return self.takes(case) and self._verified(case, repeat=True, counted=False).verdict is Verdict.PASSED
 
     @property
     def is_lost(self) -> bool:

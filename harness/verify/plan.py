@@ -29,6 +29,7 @@ from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.design import designed
 from harness.verify.drawing import free
+from harness.verify.narrowing import groups_of, narrowed, not_asked, takes_less
 from harness.verify.project import Load, Project, open_project
 from harness.verify.properties import check_names
 from harness.verify.property_cases import ordinary_group
@@ -132,7 +133,7 @@ def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Pl
     kernels = _selected(project, config, (*project.kernels(), *others))
     check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
-    made = functools.cache(partial(_designed, project, config))  # kernels have groups in common
+    made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
     items: list[Item] = []
     not_run = [*lacking, *_shared(project)]
     not_run += [note for kernel in kernels for note in likely_slips(kernel, project.op(kernel.op))]
@@ -142,8 +143,11 @@ def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Pl
                 not_run.append(NotRun(f"{kernel.name} on {device}", f"declared for {', '.join(kernel.devices)} only"))
                 continue
             subject = _subject(kernel, project.op(kernel.op), device, config)
-            groups = _groups(project, subject, config, made)
+            groups = list(_groups(project, subject, config, made))
             items += [Item(subject, group, bool(config.lines), config.properties) for group in groups]
+            if not config.lines:
+                every = project.groups(kernel.op, kernel.accepts, small=config.small)
+                not_run += [note for note in not_asked(kernel, every, groups) if note not in not_run]
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
@@ -193,14 +197,25 @@ def _belongs(file: Path, root: Path, project: Project) -> bool:
     return inside and "site-packages" not in file.parts and not any(f in file.parents for f in project.own)
 
 
-def _designed(project: Project, config: Config, op: str, accepts: frozenset[str]) -> list[Group]:
-    """The groups of cases for kernels of an op that take the same, as the run's profile has them."""
-    groups = project.groups(op, accepts, small=config.small)
-    return designed(groups, config.cases_per_group, whole=config.cases_per_group >= PROFILES["ci"])
+def _designed(
+    project: Project, config: Config, op: str, accepts: frozenset[str], taking_less: Kernel | None
+) -> list[Group]:
+    """The groups of cases for kernels of an op that take the same, as the run's profile has them.
+
+    One that takes less has as many cases to design and draw in the groups that are left.
+    """
+    every = project.groups(op, accepts, small=config.small)
+    groups = every if taking_less is None else narrowed(every, taking_less, project.op(op))
+    before, left = (sum(group.strategy is not None for group in some) for some in (every, groups))
+    cases = round(config.cases_per_group * before / left) if left else 0
+    return designed(groups, cases, whole=config.cases_per_group >= PROFILES["ci"])
 
 
 def _groups(
-    project: Project, subject: Subject, config: Config, made: Callable[[str, frozenset[str]], list[Group]]
+    project: Project,
+    subject: Subject,
+    config: Config,
+    made: Callable[[str, frozenset[str], Kernel | None], list[Group]],
 ) -> Iterator[Group]:
     kernel = subject.kernel
     if config.lines:
@@ -212,12 +227,12 @@ def _groups(
         if own := tuple(case for case in cases if case.op == kernel.op):
             yield Group("lines", examples=own, properties=bool(config.properties))
     else:
-        groups = made(kernel.op, kernel.accepts)
+        groups = made(kernel.op, kernel.accepts, kernel if takes_less(kernel, subject.op) else None)
         yield from groups
         if kernel.invariant and not any(group.properties for group in groups):
-            yield ordinary_group(subject, project.groups(kernel.op, kernel.accepts, small=config.small))
+            yield ordinary_group(subject, groups_of(project, kernel, small=config.small))
         if subject.device.type != "cpu" and _movable(subject):
-            small = project.groups(kernel.op, kernel.accepts, small=True)
+            small = groups_of(project, kernel, small=True)
             places = ("cpu", PEER) if machine().peers(str(subject.device)) else ("cpu",)
             yield Group("placement", strategy=displaced_cases(small, subject.op.inputs[0], places))
 

@@ -21,6 +21,7 @@ from harness.ops import Op
 from harness.property_result import Outcome, PropertyResult
 from harness.relations import Independent, Tensors
 from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from harness.takes import beyond
 from harness.timing import PROPERTIES, timed
 from harness.verify.calls import Caller
 from harness.verify.check import Subject, after_raising
@@ -138,8 +139,15 @@ def _small(problem: Problem) -> Problem:
 
 
 def _results(caller_of: Callable[[Inputs], Caller], inputs: Inputs) -> Tensors:
-    """What the kernel gives, in memory of its own; nothing is left of it in its inputs."""
-    call = caller_of(inputs).unguarded(inputs).kept()
+    """What the kernel gives, in memory of its own; nothing is left of it in its inputs.
+
+    Raises:
+        UnsupportedCase: the kernel declares that it takes less.
+    """
+    caller = caller_of(inputs)
+    if outside := beyond(caller.kernel.takes, inputs.case):
+        raise UnsupportedCase(f"the kernel declares that it takes less: {outside}")
+    call = caller.unguarded(inputs).kept()
     inputs.restore()
     return {name: call.actual[name] for name in call.results}
 

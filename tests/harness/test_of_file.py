@@ -85,18 +85,19 @@ def test_what_the_file_claims_is_told_and_not_believed(tmp_path: Path, op: Op) -
         from harness.kernel import kernel
 
         @kernel("rms_norm", contract="fp32_multiply", mutates={"x": "output"}, unordered=("output",),
-                placement="moves", depth=lambda terms: 3, order=16)
+                placement="moves", depth=lambda terms: 3, order=16, takes="contiguous")
         def mine(x, weight=None, *, eps):
             return x
         """)
     role = Role("rms_norm", "native_multiply")
     kept, notes = held_to(kernel_of_file(file(tmp_path, text), role), role, op)
     assert (kept.contract, kept.mutates, kept.held) == ("native_multiply", (), {})
-    assert (kept.unordered, kept.placement, kept.order) == ((), "refuses", 16)
+    assert (kept.unordered, kept.placement, kept.order, kept.takes) == ((), "refuses", 16, {})
     assert [note.partition(" declares ")[2].split(";")[0] for note in notes] == [
         "the contract fp32_multiply+rounded_sum",
         "that it overwrites x, which the caller does not allow",
         "output to be unordered, which the caller does not allow",
+        "takes='contiguous'",
         "placement='moves'",
     ]
 

@@ -1,0 +1,132 @@
+"""Groups of cases narrowed to what a kernel takes, before anything is chosen or drawn for them.
+
+An example with other strides than the kernel declares becomes contiguous and stays; what else is beyond is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from harness.case import Case, Chosen, Group, Option, TensorSpec
+from harness.inputs.choices import DRAWN
+from harness.inputs.layouts import LAYOUTS
+from harness.kernel import Kernel
+from harness.ops import REQUIRED, Op
+from harness.run import NotRun
+from harness.takes import WORDS, placed_inside, told, words_of
+from harness.verify.check import unsupported
+from harness.verify.drawing import drawing, free
+from harness.verify.project import Project
+
+_TRIES = 64
+"""Cases that are drawn for one that the kernel takes."""
+
+_PROBES = (3, 80)
+"""Cases of a group, of which the kernel must take one for the group to be its: a few first, which nearly always do."""
+
+_SHAPES = ((64,), (2, 64), (2, 2, 64))  # of tensors, to ask what a layout is
+
+
+def takes_less(kernel: Kernel, op: Op) -> bool:
+    """Return whether there may be cases of the op, with what the kernel's signature has, that it does not take."""
+    needed = {n for n in op.inputs if n not in op.optional} | {n for n, value in op.params.items() if value is REQUIRED}
+    return bool(kernel.takes or kernel.held or kernel.requires - needed)
+
+
+def narrowed(groups: Iterable[Group], kernel: Kernel, op: Op) -> list[Group]:
+    """Return the groups with the cases that the kernel takes; those with none are left out."""
+    if not takes_less(kernel, op):
+        return list(groups)
+    return [own for group in groups if (own := _narrowed(group, kernel)) is not None]
+
+
+def groups_of(project: Project, kernel: Kernel, *, small: bool) -> list[Group]:
+    """Return the groups of cases of the kernel's op, those of `Project.groups`, with the cases that it takes."""
+    return narrowed(project.groups(kernel.op, kernel.accepts, small=small), kernel, project.op(kernel.op))
+
+
+def not_asked(kernel: Kernel, groups: Iterable[Group], own: Iterable[Group]) -> Iterator[NotRun]:
+    """Yield one note for a kernel that declares what it takes, with the groups of which nothing is left."""
+    if kernel.takes:
+        kept = {group.name for group in own}
+        lost = [group.name for group in groups if group.name not in kept]
+        beyond = f", all of the groups {', '.join(lost)} among them" if lost else ""
+        yield NotRun(f"cases beyond what {kernel.name} takes{beyond}", f"not asked: it declares {told(kernel.takes)}")
+
+
+def _narrowed(group: Group, kernel: Kernel) -> Group | None:
+    """Return the group of the cases that the kernel takes, None if there are none."""
+    fit = partial(_fitted, kernel)
+    examples = tuple(dict.fromkeys(case for example in group.examples if (case := fit(example)) is not None))
+    choices = {choice: _options(choice, options, kernel) for choice, options in group.choices.items()}
+    own = replace(group, examples=examples, choices=choices)
+    if group.strategy is not None and all(choices.values()) and _meets(own, kernel):
+        within = partial(_chosen_within, kernel, group.strategy) if choices else _within(kernel, group.strategy)
+        return replace(own, strategy=within)
+    return replace(own, strategy=None, choices={}) if examples else None
+
+
+def _fitted(kernel: Kernel, case: Case) -> Case | None:
+    """Return the case with its tensors placed as the kernel takes them, None if it does not take that either."""
+    placed = placed_inside(_with_held(kernel), case)
+    return None if unsupported(kernel, placed) else placed
+
+
+def _with_held(kernel: Kernel) -> dict[str, Any]:
+    """Return what a kernel takes; the elements of what holds a result afterwards are distinct."""
+    return {**kernel.takes, **{f"{n} layout": (*words_of(kernel.takes, n), "distinct") for n in kernel.held}}
+
+
+def _options(choice: str, options: tuple[Option, ...], kernel: Kernel) -> tuple[Option, ...]:
+    """Return the options of a choice that the kernel takes."""
+    name, _, what = choice.partition(" ")
+    taken = _with_held(kernel).get(choice)
+    if what == "layout":
+        words = words_of(_with_held(kernel), name)
+        return tuple(option for option in options if _is_placed(str(option), words))
+    if what.startswith("columns %"):
+        sizes, modulus = kernel.takes.get(f"{name} columns"), int(what.rpartition(" ")[2])
+        of_range = isinstance(sizes, range)
+        residues = (
+            None if sizes is None else {int(n or 0) % modulus for n in islice(sizes, modulus if of_range else None)}
+        )
+        return tuple(option for option in options if residues is None or option in residues)
+    if not what and name in kernel.requires:
+        options = tuple(option for option in options if option is not None)
+    return tuple(option for option in options if taken is None or option in taken or option == DRAWN)
+
+
+def _is_placed(layout: str, words: Iterable[str]) -> bool:
+    """Return whether a layout is what the words say, for a tensor of some number of dimensions."""
+    found = ((shape, LAYOUTS[layout](shape, "bf16")) for shape in _SHAPES)
+    tensors = [TensorSpec("x", "bf16", shape, own.strides, own.offset) for shape, own in found if own is not None]
+    return any(all(WORDS[word](tensor) for word in words) for tensor in tensors)
+
+
+def _meets(group: Group, kernel: Kernel) -> bool:
+    """Return whether a kernel takes a case that the group draws."""
+    for count in _PROBES:
+        drawn: list[Case] = []
+        drawing(free(group), drawn.append, count=count, seed_=0)
+        if any(_fitted(kernel, case) for case in drawn):
+            return True
+    return False
+
+
+def _chosen_within(kernel: Kernel, strategy: Any, chosen: Chosen) -> Any:
+    return _within(kernel, strategy(chosen))
+
+
+@st.composite
+def _within(draw: st.DrawFn, kernel: Kernel, strategy: Any) -> Case:
+    """Draw a case of a strategy that the kernel takes."""
+    cases = (_fitted(kernel, draw(strategy)) for _ in range(_TRIES))
+    found = next((case for case in cases if case is not None), None)
+    return reject() if found is None else found

@@ -1,0 +1,249 @@
+"""Cases are drawn inside of what a kernel declares that it takes; what it declines besides counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import Case, Group, parse_case
+from harness.config import Config
+from harness.errors import UnsupportedCase, UsageError
+from harness.kernel import Kernel, declarations_of, kernel
+from harness.result import TURNED_DOWN, CaseResult, Verdict
+from harness.run import Run
+from harness.takes import as_text, beyond, declared_takes, of_text, told
+from harness.verify.check import Subject, unsupported, verify_case
+from harness.verify.declarations import check_kernel
+from harness.verify.drawing import draw
+from harness.verify.fuzz import CaseFailed, run_item
+from harness.verify.plan import Item, Plan, make_plan
+from harness.verify.project import open_project
+from reports.wording import on_cases, undecided
+
+PROJECT = open_project(Config(folder=""))
+NORM = PROJECT.op("rms_norm")
+
+
+def norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
+    """A correct kernel for fp32 multiply."""
+    y = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return (y if weight is None else y * weight.float()).to(x.dtype)
+
+
+def quantized(x: Tensor, weight: Tensor, scale: Tensor, *, eps: float, quant: str) -> Tensor:
+    """A signature that has cases of static quantization alone."""
+    return x
+
+
+def kernel_of(function: Callable[..., Any] = norm, takes: object = (), name: str = "mine") -> Kernel:
+    return Kernel(name, "rms_norm", "fp32_multiply", function, takes=declared_takes(takes, name), source="mine.py:7")
+
+
+def plan_of(*kernels: Kernel) -> Plan:
+    config = Config(folder="", kernel_folders=("elsewhere",))
+    return make_plan(config, "cpu", load=lambda folder: kernels)
+
+
+def cases_of(plan: Plan, name: str = "mine") -> list[Case]:
+    items = (item for item in plan.items if item.subject.kernel.name == name)
+    return [case for item in items for case in draw(item.group, plan.cases_per_group)]
+
+
+def test_a_declaration_narrows_the_plan_and_leaves_as_many_cases() -> None:
+    kernels = [kernel_of(name="all"), kernel_of(takes="contiguous", name="contiguous")]
+    plan = plan_of(*kernels)
+    every, own = cases_of(plan, "all"), cases_of(plan, "contiguous")
+    strided = [case for case in every if unsupported(kernels[1], case)]
+    assert len(strided) > len(every) / 3
+    specs = [tensor for case in own for tensor in case.tensors]
+    assert all(torch.empty_strided(t.shape, t.element_strides, device="meta").is_contiguous() for t in specs)
+    assert not [case for case in own if unsupported(kernels[1], case)]
+    assert len(own) >= len(every)
+    assert [note.reason for note in plan.not_run] == [
+        "not asked: it declares takes='contiguous'",
+        "the cpu alone has no other device to put a tensor on",
+    ]
+
+
+def test_what_is_left_is_designed_as_if_there_were_nothing_else() -> None:
+    takes = {"tensors": "non-empty", "x columns": range(16, 1025, 16), "x dtype": ("bf16", "fp16"), "eps": 1e-6}
+    plan = plan_of(kernel_of(), kernel_of(takes=takes, name="narrow"))
+    own = cases_of(plan, "narrow")
+    assert {case["x"].dtype for case in own} == {"bf16", "fp16"}
+    assert all(case["x"].shape[-1] % 16 == 0 and 16 <= case["x"].shape[-1] <= 1024 for case in own)
+    assert {case.params["eps"] for case in own} == {1e-6}
+    assert len(own) > 0.7 * len(cases_of(plan))
+    layouts = {layout for item in plan.items for layout in item.group.choices.get("x layout", ())}
+    assert {"contiguous", "columns_first", "non_flattenable"} <= layouts
+
+
+def test_a_signature_that_needs_a_parameter_narrows_the_plan_too() -> None:
+    """All other groups have cases without it: 101 of 122 cases of a run once went to calls that nobody can make."""
+    kernels = [kernel_of(quantized)]
+    own = cases_of(plan_of(*kernels))
+    assert {case.params["quant"] for case in own} == {"static"}
+    assert not [case for case in own if unsupported(kernels[0], case)]
+    assert len(own) > 60
+
+
+@pytest.mark.parametrize(
+    ("takes", "line", "reason"),
+    [
+        ("contiguous", "x=bf16[4,8]@9,1", "x must be contiguous"),
+        ("contiguous", "x=bf16[4,8]+1", ""),
+        ("contiguous", "x=bf16[1,8]@99,1", ""),
+        ("contiguous rows", "x=bf16[4,8]@9,1", ""),
+        ("contiguous rows", "x=bf16[4,8]@1,4", "x must be contiguous rows"),
+        ("aligned", "x=bf16[4,8]+4", "x must be aligned"),
+        ("aligned", "x=bf16[4,8]+8", ""),
+        ("distinct", "x=bf16[4,8]@0,1", "x must be distinct"),
+        ("non-empty", "x=bf16[0,8]", "x must be non-empty"),
+        ("one dtype", "x=bf16[4,8] weight=fp32[8]", "all tensors must have one dtype"),
+        ({"weight layout": "contiguous"}, "x=bf16[4,8]@9,1 weight=bf16[8]@2", "weight must be contiguous"),
+        ({"weight layout": "contiguous"}, "x=bf16[4,8]@9,1", ""),
+        ({"x columns": (8, 16)}, "x=bf16[4,24]", "x columns must be 8 or 16"),
+        ({"x columns": range(8, 33, 8)}, "x=bf16[4,24]", ""),
+        ({"x size 0": range(8, 33, 8)}, "x=bf16[4,24]", "x size 0 must be from 8 to 32 in steps of 8"),
+        ({"quant": "static"}, "x=bf16[4,8]", "quant must be static"),
+        ({"quant": ("static", None)}, "x=bf16[4,8]", ""),
+    ],
+)
+def test_what_is_beyond_a_declaration(takes: object, line: str, reason: str) -> None:
+    case = parse_case(f"rms_norm {line} eps=1e-6 seed=1")
+    declared = declared_takes(takes, "mine")
+    assert beyond(declared, case) == reason
+    assert beyond(of_text(as_text(declared), "mine"), case) == reason
+    subject = Subject(kernel_of(takes=takes), NORM, torch.device("cpu"))
+    result = verify_case(subject, case) if reason else None
+    assert result is None or (result.verdict, result.declined) == (Verdict.UNSUPPORTED, False)
+
+
+@pytest.mark.parametrize(
+    ("takes", "message"),
+    [
+        ("contigous", "unknown word in takes of kernel 'mine' .*'tensors' has 'contigous'; did you mean 'contiguous'"),
+        ({"y layout": "contiguous"}, "unknown tensor in takes of .*'y'"),
+        ({"qant": "static"}, "unknown name in takes of .*'qant'; did you mean 'quant'"),
+        ({"x dtype": "bfloat16"}, "unknown dtype in takes of .*'bfloat16'"),
+        ({"x columns": -1}, "'x columns' has -1, which is no size"),
+        ({"x columns": range(0)}, r"'x columns' has range\(0, 0\); give a word"),
+        (7, "unknown word in takes .* 7"),
+    ],
+)
+def test_a_declaration_that_means_nothing(takes: object, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_kernel(kernel_of(takes=takes), NORM)
+
+
+def test_the_decorator_takes_words_and_a_mapping() -> None:
+    @kernel("rms_norm", takes=("contiguous", "non-empty"))
+    @kernel("rms_norm", name="other", takes={"x columns": range(1, 9), "tensors": "aligned"})
+    def mine(x: Tensor, *, eps: float) -> Tensor:
+        return x
+
+    other, own = declarations_of(mine)
+    assert told(own.takes) == "takes=('contiguous', 'non-empty')"
+    assert told(other.takes) == "takes={'x columns': range(1, 9), 'tensors': 'aligned'}"
+
+
+def test_a_parameter_that_the_op_does_not_have_may_receive_a_result() -> None:
+    with pytest.raises(UsageError, match=r"If it receives a result, declare out=\{'out': 'output'\}"):
+        check_kernel(kernel_of(lambda out, x, *, eps: None), NORM)
+
+
+# What is declined inside of a declaration counts
+
+
+def declining(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
+    if not x.is_contiguous():
+        raise UnsupportedCase("x is strided")
+    return norm(x, weight, eps=eps)
+
+
+def run_of(cases: Iterator[str]) -> Run:
+    subject = Subject(kernel_of(declining), NORM, torch.device("cpu"))
+    return Run(tuple(verify_case(subject, parse_case(line), repeat=False) for line in cases))
+
+
+def lines(strided: int, contiguous: int) -> Iterator[str]:
+    yield from (f"rms_norm x=bf16[4,8]@9,1 eps=1e-6 seed={seed}" for seed in range(strided))
+    yield from (f"rms_norm x=bf16[4,8] eps=1e-6 seed={seed}" for seed in range(contiguous))
+
+
+def test_a_kernel_that_declines_more_than_half_has_not_passed() -> None:
+    run = run_of(lines(strided=3, contiguous=2))
+    assert [result.verdict for result in run.results] == [Verdict.UNSUPPORTED] * 3 + [Verdict.PASSED] * 2
+    assert all(result.declined == (result.verdict in TURNED_DOWN) for result in run.results)
+    assert (run.verdict("mine", "cpu"), run.exit_code) == (Verdict.INCONCLUSIVE, 1)
+    assert on_cases(run, ("mine", "cpu")) == " on 2 of 5 cases"
+    assert undecided(run) == [
+        "mine on cpu: UnsupportedCase in 3 of 5 cases, and at least 50 % must be judged; declare what it takes "
+        "(takes=…), and as many cases are drawn inside of that"
+    ]
+
+
+def test_how_many_cases_were_judged_stands_beside_the_verdict() -> None:
+    run = run_of(lines(strided=2, contiguous=2))
+    assert (run.verdict("mine", "cpu"), run.exit_code) == (Verdict.PASSED, 0)
+    assert on_cases(run, ("mine", "cpu")) == " on 2 of 4 cases"
+    assert on_cases(run_of(lines(strided=0, contiguous=2)), ("mine", "cpu")) == ""
+
+
+# What a kernel may declare
+
+
+def failed(function: Callable[..., Any], line: str) -> CaseResult:
+    subject = Subject(kernel_of(function), NORM, torch.device("cpu"))
+    group = Group("mine", examples=(parse_case(f"rms_norm {line} eps=1e-6 seed=1"),))
+    with pytest.raises(CaseFailed) as caught:
+        run_item(
+            Item(subject, group), cases=0, seed_=0, record=lambda r: None, started=lambda item, case, counted: None
+        )
+    return caught.value.result
+
+
+def views(x: Tensor, *, eps: float) -> Tensor:
+    return norm(x.view(-1, x.shape[-1]), eps=eps).view(x.shape)
+
+
+def by_columns(x: Tensor, *, eps: float) -> Tensor:
+    assert x.stride(-1) == 1 or x.numel() < 2, "columns have a stride"
+    return norm(x, eps=eps)
+
+
+def peeks(x: Tensor, *, eps: float) -> Tensor:
+    x.abs().max()
+    return norm(x, eps=eps)
+
+
+def flat(x: Tensor, *, eps: float) -> Tensor:
+    """Reads memory as if there were no strides: no error, but wrong numbers."""
+    return norm(x.as_strided(x.shape, tuple(x.new_empty(x.shape).stride())), eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("function", "line", "advice"),
+    [
+        (views, "x=bf16[3,4,8]@32,1,4", "takes='contiguous'."),
+        (by_columns, "x=bf16[3,4,8]@32,1,4", "takes='contiguous rows'."),
+        (peeks, "x=bf16[0,8]", "takes='non-empty'."),
+        (flat, "x=bf16[3,4,8]@32,1,4", "takes='contiguous'."),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_a_failure_says_what_the_kernel_may_declare(function: Callable[..., Any], line: str, advice: str) -> None:
+    result = failed(function, line)
+    said = result.reason if result.verdict is Verdict.ERRORED else result.findings[0].sentence
+    assert said.endswith(f"alone, declare {advice}")
+    assert not failed(kernel_of(function).call, line).counted
+
+
+def test_a_kernel_that_fails_in_every_layout_gets_no_advice() -> None:
+    def wrong(x: Tensor, *, eps: float) -> Tensor:
+        return norm(x, eps=eps) * 2
+
+    assert "declare" not in failed(wrong, "x=bf16[3,4,8]@32,1,4").findings[0].sentence
