@@ -49,6 +49,7 @@ class Decided:
         numel: elements compared, without constant ones.
         decided: those of them with one legal value, seen from the inputs or from the kernel's own stages, or in a row
             that one latent value had to explain.
+        decidable: other inputs, or a known order of sums, could decide as much as a run must.
     """
 
     kernel: str
@@ -57,11 +58,30 @@ class Decided:
     dtype: str
     numel: int
     decided: int
+    decidable: bool = True
+
+    @property
+    def few(self) -> bool:
+        """Fewer were decided than a run must decide."""
+        return self.decided < LEAST_DECIDED * self.numel
 
     @property
     def missing(self) -> bool:
-        """Fewer were decided than a run must decide."""
-        return self.decided < LEAST_DECIDED * self.numel
+        """Fewer were decided, and a run could have decided as many."""
+        return self.decidable and self.few
+
+
+@dataclass(frozen=True)
+class Undecidable:
+    """A result that stays open in every run: were each sum rounded once, too few elements would have one legal value.
+
+    What leaves them open are primitives, such as an exponential and a logarithm that may each err by a few units.
+    """
+
+    kernel: str
+    device: str
+    stage: str
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -135,6 +155,7 @@ class Run:
     Attributes:
         broken: why the run ended before everything had run; empty if it did not.
         spent: where its time went; empty for a run of an older lastbit.
+        undecidable: results of which it decided too little, and could not have decided more.
         coverage: of what cases choose from; empty for a run of lines that a reader gave.
         explanations: of the first failure of each kernel, as far as time allowed.
         traces: of kernels that declare no stages, on ordinary cases: their stages and nothing else.
@@ -150,6 +171,7 @@ class Run:
     coverage: tuple[Coverage, ...] = ()
     explanations: tuple[Explanation, ...] = ()
     traces: tuple[KernelTrace, ...] = ()
+    undecidable: tuple[Undecidable, ...] = ()
 
     def subjects(self) -> tuple[tuple[str, str], ...]:
         """The (kernel, device) pairs of the run, in order of appearance; after a kernel its other revisions, K@REV."""
@@ -177,6 +199,7 @@ class Run:
                 dtype,
                 sum(s.cumulative.numel - s.constant for s in seen),
                 sum(s.decided for s in seen),
+                Undecidable(kernel, device, name, dtype) not in self.undecidable,
             )
             for (name, dtype), seen in found.items()
         )

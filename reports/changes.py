@@ -195,6 +195,7 @@ def revisions(run: Run, label: str) -> tuple[Run, Run]:
             run,
             results=_of_revision(run.results, suffix, belongs),
             power=_of_revision(run.power, suffix, belongs),
+            undecidable=_of_revision(run.undecidable, suffix, belongs),
             agreement=_of_revision(run.agreement, suffix, belongs),
             not_run=tuple(n for n in run.not_run if (suffix in n.what) == belongs),
             environment={**run.environment, REVISION: label if belongs else ""},

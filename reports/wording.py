@@ -183,12 +183,23 @@ def undecided(run: Run) -> list[str]:
                 f"and at least {100 * LEAST_JUDGED:g} % must be judged; declare what it takes (takes=…), and as many "
                 "cases are drawn inside of that"
             )
-    few = (d for subject in run.subjects() for d in run.decided(*subject) if d.missing)
+    few = [d for subject in run.subjects() for d in run.decided(*subject) if d.few]
     lines += [
         f"{d.kernel} on {d.device}: {share(d.decided, d.numel)} of {plural(d.numel, 'element')} of {d.stage} "
         f"({d.dtype}) could not have been otherwise, but {100 * LEAST_DECIDED:g} % must be; integers, shorter sums or "
         "a declared depth or order decide more"
         for d in few
+        if d.missing
+    ]
+    open_always: dict[tuple[str, str], list[str]] = {}
+    for d in few:
+        if not d.decidable:
+            open_always.setdefault((d.stage, d.dtype), []).append(d.kernel)
+    lines += [
+        f"{stage} ({dtype}) of {listed(dict.fromkeys(kernels), MOST_NAMES)}: nearly no element has one legal value on "
+        "any input, in whatever order sums are added, because exponentials, logarithms or roots may err; what is "
+        "further off fails"
+        for (stage, dtype), kernels in open_always.items()
     ]
     return [*lines, *_by_reason(run, Verdict.INCONCLUSIVE)]
 

@@ -10,7 +10,7 @@ from harness.case import parse_case
 from harness.judges.case_order import elements
 from harness.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
 from harness.result import BAD, CaseResult, Finding, Verdict, simplest
-from harness.run import Power, Run
+from harness.run import Run
 
 ERRORED = "errored"
 """The kind of a finding: the kernel gave nothing that can be judged."""
@@ -21,19 +21,18 @@ Repro = Callable[[str], str]
 
 def concluded(
     empty: FileVerdict,
-    results: Sequence[CaseResult],
-    power: Sequence[Power],
+    run: Run,
     planned: int,
     repro: Repro,
     declined: int = 0,
 ) -> FileVerdict:
-    """The document with what follows from the results of its cases, those tried while a failure was shrunk included.
+    """Return the document with what follows from the results, those tried while a failure was shrunk included.
 
     A kernel that `declined` cases which it must take has not passed: it chose the ones that it was judged on.
     """
+    results = run.results
     if not results:
         return replace(empty, reason="no case of the op is one that the kernel takes")
-    run = Run(tuple(results), power=tuple(power))
     name, device = results[0].kernel, results[0].device
     verdict = run.verdict(name, device)
     chosen = verdict in (Verdict.PASSED, Verdict.INCONCLUSIVE) and declined > 0

@@ -136,12 +136,11 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
         results.append(replace(results[-1], verdict=Verdict.ERRORED, reason=failed, counted=False))
     if seen_in is not None and called and question.forbid_torch_op:
         results.append(_with_torch_op(seen_in, called))
-    power = () if any(r.verdict in BAD for r in results) else desk.power(results)
     repro = partial(question.repro, empty.file, device=empty.device)
     declined = _declined(subject, results)
     if question.may_decline:
         results, declined = [replace(result, declined=False) for result in results], 0
-    found = concluded(replace(empty, torch_ops=called), results, power, len(chosen), repro, declined)
+    found = concluded(replace(empty, torch_ops=called), desk.run_of(results), len(chosen), repro, declined)
     if question.speed and found.verdict is Verdict.PASSED:
         from harness.judges.call_time import with_speed  # which a judge that times nothing does without
 

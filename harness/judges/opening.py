@@ -27,13 +27,13 @@ from harness.of_file import held_to
 from harness.ops import Contract, Op
 from harness.outcomes.file_verdict import Held
 from harness.outcomes.speed import Roof
-from harness.result import CaseResult
-from harness.run import Power
+from harness.result import BAD, CaseResult
+from harness.run import Run
 from harness.verify.check import Subject
 from harness.verify.declarations import check_kernel
 from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
 from harness.verify.plan import Plan
-from harness.verify.power import Separable, power_of
+from harness.verify.power import Separable, power_of, undecidable_of
 from harness.verify.project import open_project
 from harness.verify.run import environment_for
 from harness.verify.sharing import SharedDevice, Verify, directly
@@ -88,10 +88,13 @@ class Desk(Workplace):
     def _separable(self) -> Separable:
         return Separable()
 
-    def power(self, results: Sequence[CaseResult]) -> tuple[Power, ...]:
-        """Which contracts the cases could have told apart: what other values can, other files have in common."""
+    def run_of(self, results: Sequence[CaseResult]) -> Run:
+        """Return the results as a run, with its power unless one of them is bad: what other files have in common."""
+        if any(result.verdict in BAD for result in results):
+            return Run(tuple(results))
         alike = [replace(result, case=str(replace(parse_case(result.case), seed=0))) for result in results]
-        return power_of(alike, self.project, self._separable)
+        power = power_of(alike, self.project, self._separable)
+        return Run(tuple(results), power=power, undecidable=undecidable_of(alike, self.project))
 
     def evaluate(self, op: Op, contract: Contract, case: Case) -> None:
         """Evaluate a case if it means something: what that imports and compiles is there when a kernel is judged."""

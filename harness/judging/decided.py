@@ -54,6 +54,19 @@ def _exact(expected: Numbers) -> Tensor:
     return ((e.lo == e.hi) & (e.exact == e.lo)) | (torch.isnan(e.lo) & torch.isnan(e.exact))
 
 
+def decidable(problem: Problem) -> dict[str, tuple[int, int]]:
+    """Return result → how many of its elements have one legal value, and how many it has, without constant ones."""
+    constant = problem.with_any_numbers.trace
+    found = {}
+    for name in problem.trace.results:
+        expected, any_numbers = problem.trace.stages[name], constant.stages[name]
+        if isinstance(expected, Numbers) and isinstance(any_numbers, Numbers):
+            counted = ~_exact(any_numbers)
+            sharp = expected.enclosure.lo == expected.enclosure.hi
+            found[name] = int((sharp & counted).sum()), int(counted.sum())
+    return found
+
+
 def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
     """Result → share of it that is decided, from 0 to 1.
 

@@ -19,7 +19,7 @@ from harness.timing import Clock, listening
 from harness.verify.coverage import coverage_of
 from harness.verify.notes import HAS_FAILED
 from harness.verify.plan import Planned
-from harness.verify.power import agreement_of, power_of
+from harness.verify.power import agreement_of, power_of, undecidable_of
 from harness.verify.project import open_project
 
 _MOST_GROUPS = 3
@@ -135,14 +135,17 @@ def assembled(
     missing = [n for process in ended for n in _missing(process, told | process.given_up.keys())]
     with listening(Clock()) as clock:
         try:
-            power = () if interrupted else power_of(results, open_project(config))
+            project = open_project(config)
+            power = () if interrupted else power_of(results, project)
+            undecidable = () if interrupted else undecidable_of(results, project)
         except KeyboardInterrupt:
-            power, interrupted = (), True
+            power, undecidable, interrupted = (), (), True
     planned = [item for process in ended for item in process.items]
     return Run(
         results=tuple(results),
         broken=INTERRUPTED if interrupted else "; ".join(_broken(ended, missing, given_up)),
         power=power,
+        undecidable=undecidable,
         not_run=(
             *_left_out(ended),
             *(case.not_run(stop) for case, stop in left if not case.died),

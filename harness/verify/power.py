@@ -12,11 +12,12 @@ import torch
 from harness.case import Case, parse_case
 from harness.devices import one_thread
 from harness.inputs import build
+from harness.judging.decided import decidable
 from harness.judging.problem import Problem
 from harness.numerics import Premises
 from harness.ops import Contract, Op
 from harness.result import BAD, CaseResult
-from harness.run import Agreement, Power
+from harness.run import LEAST_DECIDED, Agreement, Power, Run, Undecidable
 from harness.timing import POWER, timed
 from harness.verify.project import Project
 
@@ -106,6 +107,29 @@ def _separable(op: Op, own: Contract, other: Contract, lacking: Set[str], case: 
     first = Problem(op, own, tensors, dict(case.params), Premises(exact_sums=True))
     a, b = (problem.trace.stages for problem in (first, first.under(other)))
     return any(a[name].apart(b[name]) for name in first.trace.results if name not in lacking)
+
+
+def undecidable_of(results: Iterable[CaseResult], project: Project) -> tuple[Undecidable, ...]:
+    """Return the results of which too little was decided, and of which no order of sums would let a run decide more."""
+    run = Run(tuple(results))
+    known: dict[tuple[str, ...], dict[str, tuple[int, int]]] = {}
+    found = []
+    for d in (d for subject in run.subjects() for d in run.decided(*subject) if d.few):
+        group = [
+            r for r in run.of(d.kernel, d.device) if any((s.name, s.dtype) == (d.stage, d.dtype) for s in r.stages)
+        ]
+        op, contract = project.op(group[0].op), group[0].contract
+        counts = []
+        for case in _probes(map(parse_case, (r.case for r in group)), op):
+            key = op.name, contract, str(case)
+            if key not in known:
+                tensors = build(case, torch.device("cpu")).tensors
+                exact = Premises(exact_sums=True)
+                known[key] = decidable(Problem(op, op.contract(contract), tensors, dict(case.params), exact))
+            counts.append(known[key].get(d.stage, (0, 0)))
+        if sum(sharp for sharp, _ in counts) < LEAST_DECIDED * sum(numel for _, numel in counts):
+            found.append(Undecidable(d.kernel, d.device, d.stage, d.dtype))
+    return tuple(found)
 
 
 def agreement_of(results: Iterable[CaseResult]) -> tuple[Agreement, ...]:

@@ -17,7 +17,7 @@ from harness.judges.judge_file import unjudged
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
 from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from harness.run import Power
+from harness.run import Power, Run
 from harness.verify.project import Project, open_project
 
 PLAIN = frozenset({"x", "weight", "eps"})
@@ -80,7 +80,7 @@ def result(verdict: Verdict, rows: int = 1, **fields: object) -> CaseResult:
 
 def found(results: Sequence[CaseResult], power: Sequence[Power] = ()) -> FileVerdict:
     empty = replace(unjudged("kernel.py", ASKED, "cpu"), contract="a+b")
-    return concluded(empty, results, power, planned=9, repro=lambda line: f"judge {line}")
+    return concluded(empty, Run(tuple(results), tuple(power)), planned=9, repro=lambda line: f"judge {line}")
 
 
 def failed(rows: int, *findings: Finding, **fields: object) -> CaseResult:

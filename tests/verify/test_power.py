@@ -11,7 +11,7 @@ from harness.case import parse_case
 from harness.config import Config
 from harness.result import CaseResult, Comparison, StageResult, Verdict
 from harness.run import Agreement, Run
-from harness.verify.power import _probes, agreement_of, power_of
+from harness.verify.power import _probes, agreement_of, power_of, undecidable_of
 from harness.verify.project import open_project
 from reports.wording import undecided
 
@@ -57,6 +57,33 @@ def test_only_cases_of_manageable_size_are_asked(sizes: tuple[int, ...], asked: 
     probes = list(_probes(cases, project.op("rotary")))
     assert [case.tensors[0].shape[0] for case in probes] == asked
     assert all(tensor.strides is None for case in probes for tensor in case.tensors)
+
+
+def undecided_result(op: str, case: str, stage: str, dtype: str) -> CaseResult:
+    nothing = StageResult(stage, dtype, True, Comparison(numel=1000), Comparison(numel=1000))
+    contract = {"attention": "flash", "rms_norm": "fp32_multiply+rounded_sum"}[op]
+    return result("", op=op, case=f"{op} {case}", contract=contract, dtypes="bf16", stages=(nothing,))
+
+
+HEADS_OF_8 = "q=bf16[1,4,2,8] k=bf16[1,{0},1,8] v=bf16[1,{0},1,8] scale=0.35 seed=1"
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "stage", "dtype", "open_always"),
+    [
+        ("attention", HEADS_OF_8.format(9), "lse", "fp32", True),
+        ("attention", HEADS_OF_8.format(9), "output", "bf16", False),
+        ("rms_norm", "x=bf16[4,7168] weight=bf16[7168] eps=1e-06 seed=1", "output", "bf16", False),
+    ],
+)
+def test_a_result_that_no_order_of_sums_decides_is_no_gap_of_a_run(
+    op: str, case: str, stage: str, dtype: str, open_always: bool
+) -> None:
+    results = [undecided_result(op, case, stage, dtype)]
+    run = Run(tuple(results), undecidable=undecidable_of(results, open_project(CONFIG)))
+    assert run.verdict("k", "cpu") is (Verdict.PASSED if open_always else Verdict.INCONCLUSIVE)
+    [line] = undecided(run)
+    assert ("on any input" in line) is open_always and f"{stage}" in line
 
 
 def test_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
