@@ -34,6 +34,16 @@ class UnsupportedCase(LastbitError):
     """Raised by a kernel, before any launch, for a case that it does not claim to handle; the text is the reason."""
 
 
+def no_stage(name: str, stages: Iterable[str]) -> KernelError:
+    """Return the error of a kernel that returned what is none of the stages of its op."""
+    return KernelError(f"the kernel returned {name!r}, which is no stage here: {', '.join(map(repr, stages))}")
+
+
+def wrong_kind(name: str, what: str, actual: object, expected: object) -> KernelError:
+    """Return the error of a kernel whose result has another shape, dtype or device than its op requires."""
+    return KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}")
+
+
 MOST_NAMES = 20
 """Known names that are told to somebody who gave an unknown one."""
 

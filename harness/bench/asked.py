@@ -76,9 +76,8 @@ def _results(subject: Subject, case: Case) -> tuple[Shaped, ...]:
     """What the results of a call are like."""
     inputs = build(drawn(case), subject.device)
     problem = subject.problem(inputs)
-    caller = Caller(
-        subject.kernel, subject.device, tuple(problem.required), subject.op.optional_results, subject.performer
-    )
+    required, optional = tuple(problem.required), subject.op.optional_results
+    caller = Caller(subject.kernel, subject.device, required, optional, subject.performer, problem.shapes)
     call = caller.unguarded(inputs)
     shaped = (contiguous(name, call.actual[name].dtype, call.actual[name].shape) for name in call.results)
     if elsewhere := [name for name in call.results if call.actual[name].device != inputs.guards[0].tensor.device]:

@@ -42,6 +42,7 @@ class Asked:
         poison: what the memory that it allocates is filled with, 0 or 1; None for memory as it is without lastbit.
         stages: what it shall store besides.
         descending: interpreted programs run from the last to the first.
+        shapes: stage → its shape: of what the kernel may return, as far as somebody says.
     """
 
     params: Mapping[str, Any]
@@ -50,6 +51,7 @@ class Asked:
     poison: int | None = None
     stages: tuple[str, ...] = ()
     descending: bool = False
+    shapes: Mapping[str, tuple[int, ...]] | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

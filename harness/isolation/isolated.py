@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.calling.attempting import Attempt
 from harness.calling.performing import INPUT, Asked, Performed
-from harness.errors import KernelError, UnsupportedCase
+from harness.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
 from harness.inputs import Inputs, Poison
 from harness.inputs.guards import ALIGNMENT, Guarded
 from harness.interpret.order import watching_races
@@ -105,13 +105,14 @@ class Isolated:
         if not self.later:
             self.pair.begin()
         process = self.pair.bare if asked.poison is None else self.pair.guarded
-        answer, named = self._called(process, inputs, {"do": "call", "later": self.later, **_how(asked)})
+        answer, named = self._called(process, inputs, {"do": "call", "later": self.later, **_how(asked)}, asked.shapes)
         return _performed(answer, named, inputs, asked)
 
     def attempt(self, inputs: Inputs, asked: Asked, device: torch.device | None) -> Attempt:
         to = None if device is None else str(device)
         try:
-            answer, named = self._called(self.pair.guarded, inputs, {"do": "attempt", "to": to, **_how(asked)})
+            message = {"do": "attempt", "to": to, **_how(asked)}
+            answer, named = self._called(self.pair.guarded, inputs, message, asked.shapes)
         except (Raised, UnsupportedCase) as error:
             return Attempt(error=error)
         warned = tuple(_warning(words) for words in answers.warnings(answer.get("warnings", [])))
@@ -121,16 +122,24 @@ class Isolated:
         """The operators of torch that the kernel calls, as its process sees them in a call by itself."""
         self.pair.begin()
         message = {"do": "operators", "params": dict(inputs.case.params)}
-        answer, _ = self._called(self.pair.guarded, inputs, message)
+        answer, _ = self._called(self.pair.guarded, inputs, message, {})
         return answers.names(answer.get("operators"))
 
     def after(self, own: Mapping[str, Tensor]) -> Isolated:
         return replace(self, later=True)
 
     def _called(
-        self, process: KernelProcess, inputs: Inputs, message: Mapping[str, Any]
+        self,
+        process: KernelProcess,
+        inputs: Inputs,
+        message: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]] | None,
     ) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
-        """What a process answers to a call on inputs, and what it returned; what it did to inputs is done to these."""
+        """Return what a process answers to a call, and what it returned; what it did to inputs is done to these.
+
+        Raises:
+            KernelError: that has other `shapes`, where these are known.
+        """
         blocks = [self.pair.blocks.of(guarded.words) for guarded in inputs.guards]
         there = [_there(guarded, block) for guarded, block in zip(inputs.guards, blocks, strict=True)]
         for guarded, words in zip(inputs.guards, there, strict=True):
@@ -139,7 +148,7 @@ class Isolated:
         tensors = [_described(guarded, block) for guarded, block in pairs]
         message = {**message, "kernel": self.pair.name, "device": str(self.device), "tensors": tensors}
         try:
-            answer, into = self._answered(process, message, blocks)
+            answer, into = self._answered(process, message, blocks, shapes)
         finally:
             for guarded, words in zip(inputs.guards, there, strict=True):
                 guarded.words.copy_(words)
@@ -147,14 +156,23 @@ class Isolated:
         return answer, {result.name: _own(result, into) for result in results}
 
     def _answered(
-        self, process: KernelProcess, message: Mapping[str, Any], blocks: Sequence[Block]
+        self,
+        process: KernelProcess,
+        message: Mapping[str, Any],
+        blocks: Sequence[Block],
+        shapes: Mapping[str, tuple[int, ...]] | None,
     ) -> tuple[Mapping[str, Any], Block]:
         """The answer to a call, and the memory that its results were copied to."""
         into = self._results(_FIRST_RESULTS)
         _wait(self.device)
         try:
             answer = self.pair.ask(process, {**message, "into": into.number}, [*blocks, into])
-            _, size = answers.results_of(answer)
+            results, size = answers.results_of(answer)
+            for result in results if shapes is not None else ():
+                if result.name not in shapes:
+                    raise no_stage(result.name, shapes)
+                if result.shape != shapes[result.name]:
+                    raise wrong_kind(result.name, "shape", result.shape, shapes[result.name])
             if size > into.nbytes:
                 if size > (most := min(MOST_RESULTS, memory_of(self.device) // 8)):
                     raise KernelError(f"the kernel returned {size:,} bytes, of which lastbit takes {most:,}")

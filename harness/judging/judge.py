@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from harness.errors import KernelError, UsageError
+from harness.errors import KernelError, UsageError, no_stage, wrong_kind
 from harness.floating_point import default_floating_point
 from harness.inputs import fingerprints_of
 from harness.judging.decided import constants
@@ -181,7 +181,7 @@ def _check_actual(problem: Problem, trace: Trace, index: tuple[slice, ...], actu
         raise KernelError(f"the kernel returned {_listed(actual)}, but none of the results {_listed(trace.results)}")
     for name, tensor in actual.items():
         if name not in trace.stages:
-            raise KernelError(f"the kernel returned {name!r}, which is no stage here: {_listed(trace.stages)}")
+            raise no_stage(name, trace.stages)
         expected = trace.stages[name]
         shape = tuple(expected.shape)
         if not expected.of_all_rows:
@@ -194,7 +194,7 @@ def _check_actual(problem: Problem, trace: Trace, index: tuple[slice, ...], actu
 
 def _require(name: str, what: str, actual: object, expected: object) -> None:
     if actual != expected:
-        raise KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}")
+        raise wrong_kind(name, what, actual, expected)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -114,14 +114,31 @@ class Problem:
         return replace(self, any_numbers=True, siblings=None)
 
     @property
-    def results(self) -> list[str]:
-        """Names of the results; the reference says, which is run on the first row if all of them would be a waste."""
-        if not self.op.rows or self.main.numel() <= _FEW:
-            return self.trace.results
+    def _is_small(self) -> bool:
+        """All rows are evaluated as fast as the first one."""
+        return not self.op.rows or self.main.numel() <= _FEW
+
+    @cached_property
+    def _first(self) -> Trace:
+        """What every stage must be in the first row, or in all of a small problem."""
+        if self._is_small:
+            return self.trace
         rows = self.op.rows
         one = tuple(slice(0, 1) for _ in self.leading)
-        first = {n: t[one] if n in rows else t for n, t in self.tensors.items()}
-        return self.on(first).trace.results
+        return self.on({n: t[one] if n in rows else t for n, t in self.tensors.items()}).trace
+
+    @property
+    def results(self) -> list[str]:
+        """Names of the results, as the reference says."""
+        return self._first.results
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Stage → its shape, as the reference says."""
+        stages, leading = self._first.stages, self.leading
+        if self._is_small:
+            return {name: tuple(stage.shape) for name, stage in stages.items()}
+        return {n: tuple(s.shape if s.of_all_rows else (*leading, *s.shape[len(leading) :])) for n, s in stages.items()}
 
     @property
     def required(self) -> list[str]:

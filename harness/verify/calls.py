@@ -102,6 +102,7 @@ class Caller:
         results: names of the results that it must return.
         may_return: names of those that it may leave out.
         performer: where it is called; in this process unless another one is given.
+        shapes: stage → its shape, as far as somebody says.
         later: the first call of the case is over.
     """
 
@@ -110,6 +111,7 @@ class Caller:
     results: tuple[str, ...]
     may_return: frozenset[str] = frozenset()
     performer: Performer | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
     later: bool = False
 
     def guarded(self, inputs: Inputs) -> Call:
@@ -142,7 +144,7 @@ class Caller:
         return Here(self.kernel, self.device) if self.performer is None else self.performer
 
     def _asked(self, inputs: Inputs, **how: Any) -> Asked:
-        return Asked(inputs.case.params, self.results, self.may_return, **how)
+        return Asked(inputs.case.params, self.results, self.may_return, shapes=self.shapes, **how)
 
     def _called(self, inputs: Inputs, asked: Asked) -> Call:
         performed = self._performer.perform(inputs, asked)

@@ -209,7 +209,8 @@ def _called(subject: Subject, case: Case, repeat: bool) -> tuple[Caller, Problem
     inputs = build(case.gathered(), subject.device)
     problem = subject.problem(inputs)
     results = tuple(problem.required)
-    caller = Caller(subject.kernel, subject.device, results, problem.op.optional_results, subject.performer)
+    optional = problem.op.optional_results
+    caller = Caller(subject.kernel, subject.device, results, optional, subject.performer, problem.shapes)
     with races() if subject.races else nullcontext():
         return caller, problem, make_calls(caller, inputs, subject.problem, repeat=repeat)
 

@@ -181,6 +181,11 @@ def large(x, weight, *, eps):
 
 
 @kernel("rms_norm")
+def claiming(x, weight, *, eps):
+    return torch.zeros(1, dtype=x.dtype).expand(1 << 30)
+
+
+@kernel("rms_norm")
 def vast(x, weight, *, eps):
     return torch.zeros(1).expand(1 << 50)
 

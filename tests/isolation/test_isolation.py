@@ -152,6 +152,14 @@ def test_what_cannot_be_taken_is_the_kernels_error(isolation: Isolation) -> None
     assert isolation.verify("vast").reason.startswith("Unreadable: the kernel")
 
 
+def test_a_result_of_another_shape_is_not_copied(isolation: Isolation) -> None:
+    kernel = isolation.there["claiming"]
+    with isolation.kernels.pair(kernel, 60.0) as pair:
+        result = verify_case(Subject(kernel, RMS_NORM, CPU, performer=Isolated(pair, CPU)), CASE)
+        assert result.reason == "KernelError: result 'output' has shape (1073741824,), but the op requires (4, 64)"
+        assert pair.blocks.nbytes < 1 << 24
+
+
 def test_what_it_prints_is_kept_in_part(isolation: Isolation) -> None:
     isolation.printed.clear()
     assert isolation.verify("printing").verdict is Verdict.PASSED

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.case import parse_case
+from harness.config import Config
 from harness.errors import OpError
 from harness.inputs import Inputs, build
 from harness.judging.expected import Numbers, RowSum
@@ -18,6 +19,7 @@ from harness.judging.problems import Problems
 from harness.numerics import Enclosure, Premises, sum_of_rows
 from harness.numerics.formats import FP32
 from harness.ops import Contract, StageRecorder, op
+from harness.verify.project import open_project
 from references.rms_norm import rms_norm
 
 NATIVE, FP32_MULTIPLY = rms_norm.contract("native_multiply"), rms_norm.contract("fp32_multiply")
@@ -113,3 +115,19 @@ def test_a_mistake_in_a_reference_is_told_with_its_line(reference: Callable[...,
     line = reference.__code__.co_firstlineno + 1
     with pytest.raises(OpError, match=rf"the reference raised TypeError in {re.escape(__file__)}:{line}, .*{message}"):
         _ = Problem(wrong, wrong.contract(), {"x": torch.ones(2, 3)}, {}).trace
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rms_norm x=bf16[2,3,64] weight=bf16[64]:near_one eps=1e-06 seed=1",
+        "layer_norm_gated_backward x=fp32[12,8] dy=fp32[12,8] weight=fp32[8] rstd=fp32[12,1] bias=fp32[8] seed=4",
+    ],
+)
+def test_the_first_row_says_which_shapes_all_stages_have(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sums over rows too."""
+    case = parse_case(line)
+    asked = open_project(Config(folder="")).op(case.op)
+    problem = Problem(asked, asked.contract(""), build(case, "cpu").tensors, dict(case.params))
+    monkeypatch.setattr("harness.judging.problem._FEW", 0)
+    assert problem.shapes == {name: tuple(stage.shape) for name, stage in problem.trace.stages.items()}
