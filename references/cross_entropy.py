@@ -16,6 +16,8 @@ from harness.numerics import (
     fusible_product,
     gather,
     hull,
+    in_reals,
+    log_softmax,
     log_sum_exp,
     multiply_add,
     sum_in_any_order,
@@ -82,8 +84,11 @@ def cross_entropy(
     x = scaled(logits, logit_scale, softcap, stage).logits
     counted = Enclosure.point((~rows.ignored).double())
     if contract.has("from_lse"):
-        lse = stage("lse", log_sum_exp(x)[..., 0])[..., None]
-        losses, weights = _from_lse(x, lse, rows.index, smoothing, z_loss).zero_where(rows.ignored), None
+        lse = stage("lse", own := log_sum_exp(x)[..., 0])
+        losses, weights = _from_lse(x, lse[..., None], rows.index, smoothing, z_loss), None
+        if lse is own and smoothing is None and not z_loss:
+            losses = in_reals(losses, lambda: -gather(log_softmax(x), rows.index))
+        losses = losses.zero_where(rows.ignored)
     else:
         log_probs, weights = log_probs_of(x, contract, stage), smoothing
         losses = (-gather(log_probs, rows.index)).zero_where(rows.ignored)

@@ -12,7 +12,10 @@ from harness.numerics import (
     Tensor,
     divide,
     exp,
+    expm1,
     hull,
+    in_reals,
+    log_softmax,
     log_sum_exp,
     multiply_add,
     product_in_any_order,
@@ -128,15 +131,26 @@ def _difference(
     stage: StageRecorder,
 ) -> Enclosure:
     """softmax(x) · (1 + 2z · lse) - (1 - s) · onehot - s / V: what is not of the class is subtracted first or last."""
+    log_probs = None if lse is None else x - lse
     if lse is None and (z_loss or contract.has("from_lse")):
-        lse = stage("lse", log_sum_exp(x)[..., 0])[..., None]
-    probs = stage("probs", softmax(x) if contract.has("normalized") or lse is None else exp(x - lse))
+        given = stage("lse", computed := log_sum_exp(x)[..., 0])
+        lse = given[..., None]
+        log_probs = None if given is computed else x - lse
+    probs = stage("probs", own := softmax(x) if contract.has("normalized") or lse is None else exp(x - lse))
     if z_loss and lse is not None:
         probs = multiply_add(lse * (2.0 * z_loss), probs, probs)
     if smoothing is None:
-        return where(rows.onehot, probs - 1.0, probs)
+        difference = where(rows.onehot, probs - 1.0, probs)
+        if z_loss or probs is not own:
+            return difference
+        return in_reals(difference, lambda: _of_logarithms(log_probs or log_softmax(x), rows))
     rest = probs - smoothing.each
     return where(rows.onehot, hull(rest - smoothing.kept, probs - smoothing.kept - smoothing.each), rest)
+
+
+def _of_logarithms(log_probs: Enclosure, rows: Labels) -> Enclosure:
+    """softmax(x) - onehot from its logarithm, in which 1 - softmax(x) of the class does not cancel."""
+    return where(rows.onehot, expm1(log_probs), exp(log_probs))
 
 
 def _slopes(x: Scaled, rows: Labels, logit_scale: float, softcap: float | None) -> list[Enclosure]:

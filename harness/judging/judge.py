@@ -9,10 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import reduce
+from operator import add
+
+import torch
 
 from harness.errors import KernelError, UsageError, no_stage, wrong_kind
 from harness.floating_point import default_floating_point
 from harness.inputs import fingerprints_of
+from harness.judging.beyond_fp32 import (
+    Beyond,
+    explained_beyond_fp32,
+    in_real_arithmetic,
+    nearer,
+    nearest,
+    sums_in_real_arithmetic,
+)
 from harness.judging.decided import constants
 from harness.judging.explain import describe_rows, describe_split, describe_stage
 from harness.judging.lanes import forgiven
@@ -23,8 +35,8 @@ from harness.judging.problem import Problem, Tensors
 from harness.judging.screen import Screened
 from harness.judging.tally import Tally
 from harness.judging.trace import Steps, Trace
-from harness.judging.wide import explained_by_more_range, with_more_range
 from harness.result import Judgement, StageResult, Verdict
+from harness.row_check import RowCheck
 
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
 _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it
@@ -62,9 +74,9 @@ def judge(problem: Problem, actual: Tensors, *, alternatives: bool = True, settl
         tally += _screened(under_way, others)
     if others is not None:
         for sample in whole.samples(_OTHERS, most, steps.sums):
-            others.rule_out(sample.only((~explained_by_more_range(sample)).nonzero()[:, 0]) if tally.beyond else sample)
+            others.rule_out(_without(sample, explained_beyond_fp32(sample)) if tally.beyond else sample)
     if tally.sums:
-        tally = _finished(tally, actual, others)
+        tally = _finished(tally, whole, most, others)
     return _judgement(whole, steps, results, tally, others or OtherContracts(()), most)
 
 
@@ -72,7 +84,7 @@ def _judged(seen: Observation, others: OtherContracts | None) -> Tally:
     """What there is to count in a block; if it fails, other contracts are asked whether they explain it."""
     found = _tallied(seen)
     if found.failed:
-        seen, found = _with_more_range(seen, found)
+        seen, found = _beyond_fp32(seen, found)
     if others is not None and found.failed:
         others.identify(seen)
     return found
@@ -103,25 +115,48 @@ def _tallied(seen: Observation) -> Tally:
     )
 
 
-def _with_more_range(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
-    """The rows that fp32 must answer for, and the tally with the others as more range than fp32 gives them."""
-    explained = explained_by_more_range(seen)
-    if not bool(explained.any()):
+def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
+    """The rows that fp32 must answer for, and the tally with the others as what is beyond fp32 has them."""
+    if explained := explained_beyond_fp32(seen):
+        rest = _without(seen, explained)
+        tallies = [_tallied_beyond(part) for part in explained]
+        return rest, reduce(add, [_tallied(rest), *tallies] if rest.count else tallies)
+    if not seen.whole or seen.has_latent:
         return seen, found
-    wide, rest = (seen.only(mask.nonzero()[:, 0]) for mask in (explained, ~explained))
-    found = replace(_tallied(with_more_range(wide)), beyond=wide.count)
-    return rest, found + _tallied(rest) if rest.count else found
+    whole = (_tallied_beyond(Beyond(seen, expected)) for expected in (in_real_arithmetic, nearest))
+    return seen, next((tally for tally in whole if not tally.failed), found)  # sums over rows, if not the rows
 
 
-def _finished(tally: Tally, actual: Tensors, others: OtherContracts | None) -> Tally:
+def _tallied_beyond(part: Beyond) -> Tally:
+    """What there is to count in rows, all of which something beyond fp32 explains; the row check has no more to ask."""
+    rows = part.rows
+    if part.expected is None:
+        return replace(_tallied(rows), beyond=rows.count)
+    [found] = rows.compare(part.expected(rows))
+    check = RowCheck(rows.latent_stages[0], rows.count, rows.count) if rows.has_latent else None
+    sums = {} if rows.whole else rows.problem.trace.sums
+    return Tally(found, found, sums, sums, check, rows.in_rows(check, rows.through), beyond=rows.count)
+
+
+def _without(seen: Observation, explained: Iterable[Beyond]) -> Observation:
+    """The rows of `seen` that are in none of these, which were taken from it."""
+    numbers = torch.arange(seen.count, device=seen.problem.main.device) if seen.numbers is None else seen.numbers
+    taken = [part.rows.numbers for part in explained if part.rows.numbers is not None]
+    return seen.only((~torch.isin(numbers, torch.cat([numbers[:0], *taken]))).nonzero()[:, 0])
+
+
+def _finished(tally: Tally, whole: Observation, most: int, others: OtherContracts | None) -> Tally:
     """The tally with the sums over rows, all of which have been seen; the blocks alone explain nothing of them."""
-    cumulative, isolated = (
-        {name: total.compare(actual[name]) for name, total in sums.items()}
-        for sums in (tally.sums, tally.isolated_sums)
-    )
-    if others is not None and any(c.outside for c in (*cumulative.values(), *isolated.values())):
+    actual, pairs = whole.actual, (tally.sums, tally.isolated_sums)
+    cumulative, isolated = ({name: total.compare(actual[name]) for name, total in sums.items()} for sums in pairs)
+    finished = Tally(cumulative, isolated)
+    if finished.failed:
+        real = sums_in_real_arithmetic(whole, most)
+        again = {n: nearer(s, real[n]).compare(actual[n]) for n, s in tally.sums.items()}
+        finished = finished if any(c.outside for c in again.values()) else Tally(again, again)
+    if others is not None and finished.failed:
         others.explain_nothing()
-    return tally + Tally(cumulative, isolated)
+    return tally + finished
 
 
 def _judgement(

@@ -33,10 +33,11 @@ _NORMAL = 1 << (FP32.precision - 1)  # position of the smallest normal number
 
 @dataclass(frozen=True, eq=False)
 class ExplainedRows:
-    """The row check, and which rows of the block are split, [rows]."""
+    """The row check, which rows of the block are split, [rows], and the numbers of those that nothing explains."""
 
     check: RowCheck
     split: Tensor
+    unexplained: Tensor
 
 
 @timed(ROWS)
@@ -59,7 +60,7 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     doubtful = at[~whole] if shown is None else at[~whole | shown.stray[at].flatten(1).any(-1)]
     split = torch.zeros_like(every.tried[:, 0])
     if not len(doubtful):
-        return ExplainedRows(_check(every, len(at), len(at)), split)
+        return ExplainedRows(_check(every, len(at), len(at)), split, at[:0])
     given = {} if shown is None else {n: _as_rows(seen.actual[n]) for n in _earlier(seen, every.stage)}
     part = None if shown is None else shown.only(doubtful)
     split[doubtful], unsure = split_rows(replace(every, given=given).only(doubtful), part)
@@ -69,7 +70,8 @@ def explain_rows(seen: Observation, trace: Trace, own: Trace | None = None) -> E
     needs = Needs()
     if len(unexplained) and every.also is None:
         needs = _needs(every, unexplained, _as_rows(trace.enclosure(every.stage).value))
-    return ExplainedRows(_check(every, len(at), int((whole & ~split[at]).sum()), int(split.sum()), needs), split)
+    check = _check(every, len(at), int((whole & ~split[at]).sum()), int(split.sum()), needs)
+    return ExplainedRows(check, split, unexplained)
 
 
 def _explained(every: Rows, undecided: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,21 @@ from harness.errors import OpError, UsageError, no_such
 from harness.inputs import row_blocks
 from harness.judging.expected import Chosen, Exact, Numbers, RowSum
 from harness.judging.trace import Steps, Trace
-from harness.numerics import TARGETS, Enclosure, Following, Format, Indices, Premises, Sum, current, format_of, using
-from harness.numerics.formats import FP32, Integers
+from harness.numerics import (
+    TARGETS,
+    Enclosure,
+    Following,
+    Format,
+    Indices,
+    Premises,
+    Sum,
+    current,
+    format_of,
+    hull,
+    using,
+)
+from harness.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers
+from harness.numerics.premises import REAL, put_in_force
 from harness.ops import Contract, Op
 from harness.timing import REFERENCES, timed
 
@@ -98,10 +111,18 @@ class Problem:
             return True
         return len(list(islice(row_blocks(self.leading, self.main.shape[-1], most), 2))) < 2
 
+    def with_more_range(self, until: str = "") -> Problem:
+        """The same for a kernel whose intermediate values, up to the stage `until`, have more range than fp32."""
+        premises = replace(self.premises, arithmetic=WIDE_FP32, until=until)
+        return replace(self, premises=premises, siblings=None)
+
     @property
-    def with_more_range(self) -> Problem:
-        """The same for a kernel whose intermediate values have more range than fp32 and do not overflow."""
-        return replace(self, premises=replace(self.premises, wide=True), siblings=None)
+    def in_real_arithmetic(self) -> Problem:
+        """The same for a kernel that rounds where the contract does and nowhere else, as closely as fp64 tells.
+
+        Its stages are recorded before they are rounded.
+        """
+        return replace(self, premises=REAL, siblings=None)
 
     @property
     def with_any_numbers(self) -> Problem:
@@ -275,13 +296,19 @@ class _Recorder:
             return value.only(chosen) if isinstance(chosen, Tensor) else value
         fmt, rounds = self.problem.format(name), name in self.problem.contract.rounds
         if isinstance(value, Sum | Following):
+            rounds = rounds and current().arithmetic is not PRECISE
             self.trace.record(name, RowSum(value, fmt, rounds, self._premises_of_sum(name)))
             return value
         enclosure = value.rounded(fmt) if rounds else value
-        wide = self.problem.premises.wide
-        held = value.rounded(fmt) if wide and not rounds else enclosure  # what a tensor can hold of it
-        self.trace.record(name, Numbers(held, fmt))
+        arithmetic = current().arithmetic
+        unrounded = arithmetic is WIDE_FP32 and not rounds
+        held = value.rounded(fmt) if unrounded else enclosure  # what a tensor can hold of it
+        self.trace.record(name, Numbers(value if arithmetic is PRECISE else held, fmt))
+        if name == current().until:
+            put_in_force(replace(current(), arithmetic=FP32, until=""))
+            enclosure = hull(enclosure, held)
         stand_in = self.given.get(name, enclosure)
+        wide = arithmetic is not FP32
         return _values(stand_in, enclosure, wide) if isinstance(stand_in, Tensor) else stand_in
 
     def format_of(self, name: str) -> Format:
@@ -290,7 +317,8 @@ class _Recorder:
     def _premises_of_sum(self, stage: str) -> Premises:
         """A sum over rows is stored in fp32 at last, whatever range the terms have; atomic additions flush."""
         own = self.problem.premises
-        return replace(own, flushes_subnormals=own.flushes_subnormals or stage in own.atomic, wide=False)
+        flushes, precise = own.flushes_subnormals or stage in own.atomic, own.arithmetic is PRECISE
+        return replace(own, flushes_subnormals=flushes, arithmetic=PRECISE if precise else FP32)
 
 
 def _values(own: Tensor, enclosure: Enclosure, wide: bool) -> Enclosure:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure, settled, unrounded_product
 from harness.numerics.parts import unknown_if
-from harness.numerics.premises import U, current
+from harness.numerics.premises import current
 from harness.numerics.remembered import remembered
 from harness.numerics.sums import UNKNOWN, Sum, averaged, facts_of_squares, flushed
 
@@ -67,7 +67,7 @@ def variance_about(x: Enclosure, center: Enclosure) -> Enclosure:
     count = x.shape[-1]
     doubt = 2 * count * _FP64_U * middle.abs().amax(-1, keepdim=True)  # of the average in fp64
     error = error * (1 + 4 * count * _FP64_U) + 2 * doubt * (doubt + farthest.sqrt())
-    eps = current().accumulation(count) + 4 * U + current().quotient + 4 * count * _FP64_U
+    eps = current().accumulation(count) + 4 * current().unit + current().quotient + 4 * count * _FP64_U
     absolute = 2.0**-147 + flushed() * 2  # of squares, their sum and the quotient
     below = ((spread + nearest - error) * (1 - eps) - absolute).clamp(min=0.0)
     above = (spread + farthest + error) * (1 + eps) + absolute

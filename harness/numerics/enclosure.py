@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.numerics import parts as arithmetic
-from harness.numerics.formats import Format
+from harness.numerics.formats import PRECISE, Format
 from harness.numerics.premises import current
 from harness.numerics.remembered import remembered
 
@@ -301,6 +301,11 @@ def at_least(x: Enclosure, low: float) -> Enclosure:
 
 def _as_fp32(number: float) -> float:
     return ctypes.c_float(number).value
+
+
+def in_reals(computed: Enclosure, formula: Callable[[], Enclosure]) -> Enclosure:
+    """`computed`, in which digits cancel; where nothing is rounded to fp32, by a formula in which they do not."""
+    return formula() if current().arithmetic is PRECISE else computed
 
 
 def magnitudes(x: Enclosure) -> Tensor:

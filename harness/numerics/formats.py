@@ -76,6 +76,9 @@ FP64 = Format("fp64", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
 WIDE_FP32 = Format("fp32 of wide range", torch.float64, FP32.precision, FP32.min_exponent, (2 - 2.0**-23) * 2.0**1023)
 """What holds every finite result of a kernel that computes with more range than fp32, and is as precise as fp32."""
 
+PRECISE = Format("fp64 or better", torch.float64, 53, -1022, torch.finfo(torch.float64).max)
+"""Stands for results that are not rounded to fp32: ends are moved outward by more than fp64 errs."""
+
 INT8 = Format.of_integers("int8", torch.int8, -128, 127)
 INT4 = Format.of_integers("int4", torch.int8, -8, 7)
 UINT8 = Format.of_integers("uint8", torch.uint8, 0, 255)
@@ -114,7 +117,7 @@ def round_to(x: Tensor, fmt: Format, *, mode: Literal["nearest", "zero"] = "near
 
     Signs of zeros and NaN are kept; overflow gives what `fmt.overflow` says (toward zero it gives the largest number).
     """
-    if fmt is FP64:
+    if fmt.precision == FP64.precision:
         return x
     if fmt.is_integer:
         return _round_to_integers(x, fmt, mode)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from harness.numerics.accumulation import midpoint_radius
 from harness.numerics.enclosure import Enclosure, aligned, settled, unrounded_product, widened
-from harness.numerics.premises import U, current
+from harness.numerics.premises import current
 from harness.numerics.sums import flushed
 
 _UNDERFLOW = 2.0**-149
@@ -38,7 +38,7 @@ def mean_and_variance(x: Enclosure) -> tuple[Enclosure, Enclosure]:
     of_mean, of_root = _errors(middle.abs() + radius, count)
     moved = radius.square().sum(-1, keepdim=True).sqrt() + of_root
     root = (middle - average).square().sum(-1, keepdim=True).sqrt()
-    relative = 2 * current().accumulation(count) + 8 * U + current().quotient
+    relative = 2 * current().accumulation(count) + 8 * current().unit + current().quotient
     low = (root - moved).clamp(min=0.0).square() * max(0.0, 1 - relative)
     high = (root + moved).square() * (1 + relative)
     far = radius.mean(-1, keepdim=True) + of_mean
@@ -64,7 +64,7 @@ def _errors(magnitude: Tensor, count: int) -> tuple[Tensor, Tensor]:
     largest, average = magnitude.amax(-1, keepdim=True), magnitude.mean(-1, keepdim=True)
     order = current().accumulation(count)
     levels = math.log2(count)
-    update = (current().quotient + 3 * U) * (3 * levels + 2 * _THREADS)
+    update = (current().quotient + 3 * current().unit) * (3 * levels + 2 * _THREADS)
     merged = update / (1 - order - update) if order + update < 1 else math.inf
     rest = merged * largest + count * (2.0**-51 * average + _UNDERFLOW + flushed())
     weights = math.sqrt(count * max(levels, 1.0) / 2)
@@ -81,7 +81,8 @@ def difference_of_products(a: Enclosure, b: Enclosure, factor: Enclosure) -> Enc
     """
     x, y = map(Enclosure, aligned(a, b))
     size = torch.maximum(x.lo.abs(), x.hi.abs()) + torch.maximum(y.lo.abs(), y.hi.abs())
-    apart = torch.stack([x.exact - y.exact, x.value - y.value, x.lo - y.hi - U * size, x.hi - y.lo + U * size])
+    lost = current().unit * size
+    apart = torch.stack([x.exact - y.exact, x.value - y.value, x.lo - y.hi - lost, x.hi - y.lo + lost])
     product = unrounded_product(Enclosure(apart).unknown_where(), factor)
     overflows = ~(size * factor.hi < current().arithmetic.max) & ~(
         torch.isnan(x.lo) | torch.isnan(y.lo) | torch.isnan(factor.lo)

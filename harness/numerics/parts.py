@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import Format, are_fp32, round_to, sum_to_odd
+from harness.numerics.formats import PRECISE, Format, are_fp32, round_to, sum_to_odd
 from harness.numerics.fused import one_kernel_on_cuda
 
 
@@ -55,6 +55,8 @@ def unknown_if(x: Tensor, lost: Tensor) -> Tensor:
 @one_kernel_on_cuda
 def rounded(x: Tensor, fmt: Format) -> Tensor:
     """Value and ends correctly rounded; the exact part stays."""
+    if fmt is PRECISE:
+        return unknown_where(x, unknown(x))  # its ends cover what fp64 errs
     contract = x[1:] if len(x) > 1 else x
     result = torch.cat([x[:1], round_to(contract, fmt)])
     if len(x) < 4 or all_finite(result[2:]):
@@ -87,6 +89,10 @@ def negated(x: Tensor) -> Tensor:
 @one_kernel_on_cuda
 def added(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
     """x + y."""
+    if fmt is PRECISE:
+        x, y = (full(parts) for parts in aligned(x, y))
+        total = x + y
+        return covered(total, (total - x == y) & (total - y == x))
     return rounded(unrounded_sum(x, y), fmt)
 
 
@@ -99,7 +105,12 @@ def subtracted(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
 @one_kernel_on_cuda
 def multiplied(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
     """x · y."""
-    return rounded(unrounded_product(x, y), fmt)
+    product = unrounded_product(x, y)
+    if fmt is PRECISE:
+        x, y = (full(parts) for parts in aligned(x, y))
+        point = (x[2] == x[3]) & (y[2] == y[3])
+        return covered(product, point & holds_fp32(x) & holds_fp32(y))
+    return rounded(product, fmt)
 
 
 def unrounded_sum(x: Tensor, y: Tensor) -> Tensor:
@@ -156,6 +167,8 @@ def hull(*options: Tensor) -> Tensor:
 @one_kernel_on_cuda
 def fusible_product(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
     """x · y, its ends rounded or not."""
+    if fmt is PRECISE:
+        return multiplied(x, y, fmt)
     product = unrounded_product(x, y)
     settled = full(rounded(product, fmt))
     return hull(settled, torch.cat([settled[:2], full(product)[2:]]))
@@ -187,6 +200,8 @@ def _halves(part: int) -> Iterator[int]:
 @one_kernel_on_cuda
 def multiply_add(x: Tensor, y: Tensor, z: Tensor, fmt: Format) -> Tensor:
     """x · y + z with the product rounded or not."""
+    if fmt is PRECISE:
+        return added(multiplied(x, y, fmt), z, fmt)
     product = unrounded_product(x, y)
     return hull(added(rounded(product, fmt), z, fmt), added(product, z, fmt))
 
@@ -205,6 +220,17 @@ def magnitudes(x: Tensor) -> Tensor:
         return parts
     near = torch.where((x[2] <= 0) & (x[3] >= 0), 0.0, torch.minimum(parts[2], parts[3]))
     return torch.stack([parts[0], parts[1], near, torch.maximum(parts[2], parts[3])])
+
+
+def covered(parts: Tensor, exact: Tensor) -> Tensor:
+    """Four parts whose ends cover what fp64 errs, which is nothing where it is `exact`: a mask of elements or parts."""
+    four = full(parts)
+    return unknown_where(torch.where(exact, four, widened(four, 0.0)), unknown(four))
+
+
+def holds_fp32(x: Tensor) -> Tensor:
+    """Which numbers (fp64) are numbers of fp32."""
+    return x == x.to(torch.float32).to(torch.float64)
 
 
 @one_kernel_on_cuda

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.errors import unknown
-from harness.numerics.formats import FP32, WIDE_FP32, Format
+from harness.numerics.formats import FP32, PRECISE, Format
 from harness.numerics.tensor_cores import LOOSEST, TensorCores
 
 U = 2.0**-24
@@ -68,7 +68,10 @@ class Premises:
         atomic: stages that are sums by atomic additions, in which they may become zero in any case.
         exact_sums: every sum is correctly rounded, which no kernel promises: what contracts differ in then, they differ
             in by what they say and not by the order of a sum.
-        wide: intermediate values have more range than fp32: nothing overflows before it is stored.
+        arithmetic: the format of intermediate values: fp32, or `WIDE_FP32`, in which nothing overflows before it is
+            stored, or `PRECISE`, in which nothing is rounded either.
+        until: the stage after which intermediate values are of fp32 again; none for "".
+        unit: what a correctly rounded operation of a kernel loses at most; bounds of primitives grow or shrink with it.
     """
 
     device: str = "unknown"
@@ -79,23 +82,20 @@ class Premises:
     flushes_subnormals: bool = False
     atomic: frozenset[str] = frozenset()
     exact_sums: bool = False
-    wide: bool = False
-
-    @property
-    def arithmetic(self) -> Format:
-        """The format of intermediate values."""
-        return WIDE_FP32 if self.wide else FP32
+    arithmetic: Format = FP32
+    until: str = ""
+    unit: float = U
 
     def relative(self, primitive: str) -> float:
         """Largest relative error of `primitive` alone, where it was measured in all the ways to compute it of those."""
         return self.bound(primitive, DOCUMENTED.get(primitive)).relative
 
     def bound(self, primitive: str, documented: Bound | None) -> Bound:
-        """The bound of a primitive: the one measured, or else the documented one."""
+        """The bound of a primitive in units of `unit`: the one measured, or else the documented one."""
         found = self.bounds.get(primitive, documented)
         if found is None:
             raise unknown("primitive", primitive, DOCUMENTED)
-        return found
+        return found if self.unit == U else replace(found, relative=found.relative * self.unit / U)
 
     @property
     def inverse_root(self) -> float:
@@ -114,7 +114,7 @@ class Premises:
 
         The rounding of the product needs no room of its own: it is monotone, and the ends are rounded likewise.
         """
-        return max(self.relative("divide"), U)
+        return max(self.relative("divide"), self.unit)
 
     def accumulation(self, terms: int) -> float:
         """Bound on |computed sum - sum| / sum of |terms|, each term being a product that may be rounded itself.
@@ -122,23 +122,26 @@ class Premises:
         gamma_h = h u / (1 - h u) for a tree of height h over the rounded products (Higham, Accuracy and Stability of
         Numerical Algorithms, 2nd ed., section 4.2), so h = depth + 1; any order has h = `terms`.
         """
-        return 0.0 if self.exact_sums else _gamma(self.height(terms))
+        return 0.0 if self.exact_sums else self._gamma(self.height(terms))
 
     def dot_accumulation(self, terms: int) -> float:
         """`accumulation` of a dot of `terms` products, which tensor cores may compute, too: they cut off."""
         if self.exact_sums:
             return 0.0
         cores = self.tensor_cores
-        return _gamma(max(self.height(terms), 0 if cores is None else cores.height(terms)))
+        return self._gamma(max(self.height(terms), 0 if cores is None else cores.height(terms)))
 
     def height(self, terms: int) -> int:
         """Most roundings between a product, which is rounded itself, and the sum of `terms` of them."""
         return terms if self.depth is None else min(terms, self.depth(terms) + 1)
 
+    def _gamma(self, height: int) -> float:
+        lost = height * self.unit
+        return lost / (1 - lost) if lost < 1 else float("inf")
 
-def _gamma(height: int) -> float:
-    return height * U / (1 - height * U) if height * U < 1 else float("inf")
 
+REAL = Premises("real arithmetic, as closely as fp64 tells", tensor_cores=None, arithmetic=PRECISE, unit=2.0**-52)
+"""Bounds shrink to what fp64 errs, so that the ends enclose the result in real arithmetic."""
 
 _current: ContextVar[Premises] = ContextVar("premises", default=Premises())  # noqa: B039 (frozen)
 
@@ -146,6 +149,11 @@ _current: ContextVar[Premises] = ContextVar("premises", default=Premises())  # n
 def current() -> Premises:
     """The premises in force."""
     return _current.get()
+
+
+def put_in_force(premises: Premises) -> None:
+    """Go on under other premises, until the end of the `using` around it."""
+    _current.set(premises)
 
 
 @contextmanager

@@ -11,10 +11,21 @@ import torch
 from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure, both
-from harness.numerics.formats import Format
+from harness.numerics.formats import PRECISE, Format
 from harness.numerics.fused import one_kernel_on_cuda
-from harness.numerics.parts import aligned, all_finite, extremes, full, rounded, unknown, unknown_where, widened
-from harness.numerics.premises import U, current
+from harness.numerics.parts import (
+    aligned,
+    all_finite,
+    covered,
+    extremes,
+    full,
+    holds_fp32,
+    rounded,
+    unknown,
+    unknown_where,
+    widened,
+)
+from harness.numerics.premises import current
 from harness.numerics.remembered import remembered
 
 _SMALLEST_NORMAL = 2.0**-126
@@ -90,6 +101,8 @@ def inverse_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> Tenso
 @one_kernel_on_cuda
 def correct_root(x: Tensor, root: Tensor, fmt: Format) -> Tensor:
     """sqrt(x), `root`, correctly rounded."""
+    if fmt is PRECISE:
+        return unknown_where(covered(root, holds_fp32(full(root)) & (full(root).square() == full(x))), unknown(x))
     return unknown_where(rounded(root, fmt), unknown(x))
 
 
@@ -102,7 +115,12 @@ def approximate_root(x: Tensor, root: Tensor, relative: float, fmt: Format) -> T
 @one_kernel_on_cuda
 def quotient(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
     """x / y."""
-    return rounded(_quotient(x, y), fmt)
+    result = _quotient(x, y)
+    if fmt is PRECISE:
+        x, y = (full(parts) for parts in aligned(x, y))
+        point = (x[2] == x[3]) & (y[2] == y[3])
+        return covered(result, point & holds_fp32(y) & holds_fp32(full(result)) & (full(result) * y == x))
+    return rounded(result, fmt)
 
 
 @one_kernel_on_cuda
@@ -142,12 +160,12 @@ def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tenso
 def logistic(x: Tensor, gate: Tensor, rest: Tensor, relative: float, division: float, fmt: Format) -> Tensor:
     """sigmoid(x), `gate`, from an exponential and a division with these errors; `rest` is 1 - gate at the ends."""
     ends = _ends(x)
-    error = (relative + _growth(ends)) * rest + U + division
+    error = (relative + _growth(ends)) * rest + current().unit + division
     finite = all_finite(ends)
     absolute = _SMALLEST_NORMAL if finite else torch.where(torch.isfinite(ends), _SMALLEST_NORMAL, 0.0)
     parts = widened(gate, error, absolute)
     result = torch.where(parts[2:] < 0, 0.0, parts[2:])
-    parts[2:] = torch.where(ends[0] >= _SATURATED, 1.0, result)
+    parts[2:] = result if fmt is PRECISE else torch.where(ends[0] >= _SATURATED, 1.0, result)
     settled = rounded(parts, fmt)
     return settled if finite else unknown_where(settled, unknown(x))
 
@@ -159,5 +177,5 @@ def _ends(x: Tensor) -> Tensor:
 
 def _growth(x: Tensor) -> Tensor:
     """Relative error of exp(x) from rounding x · log2(e); none at an infinity, where the result is exact."""
-    growth = 2 * U * x.abs()
+    growth = 2 * current().unit * x.abs()
     return growth if all_finite(x) else torch.where(torch.isfinite(x), growth, 0.0)

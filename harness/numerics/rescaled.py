@@ -15,7 +15,7 @@ from harness.numerics.dots import dot
 from harness.numerics.enclosure import Enclosure, unrounded_product, widened
 from harness.numerics.formats import FP16, FP32, Format, round_to
 from harness.numerics.parts import full, rounded, unknown, unknown_where
-from harness.numerics.premises import U, current
+from harness.numerics.premises import current
 from harness.numerics.primitives import exp
 from harness.numerics.remembered import remembered
 from harness.numerics.sums import flushed
@@ -36,7 +36,7 @@ def shifted_exponential(x: Enclosure, shift: Enclosure, *, below: bool = True) -
         hi = torch.where(hi > 0, 0.0, hi)
     largest = torch.maximum(subtracted[2].abs(), subtracted[3].abs())
     largest = torch.where(torch.isfinite(largest), largest, 0.0)
-    errors = [torch.where(torch.isfinite(end), U * (5 * end.abs() + 4 * largest), 0.0) for end in (lo, hi)]
+    errors = [torch.where(torch.isfinite(end), current().unit * (5 * end.abs() + 4 * largest), 0.0) for end in (lo, hi)]
     value = round_to(four[1] - subtracted[1], current().arithmetic)
     difference = torch.stack(torch.broadcast_tensors(four[0] - subtracted[0], value, lo - errors[0], hi + errors[1]))
     return exp(Enclosure(unknown_where(difference, unknown(four), unknown(subtracted))))
@@ -54,7 +54,8 @@ def rescaled(tiles: Sequence[Enclosure], factors: Sequence[Enclosure]) -> list[E
     for number, (tile, factor) in enumerate(zip(reversed(tiles[:-1]), reversed(factors), strict=True), 1):
         later = factor.parts if later is None else unrounded_product(Enclosure(later), factor)
         terms = unrounded_product(tile, Enclosure(later))
-        counted.append(Enclosure(widened(terms, number * U / (1 - number * U), number * (FP32.quantum + flushed()))))
+        lost = number * current().unit
+        counted.append(Enclosure(widened(terms, lost / (1 - lost), number * (FP32.quantum + flushed()))))
     return counted[::-1]
 
 
@@ -72,4 +73,4 @@ def rescaled_dot(terms: Enclosure, values: Enclosure, tiles: int, operand: Forma
     if cores is not None and operand is FP16:
         largest = torch.nan_to_num(values.full.abs(), nan=0.0, posinf=0.0).amax().clamp(min=1.0)
         lost = lost + 2 * count * cores.cut * 2.0**FP16.min_exponent * float(largest)
-    return Enclosure(rounded(widened(product.parts, U, lost), current().arithmetic))
+    return Enclosure(rounded(widened(product.parts, current().unit, lost), current().arithmetic))

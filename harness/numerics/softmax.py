@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from harness.numerics.enclosure import Enclosure
-from harness.numerics.formats import round_to
-from harness.numerics.parts import full, rounded
-from harness.numerics.premises import U, current
+from harness.numerics.formats import PRECISE, round_to
+from harness.numerics.parts import full, rounded, widened
+from harness.numerics.premises import current
 from harness.numerics.primitives import FLUSHED, LOST, SUBNORMAL
 from harness.numerics.remembered import remembered
 
 Empty = Literal["nan", "zero", "any"]
 
 _FP64_U = 2.0**-53
-_ARGUMENT = 5 * U  # error of x - s in units of |x - s|; docs/primitives.md says of what it is made
+_ARGUMENT = 5  # error of x - s in units of u |x - s|; docs/primitives.md says of what it is made
 _LOG2_E = math.log2(math.e)
 _SLACK = 2.0**-48  # more than fp64 errs
 
@@ -81,7 +81,7 @@ class Exponentials:
     def shown(self) -> tuple[Enclosure, Enclosure]:
         """Terms and sum as the fp32 numbers that a kernel has: the common factor may be any that its shift gives."""
         low, high = self.shift[2:]
-        factor = 2 * U * torch.maximum(low.abs(), high.abs()) * self.folded
+        factor = 2 * current().unit * torch.maximum(low.abs(), high.abs()) * self.folded
         moved = torch.stack(
             [torch.ones_like(low), torch.ones_like(low), torch.exp(-factor), torch.exp(high - low + factor)]
         )
@@ -109,10 +109,10 @@ def rescaled_accumulation(terms: int) -> float:
 
     What joins two parts, or a part and an element, rounds an addition, an exponential and a product.
     """
-    premises, step = current(), current().relative("exp") + 2 * U
+    premises, step = current(), current().relative("exp") + 2 * current().unit
     if premises.exact_sums:
-        return U
-    error = terms * U + math.ceil(math.log2(max(terms, 1))) * step
+        return premises.unit
+    error = terms * premises.unit + math.ceil(math.log2(max(terms, 1))) * step
     if premises.depth is not None:
         error = min(error, (premises.depth(terms) + 1) * step)
     return error / (1 - error) + 2 * terms * _FP64_U if error < 1 else math.inf
@@ -131,20 +131,21 @@ def exponentials(x: Enclosure, folded: bool = False) -> Exponentials:
     shift = four.amax(-1, keepdim=True)
     top = torch.where(torch.isfinite(shift), shift, 0.0)
     known = (four[2] == four[3]) & (four[2] == shift[3]) & (shift[2] == shift[3])
+    unit = current().unit
     near, far = (top[3] - four[3]).clamp(min=0.0), (top[3] - four[2]).clamp(min=0.0)
-    fold = U * torch.maximum(top[2].abs(), top[3].abs()) * folded
-    relative = max(current().relative("exp"), current().relative("exp2"), U)
+    fold = unit * torch.maximum(top[2].abs(), top[3].abs()) * folded
+    relative = max(current().relative("exp"), current().relative("exp2"), unit)
 
-    edge = torch.exp(fold)
+    edge, lost = torch.exp(fold), 0.0 if current().arithmetic is PRECISE else LOST
 
     def at(end: Tensor, distance: Tensor, sign: int) -> Tensor:
-        slack = torch.where(torch.isfinite(distance), _ARGUMENT * distance, 0.0) + fold
+        slack = torch.where(torch.isfinite(distance), _ARGUMENT * unit * distance, 0.0) + fold
         power = torch.exp(end - top[3] + sign * slack) * (1 + sign * (relative + _SLACK))
         power = power if folded else torch.where(known, 1.0, power)
         tiny = power <= FLUSHED * edge
         if sign < 0:
             return torch.where(tiny, 0.0, power)
-        return torch.where(power > LOST / edge, torch.where(tiny, power + SUBNORMAL, power), 0.0)
+        return torch.where(power > lost / edge, torch.where(tiny, power + SUBNORMAL, power), 0.0)
 
     ends = at(four[2], far, -1), at(four[3], near, +1)
     twice = (at(four[3], near, -1), at(four[2], far, +1)) if len(x.parts) == 4 else ends
@@ -197,7 +198,7 @@ def log_sum_exp(x: Enclosure, folded: bool = False) -> Enclosure:
     error = _log_error(shares, total.lo, total.hi)
     if folded:
         largest = torch.maximum(least.abs(), most.abs())
-        error = error + 2 * U * torch.maximum(low.abs(), high.abs()) + 3 * U * largest
+        error = error + current().unit * (2 * torch.maximum(low.abs(), high.abs()) + 3 * largest)
     of_value = torch.log(total.value * torch.exp(high - value))
     parts = [torch.log(total.exact) + high, round_to(of_value, current().arithmetic) + value]
     ends = torch.maximum(least, low - 1.0) - error, most + error  # a lower end of the sum may be lost to fp32
@@ -217,16 +218,29 @@ def log_softmax(x: Enclosure, folded: bool = False) -> Enclosure:
     least, most = shares.others
     near, far = (torch.where(torch.isfinite(d), d, 0.0) for d in shares.distance)
     error = _log_error(shares, least, most)
-    fold = 2 * U * high.abs() if folded else 0.0
+    unit = current().unit
+    fold = 2 * unit * high.abs() if folded else 0.0
     upper, lower = four[3] - high - torch.log(least), four[2] - high - torch.log(most)
-    upper = upper + (error + _ARGUMENT * near + (fold + 3 * U * upper.abs() if folded else 0.0))
-    lower = lower - (error + _ARGUMENT * far + (fold + 3 * U * lower.abs() if folded else 0.0))
+    upper = upper + (error + _ARGUMENT * unit * near + (fold + 3 * unit * upper.abs() if folded else 0.0))
+    lower = lower - (error + _ARGUMENT * unit * far + (fold + 3 * unit * lower.abs() if folded else 0.0))
     value = round_to(four[1] - shares.shift[1], current().arithmetic)
     of_value = torch.log(shares.total.value * torch.exp(high - shares.shift[1]))
     exact = four[0] - high - torch.log(shares.total.exact)
     value = value - round_to(of_value, current().arithmetic)
     parts = torch.stack([exact, value, lower, torch.where(torch.isneginf(four[3]), four[3], upper)])
+    if current().arithmetic is PRECISE:
+        parts = torch.where(torch.isfinite(shares.shift).all(0), _without_cancellation(four), parts)
     return _settled(parts, shares, None)
+
+
+def _without_cancellation(x: Tensor) -> Tensor:
+    """Four parts of (x - t) - log1p(sum of exp(x - t) of all others), t being any one element: the largest."""
+    at = x[0].argmax(-1, keepdim=True).expand(4, *x.shape[1:-1], 1)
+    t = x.gather(-1, at)
+    distance = widened((x - t[[0, 1, 3, 2]]).scatter(-1, at, 0.0), 0.0)
+    others = torch.exp(distance).scatter(-1, at, 0.0).sum(-1, keepdim=True)
+    logarithm = torch.log1p(widened(others, 4 * x.shape[-1] * _FP64_U + _SLACK))
+    return distance - widened(logarithm, _SLACK)[[0, 1, 3, 2]]
 
 
 def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
@@ -235,7 +249,7 @@ def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
     It is one of the natural logarithm, or one of the binary one times a rounded ln 2.
     """
     _, _, low, high = shares.shift
-    relative = max(current().relative("log"), current().relative("log2") + 2 * U) + _SLACK
+    relative = max(current().relative("log"), current().relative("log2") + 2 * current().unit) + _SLACK
     largest = torch.maximum(torch.log(least).abs(), torch.log(most).abs() + (high - low))
     terms = math.log(shares.terms.shape[-1]) + 2.0**-10  # of which none is above 1
     return relative * largest.clamp(max=terms)
@@ -244,7 +258,9 @@ def _log_error(shares: Exponentials, least: Tensor, most: Tensor) -> Tensor:
 def _settled(parts: Tensor, shares: Exponentials, empty: float | None) -> Enclosure:
     """`Exponentials.settled`, of stacked parts."""
     nan, hollow, unknown = shares.lost
-    parts = rounded(torch.where(nan | hollow | unknown, 0.0, parts), current().arithmetic)
+    parts = torch.where(nan | hollow | unknown, 0.0, parts)
+    arithmetic = current().arithmetic
+    parts = widened(parts, 0.0) if arithmetic is PRECISE else rounded(parts, arithmetic)
     parts = torch.where(nan, math.nan, parts)
     if empty is not None:
         parts = torch.where(hollow, empty, parts)

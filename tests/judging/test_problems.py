@@ -64,7 +64,7 @@ def test_many_rows_are_not_kept() -> None:
 def test_other_inputs_or_premises_have_siblings_of_their_own() -> None:
     problem = Problems().of(rms_norm, NATIVE, inputs(), Premises())
     assert problem.siblings is not None
-    assert problem.on(problem.tensors).siblings is None and problem.with_more_range.siblings is None
+    assert problem.on(problem.tensors).siblings is None and problem.with_more_range().siblings is None
 
 
 def test_a_sum_over_rows_is_finished_before_it_is_held_beside_numbers() -> None:

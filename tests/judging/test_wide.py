@@ -141,7 +141,7 @@ def test_a_kernel_that_passes_is_evaluated_once(monkeypatch: pytest.MonkeyPatch)
     def never(*arguments: object) -> Tensor:
         raise AssertionError("more range was tried")
 
-    monkeypatch.setattr(judging, "explained_by_more_range", never)
+    monkeypatch.setattr(judging, "explained_beyond_fp32", never)
     assert judged(in_fp32, large(1e25, BF16)).verdict is Verdict.PASSED
 
 
@@ -232,7 +232,7 @@ def test_with_more_range_nothing_overflows_and_everything_is_as_precise_as_fp32(
     for name, operation in operations.items():
         narrow = operation()
         assert not bool((narrow.lo.isfinite() & narrow.hi.isfinite()).all()), name
-        with using(Premises(wide=True)):
+        with using(Premises(arithmetic=WIDE_FP32)):
             wide = operation()
         assert bool((wide.lo.isfinite() & wide.hi.isfinite()).all()), name
         assert bool(((wide.hi - wide.lo).abs() <= 2.0**-15 * wide.exact.abs()).all()), name
@@ -242,7 +242,7 @@ def test_with_more_range_nothing_overflows_and_everything_is_as_precise_as_fp32(
 def test_within_the_range_of_fp32_both_premises_agree() -> None:
     x = Enclosure.point(normals(3) * torch.logspace(-40, 15, WIDTH))
     narrow = [x * x, x + x, mean_of_squares(x)]
-    with using(Premises(wide=True)):
+    with using(Premises(arithmetic=WIDE_FP32)):
         wide = [x * x, x + x, mean_of_squares(x)]
     for one, other in zip(narrow, wide, strict=True):
         assert torch.equal(one.full, other.full)

@@ -18,7 +18,7 @@ from typing import ParamSpec
 
 from torch import Tensor
 
-from harness.numerics.formats import Format
+from harness.numerics.formats import PRECISE, Format
 from harness.trust import fuses, trusted
 
 P = ParamSpec("P")
@@ -33,13 +33,13 @@ One kernel serves whatever is smaller: to compile another takes longer than it s
 def one_kernel_on_cuda(definition: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """The definition, which on CUDA tensors is replaced by the kernel of its name.
 
-    It takes tensors, then numbers, then a format.
+    It takes tensors, then numbers, then a format. What is not rounded is rare, and left to the definition.
     """
     name = definition.__name__
 
     @wraps(definition)
     def operation(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if fuses(args[0]):  # type: ignore[arg-type]
+        if fuses(args[0]) and args[-1] is not PRECISE and kwargs.get("fmt") is not PRECISE:  # type: ignore[arg-type]
             result = _fused(name, definition, (*args, *kwargs.values()))
             if result is not None:
                 return result

@@ -1,0 +1,173 @@
+"""What is nearer to real arithmetic than fp32: of more range, where fp32 overflows, or of more precision.
+
+Such rows are as legal as what fp32 gives. The rows that fail in fp32 are judged once more:
+
+* with more range in all stages, or where fp32 overflows, up to some stage, as of a mean in fp64 before a variance in
+  fp32. A row counts by one of these only where it is explained completely: nothing in between is legal.
+* against the contract in real arithmetic, which rounds where the contract does and nowhere else. A row is right each of
+  whose elements is that, rounded. Where no latent value binds a row together, an element is also right that is nearer
+  to it than every number that fp32 allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from harness.judging.expected import Expected, Numbers, RowSum
+from harness.judging.latent import check_rows, explain_rows
+from harness.judging.observation import Observation
+from harness.judging.problem import Problem
+from harness.judging.trace import Trace
+from harness.numerics import Enclosure
+
+_MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained, beside others that are not
+
+
+@dataclass(frozen=True, eq=False)
+class Beyond:
+    """Rows as something beyond fp32 has them.
+
+    Attributes:
+        rows: the rows, under a problem with more range where that is what explains them.
+        expected: what their stages may be; None for what follows from their problem.
+    """
+
+    rows: Observation
+    expected: Callable[[Observation], Trace] | None = None
+
+    @property
+    def explained(self) -> Tensor:
+        """The numbers of those that are explained."""
+        if self.expected is not None:
+            return (~_outside(self.rows, self.expected(self.rows))).nonzero()[:, 0]
+        possible = (~_outside(self.rows, self.rows.problem.trace, self.rows.onward)).nonzero()[:, 0]
+        return _with_one_latent(self.rows, possible)
+
+    def only(self, numbers: Tensor) -> Beyond:
+        """The rows with these numbers."""
+        return replace(self, rows=self.rows.only(numbers))
+
+
+def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
+    """Find the rows that fail in fp32, by an element or by the row check, and that something beyond it explains."""
+    if not seen.count or not seen.problem.op.rows or not seen.has_rows:
+        return []
+    outside, found = _outside(seen, seen.problem.trace, seen.onward), list[Beyond]()
+    failed = outside.clone()
+    if seen.has_latent:
+        failed[explain_rows(seen, seen.problem.trace).unexplained] = True
+    left = failed.nonzero()[:, 0]
+    for attempt in _attempts(seen.problem):
+        if attempt is _with_more_range:
+            left = left[outside[left]]  # of rows whose elements all are possible in fp32, more range explains no more
+        if not len(left):
+            break
+        tried = attempt(seen.only(left))
+        if len(explained := tried.explained):
+            found.append(tried.only(explained))
+            left = left[~torch.isin(torch.arange(len(left), device=left.device), explained)]
+    return found
+
+
+def _attempts(problem: Problem) -> Iterator[Callable[[Observation], Beyond]]:
+    """What may explain rows, the strictest first."""
+    yield partial(Beyond, expected=in_real_arithmetic)
+    yield _with_more_range
+    if problem.op.latent is None:
+        yield partial(Beyond, expected=nearest)
+    enclosures = [(n, e.enclosure) for n, e in problem.trace.stages.items() if isinstance(e, Numbers)]
+    if any(bool((torch.isfinite(e.exact) & ~torch.isfinite(e.full).all(0)).any()) for _, e in enclosures):
+        yield from (partial(_with_more_range, until=name) for name, _ in enclosures[:-1])
+
+
+def _with_more_range(rows: Observation, until: str = "") -> Beyond:
+    return Beyond(replace(rows, problem=rows.problem.with_more_range(until)))
+
+
+def in_real_arithmetic(seen: Observation) -> Trace:
+    """What stages are in real arithmetic, each rounded to its own format."""
+    real = _in_real_arithmetic(seen)
+    return replace(real, stages={name: _rounded(e) if seen.says(name, e) else e for name, e in real.stages.items()})
+
+
+def nearest(seen: Observation) -> Trace:
+    """What stages are in fp32, or nearer to real arithmetic than that."""
+    own, real = seen.onward, _in_real_arithmetic(seen)
+    stages = {n: nearer(e, real.stages[n]) if seen.says(n, e) else e for n, e in own.stages.items()}
+    return replace(own, stages=stages)
+
+
+def _in_real_arithmetic(seen: Observation) -> Trace:
+    """What follows in real arithmetic from the inputs, and from what the kernel rounded to 16 bits, or chose."""
+    rounds = seen.problem.contract.rounds
+    given = {name: t for name, t in seen.actual.items() if name in rounds or not t.is_floating_point()}
+    real = seen.problem.in_real_arithmetic
+    return real.evaluate(given) if given else real.trace
+
+
+def sums_in_real_arithmetic(whole: Observation, most: int) -> dict[str, RowSum]:
+    """The sums over all rows, from blocks of at most `most` elements."""
+    totals: dict[str, RowSum] = {}
+    for _, part in whole.problem.in_real_arithmetic.blocks(most):
+        for name, total in part.trace.sums.items():
+            totals[name] = reduce(add, [totals[name], total] if name in totals else [total])
+    return totals
+
+
+def _rounded(expected: Expected) -> Expected:
+    expected = expected.finished
+    return (
+        replace(expected, enclosure=expected.enclosure.rounded(expected.format))
+        if isinstance(expected, Numbers)
+        else expected
+    )
+
+
+def nearer(own: Expected, real: Expected) -> Expected:
+    """The numbers that are possible in fp32, and those that are nearer to `real`, which is not rounded.
+
+    Nothing is between an infinity and what real arithmetic has in its place.
+    """
+    own, real = own.finished, real.finished
+    if not isinstance(own, Numbers) or not isinstance(real, Numbers):
+        return own
+    (_, value, lo, hi), (exact, _, least, most) = own.enclosure.full, real.enclosure.full
+    below = (most < lo) & torch.isfinite(lo) & torch.isfinite(least)
+    above = (least > hi) & torch.isfinite(hi) & torch.isfinite(most)
+    beyond = (2 * least - lo).nextafter(lo), (2 * most - hi).nextafter(hi)
+    ends = torch.where(below, beyond[0], lo), torch.where(above, beyond[1], hi)
+    return replace(own, enclosure=Enclosure(torch.stack([exact, value, *ends])))
+
+
+def _outside(seen: Observation, *traces: Trace) -> Tensor:
+    """Rows with an element that cannot be under one of the traces."""
+    masks = [
+        expected.outside(seen.actual[name]).reshape(seen.count, -1).any(-1)
+        for trace in traces
+        for name, expected in seen.expected(trace).items()
+        if not trace.stages[name].of_all_rows
+    ]
+    return reduce(torch.logical_or, masks, torch.zeros(seen.count, dtype=torch.bool, device=seen.problem.main.device))
+
+
+def _with_one_latent(seen: Observation, rows: Tensor) -> Tensor:
+    """Those of the rows that one latent value explains, by halves of what is not explained together."""
+    if not seen.has_latent:
+        return rows
+    found, rest, checks = [rows[:0]], [rows], 0
+    while rest and checks < _MOST_CHECKS:
+        some = rest.pop()
+        if not len(some):
+            continue
+        checks += 1
+        if not check_rows(seen.only(some)).unexplained:
+            found.append(some)
+        elif len(some) > 1:
+            rest += some.tensor_split(2)
+    return torch.cat(found)

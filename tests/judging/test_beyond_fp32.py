@@ -1,0 +1,114 @@
+"""What is nearer to real arithmetic than fp32 keeps a contract; what is between both does not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import parse_case
+from harness.inputs import build
+from harness.judging.judge import judge
+from harness.judging.problem import Problem
+from harness.numerics import cast
+from harness.ops import Op
+from harness.result import Judgement, Verdict
+from references.all_reduce import all_reduce
+from references.cross_entropy import cross_entropy
+from references.cross_entropy_backward import cross_entropy_backward
+from references.layer_norm_gated import layer_norm_gated
+from references.rms_norm import rms_norm
+
+CANCELLING = "cross_entropy logits=bf16[1,70]:gates labels=int64[1]:labels_70 logit_scale=-1.0 seed=19"
+LOSS = 1.953842e-27  # log1p of the exponentials of the other logits, which fp64 gives to the last digit
+
+
+def judged(op: Op, given: dict[str, Tensor], actual: dict[str, Tensor], **params: Any) -> Judgement:
+    return judge(Problem(op, op.contract(), given, params), actual)
+
+
+def normals(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def losses_of(x: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy in fp64 without cancellation."""
+    others = x.double() - x.double().gather(-1, labels[:, None])
+    others.scatter_(-1, labels[:, None], -math.inf)
+    return others.exp().sum(-1).log1p()
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("factor", [0.0, 1.0, 1e20])
+def test_a_loss_that_did_not_cancel_is_legal_and_a_wrong_one_is_not(factor: float, reduction: str) -> None:
+    """0 is what fp32 gives; what is far from both is wrong."""
+    case = parse_case(CANCELLING)
+    given = build(case, "cpu").tensors
+    losses = losses_of(-given["logits"], given["labels"])
+    assert losses.item() == pytest.approx(LOSS)
+    name = "losses" if reduction == "none" else "loss"
+    judgement = judged(cross_entropy, given, {name: (losses * factor).float()}, logit_scale=-1.0, reduction=reduction)
+    assert judgement.verdict is (Verdict.FAILED if factor > 1 else Verdict.PASSED), judgement.findings
+
+
+def test_a_gradient_that_did_not_cancel_is_legal() -> None:
+    given = build(parse_case(CANCELLING), "cpu").tensors
+    x, labels = -given["logits"].double(), given["labels"][:, None]
+    log_probs = (x - x.gather(-1, labels)) - losses_of(x, given["labels"])[:, None]
+    gradient = -log_probs.exp().scatter(-1, labels, log_probs.gather(-1, labels).expm1())
+    assert gradient[0, 69].item() == pytest.approx(LOSS)
+    inputs = {"logits": given["logits"].float(), "labels": given["labels"], "grad_output": torch.ones(1)}
+    for legal in (gradient, gradient.scatter(-1, labels, 0.0)):
+        actual = {"grad_logits": legal.float()}
+        judgement = judged(cross_entropy_backward, inputs, actual, logit_scale=-1.0)
+        assert judgement.verdict is Verdict.PASSED, judgement.findings
+    actual = {"grad_logits": gradient.scatter(-1, labels, 1e-5).float()}
+    assert judged(cross_entropy_backward, inputs, actual, logit_scale=-1.0).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_a_sum_over_ranks_in_fp64_is_rounded_once(ranks: int) -> None:
+    """fp32 rounds to the middle of two numbers first, which real arithmetic is nearer to one of."""
+    tensors = [(normals(rank, 256, 256) * 2.0 ** (9 * rank)).bfloat16() for rank in range(ranks)]
+    given = {f"peer_{rank}" if rank else "x": tensor for rank, tensor in enumerate(tensors)}
+    reduced = cast(torch.stack([t.double() for t in tensors]).sum(0), torch.bfloat16)
+    assert judged(all_reduce, given, {"reduced": reduced}).verdict is Verdict.PASSED
+    reduced[5, 9] *= 1 + 2.0**-6
+    judgement = judged(all_reduce, given, {"reduced": reduced})
+    assert judgement.verdict is Verdict.FAILED
+    assert judgement.stages[0].cumulative.outside == 1
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, statistics: tuple[torch.dtype, torch.dtype]) -> Tensor:
+    """LayerNorm with the mean and the variance in these dtypes, and everything else in fp32."""
+    mean = x.to(statistics[0]).mean(-1, keepdim=True).float()
+    variance = (x - mean).to(statistics[1]).square().mean(-1, keepdim=True).float()
+    return (x - mean) * torch.rsqrt(variance + eps) * weight
+
+
+@pytest.mark.parametrize("mean", [torch.float32, torch.float64])
+@pytest.mark.parametrize("variance", [torch.float32, torch.float64])
+def test_a_mean_may_have_more_range_than_the_variance(mean: torch.dtype, variance: torch.dtype) -> None:
+    """The sum of x overflows, and so do the squares: each in fp32 alone."""
+    given = {"x": normals(0, 4, 64).abs().add(1) * 2e37, "weight": normals(1, 64)}
+    y = normed(**given, eps=1e-6, statistics=(mean, variance))
+    assert judged(layer_norm_gated, given, {"output": y}, eps=1e-6).verdict is not Verdict.FAILED
+    y[2, 3] = 0.5
+    assert judged(layer_norm_gated, given, {"output": y}, eps=1e-6).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [16, 1024])
+def test_a_row_in_fp64_needs_no_latent_value_of_fp32(dtype: torch.dtype, width: int) -> None:
+    given = {"x": normals(1, 16, width).to(dtype), "weight": normals(2, width).to(dtype)}
+    x, weight, eps = given["x"].double(), given["weight"].double(), float(torch.tensor(1e-6))
+    y = cast(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight, dtype)
+    problem = Problem(rms_norm, rms_norm.contract("fp32_multiply"), given, {"eps": 1e-6})
+    judgement = judge(problem, {"output": y})
+    assert judgement.verdict is Verdict.PASSED, judgement.findings
+    assert judgement.rows is not None and judgement.rows.explained == judgement.rows.rows
+    y[3, 5] = torch.nextafter(y[3, 5], torch.full_like(y[3, 5], math.inf))
+    assert judge(problem, {"output": y}).verdict is Verdict.FAILED
