@@ -29,6 +29,9 @@ from harness.from_torch.places import Place, frames, here, of_source, place_now
 _KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
 """What is asked of a tensor and answered by that of the example: nothing of it becomes an operation."""
 
+MOST_OPERATIONS = 1000
+"""Of a function; a loop is traced step by step, and a reference of more than that nobody reads."""
+
 
 class Untraceable(UsageError):
     """The function does what no reference is written for; the message has file and line of it."""
@@ -181,6 +184,11 @@ class _Tracer(fx.Tracer):
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         if isinstance(target, str) and target.endswith("_") and not target.endswith("__"):
             raise Untraceable(f"{here()}: {target} changes a tensor in place; write an operation with a result")
+        if len(self.traced.places) >= MOST_OPERATIONS:
+            raise Untraceable(
+                f"{here()}: the function does more than {MOST_OPERATIONS:,} operations, as a loop does that ends late "
+                "or never; trace a function of one step, or an example that takes fewer"
+            )
         if target is operator.truediv and not _is_tensor(args[0]) and _is_tensor(args[1]):
             inverse = args[1].reciprocal()  # as `Tensor.__rtruediv__` does, which rounds twice
             return inverse if args[0] == 1 else inverse * args[0]

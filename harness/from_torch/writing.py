@@ -93,6 +93,12 @@ class _Writer:
         if node.op == "placeholder":
             self.values[node] = Value(str(node.target), kind_of(example), example=example)
             return
+        unmapped = Value("unmapped", kind_of(example), example=example)
+        if any(
+            isinstance(self.traced.values[n], tuple) and self.values[n].text == "unmapped" for n in node.all_input_nodes
+        ):
+            self.values[node] = unmapped  # a part of what has no mapping
+            return
         try:
             made = self.operations.value(node, self.values)
         except Unmapped as error:
@@ -100,7 +106,7 @@ class _Writer:
                 self.body.lines.append(f"# What {self._place(node, short=True)} asks is not asked here: {error}")
                 return
             self.body.unmapped.append(f"{self._place(node)}: {error}")
-            made = Value("unmapped", kind_of(example), example=example)
+            made = unmapped
         same = any(made is self.values.get(operand) for operand in node.all_input_nodes)
         for operand in node.all_input_nodes:
             given = self.values[operand]

@@ -180,6 +180,27 @@ def depends_on_dtype(x):
     return x * 2.0 if x.dtype == torch.bfloat16 else x + 1.0
 
 
+def sorts(x):
+    ordered = torch.sort(x, dim=-1)
+    return ordered.values + x
+
+
+def keeps_the_largest(x):
+    largest, at = torch.topk(x, 3, dim=-1)
+    return largest + at
+
+
+def loops(x):
+    for _ in range(3000):
+        x = x * 1.5
+    return x
+
+
+def never_ends(x):
+    while True:
+        x = x * 0.5
+
+
 def returns_its_input(x):
     return x
 
@@ -198,6 +219,10 @@ def returns_a_number(x):
         (branches, r"test_written.py:\d+: if depends on the elements of a tensor"),
         (brings_a_tensor, r"test_written.py:\d+: a tensor of shape \(16,\) is no input; make it a parameter"),
         (depends_on_dtype, "does other operations with x=fp16; write a function for each dtype"),
+        (sorts, r"\A[^\n]*:\n  \S*test_written.py:\d+: sort has no mapping\Z"),
+        (keeps_the_largest, r"\A[^\n]*:\n  \S*test_written.py:\d+: topk has no mapping\Z"),
+        (loops, r"test_written.py:\d+: the function does more than 1,000 operations, as a loop does"),
+        (never_ends, r"test_written.py:\d+: the function does more than 1,000 operations, as a loop does"),
         (returns_its_input, "returns its input 'x' as it is"),
         (returns_a_number, "a result must be a tensor"),
     ],
