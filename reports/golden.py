@@ -124,7 +124,11 @@ def _print_origin(kernel: KernelOutcome, console: Console) -> None:
         _field(console, "contract", f"{before} → {after}")
     if kernel.cases and kernel.contracts[0]:
         parts = [f"{d.item} {_shown(d.before)} → {_shown(d.after)}" for d in kernel.provenance]
-        _field(console, "provenance", ", ".join(parts) or "same source, device, driver, torch and triton")
+        _field(
+            console,
+            "provenance",
+            ", ".join(parts) or "same code, packages, device, driver, torch and triton",
+        )
 
 
 def _shown(value: str) -> str:

@@ -53,7 +53,7 @@ def test_the_revision_alone_is_no_difference(tmp_path: Path, capsys: pytest.Capt
     second = write(replace(golden(moved()), provenance={**PROVENANCE, "revision": "bb"}), tmp_path / "b")
     assert lastbit("diff", first, second) == 1
     shown = output(capsys)
-    assert "provenance same source, device, driver, torch and triton" in shown
+    assert "provenance same code, packages, device, driver, torch and triton" in shown
 
 
 def test_results_of_atomic_additions_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_a_kernel_without_a_file(tmp_path: Path) -> None:
 
 def test_it_names_the_device_and_nobody(folder: Path) -> None:
     items = found(folder)
-    assert set(items) == {"source", "revision", "device", "driver", "torch", "triton"}
+    assert set(items) == {"source", "imports", "packages", "revision", "device", "driver", "torch", "triton"}
     assert items["torch"] == torch.__version__
     assert items["device"]
     assert kind_of(torch.device("cpu")) == "cpu"

@@ -36,6 +36,7 @@ PUBLIC = {f"harness.{name}": module for name, module in harness._MODULE_OF.items
 BELOW_VERIFY = (
     "harness.errors",
     "harness.files",
+    "harness.trees",
     "harness.timing",
     "harness.devices",
     "harness.placement",
@@ -68,6 +69,7 @@ TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harnes
 LAYERS: dict[str, tuple[str, ...]] = {
     "harness.errors": (),
     "harness.files": (),
+    "harness.trees": ("harness.errors", "harness.files"),
     "harness.timing": (),
     "harness.trust": (),
     "harness.templates": (
@@ -161,6 +163,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "harness.isolation": (
         "harness.errors",
         "harness.files",
+        "harness.trees",
         "harness.placement",
         "harness.timing",
         "harness.dtypes",
