@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ class Config:
         ops, kernels: names to restrict the run to; empty for all.
         projects: folders with references/, cases/ or kernels/, besides the ones that lastbit brings.
         kernel_folders: files and folders of kernels; empty for those of lastbit and of the projects.
-        revisions: label → folder of another revision's kernels, which run beside these as `KERNEL@LABEL`.
+        revision: label of the revision that the kernels are of, which are then called `KERNEL@LABEL`.
+        tree: the worktree of another revision, whose code its processes import; empty for the user's own.
+        revisions: label → folder of another revision's kernels, which run beside these, in the same processes, as
+            `KERNEL@LABEL`; they may import nothing of the repository but each other.
         site: folders of installed packages that come before those of this environment.
         lines: case lines to run instead of generated cases.
         seed: of the generated cases.
@@ -52,6 +56,8 @@ class Config:
     kernels: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
     kernel_folders: tuple[str, ...] = ()
+    revision: str = ""
+    tree: str = ""
     revisions: Mapping[str, str] = field(default_factory=dict)
     site: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
@@ -103,6 +109,16 @@ class Config:
         for folder in self.projects:
             if not Path(folder).is_dir():
                 raise UsageError(f"project folder {folder!r} does not exist or is not a folder")
+
+    @property
+    def anywhere(self) -> Config:
+        """The same settings for a process that has another working directory."""
+        return replace(
+            self,
+            folder=os.path.abspath(self.folder),
+            kernel_folders=tuple(map(os.path.abspath, self.kernel_folders)),
+            projects=tuple(map(os.path.abspath, self.projects)),
+        )
 
     def save(self) -> Path:
         """Write the settings into the run's folder and return the file."""

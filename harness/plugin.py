@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _config = pytest.StashKey[Config]()
 _notes = pytest.StashKey[Notes]()
 _kernels = pytest.StashKey["Kernels | None"]()
+_check = pytest.StashKey[Callable[[], None]]()
 
 
 def _device_type() -> str:
@@ -113,7 +114,8 @@ def _plan(config: pytest.Config) -> Plan:
 
     from harness.interpret import install
     from harness.kernel import load_kernels
-    from harness.verify.plan import make_plan
+    from harness.trees import imported
+    from harness.verify.plan import later_imports, make_plan
 
     torch.set_num_threads(1)  # workers share the cores
     config.stash[_kernels] = _isolated(config)
@@ -122,10 +124,12 @@ def _plan(config: pytest.Config) -> Plan:
         install()
     kernels = config.stash[_kernels]
     try:
-        plan = make_plan(config.stash[_config], device_type, kernels.declared if kernels else load_kernels)
+        load = (kernels.declared, lambda: kernels.imported) if kernels else (load_kernels, imported)
+        plan = make_plan(config.stash[_config], device_type, *load)
     except LastbitError as error:
-        notes.write("refused", str(error))
+        notes.refuse(error)
         raise
+    config.stash[_check] = later_imports(config.stash[_config])
     gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
     isolated = str(kernels.confinement) if kernels else ""
     items, not_run = [asdict(item) for item in plan.planned], [asdict(note) for note in plan.not_run]
@@ -142,6 +146,14 @@ def _isolated(config: pytest.Config) -> Kernels | None:
     kernels = kernels_for(config.stash[_config], _device_type())
     config.add_cleanup(kernels.server.close)
     return kernels
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Refuse the run if a kernel that was called imported code of its repository from another checkout."""
+    try:
+        item.config.stash[_check]()
+    except LastbitError as error:
+        item.config.stash[_notes].refuse(error)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,7 +33,7 @@ COLOURS = {"+++": "bold", "---": "bold", "dif": "bold", "+": "green", "-": "red"
 
 def print_extent(what: str, left: int, good: str, bad: str, console: Console) -> None:
     """One line before the search: how much lies between the ends, and how long it may take."""
-    runs = 1 + math.ceil(math.log2(left))
+    runs = 2 + math.ceil(math.log2(left))
     line(console, f"{plural(left, what)} after {good}, up to {bad}: about {plural(runs, 'verification')}")
 
 

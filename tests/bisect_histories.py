@@ -52,7 +52,7 @@ class History:
 
     def ends(self, space: Space) -> tuple[Step, Step]:
         good, bad = space.point(space.good), space.point(space.bad)
-        return Step(good, Mark.GOOD, 1, self.look(good)), Step(bad, Mark.BAD, 1, self.look(bad))
+        return Step(good, Mark.GOOD, 1, self.look(good)), Step(bad, Mark.BAD, 2, self.look(bad))
 
 
 def line_of(count: int) -> list[list[int]]:

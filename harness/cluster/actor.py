@@ -63,6 +63,7 @@ class Actor:
         import torch
 
         from harness.errors import LastbitError
+        from harness.trees import MixedTrees
         from harness.verify.inprocess import prepare
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
@@ -72,7 +73,7 @@ class Actor:
         try:
             self._plan = plan = self._thread.submit(self._planned).result()
         except LastbitError as error:
-            return json.dumps({"refused": asked.at_home(str(error))})
+            return json.dumps({"refused": asked.at_home(str(error)), "mixed": isinstance(error, MixedTrees)})
         gc.freeze()  # what was imported and loaded stays: no item has to look through it for garbage
         told = {
             "items": [{**asdict(item), "device": self._called} for item in plan.planned],
@@ -102,6 +103,7 @@ class Actor:
 
         from harness.kernel import load_kernels
         from harness.timing import PLANNING, Clock, listening, timed
+        from harness.trees import imported
         from harness.verify.isolating import kernels_for
         from harness.verify.plan import make_plan
 
@@ -115,7 +117,9 @@ class Actor:
             self._kernels = kernels_for(config, device_type, caches=self._files / "compiled")
             self._kernels.printed = lambda *said: self._printed.append(said)
         with timed(PLANNING):
-            return make_plan(config, device_type, self._kernels.declared if self._kernels else load_kernels)
+            kernels = self._kernels
+            load = (kernels.declared, lambda: kernels.imported) if kernels else (load_kernels, imported)
+            return make_plan(config, device_type, *load)
 
     def _perform(self, place: int, stream: Any) -> None:
         from harness.verify.fuzz import CaseFailed, Stopped

@@ -16,6 +16,7 @@ from harness.config import Config
 from harness.errors import LastbitError
 from harness.result import CaseResult
 from harness.run import NotRun, Spent
+from harness.trees import MixedTrees
 from harness.verify.assemble import INTERRUPTED, Ended
 from harness.verify.isolating import limit_of
 from harness.verify.plan import Planned
@@ -137,7 +138,7 @@ class Team:
         member = self._members[actor]
         if "refused" in told:
             if not self.plan:
-                raise LastbitError(told["refused"])
+                raise (MixedTrees if told.get("mixed") else LastbitError)(told["refused"])
             return self._out_of(actor, f"it cannot make the plan: {told['refused']}")
         if not self.plan:
             self.plan, self.ledger = told, self._ledger(told)

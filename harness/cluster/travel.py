@@ -60,12 +60,11 @@ def packed(config: Config) -> Iterator[Path]:
             homes["."] = str(BUILT_IN)
         kernels = [_travelling(folder, homes, path) for path in config.kernel_folders]
         projects = [_travelling(folder, homes, path, _OF_A_PROJECT) for path in config.projects]
-        revisions = {label: _travelling(folder, homes, path) for label, path in config.revisions.items()}
         replace(
             config,
             kernel_folders=tuple(kernels),
             projects=tuple(projects),
-            revisions=revisions,
+            tree="",
             folder=str(folder / _ASKED),
         ).save()
         write_json(folder / _ASKED / _HOMES, homes)
@@ -81,7 +80,6 @@ def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
         device_plan=DevicePlan(tuple(devices), ("of the cluster",) * len(devices)),
         kernel_folders=tuple(str(folder / path) for path in config.kernel_folders),
         projects=tuple(str(folder / path) for path in config.projects),
-        revisions={label: str(folder / path) for label, path in config.revisions.items()},
     )
     homes = read_json(folder / _ASKED / _HOMES)
     return Travelled(config, {os.path.normpath(folder / here): home for here, home in homes.items()})

@@ -15,7 +15,7 @@ from harness.errors import UsageError
 from harness.history.revisions import kernels_at
 from harness.kernel import REVISION_MARK
 from harness.outcomes.agreement import Agreement, Side
-from harness.verify.project import open_project
+from harness.verify.project import kernel_folders
 from harness.verify.worker import Worker, WorkerEnded
 from reports.agreement import as_json, print_agreement
 from reports.paper import make_console
@@ -63,9 +63,9 @@ def _agree(options: argparse.Namespace, rest: Sequence[str]) -> int:
 def _with_revisions(config: Config, names: Sequence[str], stack: ExitStack) -> Config:
     """The configuration with the revisions that the names ask for, in folders that are gone with the stack."""
     labels = dict.fromkeys(label for name in names if (label := name.partition(REVISION_MARK)[2]))
-    folders = open_project(config).kernel_folders if labels else ()
+    folders = kernel_folders(config)
     where = {label: stack.enter_context(kernels_at(label, folders, asked=f"@{label}")) for label in labels}
-    return replace(config, revisions={label: str(folder) for label, folder in where.items()})
+    return replace(config, revisions={label: place.kernels for label, place in where.items()})
 
 
 def _compared(worker: Worker, device: str, first: str, second: str, most: int) -> Agreement:

@@ -70,7 +70,7 @@ def _config(options: argparse.Namespace) -> Config:
     if len(config.devices) != 1:
         raise UsageError(f"--device {options.device}: a search follows one device; choose one of {config.devices}")
     open_project(config).op(case.op)
-    return config
+    return config.anywhere
 
 
 @contextmanager

@@ -23,8 +23,12 @@ _AFTERWARDS = ("harness.cluster.run", "pandas", "reports.terminal")
 """Modules that a run needs once it is connected, and that take seconds to import."""
 
 
-def execute_on_cluster(config: Config, address: str, device: str, workers: int | None) -> Run:
+def execute_on_cluster(
+    config: Config, *, address: str, device: str, workers: int | None, explaining: bool = False
+) -> Run:
     """Run what `config` says on the devices of a cluster that --device means, and keep the records in its folder.
+
+    With `explaining`, failures on devices that this machine has, too, are explained.
 
     Raises:
         UsageError: the cluster lacks the device, or Ray is missing.
@@ -40,7 +44,7 @@ def execute_on_cluster(config: Config, address: str, device: str, workers: int |
     run = kept(worked.run, Path(config.folder))
     if worked.interrupted:
         raise Interrupted(run)
-    return with_why(cluster.config, run, elsewhere=_elsewhere(run))
+    return with_why(cluster.config, run, elsewhere=_elsewhere(run)) if explaining else run
 
 
 def _followed(cluster: Cluster) -> Worked:

@@ -24,10 +24,12 @@ from harness.commands.options import (
     seed,
     workers_of,
 )
-from harness.commands.running import Interrupted, execute
+from harness.commands.running import Interrupted, execute, kept
 from harness.config import PROFILES, Config
+from harness.errors import LastbitError, UsageError
 from harness.result import Verdict
-from harness.run import Run
+from harness.run import NotRun, Run
+from harness.trees import MixedTrees
 from reports.characters import visible
 
 
@@ -74,6 +76,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
     parser.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
     parser.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
+    parser.add_argument("--build", default="", metavar="COMMAND", help="builds the revision of --base, in its root")
     help = "seed of the generated cases; random: each case has one of its own (default: 0, with --isolate random)"
     parser.add_argument("--seed", type=seed, default=argparse.SUPPRESS, help=help)
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
@@ -102,35 +105,74 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         cases=options.cases_per_group,
         keep_going=options.keep_going or options.base is not None,  # two revisions are compared on common cases
     )
-    run = partial(_run, arguments=[*workers_of(options), *rest])
-    if options.cluster is not None:
-        run = partial(_run_on_cluster, options=options)
+    if options.build and options.base is None:
+        raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
+    run: Callable[..., Run] = partial(execute, arguments=[*workers_of(options), *rest])
+    if options.cluster is None:
+        print(visible(str(config.device_plan), keep="\n"), flush=True)
+    else:
+        run = _on_cluster(options)
     if options.base is None:
-        return run(config)
+        return _shown(lambda: run(config, explaining=True))
     from harness.history.revisions import kernels_at
-    from harness.verify.project import open_project
+    from harness.verify.project import kernel_folders
 
-    with kernels_at(options.base, open_project(config).kernel_folders) as folder:
-        return run(replace(config, revisions={options.base: str(folder)}))
+    with kernels_at(options.base, kernel_folders(config), build=options.build) as place:
+        folder = str(Path(config.folder, "base").absolute())
+        before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
+        return _shown(lambda: _with_base(run, config, before))
 
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(options, lines=(str(parse_case(options.case)),))
-    return _run(config, workers_of(options), show_inputs=True)
-
-
-def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
-    """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
-    return _shown(lambda: execute(config, arguments, explaining=True), show_inputs)
+    return _shown(lambda: execute(config, workers_of(options), explaining=True), show_inputs=True)
 
 
-def _run_on_cluster(config: Config, options: argparse.Namespace) -> int:
-    """The same on the devices of a cluster."""
+def _on_cluster(options: argparse.Namespace) -> Callable[..., Run]:
+    """Return what runs a configuration on the devices of a cluster."""
     from harness.commands.on_cluster import execute_on_cluster
 
     workers = int(options.workers) if (options.workers or "").isdecimal() else None
-    return _shown(lambda: execute_on_cluster(config, options.cluster, options.device, workers))
+    return partial(execute_on_cluster, address=options.cluster, device=options.device, workers=workers)
+
+
+def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
+    """Run today's kernels, then those of the revision of `before`, and keep both as one run.
+
+    Raises:
+        MixedTrees: the other revision would run today's code; what there is of today is printed.
+        Interrupted: from the keyboard; what was recorded is kept.
+    """
+    from harness.verify.assemble import INTERRUPTED
+
+    today = run(config, explaining=True)
+    interrupted = False
+    try:
+        base = run(before)
+    except Interrupted as interruption:
+        base, interrupted = interruption.run or Run((), broken=INTERRUPTED), True
+    except MixedTrees:
+        _print(today, show_inputs=False)
+        raise
+    except LastbitError as error:
+        reason = str(error).replace(f"{before.tree}/", "")
+        base = Run((), not_run=(NotRun(f"the kernels of {before.revision}", reason),))
+    both = replace(
+        today,
+        results=today.results + base.results,
+        power=today.power + base.power,
+        not_run=tuple(dict.fromkeys(today.not_run + base.not_run)),
+        agreement=today.agreement + base.agreement,
+        environment={**today.environment, "base": before.revision},
+        broken="; ".join(dict.fromkeys(filter(None, (today.broken, base.broken)))),
+        spent=today.spent + base.spent,
+        coverage=today.coverage + base.coverage,
+    )
+    both = kept(both, Path(config.folder))
+    if interrupted:
+        raise Interrupted(both)
+    return both
 
 
 def _shown(execute: Callable[[], Run], show_inputs: bool = False) -> int:

@@ -17,16 +17,13 @@ from harness.outcomes.bisection import Bisection, Criterion, Mark, Point, Step
 from harness.result import CaseResult
 from harness.run import Run
 
-OTHER = "bad"
-"""Label of the bad end's kernels in the run that both ends share."""
-
 
 @dataclass(frozen=True)
 class Place:
     """Where a commit or version lies while it is measured.
 
     Attributes:
-        root: its throw-away folder.
+        root: its throw-away folder, which is the worktree of a commit.
         kernels: its folder of kernels; empty where it brings none.
         site: its folder of installed packages; empty where it brings none.
     """
@@ -38,7 +35,7 @@ class Place:
     @property
     def settings(self) -> dict[str, Any]:
         """What a `Config` says so that a run finds it."""
-        kernels = {"kernel_folders": (self.kernels,)} if self.kernels else {}
+        kernels = {"kernel_folders": (self.kernels,), "tree": self.root} if self.kernels else {}
         return kernels | ({"site": (self.site,)} if self.site else {})
 
 
@@ -56,10 +53,6 @@ class Space(Protocol):
     @property
     def bad(self) -> str:
         """Name of the bad end."""
-
-    @property
-    def side_by_side(self) -> bool:
-        """Whether one process can run the kernels of both ends."""
 
     def candidates(self) -> list[str]:
         """What may be the first bad one after all marks so far, oldest first."""
@@ -156,37 +149,19 @@ Results = Mapping[str, CaseResult]
 
 
 def _ends(space: Space, kernel: str, measure: Measure) -> list[Step]:
-    """The good end and the bad end, measured: in one run where their kernels can lie side by side, else in two."""
+    """Measure the good end and the bad end."""
     ends = [(Mark.GOOD, space.point(space.good)), (Mark.BAD, space.point(space.bad))]
-    together = _together(space, kernel, measure) if space.side_by_side else None
-    found = together or [_alone_as_end(space, mark, point, measure, kernel) for mark, point in ends]
+    found: list[Results] = []
+    for mark, point in ends:
+        with _naming(mark, point):
+            found.append(_alone(space, point, measure, kernel))
     kernel = kernel or _shared(*found)
     left = len(space.candidates())
     steps = []
-    for (mark, point), run, results in zip(ends, (1, 1) if together else (1, 2), found, strict=True):
+    for run, ((mark, point), results) in enumerate(zip(ends, found, strict=True), 1):
         with _naming(mark, point):
             steps.append(Step(point, mark, run, _usable(results, kernel), left=left))
     return steps
-
-
-def _together(space: Space, kernel: str, measure: Measure) -> list[Results] | None:
-    """The results of both ends from one run; None if it could not begin, because of one of them or of both together."""
-    try:
-        with space.place(space.good) as good, space.place(space.bad) as bad:
-            results = _results(measure("ends", {**_settings(good, kernel), "revisions": {OTHER: bad.kernels}}))
-    except LastbitError:
-        return None
-    label = f"@{OTHER}"
-    own = {name: result for name, result in results.items() if not name.endswith(label)}
-    others = {name.removesuffix(label): result for name, result in results.items() if name.endswith(label)}
-    if not others:  # its kernels could not be loaded; a run of its own says why
-        return None
-    return [own, {name: replace(result, kernel=name) for name, result in others.items()}]
-
-
-def _alone_as_end(space: Space, mark: Mark, point: Point, measure: Measure, kernel: str) -> Results:
-    with _naming(mark, point):
-        return _alone(space, point, measure, kernel)
 
 
 @contextmanager

@@ -89,7 +89,6 @@ class Versions:
     """The `Space` of versions; see `open_versions`."""
 
     what = "version"
-    side_by_side = False
 
     def __init__(self, package: str, versions: Sequence[str], device_type: str) -> None:
         """`versions` are in order, the ends included; `device_type` is that of the processes that import them."""

@@ -130,15 +130,9 @@ def _tree(kernels: str) -> str:
 
 def _started(revisions: Revisions) -> Revisions:
     git, ends = revisions.control.git, (revisions.bad, revisions.good)
-    if not git("rev-list", "-1", ends[0], f"^{ends[1]}", "--", *revisions.paths):
-        if not revisions.paths:
-            raise UsageError("no commit lies between --good and --bad")
-        raise UsageError(
-            f"no commit that touches {revisions.kernels!r} lies between --good and --bad. Kernels that import code "
-            "from elsewhere in the repository need --build (for instance --build true), with which every commit is a "
-            "candidate"
-        )
-    git("bisect", "start", "--no-checkout", *ends, "--", *revisions.paths)
+    if not git("rev-list", "-1", ends[0], f"^{ends[1]}"):
+        raise UsageError("no commit lies between --good and --bad")
+    git("bisect", "start", "--no-checkout", *ends)
     return revisions
 
 
@@ -174,12 +168,6 @@ class Revisions:
     build: str
 
     what = "commit"
-    side_by_side = True
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Commits that touch none of these are no candidates; empty where a build may use every file."""
-        return () if self.build else (self.kernels,)
 
     def candidates(self) -> list[str]:
         """Hashes, oldest first."""
@@ -192,7 +180,7 @@ class Revisions:
 
     def _left(self, *options: str) -> list[str]:
         ends = ("refs/bisect/bad", "--not", "--glob=refs/bisect/good-*")
-        return self.control.git("rev-list", *options, *ends, "--", *self.paths).splitlines()
+        return self.control.git("rev-list", *options, *ends).splitlines()
 
     def mark(self, name: str, mark: Mark) -> None:
         """Tell `git bisect`, whose status is 2 where only skipped commits are left.
@@ -208,20 +196,19 @@ class Revisions:
         return Point(name, short, title, date)
 
     def key(self, name: str) -> str:
-        """The hash of the tree that a measurement depends on."""
-        return self.control.known(f"{name}:{'' if self.build else _tree(self.kernels)}") or name
+        """Return the hash of all files of the commit: kernels may import any of them."""
+        return self.control.known(f"{name}^{{tree}}") or name
 
     @contextmanager
     def place(self, name: str) -> Iterator[Place]:
         """A worktree of the commit, built if that was asked for."""
         with _worktree(self.control, self.temporary / name, name) as root:
-            if self.build:
-                _build(self.build, root)
+            _build(self.build, root)
             yield Place(str(root), kernels=str(root / self.kernels))
 
     def change(self, name: str) -> str:
-        """The difference that a commit made to its first parent, in the paths that count."""
-        return self.control.git("diff-tree", "-p", "-M", f"{name}^", name, "--", *self.paths)
+        """Return the difference that a commit made to its first parent."""
+        return self.control.git("diff-tree", "-p", "-M", f"{name}^", name)
 
     def log(self) -> str:
         """What `git bisect replay` reads."""
@@ -237,6 +224,9 @@ class Revisions:
 
 
 def _build(command: str, root: Path) -> None:
+    """Run the command that builds a worktree, if there is one."""
+    if not command:
+        return
     done = subprocess.run(
         command, shell=True, cwd=root, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -246,13 +236,15 @@ def _build(command: str, root: Path) -> None:
 
 
 @contextmanager
-def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "") -> Iterator[Path]:
-    """The folder of kernels as it is at `revision` of its repository, in a worktree that is gone afterwards.
+def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "", build: str = "") -> Iterator[Place]:
+    """Yield the folder of kernels at `revision` of its repository, in a worktree that is gone afterwards.
 
-    There may be no such folder at that revision. `asked` is how the user asked for it, if not by --base.
+    There may be no such folder at that revision. `asked` is how the user asked for it, if not by --base; `build` is
+    run in the root of the worktree.
 
     Raises:
         UsageError: there are several folders, the folder is in no repository, or the revision is unknown.
+        LastbitError: the build fails.
     """
     asked = asked or f"--base {revision}"
     if len(folders) != 1:
@@ -270,4 +262,5 @@ def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "") -> It
         tempfile.TemporaryDirectory(prefix="lastbit-base-") as temporary,
         _worktree(repository, Path(temporary, "base"), commit) as top,
     ):
-        yield top / kernels.relative_to(root.resolve())
+        _build(build, top)
+        yield Place(str(top), str(top / kernels.relative_to(root.resolve())))

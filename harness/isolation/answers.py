@@ -190,6 +190,11 @@ def texts(given: object) -> dict[str, str]:
     return {name_of(name): name_of(value) for name, value in _mapping(given).items()}
 
 
+def long_texts(given: object) -> dict[str, str]:
+    """Return name → text."""
+    return {name_of(name): text_of(value) for name, value in _mapping(given).items()}
+
+
 def names(given: object) -> tuple[str, ...]:
     """A list of names."""
     return _list(given, name_of)

@@ -62,6 +62,7 @@ class Kernels:
         caches: a folder for what they compile, each file apart, to find it again; None for nothing to be found.
         printed: takes what a process printed, and whose it was.
         confinement: what the process that loaded a folder last was kept from.
+        imported: name → file of the modules that the files of folders have imported.
     """
 
     server: ForkServer
@@ -71,6 +72,7 @@ class Kernels:
     caches: Path | None = None
     printed: Callable[[str, str], None] = lambda whose, text: None
     confinement: Confinement = field(default_factory=Confinement)
+    imported: dict[str, Path] = field(default_factory=dict)
     _asked: dict[Path, KernelProcess] = field(default_factory=dict)
 
     def declared(self, path: Path) -> tuple[Kernel, ...]:
@@ -84,6 +86,7 @@ class Kernels:
             self.confinement = process.confinement
             answer = _loaded(process, path)
             files = {file.name: file for file in (path.glob("*.py") if path.is_dir() else [path])}
+            self.imported |= {name: Path(file) for name, file in answers.long_texts(answer.get("imported")).items()}
             return tuple(self._kernel(fields, files) for fields in answers.listed(answer.get("kernels")))
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -26,6 +27,7 @@ from harness.of_file import Role, kernel_of_file, plain_name, role_of
 from harness.placement import PlacementWarning
 from harness.result import Finding
 from harness.takes import as_text
+from harness.trees import imported, outermost
 
 Message = Mapping[str, Any]
 
@@ -41,9 +43,12 @@ class Work:
         """Load a folder or a file of one, or the kernel of a file that has a role; what it declares."""
         if "role" in message:
             return self._load_in_role(Path(message["path"]), role_of(message["role"]))
+        before = set(sys.modules)
         loaded = loaded_kernels(Path(message["path"]))
         self._kernels = {one.kernel.name: one.kernel for one in loaded}
-        return {"kernels": [{**_declared(one.kernel), "file": one.file.name} for one in loaded]}
+        kernels = [{**_declared(one.kernel), "file": one.file.name} for one in loaded]
+        modules = outermost(imported(before))
+        return {"kernels": kernels, "imported": {name: str(file) for name, file in modules.items()}}
 
     def _load_in_role(self, path: Path, role: Role) -> dict[str, Any]:
         kernel = kernel_of_file(path, role)

@@ -154,7 +154,7 @@ class Bisection:
 
     @property
     def verifications(self) -> int:
-        """Runs that measured something; the ends of a search through commits share one."""
+        """Return how many runs measured something."""
         return max(step.run for step in self.steps)
 
     @property

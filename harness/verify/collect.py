@@ -13,6 +13,7 @@ from harness.config import Config
 from harness.errors import LastbitError
 from harness.result import BAD, CaseResult
 from harness.run import NotRun, Run, Spent
+from harness.trees import MixedTrees
 from harness.verify.assemble import INTERRUPTED, STOPPED, Ended, Key, UnderWay, assembled, isolation_of
 from harness.verify.notes import LEFT, TIME, read_json
 from harness.verify.plan import Planned
@@ -53,7 +54,7 @@ def _spent(folder: Path) -> Spent:
 def _ended(child: Child, done: dict[str, Any]) -> Ended:
     notes = child.notes
     if refused := notes.read("refused"):
-        raise LastbitError(refused)
+        raise (MixedTrees if refused["mixed"] else LastbitError)(refused["reason"])
     if not (plan := notes.read("plan")):
         raise LastbitError(_last_words(child.log))
     selected = notes.read("selected")

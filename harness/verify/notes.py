@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from harness.errors import LastbitError
 from harness.files import replace_file
+from harness.trees import MixedTrees
 
 TIME = ".time.json"
 """Suffix of the file in which a worker notes where its time went, part by part."""
@@ -30,9 +31,10 @@ class Unrecorded(LastbitError):
 class Notes:
     """Notes of the pytest process of one type of device, in the run's folder; each is there as a whole or not at all.
 
-    `refused`: why there is no plan, where a name or a declaration means nothing. `plan`: its items, what it leaves out,
-    and what kernel processes are kept from. `selected`: ids of the items that pytest did not deselect, in its order.
-    `crashed`: names of the worker processes that ended in the middle of an item. `done`: how the session ended.
+    `refused`: why there is no plan, or no run, and whether kernels imported code of another checkout. `plan`: its
+    items, what it leaves out, and what kernel processes are kept from. `selected`: ids of the items that pytest did not
+    deselect, in its order. `crashed`: names of the worker processes that ended in the middle of an item. `done`: how
+    the session ended.
     """
 
     folder: Path
@@ -40,6 +42,10 @@ class Notes:
 
     def write(self, name: str, content: object) -> None:
         write_json(self._path(name), content)
+
+    def refuse(self, error: LastbitError) -> None:
+        """Note that nothing comes of the run, and why."""
+        self.write("refused", {"reason": str(error), "mixed": isinstance(error, MixedTrees)})
 
     def read(self, name: str) -> Any:
         """The content of a note, None where there is none."""

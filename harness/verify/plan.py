@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,16 +25,16 @@ from harness.kernel import REVISION_MARK, Kernel, load_kernels
 from harness.ops import Op
 from harness.run import NotRun
 from harness.stage_names import stage_names
+from harness.trees import check_trees, imported
 from harness.verify.check import Subject
 from harness.verify.declarations import likely_slips
 from harness.verify.design import designed
 from harness.verify.drawing import free
 from harness.verify.narrowing import groups_of, narrowed, not_asked, takes_less
-from harness.verify.project import Load, Project, open_project
+from harness.verify.project import Load, Project, kernel_folders, open_project
 from harness.verify.properties import check_names
 from harness.verify.property_cases import ordinary_group
 
-_MOST_NAMES = 4
 _PROPERTIES = 6
 """Cases that take as long as one whose properties are asked, as measured on an H200 (invariance_h200.md)."""
 
@@ -122,20 +122,30 @@ class Plan:
         return sum(planned.cases for planned in self.planned)
 
 
-def make_plan(config: Config, device_type: str, load: Load = load_kernels) -> Plan:
-    """The plan for the devices of one type, `cpu` or an accelerator's; `load` finds the kernels of a folder.
+def make_plan(
+    config: Config,
+    device_type: str,
+    load: Load = load_kernels,
+    modules: Callable[[], Mapping[str, Path]] = imported,
+) -> Plan:
+    """Return the plan for the devices of one type, `cpu` or an accelerator's.
+
+    `load` finds the kernels of a folder, and `modules` names what was imported meanwhile.
 
     Raises:
         UsageError: an op, kernel, contract or case line is unknown or malformed.
+        MixedTrees: kernels import a module of the repository that is not of their revision.
     """
     project = replace(open_project(config), load=load)
     others, lacking = project.kernels_of_revisions()
-    kernels = _selected(project, config, (*project.kernels(), *others))
+    found = (*project.kernels(), *others)
+    check_modules(config, modules())
+    kernels = _selected(project, config, found)
     check_names(config.properties, tuple(project.ops.values()))
     devices = [d for d in map(torch.device, config.devices) if d.type == device_type]
     made = functools.cache(partial(_designed, project, config))  # most kernels of an op have groups in common
     items: list[Item] = []
-    not_run = [*lacking, *_shared(project)]
+    not_run = [*lacking]
     not_run += [note for kernel in kernels for note in likely_slips(kernel, project.op(kernel.op))]
     for device in devices:
         for kernel in kernels:
@@ -172,29 +182,22 @@ def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> li
     ]
 
 
-def _shared(project: Project) -> Iterator[NotRun]:
-    """A note where kernels of several revisions import code of this working tree that lies beside them."""
-    root = next((p for p in project.kernel_folders[0].resolve().parents if (p / ".git").exists()), None)
-    if not project.revisions or root is None:
-        return
-    files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
-    beside = sorted(name for name, file in files if file and _belongs(Path(file), root, project))
-    if beside:
-        reason = f"they import {', '.join(beside[:_MOST_NAMES])} of this working tree, which is no part of that folder"
-        yield NotRun(f"the code beside the kernels of {', '.join(project.revisions)}", reason)
+def check_modules(config: Config, modules: Mapping[str, Path]) -> None:
+    """Raise `MixedTrees` if the kernels of a run have imported a module of their repository from elsewhere."""
+    folders = (*kernel_folders(config), *map(Path, config.revisions.values()))
+    check_trees(folders, modules, revision=config.revision or config.tree, together=bool(config.revisions))
 
 
-def _belongs(file: Path, root: Path, project: Project) -> bool:
-    """Whether a file is of the repository, and neither of its kernels, nor installed in it, nor of lastbit.
+def later_imports(config: Config) -> Callable[[], None]:
+    """Return what looks at the modules that were imported since it was last called, as `check_modules` does."""
+    seen = set(sys.modules)
 
-    What import loads has an absolute path; `torch.classes` calls itself `_classes.py`, and is no file.
-    """
-    if not file.is_absolute():
-        return False
-    file = file.resolve()
-    kernels = [folder.resolve() for folder in (*project.kernel_folders, *project.revisions.values())]
-    inside = file.is_relative_to(root) and not any(file.is_relative_to(folder) for folder in kernels)
-    return inside and "site-packages" not in file.parts and not any(f in file.parents for f in project.own)
+    def check() -> None:
+        new = imported(seen)
+        seen.update(sys.modules)
+        check_modules(config, new)
+
+    return check
 
 
 def _designed(

@@ -36,6 +36,7 @@ class Project:
         cases: op name → the module that makes its groups of cases.
         folders: the folders that were searched.
         kernel_folders: the files and folders that kernels are loaded from.
+        revision: label of the revision that these are of, which stands behind the names of their kernels.
         revisions: label → folder of another revision's kernels, each of which is called `KERNEL@LABEL`.
         load: how the kernels of a folder are found.
     """
@@ -44,27 +45,17 @@ class Project:
     cases: Mapping[str, ModuleType]
     folders: tuple[Path, ...]
     kernel_folders: tuple[Path, ...]
+    revision: str
     revisions: Mapping[str, Path]
     load: Load = load_kernels
 
-    @property
-    def own(self) -> tuple[Path, ...]:
-        """The folders of lastbit itself and of its ops: their Python files are today's in every revision."""
-        names = ("references", "cases")
-        return (
-            PACKAGE,
-            BUILT_IN / "reports",
-            BUILT_IN / "tests",
-            *(folder.resolve() / name for folder in self.folders for name in names),
-        )
-
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel of the kernel folders, those of other revisions left out.
+        """Return every kernel of the kernel folders, those of other revisions left out.
 
         Raises:
             UsageError: a kernel declares what its op does not have, or two kernels share a name.
         """
-        found = [k for folder in self.kernel_folders for k in self._load(folder)]
+        found = [k for folder in self.kernel_folders for k in self._load(folder, self.revision)]
         names = [k.name for k in found]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UsageError(f"kernel names must be unique; found twice: {', '.join(twice)}")
@@ -76,17 +67,17 @@ class Project:
         lacking: list[NotRun] = []
         for label, folder in self.revisions.items():
             try:
-                found += [replace(k, name=f"{k.name}{REVISION_MARK}{label}") for k in self._load(folder)]
+                found += self._load(folder, label)
             except LastbitError as error:
                 lacking.append(NotRun(f"the kernels of {label}", str(error).replace(f"{folder.parent}/", "")))
         return tuple(found), tuple(lacking)
 
-    def _load(self, folder: Path) -> tuple[Kernel, ...]:
-        """The kernels of a folder; what they declare exists."""
+    def _load(self, folder: Path, label: str) -> tuple[Kernel, ...]:
+        """Return the kernels of a folder, named after their revision; what they declare exists."""
         found = self.load(folder)
         for kernel in found:
             check_kernel(kernel, self.op(kernel.op))
-        return found
+        return tuple(replace(k, name=f"{k.name}{REVISION_MARK}{label}") for k in found) if label else found
 
     def op(self, name: str) -> Op:
         if name not in self.ops:
@@ -133,11 +124,15 @@ def open_project(config: Config) -> Project:
         for path in _modules(folder / "cases"):
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)
-    own = [BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else PACKAGE / "_kernels"]
-    own += [folder / "kernels" for folder in folders[1:] if (folder / "kernels").is_dir()]
-    chosen = tuple(Path(p) for p in config.kernel_folders) or tuple(own)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
-    return Project(ops, cases, folders, chosen, revisions)
+    return Project(ops, cases, folders, kernel_folders(config), config.revision, revisions)
+
+
+def kernel_folders(config: Config) -> tuple[Path, ...]:
+    """Return the folders that kernels are loaded from: those that were named, or lastbit's and those of projects."""
+    built_in = BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else PACKAGE / "_kernels"
+    own = (folder for path in config.projects if (folder := Path(path, "kernels")).is_dir())
+    return tuple(map(Path, config.kernel_folders)) or (built_in, *own)
 
 
 def _modules(folder: Path) -> Iterable[Path]:

@@ -25,6 +25,7 @@ from harness.config import Config
 from harness.files import BUILT_IN
 from harness.isolation.folders import remove
 from harness.result import CaseResult
+from harness.trees import image
 from harness.verify.notes import Notes
 
 _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
@@ -82,15 +83,26 @@ def workers_for(device_type: str, config: Config) -> int:
     return min(os.cpu_count() or 1, MOST_ON_CPU if device_type == "cpu" else PER_ACCELERATOR * devices)
 
 
-def environment_for(device_type: str, site: Sequence[str] = ()) -> dict[str, str]:
-    """Environment of a process that runs Triton on devices of one type: interpreted on the CPU, else compiled.
+def environment_for(device_type: str, site: Sequence[str] = (), tree: str = "") -> dict[str, str]:
+    """Return the environment of a process that runs Triton on devices of one type: interpreted on the CPU, or compiled.
 
-    Packages in the folders `site` come before installed ones.
+    Packages in the folders `site` come before installed ones. With the `tree` of a revision, folders of other checkouts
+    of its repository are that one's: those of PYTHONPATH, those that editable installations add, and the last one.
     """
     # The working directory comes last: a folder `reports` or `harness` there must not hide lastbit's own.
-    path = os.pathsep.join(filter(None, [*site, str(BUILT_IN), os.environ.get("PYTHONPATH"), os.getcwd()]))
+    named = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if tree:
+        added = (folder for folder in sys.path if os.path.isabs(folder) and image(folder, tree) != folder)
+        named = [image(folder, tree) for folder in [*named, *added]]
+    path = os.pathsep.join(dict.fromkeys([*site, str(BUILT_IN), *named, working_folder(tree)]))
     mode = "1" if device_type == "cpu" else "0"
     return dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
+
+
+def working_folder(tree: str) -> str:
+    """Return the working directory of a process of a revision: today's, as it is called in the revision's worktree."""
+    folder = image(os.getcwd(), tree) if tree else os.getcwd()
+    return folder if os.path.isdir(folder) else tree
 
 
 def caches_of(config: Config) -> Path:
@@ -100,7 +112,8 @@ def caches_of(config: Config) -> Path:
 
 
 def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str]) -> Child:
-    environment = dict(environment_for(device_type, config.site), LASTBIT_CONFIG=str(path), LASTBIT_DEVICE=device_type)
+    environment = environment_for(device_type, config.site, config.tree)
+    environment |= {"LASTBIT_CONFIG": str(path.resolve()), "LASTBIT_DEVICE": device_type}
     environment = {name: value for name, value in environment.items() if name not in _OF_PYTEST}
     log = Path(config.folder) / f"{device_type}.log"
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(_SUITE.parent), str(_SUITE)]
@@ -112,6 +125,7 @@ def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str
         process = subprocess.Popen(
             command,
             env=environment,
+            cwd=working_folder(config.tree),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -207,7 +221,6 @@ def settings_of(config: Config, *, accelerators: str, premises: str) -> dict[str
         "accelerators": accelerators,
         "premises": premises,
         "options": options_of(config),
-        "base": ", ".join(config.revisions),
         "profile": config.profile,
         "seed": "random" if config.random else str(config.seed),
         "cases_per_group": str(config.cases_per_group),

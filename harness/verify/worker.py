@@ -31,7 +31,8 @@ from harness.errors import DeviceLost, LastbitError
 from harness.verify.check import first_line
 from harness.verify.inprocess import Tick, Watch, Workplace, one_device, open_workplace
 from harness.verify.memory import is_lost
-from harness.verify.run import environment_for
+from harness.verify.plan import later_imports
+from harness.verify.run import environment_for, working_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,7 +117,8 @@ class Worker:
         with theirs, self._log() as log:
             self._process = subprocess.Popen(
                 [*self._launcher, sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
-                env={**environment_for(self._device_type, self._config.site), **self._environ},
+                env={**environment_for(self._device_type, self._config.site, self._config.tree), **self._environ},
+                cwd=working_folder(self._config.tree),
                 stdin=subprocess.DEVNULL,
                 stdout=log or 2,  # what kernels print is none of what the command prints
                 stderr=log,
@@ -217,9 +219,10 @@ def serve(descriptor: int) -> None:
         config, opening = pickle.loads(pipe.recv_bytes())
         kind, place = _tried(opening, config, _watch(config.timeout, say), partial(say, "tick"))
         say(kind, None if isinstance(place, Workplace) else place)
+        check = later_imports(config)
         while isinstance(place, Workplace):
             work, args, kwargs = pickle.loads(pipe.recv_bytes())
-            say(*_done(place, work, *args, **kwargs))
+            say(*_done(place, check, work, *args, **kwargs))
             sys.stdout.flush()
 
 
@@ -242,9 +245,13 @@ def _watch(limit: float, say: Callable[[str, object], None]) -> Watch:
     return watch
 
 
-def _done(place: Workplace, work: Callable[..., object], *args: object, **kwargs: object) -> tuple[str, Any]:
-    """What becomes of work on kernels: what it returns, or raises; where it raises, the device may be lost."""
+def _done(
+    place: Workplace, check: Callable[[], None], work: Callable[..., object], *args: object, **kwargs: object
+) -> tuple[str, Any]:
+    """Do work on kernels. Return what it returns, or it or the `check` afterwards raises; the device may be lost."""
     kind, content = _tried(work, place, *args, **kwargs)
+    if kind == "returned" and (failed := _tried(check))[0] == "raised":
+        return failed
     if kind == "raised" and is_lost(torch.device(one_device(place.config))):
         return kind, DeviceLost(f"{content}; its process cannot use the device any more, and another one goes on")
     return kind, content

@@ -86,7 +86,7 @@ def test_folders_are_found_on_a_node_and_called_as_at_home(tmp_path: Path, monke
     for name in ("mine/k.py", "mine/.git/x", "mine/golden/y", "project/kernels/k.py", "project/data/big"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("")
-    asked = Config(folder="run", kernel_folders=("mine",), projects=("project",), revisions={"main": "mine"}, seed=7)
+    asked = Config(folder="run", kernel_folders=("mine",), projects=("project",), revision="main", tree="tree", seed=7)
     with packed(asked) as folder:
         there = unpacked(folder, ["cpu", "cuda:0"])
         files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -96,7 +96,8 @@ def test_folders_are_found_on_a_node_and_called_as_at_home(tmp_path: Path, monke
     assert there.at_home(f"{project}/kernels/k.py") == f"{tmp_path}/project/kernels/k.py"
     assert there.at_home(f"{folder}/harness/ops.py") == f"{BUILT_IN}/harness/ops.py"
     own = {name for name in files if name.startswith("travelled")}
-    assert own == {"travelled/1/mine/k.py", "travelled/2/project/kernels/k.py", "travelled/3/mine/k.py"}
+    assert own == {"travelled/1/mine/k.py", "travelled/2/project/kernels/k.py"}
+    assert (there.config.revision, there.config.tree) == ("main", ""), "no node has the worktree"
     assert {"harness/cli.py", "references/rms_norm.py", "cases/shapes.toml"} <= files
     assert not any("golden/" in name or name.startswith(("tests", "docs")) for name in files)
 

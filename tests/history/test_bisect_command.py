@@ -20,7 +20,7 @@ from harness.verify.plan import make_plan
 
 CASE = "rms_norm x=bf16[8,64] weight=bf16[64] eps=1e-06 seed=1"
 LONG = "rms_norm x=fp32[16,2048] weight=fp32[2048] eps=1e-06 seed=2"
-MOST = math.log2(COMMITS) + 2
+MOST = math.log2(COMMITS) + 3
 
 
 def run_bisect(*arguments: str) -> int:

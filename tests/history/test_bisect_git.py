@@ -36,10 +36,9 @@ class Measured:
 
     def __call__(self, name: str, changes: Mapping[str, Any]) -> Run:
         self.asked.append(changes)
-        results = [self._result(Path(changes["kernel_folders"][0]))]
-        for label, folder in changes.get("revisions", {}).items():
-            results.append(replace(self._result(Path(folder)), kernel=f"norm@{label}"))
-        return Run(tuple(results))
+        [folder] = changes["kernel_folders"]
+        assert Path(folder).is_relative_to(changes["tree"])
+        return Run((self._result(Path(folder)),))
 
     def _result(self, kernels: Path) -> Any:
         number = int(re.findall(r"REVISION = (\d+)", (kernels / "norms.py").read_text())[0])
@@ -93,8 +92,7 @@ def test_the_commit_is_found_and_the_checkout_left_alone(repository: tuple[Path,
     assert found.culprit.date == "2001-09-09"
     assert "-REVISION = 10\n+REVISION = 11" in found.change
     assert f"git bisect bad {commits[FIRST_BAD]}" in found.log
-    assert found.verifications == len(measure.asked) <= 6
-    assert set(measure.asked[0]["revisions"]) == {"bad"}
+    assert found.verifications == len(measure.asked) <= 7
     folders = [changes["kernel_folders"][0] for changes in measure.asked]
     assert len(set(folders)) == len(folders), "two revisions in one folder can share bytecode"
     assert not any(Path(folder).exists() for folder in folders)
@@ -152,46 +150,31 @@ def test_commits_that_do_not_build_are_skipped(repository: tuple[Path, list[str]
     assert found.skipped and "SyntaxError" in found.skipped[0].reason
 
 
-def test_ends_that_cannot_share_a_process_are_run_apart(repository: tuple[Path, list[str]]) -> None:
-    class Apart(Measured):
-        def __call__(self, name: str, changes: Mapping[str, Any]) -> Run:
-            run = super().__call__(name, changes)
-            if "revisions" in changes:
-                raise LastbitError("an operator is registered twice")
-            return run
-
-    folder, commits = repository
-    found = found_in(folder, commits[0], commits[-1], Apart())
-    assert found.culprit is not None and found.culprit.name == commits[FIRST_BAD]
-    assert [step.run for step in found.steps[:2]] == [1, 2]
-
-
-def test_equal_kernels_are_measured_once(repository: tuple[Path, list[str]]) -> None:
-    """A commit whose tree of kernels is that of another, as after a revert, needs no run."""
+def test_equal_files_are_measured_once(repository: tuple[Path, list[str]]) -> None:
+    """A commit whose files are those of another, as after a revert, needs no run."""
     folder, commits = repository
     git(folder, "revert", "--no-edit", commits[-1])
     git(folder, "revert", "--no-edit", "HEAD")
-    (folder / "README.md").write_text("A commit beside the kernels.\n")
-    git(folder, "add", "README.md")
-    git(folder, "commit", "--quiet", "--message", "README")
     with open_revisions(folder, commits[0], "HEAD", kernels="kernels") as space:
-        assert space.key(commits[-1]) == space.key("HEAD") != space.key("HEAD~2")
-        assert len(space.candidates()) == 21, "the commit beside the kernels is no candidate"
+        assert space.key(commits[-1]) == space.key("HEAD") != space.key("HEAD~1")
         measure = Measured(first_bad=20)
         with pytest.raises(UsageError, match="PASSED at the good end and PASSED at the bad end"):
             bisect(space, Question(), measure, lambda criterion, step: None)
-
-
-def test_a_bad_end_that_does_not_touch_the_kernels(repository: tuple[Path, list[str]]) -> None:
-    folder, commits = repository
-    (folder / "README.md").write_text("A commit beside the kernels.\n")
-    git(folder, "add", "README.md")
-    git(folder, "commit", "--quiet", "--message", "README")
     found = found_in(folder, commits[0], "HEAD", Measured(first_bad=19))
-    assert found.culprit is not None and found.culprit.name == commits[19]
     assert [step.reason for step in found.steps if step.point.name == commits[19]] == [
         f"the same files as {found.steps[1].point.short}"
     ]
+
+
+def test_a_commit_beside_the_kernels_can_be_the_first_bad_one(repository: tuple[Path, list[str]]) -> None:
+    """Kernels may import what it changes."""
+    folder, commits = repository
+    (folder / "engine.py").write_text("A commit beside the kernels.\n")
+    git(folder, "add", "engine.py")
+    git(folder, "commit", "--quiet", "--message", "engine")
+    with open_revisions(folder, commits[0], "HEAD", kernels="kernels") as space:
+        assert len(space.candidates()) == 20
+        assert space.key("HEAD") != space.key("HEAD~1")
 
 
 def test_kernels_below_a_folder_and_from_a_subfolder(tmp_path: Path) -> None:
@@ -233,18 +216,6 @@ def test_an_end_whose_build_fails_is_named(repository: tuple[Path, list[str]]) -
         found_in(folder, commits[0], commits[-1], Measured(), build="! grep -q 'REVISION = 19' kernels/norms.py")
 
 
-def test_with_a_build_every_commit_is_a_candidate(repository: tuple[Path, list[str]]) -> None:
-    folder, commits = repository
-    (folder / "setup.cfg").write_text("")
-    git(folder, "add", "setup.cfg")
-    git(folder, "commit", "--quiet", "--message", "Another compiler")
-    with open_revisions(folder, commits[0], "HEAD", kernels="kernels") as space:
-        assert len(space.candidates()) == 19
-    with open_revisions(folder, commits[0], "HEAD", kernels="kernels", build="true") as space:
-        assert len(space.candidates()) == 20
-        assert space.key("HEAD") != space.key("HEAD~1")
-
-
 def test_variables_of_a_git_hook_are_ignored(
     repository: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,9 +246,7 @@ def test_hooks_of_the_user_do_not_run(repository: tuple[Path, list[str]], tmp_pa
         ("nowhere", "main", {}, "--good nowhere is no commit that git knows"),
         ("main~3", "nowhere", {}, "--bad nowhere is no commit that git knows"),
         ("main", "main~3", {}, "--good main is no ancestor of --bad main~3"),
-        ("main", "main", {}, "no commit that touches 'kernels' lies between"),
-        ("main", "main", {}, "need --build (for instance --build true), with which every commit is a candidate"),
-        ("main", "main", {"build": "true"}, "no commit lies between --good and --bad"),
+        ("main", "main", {}, "no commit lies between --good and --bad"),
         ("main~3", "main", {"kernels": "elsewhere"}, "--good main~3 has no folder 'elsewhere'"),
         ("main~3", "main", {"kernels": "kernels/norms.py"}, "has no folder 'kernels/norms.py'"),
         ("main~3", "main", {"kernels": "../kernels"}, "has no folder '../kernels'"),
@@ -306,8 +275,10 @@ def test_a_folder_that_is_in_no_repository(tmp_path: Path) -> None:
 def test_kernels_at_gives_the_folder_of_another_revision(repository: tuple[Path, list[str]]) -> None:
     folder, commits = repository
     before = state_of(folder)
-    with kernels_at(commits[4], [folder / "kernels"]) as kernels:
+    with kernels_at(commits[4], [folder / "kernels"], build="touch built") as place:
+        kernels = Path(place.kernels)
         assert (kernels / "norms.py").read_text() == "REVISION = 4\n"
+        assert kernels.parent == Path(place.root) and Path(place.root, "built").exists()
     assert not kernels.exists()
     assert state_of(folder) == before
     with pytest.raises(UsageError, match="--base nowhere is no commit"), kernels_at("nowhere", [folder / "kernels"]):

@@ -19,6 +19,7 @@ from harness.errors import LastbitError
 from harness.plugin import _Session
 from harness.result import CaseResult, Verdict
 from harness.run import Run
+from harness.trees import MixedTrees
 from harness.verify.collect import collect
 from harness.verify.notes import Failures, Unrecorded, write_json
 from harness.verify.plan import Planned
@@ -303,9 +304,10 @@ def test_results_are_in_the_order_of_the_plan_whoever_had_them_when(left: Left) 
     ]  # fmt: skip
 
 
-def test_a_plan_that_was_refused_says_so_in_its_own_words(left: Left) -> None:
-    left.child.notes.write("refused", "unknown kernel 'wright'")
-    with pytest.raises(LastbitError, match=r"^unknown kernel 'wright'$"):
+@pytest.mark.parametrize("error", [LastbitError("unknown kernel 'wright'"), MixedTrees("engine is another's")])
+def test_a_plan_that_was_refused_says_so_in_its_own_words(left: Left, error: LastbitError) -> None:
+    left.child.notes.refuse(error)
+    with pytest.raises(type(error), match=f"^{error}$"):
         left.run(DONE)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from harness.config import Config
 from harness.errors import UsageError
+from harness.trees import MixedTrees
 from harness.verify.plan import make_plan
 from harness.verify.project import open_project
 
@@ -72,7 +73,7 @@ def test_a_name_with_the_mark_of_a_revision_is_refused(two_revisions: Config) ->
         make_plan(two_revisions, "cpu")
 
 
-def test_code_beside_the_kernels_is_the_same_for_every_revision(
+def test_revisions_in_one_process_cannot_share_code_beside_their_kernels(
     two_revisions: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".git").mkdir()
@@ -80,8 +81,8 @@ def test_code_beside_the_kernels_is_the_same_for_every_revision(
     monkeypatch.syspath_prepend(str(tmp_path))
     file = Path(two_revisions.kernel_folders[0]) / "norms.py"
     file.write_text("import shared_norms\n" + file.read_text())
-    notes = [n for n in make_plan(two_revisions, "cpu").not_run if "beside" in n.what]
-    assert [n.reason.split(" of ")[0] for n in notes] == ["they import shared_norms"]
+    with pytest.raises(MixedTrees, match="would share the module shared_norms"):
+        make_plan(two_revisions, "cpu")
 
 
 def test_a_module_that_only_claims_a_file_is_no_code_beside_the_kernels(
@@ -97,5 +98,5 @@ def test_a_module_that_only_claims_a_file_is_no_code_beside_the_kernels(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "bogus", SimpleNamespace(__file__="_classes.py"))
     monkeypatch.setitem(sys.modules, "beside", SimpleNamespace(__file__=str(tmp_path / "beside.py")))
-    (note,) = [n.reason for n in make_plan(settings, "cpu").not_run if "beside the kernels" in n.what]
-    assert note.startswith("they import beside of this working tree")
+    with pytest.raises(MixedTrees, match="would share the module beside"):
+        make_plan(settings, "cpu")
