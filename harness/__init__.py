@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         widths,
         widths_with,
     )
+    from harness.interpret import interpret_triton
     from harness.judges.pool import Judges, judge
     from harness.ops import Contract, Latent, Op, Rounds, StageRecorder, op
     from harness.placement import moved
@@ -55,6 +56,7 @@ _NAMES = {
         "widths",
         "widths_with",
     ),
+    "harness.interpret": ("interpret_triton",),
     "harness.judges.pool": ("Judges", "judge"),
     "harness.kernel": ("kernel",),
     "harness.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
@@ -96,6 +98,7 @@ __all__ = [
     "chain",
     "chosen_tensor",
     "cut_rows",
+    "interpret_triton",
     "judge",
     "kernel",
     "layouts_like",

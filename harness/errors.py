@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LastbitError(Exception):
@@ -65,3 +70,25 @@ def nearest(value: object, known: Iterable[str]) -> str:
     """The end of a sentence about a name: the one of `known` that is most like it, if any is."""
     near = get_close_matches(str(value), sorted(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def told_to_the_caller(*kinds: type[Exception]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function of the API: tracebacks of its `kinds` of errors, and of LastbitError, end where it is called.
+
+    What lies below is lastbit's, and says nothing to a reader of a test. pytest leaves out the last frame, too.
+    """
+    told: tuple[type[Exception], ...] = (LastbitError, *kinds)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def telling(*args: P.args, **kwargs: P.kwargs) -> R:
+            __tracebackhide__ = True
+            try:
+                return function(*args, **kwargs)
+            except told as error:
+                caught = error
+            raise caught.with_traceback(None)
+
+        return telling
+
+    return decorate

@@ -131,6 +131,7 @@ class Op:
         presets: name → one option per axis, where there are too many axes to name.
         latent: see `Latent`.
         optional_results: results that a kernel may leave out; it is judged on the others.
+        returns: results in the order in which they stand where they are given without names; others follow as recorded.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
         relations: properties of its kernels' bits that mean something for this op: see `harness.relations`.
@@ -151,6 +152,7 @@ class Op:
     presets: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: Latent | None = None
     optional_results: frozenset[str] = frozenset()
+    returns: tuple[str, ...] = ()
     flops: Callable[..., int] | None = None
     torch_ops: tuple[str, ...] = ()
     relations: tuple[Relation | Independent, ...] = ()
@@ -253,6 +255,7 @@ def op(
     presets: Mapping[str, tuple[str, ...]] | None = None,
     latent: Latent | None = None,
     optional_results: tuple[str, ...] = (),
+    returns: tuple[str, ...] = (),
     flops: Callable[..., int] | None = None,
     torch_ops: tuple[str, ...] = (),
     relations: tuple[Relation | Independent, ...] = (),
@@ -292,6 +295,7 @@ def op(
             presets=presets or {},
             latent=latent,
             optional_results=frozenset(optional_results),
+            returns=returns,
             flops=flops,
             torch_ops=torch_ops,
             relations=relations,
@@ -302,7 +306,8 @@ def op(
         named |= {one.name: one.inputs for one in relations if isinstance(one, Independent)}
         for what, given in named.items():
             check_names(where, what, given, made.inputs)
-        for what, given in {"optional_results": optional_results, "torch_ops": torch_ops}.items():
+        tuples = {"optional_results": optional_results, "returns": returns, "torch_ops": torch_ops}
+        for what, given in tuples.items():
             if not is_names(given):
                 raise OpError(f"{where}: {what}={given!r} must be a tuple of names")
         if latent is not None:

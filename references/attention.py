@@ -56,6 +56,7 @@ _TILES = {"tiles_16": 16, "tiles_32": 32, "tiles_64": 64, "tiles_128": 128}
         "math": ("split_scale", "fp32_scores", "fp32_probabilities", "", "", "", ""),
     },
     optional_results=("lse",),
+    returns=("output", "lse"),
     torch_ops=(
         "aten::scaled_dot_product_attention",
         "aten::_scaled_dot_product_attention_math",

@@ -43,6 +43,7 @@ def _rows(terms: Tensor, tuning: float) -> Mapping[str, Any]:
     axes={"rounding": {"single_rounding": {}}, "scaling": {"": {}, "scaled_sums": {}}},
     rounds={"dx": "x", "dz": "z", "dw": "weight", "db": "bias", "output": "x"},
     latent=Latent("c1", through=("dgated_input", "dx", "dz"), instead={"scaled_sums": "s1"}, also=("c2",)),
+    returns=("dx", "dw", "db", "dz", "output"),
     torch_ops=("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward"),
     relations=(shards, scaled(("dy",), dict.fromkeys(("dx", "dz", "dw", "db"), 1))),
     sums={

@@ -36,6 +36,7 @@ from references._shapes import check_shapes
     },
     rounds=rounded("saved_gate", "saved_up", "intermediate", "output"),
     optional_results=("saved_gate", "saved_up", "intermediate"),
+    returns=("output", "saved_gate", "saved_up", "intermediate"),
     sums=EXPERT_SUMS,
     presets={
         "fused": (

@@ -59,6 +59,7 @@ def _shards(tensors: Tensors, params: Mapping[str, Any], random: Random) -> Iter
         "integers": {"": {}, "half_away": {}, "truncated": {}},
     },
     rounds={"e4m3_codes": "e4m3", "e5m2_codes": "e5m2", "int8_codes": "int8"},
+    returns=("e4m3_codes", "e5m2_codes", "int8_codes", "scale"),
     relations=(_shards,),
 )
 def quantize(

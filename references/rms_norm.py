@@ -46,6 +46,7 @@ def _squares(terms: Tensor, tuning: float) -> Mapping[str, Any]:
     },
     rounds={"residual_sum": "x", "output": "x", "quantized": "e4m3"},
     latent=Latent("inv_rms", through=("normalized", "product", "output"), instead={"divided": "rms"}),
+    returns=("output", "quantized", "scale", "residual_sum"),
     torch_ops=("aten::rms_norm", "aten::_fused_rms_norm"),
     sums={
         "squares": ProbedSum(

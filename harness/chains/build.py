@@ -44,6 +44,7 @@ def made(
         presets=presets,
         latent=chain.latent(latent_of) if chain.rows() else None,  # it explains rows, which must be independent
         optional_results=chain.optional_results(),
+        returns=chain.returns(),
         stand_ins=chain.stand_ins(),
     )
     targets = [*(name for name in found.inputs if name not in found.integers), *TARGETS]
@@ -211,6 +212,10 @@ class _Chain:
     def optional_results(self) -> frozenset[str]:
         names = {link.stage(own) for link in self.links for own in link.op.optional_results}
         return frozenset(name for name in names if name not in self.passed() or name in self.returned)
+
+    def returns(self) -> tuple[str, ...]:
+        """Those of the parts, the last part's first."""
+        return tuple(link.stage(own) for link in reversed(self.links) for own in link.op.returns)
 
     def latent(self, label: str) -> Latent | None:
         """The `Latent` of the part with that label, or of the only part that has one."""

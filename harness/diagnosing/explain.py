@@ -14,7 +14,7 @@ from harness.case import Case, parse_case
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.diagnosing.handover import OF_STAGES
-from harness.diagnosing.pasted import test_of
+from harness.diagnosing.pasted import is_interpreted, test_of
 from harness.diagnosing.patterns import diagnose
 from harness.diagnosing.smallest import smallest_of
 from harness.diagnosing.trace import trace_result, worst_of
@@ -163,13 +163,15 @@ class Explainer:
             return _noting(found, "no time was left for smaller tensors")
         try:
             case = self._worker.do(smallest_of, found.kernel, found.case, seconds=seconds)
+            on_cpu = case is not None and item.device == "cpu"
+            interpreted = on_cpu and self._worker.do(is_interpreted, found.kernel, str(case))
         except WorkerEnded as ended:
             return _noting(found, f"smaller tensors were not found: {ended}")
         if case is None:
             return _noting(found, f"no smaller tensors that fail alike were found in {seconds:.0f} s")
         names = found.trace.op, found.trace.contract, case, found.kernel
         source = item.source.removeprefix(f"{Path.cwd()}/")  # a test is pasted elsewhere, and goes to others
-        test = test_of(*names, source=source, device=item.device)
+        test = test_of(*names, source=source, device=item.device, interpreted=interpreted)
         return replace(found, smallest=str(case), test=test)
 
     def _followed(self, own: Explanation, seconds: float) -> Explanation:

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.case import Case, TensorSpec
+from harness.case import Case, TensorSpec, parse_case
 from harness.inputs import bits_of, build
 from harness.inputs.bits import NAN_BITS
 from harness.inputs.given import MOST_GIVEN
+from harness.interpret.watching import watched
+from harness.verify.inprocess import Workplace
 
 
-def test_of(op: str, contract: str, case: Case, kernel: str, *, source: str = "", device: str = "cpu") -> str:
+def test_of(
+    op: str,
+    contract: str,
+    case: Case,
+    kernel: str,
+    *,
+    source: str = "",
+    device: str = "cpu",
+    interpreted: bool = False,
+) -> str:
     """The text of a pytest function that fails on `case` as long as the kernel does.
 
     It imports a function that is called like the kernel, without what stands in brackets, from the module of `source`
     (file:line); nobody knows how the reader's tests import it. A case with more values than a line holds is built from
-    its line.
+    its line. Of an `interpreted` kernel, what it launches is interpreted in the test, too.
     """
     function = re.sub(r"\W+|^(?=\d)", "_", kernel.partition("[")[0].strip(" _")) or "kernel"
     module = re.sub(r"\W", "_", Path(source.rpartition(":")[0]).stem) or "kernels"
     listed = all(tensor.numel <= MOST_GIVEN for tensor in case.tensors)
     imports = ["import torch", ""] if listed else []
-    imports += ["from harness import assert_contract"]
+    imports += [f"from harness import assert_contract{', interpret_triton' * interpreted}"]
     imports += [] if listed else ["from harness.case import parse_case", "from harness.inputs import build"]
+    imports += ["", "interpret_triton()  # on a CPU, before anything imports triton"] if interpreted else []
     return "\n".join(
         [
             *imports,
@@ -49,6 +64,29 @@ def test_of(op: str, contract: str, case: Case, kernel: str, *, source: str = ""
             "",
         ]
     )
+
+
+def is_interpreted(place: Workplace, name: str, line: str) -> bool:
+    """Return whether a kernel launches an interpreted Triton kernel on a case."""
+    subject, seen = place.subjects[name], _Launches()
+    inputs = build(parse_case(line).gathered(), subject.device)
+    with place.watch(line), watched(seen), suppress(Exception):
+        subject.kernel.call(**inputs.hand_out(), **inputs.case.params)
+    return seen.launches > 0
+
+
+@dataclass
+class _Launches:
+    """Counts interpreted launches."""
+
+    launches: int = 0
+
+    def launch(self, function: Any, arguments: Mapping[str, Any]) -> AbstractContextManager[object]:
+        self.launches += 1
+        return nullcontext()
+
+    def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
 
 def _raw(line: str) -> str:

@@ -9,11 +9,22 @@ decides what promotes to what, as it is: the compiler uses the same layer.
 from __future__ import annotations
 
 import os
+import sys
 
 from harness.errors import InterpreterError
 from harness.interpret.order import Descent, descending, one_by_one, races
 
-__all__ = ["KNOWN_TRITON", "Descent", "descending", "install", "installed", "one_by_one", "races"]
+__all__ = [
+    "KNOWN_TRITON",
+    "Descent",
+    "another_has_run",
+    "descending",
+    "install",
+    "installed",
+    "interpret_triton",
+    "one_by_one",
+    "races",
+]
 
 KNOWN_TRITON = ("3.6", "3.7", "3.8", "3.9")
 """Releases whose interpreter was read and tested; any other one must pass a self-test at installation."""
@@ -52,15 +63,39 @@ def install() -> None:
     _installed = True
 
 
+def interpret_triton() -> None:
+    """Run the Triton kernels of this process on tensors in the memory of the CPU, rounded as NVIDIA hardware rounds.
+
+    For tests on a machine without a GPU. Call it before anything imports triton, at the top of a conftest.py or of the
+    test's module: Triton decides while it is imported whether it compiles. Calling it again does nothing.
+
+    Raises:
+        InterpreterError: Triton is missing, was imported before and compiles, or is a release on which the
+            interpreter fails its self-test.
+    """
+    if "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
+    install()
+
+
 def installed() -> bool:
     """Whether `install` has been called in this process."""
     return _installed
 
 
+def another_has_run() -> bool:
+    """Return whether Triton's own interpreter has run a kernel in this process, in place of this one."""
+    builder = getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)
+    return not _installed and hasattr(builder, "grid_dim")  # which a launch sets
+
+
 def _require_interpreter_mode() -> str:
     """Triton's version, or `InterpreterError` when this process compiles kernels instead of interpreting them."""
     value = os.environ.get("TRITON_INTERPRET")
-    fix = "Set TRITON_INTERPRET=1 in the environment before the first `import triton`."
+    fix = (
+        "Set TRITON_INTERPRET=1 in the environment before the first `import triton`: in the shell, or by "
+        "harness.interpret_triton() at the top of conftest.py, or by pytest -p harness.pytest_interpreter."
+    )
     try:
         import triton
         from triton.language.standard import _sum_combine

@@ -11,7 +11,7 @@ from harness.calibrate import load_premises
 from harness.case import Case, parse_case
 from harness.config import Config
 from harness.devices import parse_device
-from harness.errors import UsageError
+from harness.errors import UsageError, told_to_the_caller
 from harness.interpret import install
 from harness.kernel import Kernel, declarations_of
 from harness.property_result import Outcome, PropertyResult
@@ -31,6 +31,7 @@ class InvarianceViolation(AssertionError):
         self.results = tuple(results)
 
 
+@told_to_the_caller(InvarianceViolation)
 def assert_invariant(
     kernel: Callable[..., Any],
     *properties: str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
@@ -20,8 +20,9 @@ from harness.calibrate import load_premises
 from harness.config import Config
 from harness.declared import is_order
 from harness.devices import one_thread
-from harness.errors import KernelError, UsageError, unknown
+from harness.errors import KernelError, UsageError, told_to_the_caller, unknown
 from harness.floating_point import default_floating_point
+from harness.interpret import another_has_run
 from harness.judging.decided import shares
 from harness.judging.judge import judge
 from harness.judging.problem import Params, Problem, Tensors
@@ -33,6 +34,11 @@ from harness.run import LEAST_DECIDED
 from harness.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
+
+_ANOTHER = (
+    "Triton's own interpreter has run kernels in this process; it rounds otherwise than a GPU. Call "
+    "harness.interpret_triton() before anything imports triton, or run pytest -p harness.pytest_interpreter."
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,10 @@ class Undecided(UserWarning):
         self.judgement = judgement
 
 
+@told_to_the_caller(ContractViolation, Undecided)
 def assert_contract(
     op: str,
-    actual: Tensor | Mapping[str, Tensor],
+    actual: Tensor | Sequence[Tensor] | Mapping[str, Tensor],
     *,
     contract: str = "",
     depth: Depth | int | None = None,
@@ -88,7 +95,8 @@ def assert_contract(
 
     Args:
         op: name of the op.
-        actual: the result, or a mapping from stage names to tensors where the op has several; it may hold more stages.
+        actual: the result. Where the op has several: a tuple of all of them in the order of the op (`Op.returns`), or a
+            mapping from stage names to tensors, which may hold more stages.
         contract: contract options joined with `+`; an axis that is not named takes its default.
         depth: height of the kernel's summation tree, or a function from the number of terms to it.
         order: number of terms after each of which one fp32 number holds the sum of all terms of a dot so far.
@@ -119,17 +127,23 @@ def assert_contract(
     tensors, params = _split(the_op, arguments)
     problem = Problem(the_op, claim.contract, tensors, params, claim.premises(tensors[the_op.inputs[0]]))
     with default_floating_point(), one_thread():
-        judgement = judge(problem, _named(problem, actual))
+        given = _by_order(problem, actual)
+        judgement = judge(problem, _named(problem, given))
         failed = judgement.verdict is Verdict.FAILED
         asserted = AssertedJudgement(**vars(judgement), decided={} if failed else shares(problem, judgement))
     if failed:
-        raise ContractViolation(_message(op, str(claim.contract), asserted), asserted)
+        message = _message(op, str(claim.contract), asserted)
+        if given is not actual:
+            message += f"\n  The results were taken in this order: {', '.join(given)}"
+        if another_has_run():
+            message += f"\n  {_ANOTHER}"
+        raise ContractViolation(message, asserted)
     least = LEAST_DECIDED if decided is None else decided
     if any(share < least for share in asserted.decided.values()):
         undecided = Undecided(_too_little(op, claim, decided, least, asserted), asserted)
         if decided is not None:
             raise undecided
-        warnings.warn(undecided, stacklevel=2)
+        warnings.warn(undecided, stacklevel=3)  # below `told_to_the_caller`
     return asserted
 
 
@@ -276,6 +290,20 @@ def _check_param(op: Op, name: str, value: object) -> None:
         )
 
 
+def _by_order(problem: Problem, actual: Any) -> Any:
+    """Return the results by name if they were given by order, otherwise `actual`."""
+    if not isinstance(actual, tuple | list):
+        return actual
+    returns, known = problem.op.returns, problem.results
+    order = sorted(known, key=lambda name: returns.index(name) if name in returns else len(returns))
+    required = [name for name in order if name in problem.required]
+    names = next((names for names in (required, order) if len(names) == len(actual)), None)
+    if names is None:
+        said = f"{len(actual)} results were given by order"
+        raise KernelError(f"{said}, but {problem.op.name} has these here: {', '.join(order)}")
+    return dict(zip(names, actual, strict=True))
+
+
 def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the results by name."""
     given: Mapping[str, object] = actual if isinstance(actual, Mapping) else {"actual": actual}
@@ -288,7 +316,7 @@ def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[s
         return actual
     if len(results := problem.required) != 1:
         names = ", ".join(results)
-        raise KernelError(f"{problem.op.name} has the results {names} here; give a mapping with all of them")
+        raise KernelError(f"{problem.op.name} has the results {names} here; give a tuple or a mapping of all of them")
     return {results[0]: actual}
 
 

@@ -29,6 +29,7 @@ def check_op(op: Op) -> None:
         named |= {f"the stage {stage!r} of its Latent": stage for stage in latent}
         named |= {f"the stage {stage!r} of its Latent's `through`": stage for stage in op.latent.through}
     named |= {f"the stage {stage!r} of its optional results": stage for stage in op.optional_results}
+    named |= {f"the stage {stage!r} of its `returns`": stage for stage in op.returns}
     named |= {f"the stage {stage!r} of its sum {name!r}": stage for name, of in op.sums.items() for stage in of.results}
     for what, stage in named.items():
         if known is not None and stage not in known:

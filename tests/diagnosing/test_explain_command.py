@@ -404,6 +404,7 @@ def test_the_smallest_tensors_and_their_test(tmp_path: Path, monkeypatch: pytest
         found = explainer.explain("mine", BF16)
     assert (found.smallest, found.reason) == (small, "")
     assert "def test_mine" in found.test and ("smallest", small) in explanation_lines(found)
+    assert "\n\ninterpret_triton()  # on a CPU, before anything imports triton\nfrom mine import mine" in found.test
 
 
 @pytest.mark.parametrize(("body", "has_test"), [("x.zero_(); return y", False), ("return 2 * y", True)])
@@ -418,6 +419,7 @@ def test_there_is_no_test_of_what_no_assertion_sees(
     text = " ".join(capsys.readouterr().out.split())
     assert f"smallest {BF16} test" in text
     assert ("def test_mine" in text, NO_TEST in text) == (has_test, not has_test)
+    assert "interpret_triton" not in text, "nothing of it is Triton's"
 
 
 def test_whether_an_assertion_on_the_result_sees_what_is_wrong() -> None:

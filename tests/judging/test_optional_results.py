@@ -66,6 +66,11 @@ def test_the_op_names_them() -> None:
     wrong = op(rows=("x",), optional_results=("svaed",))(squared.reference)
     with pytest.raises(OpError, match="the stage 'svaed' of its optional results, is recorded nowhere"):
         check_op(wrong)
+    unordered = op(rows=("x",), returns=("outptu",))(squared.reference)
+    with pytest.raises(
+        OpError, match="the stage 'outptu' of its `returns`, is recorded nowhere in the reference; did you"
+    ):
+        check_op(unordered)
     with pytest.raises(OpError, match="optional_results='saved' must be a tuple of names"):
         op(rows=("x",), optional_results="saved")(squared.reference)  # type: ignore[arg-type]
 

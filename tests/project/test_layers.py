@@ -62,7 +62,7 @@ BESIDE = tuple(
     f"harness.{name}"
     for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
 )
-TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin")
+TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin", "harness.pytest_interpreter")
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
 # and "harness" stands for harness/__init__.py alone. kernels/ is loaded by path: no layer may import it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,51 @@ def test_several_results_and_stages() -> None:
     actual = {"residual_sum": added, "output": (added.float() * inv_rms).to(x.dtype), "inv_rms": inv_rms}
     judgement = assert_contract("rms_norm", actual, x=x, residual=residual, eps=EPS)
     assert [stage.name for stage in judgement.stages] == ["residual_sum", "inv_rms", "output"]
-    with pytest.raises(KernelError, match="rms_norm has the results residual_sum, output here; give a mapping"):
+    with pytest.raises(
+        KernelError, match="rms_norm has the results residual_sum, output here; give a tuple or a mapping"
+    ):
         assert_contract("rms_norm", actual["output"], x=x, residual=residual, eps=EPS)
+
+
+def test_results_by_order() -> None:
+    """In that of the op, which is the usual one, and not in that of its stages."""
+    x, residual = inputs(torch.bfloat16)["x"], inputs(torch.bfloat16)["x"].flip(0)
+    added = (x.float() + residual.float()).to(x.dtype)
+    y = (added.float() * torch.rsqrt(added.float().square().mean(-1, keepdim=True) + EPS)).to(x.dtype)
+    given: dict[str, Any] = {"x": x, "residual": residual, "eps": EPS}
+    for both in ((y, added), [y, added]):
+        assert assert_contract("rms_norm", both, **given).verdict is Verdict.PASSED
+    with pytest.raises(ContractViolation, match="The results were taken in this order: output, residual_sum"):
+        assert_contract("rms_norm", (added, y), **given)
+    with pytest.raises(KernelError, match="3 results were given by order, but rms_norm has these here: output, resid"):
+        assert_contract("rms_norm", (y, added, added), **given)
+    assert assert_contract("rms_norm", (native(**inputs(torch.bfloat16)),), **inputs(torch.bfloat16), eps=EPS)
+    of_chain = assertion._built_in().op("all_reduce_rms_norm").returns
+    assert [name for name in of_chain if name in ("output", "residual_sum")] == ["output", "residual_sum"]
+
+
+def test_results_that_may_be_left_out_come_last() -> None:
+    q = torch.randn((1, 4, 1, 8), generator=torch.Generator().manual_seed(0))
+    scores = q[..., 0, :] @ q[..., 0, :].mT
+    output = (torch.softmax(scores, -1) @ q[..., 0, :])[..., None, :]
+    lse = torch.logsumexp(scores, -1)[:, None]
+    for actual in (output, (output,), (output, lse)):
+        judgement = assert_contract("attention", actual, q=q, k=q, v=q, scale=1.0, decided=0)
+        assert len(judgement.stages) == (len(actual) if isinstance(actual, tuple) else 1)
+
+
+def test_an_error_has_no_frames_of_lastbit_below_the_call() -> None:
+    arguments = inputs(torch.bfloat16)
+    with pytest.raises(ContractViolation) as broken:
+        assert_contract("rms_norm", wide(**arguments), **arguments, eps=EPS)
+    with pytest.raises(UsageError) as misused:
+        assert_contract("rms_norms", wide(**arguments), **arguments, eps=EPS)
+    for caught in (broken, misused):
+        assert [frame.name for frame in caught.traceback.filter(caught)] == [frame_of_this_test()]
+
+
+def frame_of_this_test() -> str:
+    return sys._getframe(1).f_code.co_name
 
 
 def test_none_stands_for_what_is_left_out() -> None:
