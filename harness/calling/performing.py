@@ -42,6 +42,7 @@ class Asked:
         poison: what the memory that it allocates is filled with, 0 or 1; None for memory as it is without lastbit.
         stages: what it shall store besides.
         descending: interpreted programs run from the last to the first.
+        replaced: an operator of torch that gives other values meanwhile, where processes of their own make such calls.
         shapes: stage → its shape: of what the kernel may return, as far as somebody says.
     """
 
@@ -51,6 +52,7 @@ class Asked:
     poison: int | None = None
     stages: tuple[str, ...] = ()
     descending: bool = False
+    replaced: str = ""
     shapes: Mapping[str, tuple[int, ...]] | None = None
 
     @property

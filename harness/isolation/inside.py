@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from harness.calling.attempting import attempted
-from harness.calling.operators import operators_called
 from harness.calling.performing import Asked, Performed, Said, perform, results_of
 from harness.inputs.guards import Guarded, twin
 from harness.inputs.rebound import rebound
@@ -76,14 +75,6 @@ class Work:
         if not later:
             self._held = performed.own
         return performed.named, said
-
-    def operators(
-        self, message: Message, tensors: Sequence[tuple[Message, Tensor]]
-    ) -> tuple[dict[str, Tensor], Message]:
-        """The operators of torch that the kernel calls, as a call without guards shows them."""
-        arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
-        call = partial(self._kernels[message["kernel"]].call, **arguments, **message["params"])
-        return {}, {"operators": sorted(operators_called(call))}
 
     def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
         """Call a kernel with tensors that may be on any device, or on one: see `harness.calling.attempting`."""

@@ -118,13 +118,6 @@ class Isolated:
         warned = tuple(_warning(words) for words in answers.warnings(answer.get("warnings", [])))
         return Attempt(named, None, warned, _said(answer, "rebound"), _said(answer, "violations"))
 
-    def operators(self, inputs: Inputs) -> tuple[str, ...]:
-        """The operators of torch that the kernel calls, as its process sees them in a call by itself."""
-        self.pair.begin()
-        message = {"do": "operators", "params": dict(inputs.case.params)}
-        answer, _ = self._called(self.pair.guarded, inputs, message, {})
-        return answers.names(answer.get("operators"))
-
     def after(self, own: Mapping[str, Tensor]) -> Isolated:
         return replace(self, later=True)
 
@@ -168,11 +161,12 @@ class Isolated:
         try:
             answer = self.pair.ask(process, {**message, "into": into.number}, [*blocks, into])
             results, size = answers.results_of(answer)
-            for result in results if shapes is not None else ():
-                if result.name not in shapes:
-                    raise no_stage(result.name, shapes)
-                if result.shape != shapes[result.name]:
-                    raise wrong_kind(result.name, "shape", result.shape, shapes[result.name])
+            if shapes is not None:
+                for result in results:
+                    if result.name not in shapes:
+                        raise no_stage(result.name, shapes)
+                    if result.shape != shapes[result.name]:
+                        raise wrong_kind(result.name, "shape", result.shape, shapes[result.name])
             if size > into.nbytes:
                 if size > (most := min(MOST_RESULTS, memory_of(self.device) // 8)):
                     raise KernelError(f"the kernel returned {size:,} bytes, of which lastbit takes {most:,}")
@@ -199,6 +193,7 @@ def _how(asked: Asked) -> dict[str, Any]:
         "poison": asked.poison,
         "stages": list(asked.stages),
         "descending": asked.descending,
+        "replaced": asked.replaced,
         "races": watching_races(),
     }
 

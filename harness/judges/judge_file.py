@@ -23,7 +23,7 @@ from harness.judges.culprits import with_culprit
 from harness.judges.opening import Desk, Opened, desk_of, opened
 from harness.judges.question import Question
 from harness.outcomes.file_verdict import FileVerdict
-from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from harness.result import BAD, CaseResult, Finding, Verdict
 from harness.verify.check import Subject, unsupported
 from harness.verify.fuzz import Explorer, kind_of
 from harness.verify.inprocess import Workplace
@@ -34,6 +34,8 @@ TORCH_OP = "torch_op"
 
 _BITS = 4
 """Cases of one kind differ in their number of elements by a factor of less than 2 to this power."""
+
+_TRIED = 4  # cases in which torch's operators give other values
 
 _PACKAGES = ("lastbit", "torch", "triton")
 
@@ -132,7 +134,7 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
     try:
         called, seen_in = _torch_ops(kernel, results)
     except LastbitError as error:  # what the cases have shown counts all the same
-        called, seen_in, failed = (), None, f"a call that is watched for torch's operators failed: {error}"
+        called, seen_in, failed = (), None, f"a call in which torch's operators give other values failed: {error}"
         results.append(replace(results[-1], verdict=Verdict.ERRORED, reason=failed, counted=False))
     if seen_in is not None and called and question.forbid_torch_op:
         results.append(_with_torch_op(seen_in, called))
@@ -182,21 +184,25 @@ def _results(desk: Desk, kernel: Opened, question: Question, chosen: Sequence[Ch
 
 
 def _torch_ops(kernel: Opened, results: Sequence[CaseResult]) -> tuple[tuple[str, ...], CaseResult | None]:
-    """The operators of torch that compute the whole op, as far as one more call shows them, and its case.
+    """The operators of torch for the whole op on which the kernel depends, and a case that shows it.
 
-    It is one of the cases that the kernel took, drawn when all are over.
+    A few of the cases that it passed are drawn when all are over, and tried one after the other.
     """
     names = kernel.subject.op.torch_ops
-    ran = [r for r in results if r.counted and r.verdict not in (*TURNED_DOWN, Verdict.ERRORED)]
-    ran = [r for r in ran if elements(parse_case(r.case))]
-    if not names or not ran or kernel.subject.is_lost:
+    passed = [r for r in results if r.counted and r.verdict is Verdict.PASSED and elements(parse_case(r.case))]
+    if not names or kernel.subject.is_lost:
         return (), None
-    result = secrets.choice(ran)
-    called = kernel.operators(parse_case(result.case))
-    return tuple(name for name in names if name in called), result
+    for result in secrets.SystemRandom().sample(passed, min(len(passed), _TRIED)):
+        case = parse_case(result.case)
+        if found := tuple(name for name in names if kernel.depends_on(name, case)):
+            return found, result
+    return (), None
 
 
 def _with_torch_op(result: CaseResult, called: Sequence[str]) -> CaseResult:
-    sentence = f"the kernel calls {' and '.join(called)} of torch, which computes the whole op."
+    sentence = (
+        f"the kernel calls {' and '.join(called)} of torch, which computes the whole op: with other values of that, it "
+        "gives others."
+    )
     findings = (*result.findings, Finding(TORCH_OP, "", sentence))
     return replace(result, verdict=Verdict.FAILED, findings=findings, counted=False)

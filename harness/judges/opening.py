@@ -13,22 +13,25 @@ import torch
 from harness.calibrate import load_premises
 from harness.case import Case, parse_case
 from harness.config import Config
-from harness.errors import UsageError
+from harness.errors import KernelError, UsageError
 from harness.files import BUILT_IN
 from harness.inputs import build
+from harness.isolation.answers import Raised
 from harness.isolation.declared import Kernels
 from harness.isolation.isolated import Isolated
 from harness.isolation.limits import Limits
 from harness.isolation.process import ForkServer
 from harness.judges.case_order import CaseOrder
 from harness.judges.question import Question
+from harness.judging.judge import judge
 from harness.judging.problem import Problem
 from harness.of_file import held_to
 from harness.ops import Contract, Op
 from harness.outcomes.file_verdict import Held
 from harness.outcomes.speed import Roof
-from harness.result import BAD, CaseResult
+from harness.result import BAD, CaseResult, Verdict
 from harness.run import Run
+from harness.verify.calls import Caller
 from harness.verify.check import Subject
 from harness.verify.declarations import check_kernel
 from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
@@ -136,9 +139,20 @@ class Opened:
         measures = self.isolated.pair.guarded.confinement.measures
         return {measure.name: Held(measure.holds, measure.how) for measure in measures}
 
-    def operators(self, case: Case) -> tuple[str, ...]:
-        """The operators of torch that a call of the kernel on a case calls."""
-        return self.isolated.operators(build(case.gathered(), self.subject.device))
+    def depends_on(self, operator: str, case: Case) -> bool:
+        """Return whether the kernel fails a case that it passes, when an operator of torch gives other values.
+
+        Its process calls it as ever, and has no profiler or mode that it could look for.
+        """
+        subject, inputs = self.subject, build(case.gathered(), self.subject.device)
+        problem = subject.problem(inputs)
+        required, optional = tuple(problem.required), subject.op.optional_results
+        caller = Caller(subject.kernel, subject.device, required, optional, self.isolated, problem.shapes)
+        try:
+            actual = caller.unguarded(inputs, replaced=operator).actual
+            return judge(problem, actual, alternatives=False).verdict is Verdict.FAILED
+        except (Raised, KernelError):  # which it does not without
+            return True
 
 
 @contextmanager

@@ -118,9 +118,12 @@ class Caller:
         """A call under the first poison."""
         return self._called(inputs, self._asked(inputs, poison=0))
 
-    def unguarded(self, inputs: Inputs) -> Call:
-        """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process."""
-        return self._called(inputs, self._asked(inputs))
+    def unguarded(self, inputs: Inputs, replaced: str = "") -> Call:
+        """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process.
+
+        In a process of its own an operator of torch can be `replaced` meanwhile.
+        """
+        return self._called(inputs, self._asked(inputs, replaced=replaced))
 
     def unseen(self, inputs: Inputs) -> Call | None:
         """Return an unguarded call on values that the process for these has not seen; None where there is no such."""

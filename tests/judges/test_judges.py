@@ -139,6 +139,19 @@ def test_torchs_own_operator_is_told_and_can_be_forbidden(judges: harness.Judges
     assert found.verdict is Verdict.FAILED and [finding.kind for finding in found.findings] == ["torch_op"]
 
 
+HIDING = {
+    "profiler": f"if torch._C._autograd._profiler_enabled(): return ({RIGHT} * weight.float()).to(x.dtype)",
+    "thread": f"found = []; work = threading.Thread(target=lambda: found.append({LIBRARY})); work.start(); work.join()",
+}
+
+
+@pytest.mark.parametrize("how", HIDING)
+def test_a_call_of_torchs_own_operator_cannot_be_hidden(judges: harness.Judges, tmp_path: Path, how: str) -> None:
+    path = written(tmp_path, "found[0]" if how == "thread" else LIBRARY, HIDING[how])
+    found = asked(judges, path, forbid_torch_op=True)
+    assert found.verdict is Verdict.FAILED and [finding.kind for finding in found.findings] == ["torch_op"]
+
+
 def test_a_kernel_that_passes_is_timed_where_that_is_asked_for(judges: harness.Judges, tmp_path: Path) -> None:
     found = asked(judges, written(tmp_path), speed=True)
     assert found.verdict is Verdict.PASSED and found.speed is not None, found.speed_reason
