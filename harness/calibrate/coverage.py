@@ -8,7 +8,7 @@ from harness.numerics import BY_CAPABILITY, LOOSEST, Premises, TensorCores
 
 
 def documented_premises(device: torch.device) -> Premises:
-    """The documented premises of `device`; where none covers it, those whose bounds hold on all known NVIDIA GPUs."""
+    """The documented premises of `device`; where none covers it, the loosest ones that are here."""
     cores, dots = _dots(device)
     return Premises(device=f"documented primitives, {dots}", tensor_cores=cores)
 
@@ -19,9 +19,9 @@ def _dots(device: torch.device) -> tuple[TensorCores | None, str]:
         return None, "dots in any order, rounded"
     if device.type != "cuda" or torch.version.hip:
         vendor = "AMD" if device.type == "cuda" else device.type
-        return LOOSEST, f"not covered: no premise is for {vendor} devices, these bounds are those of NVIDIA GPUs"
+        return LOOSEST, f"not covered: no premise is for {vendor} devices, these bounds are those of a V100"
     capability = torch.cuda.get_device_capability(device)
     if cores := BY_CAPABILITY.get(capability):
         return cores, str(cores)
     number = ".".join(map(str, capability))
-    return LOOSEST, f"tensor cores of compute capability {number} not covered: bounds safe for all known NVIDIA GPUs"
+    return LOOSEST, f"not covered: no model of compute capability {number} is here, these bounds are those of a V100"

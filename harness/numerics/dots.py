@@ -12,6 +12,7 @@ from operator import add
 import torch
 from torch import Tensor
 
+from harness.errors import OpError
 from harness.numerics.enclosure import Enclosure
 from harness.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
 from harness.numerics.formats import FP16, FP32, Format, round_to
@@ -27,7 +28,7 @@ FITS_FP16 = FP16.quantum / 4, FP16.max
 
 
 def dot(a: Enclosure, b: Enclosure) -> Enclosure:
-    """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order."""
+    """Matrix product a[..., M, K] @ b[..., K, N] with fp32 accumulation in any order; errors as in `dot_of`."""
     return dot_of(Factor.left(a), Factor.right(b))
 
 
@@ -36,7 +37,11 @@ def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
 
     A kernel that declares an order walks each of the `pieces` equal pieces of the sum from its own first term, the
     second on top of the sum of the first.
+
+    Raises:
+        OpError: an operand of fp8 where tensor cores may compute the dot.
     """
+    _refuse_fp8(left.enclosure.fp8 or right.enclosure.fp8)
     fmt = current().arithmetic
     magnitude = _times(left.size, right.size)
     radius = _radius(magnitude, left, right, pieces)
@@ -48,6 +53,16 @@ def dot_of(left: Factor, right: Factor, pieces: int = 1) -> Enclosure:
         return Enclosure(parts)
     sizes = torch.stack([magnitude, _times(left.finite, right.finite)])
     return Enclosure(enclosing(torch.stack([known, value, middle, radius]), sizes, left.limits, right.limits, fmt))
+
+
+def _refuse_fp8(fmt: Format | None) -> None:
+    """Raise OpError for an operand of fp8, of whose products tensor cores keep fewer bits than any model here says."""
+    cores = current().tensor_cores
+    if fmt is not None and cores is not None:
+        raise OpError(
+            f"a dot takes an operand of {fmt.name}, but how tensor cores add products of fp8 is not known here, so "
+            "that nothing bounds it; judge it on a CPU, or round the operand to bf16 in the reference if kernels do"
+        )
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:

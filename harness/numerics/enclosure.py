@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.numerics import parts as arithmetic
-from harness.numerics.formats import PRECISE, Format
+from harness.numerics.formats import E4M3, E5M2, PRECISE, Format
 from harness.numerics.premises import current
 from harness.numerics.remembered import remembered
 
@@ -34,6 +34,8 @@ class Enclosure:
     number that is known exactly. Invariant: an element's `lo` and `hi` are both NaN (the result must be NaN) or neither
     is; an element about which nothing is known has lo = -inf and hi = +inf.
 
+    `fp8` is the format of fp8 in which a kernel may hold the elements, None after any arithmetic: see `dot`.
+
     >>> third = Enclosure.point(torch.tensor([1.0])) / 3.0
     >>> third.exact.item(), third.value.item()
     (0.3333333333333333, 0.3333333432674408)
@@ -42,12 +44,15 @@ class Enclosure:
     """
 
     parts: Tensor
+    fp8: Format | None = None
 
     @classmethod
     @remembered
     def point(cls, values: Tensor | float) -> Enclosure:
         """The enclosure of numbers that are known exactly, such as the elements of an input."""
-        return cls(torch.as_tensor(values).to(torch.float64).unsqueeze(0))
+        numbers = torch.as_tensor(values)
+        fp8 = next((fmt for fmt in (E4M3, E5M2) if fmt.dtype == numbers.dtype), None)
+        return cls(numbers.to(torch.float64).unsqueeze(0), fp8)
 
     @property
     def exact(self) -> Tensor:
@@ -79,38 +84,38 @@ class Enclosure:
         return self.parts.shape[1:]
 
     def __getitem__(self, index: tuple[object, ...]) -> Enclosure:
-        return Enclosure(self.parts[(slice(None), *index)])  # type: ignore[index]
+        return Enclosure(self.parts[(slice(None), *index)], self.fp8)  # type: ignore[index]
 
     def in_groups(self, size: int) -> Enclosure:
         """The last dimension cut into groups: [..., N] → [..., N / size, size]."""
-        return Enclosure(self.parts.unflatten(-1, (-1, size)))
+        return Enclosure(self.parts.unflatten(-1, (-1, size)), self.fp8)
 
     def joined(self) -> Enclosure:
         """The groups put together again: [..., G, size] → [..., G · size]."""
-        return Enclosure(self.parts.flatten(-2))
+        return Enclosure(self.parts.flatten(-2), self.fp8)
 
     @property
     def transposed(self) -> Enclosure:
         """The last two dimensions exchanged."""
-        return Enclosure(self.parts.transpose(-1, -2))
+        return Enclosure(self.parts.transpose(-1, -2), self.fp8)
 
     def reshape(self, *shape: int) -> Enclosure:
         """The same elements in another shape."""
-        return Enclosure(self.parts.reshape(len(self.parts), *shape))
+        return Enclosure(self.parts.reshape(len(self.parts), *shape), self.fp8)
 
     def permute(self, *dims: int) -> Enclosure:
         """The dimensions in another order: all of them, each counted from the last one, -1."""
-        return Enclosure(self.parts.permute(0, *dims))
+        return Enclosure(self.parts.permute(0, *dims), self.fp8)
 
     def expand(self, *shape: int) -> Enclosure:
         """The same elements, repeated along dimensions of size 1 and new leading ones; -1 leaves a size as it is."""
         new = [1] * (len(shape) - len(self.shape))
-        return Enclosure(self.parts.reshape(len(self.parts), *new, *self.shape).expand(-1, *shape))
+        return Enclosure(self.parts.reshape(len(self.parts), *new, *self.shape).expand(-1, *shape), self.fp8)
 
     @remembered
     def zero_where(self, mask: Tensor) -> Enclosure:
         """The same with zeros where the mask is true, whatever was there."""
-        return Enclosure(self.parts.masked_fill(mask, 0.0))
+        return Enclosure(self.parts.masked_fill(mask, 0.0), self.fp8)
 
     @property
     def unknown(self) -> Tensor | None:
@@ -127,7 +132,8 @@ class Enclosure:
 
         Nothing is known of what a number that may be NaN, or beyond the range of integers, is converted to.
         """
-        return Enclosure((arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt))
+        parts = (arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt)
+        return Enclosure(parts, fmt if fmt in (E4M3, E5M2) else None)
 
     @remembered
     def __add__(self, other: Enclosure | float) -> Enclosure:

@@ -57,7 +57,7 @@ class Rows:
         parts = rows.parts.index_select(1, self.gathered)
         if self.filling is not None:
             parts.masked_fill_(self.filling, 0.0)
-        return Enclosure(parts.unflatten(1, self.shape))
+        return Enclosure(parts.unflatten(1, self.shape), rows.fp8)
 
     def put(self, rows: Tensor, into: Tensor) -> None:
         """Write rows [4, G, most, N] to where they belong in a matrix [4, R, N]."""

@@ -65,4 +65,4 @@ BY_CAPABILITY: Mapping[tuple[int, int], TensorCores] = {
 }
 """Compute capability → model."""
 
-LOOSEST = TensorCores(4, 0, "no particular NVIDIA GPU", "the one of the known models whose bounds hold for all others")
+LOOSEST = TensorCores(4, 0, "no particular NVIDIA GPU", "the model here whose bounds hold for all others")

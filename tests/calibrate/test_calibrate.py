@@ -204,7 +204,7 @@ def test_triton_of_an_unknown_version_is_said(monkeypatch: pytest.MonkeyPatch) -
     ("capability", "hip", "cores", "says"),
     [
         ((9, 0), None, BY_CAPABILITY[9, 0], str(BY_CAPABILITY[9, 0])),
-        ((7, 3), None, LOOSEST, "compute capability 7.3 not covered"),
+        ((7, 3), None, LOOSEST, "not covered: no model of compute capability 7.3"),
         ((9, 4), "6.2", LOOSEST, "AMD"),
     ],
 )

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from harness.calibrate import load_premises
 from harness.calibrate.store import Measurement, save
-from harness.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, TensorCores, dot, using
+from harness.errors import OpError
+from harness.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, TensorCores, dot, format_of, using
 from harness.numerics.formats import FP32, round_to
 
 U = 2.0**-24
@@ -136,8 +137,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Pr
         ((8, 0), (8, 1), "tensor cores of A100 (8 products at a time, 1 extra bit)"),
         ((8, 9), (8, 1), "tensor cores of A100, taken for all of Ampere and Ada (8 products"),
         ((9, 0), (16, 2), "tensor cores of H100 and H200 (16 products at a time, 2 extra bits)"),
-        ((10, 0), (4, 0), "compute capability 10.0 not covered: bounds safe for all known NVIDIA GPUs"),
-        ((7, 5), (4, 0), "compute capability 7.5 not covered: bounds safe for all known NVIDIA GPUs"),
+        ((10, 0), (4, 0), "not covered: no model of compute capability 10.0 is here"),
+        ((7, 5), (4, 0), "not covered: no model of compute capability 7.5 is here"),
     ],
 )
 def test_the_premises_of_a_gpu_go_by_its_compute_capability(
@@ -155,6 +156,22 @@ def test_no_premise_covers_other_accelerators(monkeypatch: pytest.MonkeyPatch) -
     premises = on_a_gpu(monkeypatch, (9, 4))
     assert premises.tensor_cores is LOOSEST
     assert "no premise is for AMD devices" in premises.device
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_dot_of_fp8_is_refused_where_tensor_cores_may_compute_it(dtype: torch.dtype) -> None:
+    """Hopper keeps 13 bits below the largest product: what it gives is outside of every bound here."""
+    x = Enclosure.point(torch.randn(4, 32).to(dtype))
+    y = Enclosure.point(torch.randn(32, 4).bfloat16())
+    for left in (x, x[:2, :], x.reshape(4, 32), x.transposed.transposed, x.zero_where(x.value < 0)):
+        with using(Premises()), pytest.raises(OpError, match="how tensor cores add products of fp8 is not known here"):
+            dot(left, y)
+    with using(Premises()):
+        dot(x * 1.0, y)  # a kernel that converts it first
+        with pytest.raises(OpError, match=f"operand of {format_of(dtype).name}"):
+            dot(y.transposed, (x.transposed * 1.0).rounded(format_of(dtype)))
+    with using(Premises(tensor_cores=None)):
+        assert dot(x, y).shape == (4, 4)
 
 
 def test_the_cpu_rounds() -> None:
