@@ -1,8 +1,9 @@
-"""Run the commands in docs/examples.md and write what they print below them.
+"""Run the commands in docs/examples.md and the sample of README.md, and write what they print into both.
 
-Run `python docs/examples/run.py`. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced.
-The commands run in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of
-tests/faults.
+Run `python docs/examples/run.py`, or with `sample` for README's alone, with the versions of constraints.txt: another
+Hypothesis draws other cases. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. The
+commands run in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of tests/faults.
+The kernel of the sample is README's own, under another claim.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -35,13 +37,13 @@ def plant(folder: str, name: str) -> None:
         (HERE / folder / file).write_text(text)
 
 
-def printed(command: str) -> str:
-    """What a command prints, without blanks at the ends of lines."""
+def printed(command: str, folder: Path = HERE) -> str:
+    """What a command prints in a folder, without blanks at the ends of lines."""
     words = [sys.executable, "-m", "harness", *shlex.split(command)[1:]]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "110"}
     environ.pop("TRITON_INTERPRET", None)
     began = time.perf_counter()
-    done = subprocess.run(words, cwd=HERE, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     print(f"{time.perf_counter() - began:6.1f} s, exit code {done.returncode}: {command}", flush=True)
     return "\n".join(line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines())
 
@@ -56,8 +58,29 @@ def findings(text: str) -> str:
     return found[0].rstrip() if found else text
 
 
+def write_sample() -> None:
+    """Write the table and the findings of README's kernel into its sample, whose options of commands are cut."""
+    page = ROOT / "README.md"
+    text = page.read_text()
+    source = text.partition("```python\nimport torch\nfrom harness ")[2].partition("```")[0]
+    before, _, after = text.partition("## Reading the output")
+    head, fence, rest = after.partition("```\n")
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "my_kernels").mkdir()
+        claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
+        Path(folder, "my_kernels", "norms.py").write_text(f"import torch\nfrom harness {claimed}")
+        shown = printed("lastbit verify my_kernels --profile smoke --keep-going", Path(folder))
+    table = re.search(r"^stage .*?(?=\n\n)", shown, re.MULTILINE | re.DOTALL)
+    assert table, shown
+    found = re.sub(r"( --kernel 'my_rms_norm') .*", r"\1 …", findings(shown))
+    page.write_text(f"{before}## Reading the output{head}{fence}{table[0]}\n\n{found}\n{rest[rest.index('```') :]}")
+
+
 def main() -> None:
     sys.path[:0] = [str(ROOT)]
+    write_sample()
+    if sys.argv[1:] == ["sample"]:
+        return
     for folder, name in PLANTED.items():
         plant(folder, name)
     text = PAGE.read_text()

@@ -1,10 +1,14 @@
-"""README's sample output has the words of what README's kernel prints, and the findings of its smallest case."""
+"""README's sample output has the words and cases of what README's kernel prints, and the findings of its smallest case.
+
+`python docs/examples/run.py sample` writes it anew.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +17,14 @@ import torch
 from rich.console import Console
 
 from harness.case import parse_case
+from harness.config import Config
 from harness.diagnosing.explain import explain_case
 from harness.kernel import load_kernels
+from harness.result import Verdict
 from harness.run import Run
 from harness.verify.check import Subject, verify_case
+from harness.verify.drawing import draw
+from harness.verify.plan import make_plan
 from references.rms_norm import rms_norm
 from reports.terminal import print_run
 
@@ -25,12 +33,18 @@ SAMPLE = README.partition("## Reading the output")[2].partition("```\n")[2].part
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What a run of README's kernel on the sample's smallest case prints, under the claim of the sample."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with README's kernel, under the claim of the sample."""
     folder = tmp_path_factory.mktemp("my_kernels")
     source = README.partition("```python\nimport torch\nfrom harness ")[2].partition("```")[0]
     claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
     (folder / "norms.py").write_text(f"import torch\nfrom harness {claimed}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(folder: Path) -> str:
+    """What a run of the kernel on the sample's smallest case prints."""
     (kernel,) = load_kernels(folder)
     line = shlex.split(SAMPLE.splitlines()[-1].replace("…", ""))[2]
     console = Console(file=io.StringIO(), width=100)
@@ -58,3 +72,14 @@ def test_the_fields_of_the_finding_are_those_of_the_sample(printed: str) -> None
     assert list(sample) == list(now)
     for label in ("contract", "first wrong", "finding", "statistics", "rounding"):
         assert sample[label] == now[label]
+
+
+def test_the_cases_of_the_sample_are_those_of_its_command(folder: Path) -> None:
+    """As many of each dtype, and as many that pass; figures of processors differ in a bit here and there."""
+    plan = make_plan(Config(folder="", profile="smoke", kernel_folders=(str(folder),)), "cpu")
+    cases = [(item, case) for item in plan.items for case in draw(item.group, plan.cases_per_group)]
+    verdicts = Counter(verify_case(item.subject, case, repeat=False, settled=None).verdict for item, case in cases)
+    counts = f"{len(cases)} cases: {verdicts[Verdict.PASSED]} passed, {verdicts[Verdict.FAILED]} failed"
+    assert re.findall(r"\d+ cases: .*", SAMPLE)[0] == counts
+    dtypes = Counter(case.tensors[0].dtype for _, case in cases)
+    assert dict(re.findall(r"^  output +(\w+) +(\d+)", SAMPLE, re.MULTILINE)) == {k: str(n) for k, n in dtypes.items()}
