@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,8 +98,9 @@ def _finding(name: str, before: object, now: object) -> Finding:
 def left_by_loading(arithmetic: str, source: str) -> Iterator[Finding]:
     """Yield what there is to say of a kernel whose file left other floating-point settings: see `Kernel.arithmetic`."""
     if arithmetic:
+        file = Path(source.rpartition(":")[0]).name or "its file"
         sentence = (
-            f"loading {source.rpartition(':')[0] or 'its file'} left the {ARITHMETIC} of the process at {arithmetic}, "
+            f"loading {file} left the {ARITHMETIC} of the process at {arithmetic}, "
             "as a library does that was linked with -ffast-math; whatever runs next finds it changed"
         )
         yield Finding(KIND, ARITHMETIC, sentence)

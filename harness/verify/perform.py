@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from harness.calling.process_state import kept_process_state
 from harness.case import Case
+from harness.floating_point import kept_floating_point
 from harness.isolation.declared import Kernels
 from harness.result import CaseResult
 from harness.verify.check import first_line
@@ -61,7 +61,7 @@ def perform(item: Item, records: Records, kernels: Kernels | None) -> None:
     """
     device = item.subject.device
     try:
-        with kept_process_state(), in_processes(item, kernels, records.timeout) as prepared:
+        with kept_floating_point(), in_processes(item, kernels, records.timeout) as prepared:
             run_item(
                 prepared,
                 cases=records.cases,
