@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from harness.result import BAD, CaseResult, Verdict
-from harness.run import Agreement, Power, Run
+from harness.run import Agreement, Power, Run, Undecidable
 from reports.property_changes import PropertyChange, properties_changed
 from reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
 
@@ -218,7 +218,7 @@ def names_of(base: Run) -> tuple[str, str]:
     return base.environment.get(REVISION) or "the base", "this run"
 
 
-_Item = TypeVar("_Item", CaseResult, Power, Agreement)
+_Item = TypeVar("_Item", CaseResult, Power, Agreement, Undecidable)
 
 
 def _of_revision(items: Iterable[_Item], suffix: str, belongs: bool) -> tuple[_Item, ...]:
