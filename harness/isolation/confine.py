@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from harness.isolation import files, landlock, limits, namespaces, privileges, system
+from harness.isolation import files, landlock, limits, namespaces, privileges, seccomp, system
 from harness.isolation.confinement import Confinement, Measure
 from harness.isolation.environment import own_environment
 from harness.isolation.guardian import close_all_but, guarded
@@ -51,6 +51,7 @@ def confine(
         close_all_but(*kept)
     own = [cache, folder] if cache else [folder]
     user = privileges.user_of(own[0])
+    seccomp.new_session_keyring()
     refused = _own_views(most, folder, device_type)
     _settle_in(folder, cache or folder)
     limits.apply(most, device_type)
@@ -60,8 +61,10 @@ def confine(
     if rules:
         rules.enforce()
     privileges.settle()
+    unfiltered = seccomp.enforce()
+    calls = Measure("system calls", not unfiltered, unfiltered or "seccomp")
     views = (_view(name, why, _instead(name, abi)) for name, why in refused.items())
-    return Confinement((_limited(most), *rights, _files(abi), *views))
+    return Confinement((_limited(most), *rights, _files(abi), calls, *views))
 
 
 def _own_views(most: Limits, folder: Path, device_type: str) -> dict[str, str]:

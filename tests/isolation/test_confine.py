@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from confined import confined, limited, outcome, raised
 
 from harness.isolation import confine as module
-from harness.isolation import landlock, namespaces
+from harness.isolation import landlock, namespaces, seccomp
 from harness.isolation.environment import clean_environment, own_environment
 from harness.isolation.folders import remove
 
@@ -256,6 +257,57 @@ def test_guardian_ends_as_the_kernel_process_did(folder, end, code):
         assert process.ended() == code
 
 
+# System calls
+
+
+def refused(call, *arguments):
+    """The name of the error that a function of the C library gives; empty if it gives none."""
+    if ctypes.CDLL(None, use_errno=True)[call](*arguments) != -1:
+        return ""
+    return errno.errorcode[ctypes.get_errno()]
+
+
+REFUSED = {
+    "inotify": lambda: refused("inotify_init1", 0),
+    "fanotify": lambda: refused("fanotify_init", 0, 0),
+    "namespaces": lambda: refused("unshare", 0x10000000),
+    "keys": lambda: refused("syscall", 250 if os.uname().machine == "x86_64" else 219, 0, -3, 1),
+    "io_uring": lambda: refused("syscall", 425, 1, 0),
+    "debugging": lambda: refused("ptrace", 0, 0, 0, 0),
+    "other memory": lambda: refused("process_vm_readv", os.getpid(), 0, 0, 0, 0, 0),
+    "machine": lambda: errno.errorcode[raises(lambda: socket.socket(socket.AF_VSOCK)).errno],
+}
+
+
+def raises(function):
+    try:
+        function()
+    except OSError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_calls_that_reach_beyond_the_process_are_refused(folder, call):
+    assert outcome(folder, lambda write: REFUSED[call](), "system calls") == "EPERM"
+
+
+def test_keys_of_the_judges_session_are_not_those_of_a_kernel(folder, monkeypatch):
+    """Also where no filter refuses all calls about keys."""
+    monkeypatch.setattr(seccomp, "enforce", lambda: "not here")
+    number = 250 if os.uname().machine == "x86_64" else 219
+    session = lambda: ctypes.CDLL(None).syscall(number, 0, -3, 1)  # noqa: E731
+    assert outcome(folder, lambda write: session()) != session()
+
+
+def test_a_thread_and_a_socket_of_the_own_process_can_be_made(folder):
+    def work(write):
+        with ThreadPoolExecutor(1) as threads, socket.socket(socket.AF_UNIX), socket.socket():
+            return threads.submit(lambda: "worked").result()
+
+    assert outcome(folder, work) == "worked"
+
+
 # The network
 
 
@@ -350,7 +402,7 @@ def test_environment_has_no_secrets():
 
 def test_every_folder_of_the_environment_is_its_own():
     own = own_environment(Path("/own"), Path("/own/cache"))
-    assert all(value.startswith("/own") for value in own.values() if value not in ("kernel", "1"))
+    assert all(value.startswith("/own") for value in own.values() if value not in ("user", "1"))
 
 
 # What it leaves
