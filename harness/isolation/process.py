@@ -151,7 +151,7 @@ class ForkServer:
         finally:
             theirs.close()
             os.close(writing)
-        return KernelProcess(self, int(pid), ours, Output(reading), folder, start.limits)
+        return KernelProcess(self, int(pid), ours, Output(reading), folder, start)
 
     def ended(self, pid: int, patience: float) -> int | None:
         """End a kernel process and what it started: how it ended by itself within some seconds, None if it did not."""
@@ -214,10 +214,11 @@ class KernelProcess:
         connection: socket.socket,
         output: Output,
         folder: Path,
-        limits: Limits,
+        start: Start,
     ) -> None:
         self._server, self._pid, self._socket, self._output, self._folder = server, pid, connection, output, folder
-        self.watched = server.watch.begin(pid, limits)
+        folders = (folder,) if start.cache is None else (folder, start.cache)
+        self.watched = server.watch.begin(pid, start.limits, folders)
         self.known: set[int] = set()
         self.printed = ""
         self._over: KernelProcessEnded | None = None
@@ -287,7 +288,8 @@ class KernelProcess:
         status = self._server.ended(self._pid, patience=_PARTING if limit is None and patient else 0.0)
         self.printed = self._output.close()
         self._server.watch.over(self.watched)
-        remove(self._folder)
+        for written in self.watched.folders if self.watched.hit else (self._folder,):
+            remove(written)
         code, number = (None, None) if status is None or limit is not None else _how(status)
         self._over = KernelProcessEnded(code, number, limit, self.watched.hit)
         return self._over

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from harness.isolation.limits import GB, Limits
 from harness.isolation.processes import Family, family
 
 _PAUSE = 0.2  # seconds between two looks
+_PAUSE_OF_FILES = 1.0  # seconds between two looks at its files
+_MOST_FILES, _DEEPEST = 1 << 15, 64
 _KB = 1024
 
 
@@ -28,15 +31,18 @@ class Watched:
     Attributes:
         guardian: the process that was forked for it.
         limits: what they may use, all together.
+        folders: on the disk, that they can write.
         shared: bytes that the judge shares with them, which do not count as theirs.
         hit: which limit they were ended for, in words; empty as long as they were not.
     """
 
     guardian: int
     limits: Limits
+    folders: tuple[Path, ...] = ()
     shared: int = 0
     hit: str = ""
     handle: int = field(default=-1, repr=False)
+    seen: float = field(default=0.0, repr=False)
 
 
 class Watch:
@@ -58,9 +64,9 @@ class Watch:
         if self._thread:
             self._thread.join()
 
-    def begin(self, guardian: int, limits: Limits) -> Watched:
+    def begin(self, guardian: int, limits: Limits, folders: tuple[Path, ...] = ()) -> Watched:
         """Watch a kernel process. Only a guardian that has not been waited for can be given."""
-        watched = Watched(guardian, limits, handle=os.pidfd_open(guardian))
+        watched = Watched(guardian, limits, folders, handle=os.pidfd_open(guardian))
         with self._changed:
             self._watched.append(watched)
             if self._thread is None:
@@ -105,6 +111,30 @@ def _hit(watched: Watched, known: Family) -> str:
     threads = sum(usage.threads for usage in usages)
     if threads > watched.limits.processes:
         return f"it had {threads} processes and threads, where {watched.limits.processes} are allowed"
+    if time.monotonic() < watched.seen + _PAUSE_OF_FILES:
+        return ""
+    watched.seen = time.monotonic()
+    return _written(watched)
+
+
+def _written(watched: Watched) -> str:
+    """Return what its folders hold more of than they may, in words; links are not followed."""
+    size = count = 0
+    pending: list[tuple[str | Path, int]] = [(folder, 0) for folder in watched.folders]
+    while pending:
+        folder, depth = pending.pop()
+        with suppress(OSError), os.scandir(folder) as entries:  # what is gone meanwhile is no more than it may have
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append((entry.path, depth + 1))
+                else:
+                    size += 512 * entry.stat(follow_symlinks=False).st_blocks
+                if size > watched.limits.folder_size:
+                    most = watched.limits.folder_size / GB
+                    return f"it wrote {size / GB:.3g} GB of files, where {most:.3g} GB are allowed"
+                if count > _MOST_FILES or depth > _DEEPEST:
+                    return f"it made more than {_MOST_FILES:,} files, or folders nested more than {_DEEPEST} deep"
     return ""
 
 

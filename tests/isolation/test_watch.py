@@ -10,6 +10,7 @@ import time
 import pytest
 from confined import confined, limited
 
+from harness.isolation import namespaces
 from harness.isolation.limits import GB, MB, Limits
 from harness.isolation.watch import Watch, look
 
@@ -41,6 +42,41 @@ def in_threads(write):
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
     os.write(write, b"ready\n" * 4)
     time.sleep(60)
+
+
+def in_files(write):
+    """What a cache of compiled kernels is for; no limit is on all files together."""
+    for number in range(3):
+        os.makedirs(f"{number}/triton")
+        with open(f"{number}/triton/compiled", "wb") as file:
+            file.write(bytes(1 << 20))
+    os.write(write, b"ready\n" * 4)
+    time.sleep(60)
+
+
+def in_nested_folders(write):
+    for _ in range(1500):
+        os.mkdir("deeper")
+        os.chdir("deeper")
+    os.write(write, b"ready\n" * 4)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("use", "hit"),
+    [
+        (in_files, "it wrote 0.00293 GB of files, where 0.00195 GB are allowed"),
+        (in_nested_folders, "folders nested more than 64 deep"),
+    ],
+)
+def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, use, hit):
+    monkeypatch.setattr(namespaces, "own_namespaces", lambda wanted: dict.fromkeys(wanted, "refused"))
+    with Watch() as watch, confined(tmp_path / "own", use) as process:
+        ready = [process.line() for _ in range(4)]
+        watched = watch.begin(process.guardian, Limits(file_size=1 << 19), (tmp_path / "own",))
+        assert process.line() == "" and process.ended() == -signal.SIGKILL
+        watch.over(watched)
+    assert ready == ["ready"] * 4 and watched.hit.endswith(hit)
 
 
 @pytest.mark.parametrize(
