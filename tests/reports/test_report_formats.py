@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from markdown_it import MarkdownIt
+from packaging.requirements import Requirement
 from rich.console import Console
 
 from harness import cli
@@ -522,6 +523,18 @@ def test_both_servers_have_a_recipe() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_recipe_is_yaml(path: Path) -> None:
     assert isinstance(yaml.safe_load(path.read_text()), dict)
+
+
+@pytest.mark.parametrize("path", [*RECIPES, ROOT / "docs" / "ci.md"], ids=lambda path: path.name)
+def test_recipe_installs_lastbit_and_not_the_project_that_it_is_copied_to(path: Path) -> None:
+    """PyTorch comes first, in its build for CPUs: pip would fetch that of CUDA for lastbit."""
+    lines = re.findall(r"^[ -]*python -m pip install (.+)$", path.read_text(), re.MULTILINE)
+    installs = [shlex.split(line) for line in lines]
+    assert installs[0] == ["torch", "--index-url", "https://download.pytorch.org/whl/cpu"]
+    requirement = Requirement(" ".join(installs[1]))
+    assert (requirement.name, requirement.extras) == ("lastbit", {"report"})
+    assert requirement.url and requirement.url.startswith("git+https://")
+    assert all("." not in words for words in installs)
 
 
 def test_recipes_report_after_a_failure() -> None:
