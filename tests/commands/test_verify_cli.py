@@ -290,7 +290,7 @@ def config(project: Path, **settings: Any) -> Config:
         ({"profile": "nightley"}, "unknown profile 'nightley'; did you mean 'nightly'?"),
         ({"lines": ("thrise x=bf16[4]",)}, "unknown op 'thrise'"),
         ({"lines": ("thrice x=bf61[4]",)}, "unknown dtype 'bf61'"),
-        ({"kernel_folders": ("/no/such/folder",)}, "kernel folder '/no/such/folder' does not exist"),
+        ({"kernel_folders": ("/no/such/folder",)}, "kernel file or folder '/no/such/folder' does not exist"),
         ({"projects": ("/no/such/folder",)}, "project folder '/no/such/folder' does not exist"),
     ],
 )

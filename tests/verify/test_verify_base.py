@@ -92,7 +92,7 @@ def test_only_the_working_tree_decides(verify: Verify, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--base", "v0"), "--base v0 is no commit that git knows"),
-        (("--base", "HEAD", "--kernels", "more"), "--base HEAD takes one folder of kernels, not kernels, more"),
+        (("--base", "HEAD", "references"), "--base HEAD takes one folder of kernels, not references, kernels"),
     ],
 )
 def test_a_base_that_means_nothing(verify: Verify, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
