@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.outcomes.explanation import Explanation, Worked
-from harness.outcomes.trace import Element, Source, Step
+from harness.outcomes.trace import Element, KernelTrace, Source, Step
 from reports.encoding import encoded
 from reports.identification import print_columns
 from reports.paper import line, paragraph, verdict_word
@@ -26,6 +26,9 @@ MOST_OTHERS = 2
 
 NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit repro` on the case shows it"
 """What is said where tensors are shown without a test."""
+
+MOST_FILES = 3
+"""Files whose lines are named where the one that is wrong was not found."""
 
 MOST_INPUTS = 8
 """Elements of inputs that are shown."""
@@ -43,6 +46,9 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     line(console, f"  {explanation.case}", "dim")
     if explanation.worst is not None:
         paragraph(console, Text(about(explanation.stage, explanation.worst)), label="  ")
+    if explanation.explained_by:  # it is sure, and leads
+        kept = f"{allowed_by(explanation.explained_by, 'the case')}; it claims {trace.contract}"
+        paragraph(console, Text(kept), label=f"  {'keeps':<{_WIDTH}}", label_style="bold")
     _print_arithmetic(explanation, console)
     for label, text in _fields(explanation):
         paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="bold" if label == "line" else "dim")
@@ -60,7 +66,7 @@ def explanation_lines(explanation: Explanation, options: str = "") -> list[Field
     At most eight; the label of a line that belongs to the one before it is empty. `options` say where kernels and ops
     are, as in a repro line. There are none where nothing is known beside the findings.
     """
-    said = [*_place(explanation, others=0), *_decision(explanation)]
+    said = [*_place(explanation, others=1), *_decision(explanation)]
     said += _labelled("diagnosis", explanation.diagnoses[:MOST_DIAGNOSES])
     said += _labelled("smallest", filter(None, [explanation.smallest]))
     return [*said, ("see more", explain_line(explanation, options))] if said else []
@@ -124,9 +130,7 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
         yield from _labelled("finding", explanation.findings)
     yield from _decision(explanation)
     yield from _place(explanation, others=MOST_OTHERS)
-    contracts = explanation.explained_by
-    named = [f"{allowed_by(contracts, 'the case')}."] if contracts else []
-    yield from _labelled("diagnosis", [*named, *explanation.diagnoses])
+    yield from _labelled("diagnosis", explanation.diagnoses)
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
     if explanation.arithmetic and explanation.trace.reason:
         yield "way", f"not followed: {explanation.trace.reason}"
@@ -141,13 +145,33 @@ def _labelled(label: str, texts: Iterable[str]) -> Iterator[Field]:
 
 
 def _place(explanation: Explanation, *, others: int) -> Iterator[Field]:
-    """The line of the likeliest culprit, what it computed there, and so many other candidates."""
-    if (first := explanation.culprit) is None:
-        return
-    yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}"
-    yield "", computed(first)
-    if rest := explanation.trace.culprits[1 : 1 + others]:
-        yield "", f"or {' or '.join(f'line {step.line}, {step.text}' for step in rest)}"
+    """The line that is wrong and what it computed, or between which lines that is; and so many that could be mended."""
+    trace, first = explanation.trace, explanation.culprit
+    if first is not None:
+        called = f", called in line {first.called[0].rsplit(':', 2)[1]}" if first.called else ""
+        yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}{called}"
+        yield "", computed(first)
+        if first.mend:
+            yield "", f"done again with its result {first.mend}, every element is right"
+    elif trace.between:
+        yield "line", _between(trace)
+    for step in [step for step in trace.mended if first is None or step.line != first.line][:others]:
+        yield (
+            "",
+            f"{'so are they' if first else 'every element is right'} with line {step.line}, {step.text}, {step.mend}",
+        )
+
+
+def _between(trace: KernelTrace) -> str:
+    """That no line is known to be the one, and where it must be."""
+    spans = map(shown_path, trace.between[:MOST_FILES])
+    rest = f" and {len(trace.between) - MOST_FILES} more files" if len(trace.between) > MOST_FILES else ""
+    right = f"{' and '.join(trace.since)}, which {_are(trace.since)} right" if trace.since else "the inputs"
+    return f"not found; it is between {right}, and {trace.until}, which is wrong: {', '.join(spans)}{rest}"
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def computed(step: Step) -> str:
@@ -188,12 +212,17 @@ def _element(first: Sequence[Element]) -> str:
 
 def _decision(explanation: Explanation) -> Iterator[Field]:
     if (deciding := explanation.deciding) is not None:
-        yield "rounding" if deciding.misrounded else "value", decision(deciding)
+        culprit = explanation.culprit
+        sure = culprit is not None and (culprit.file, culprit.line) == (deciding.file, deciding.line)
+        yield "rounding" if deciding.misrounded else "value", decision(deciding, sure=sure)
 
 
-def decision(worked: Worked) -> str:
-    """What the contract makes of the exact value and what the kernel does, between which numbers if they round."""
-    where = f"line {worked.line}" if worked.line else "the kernel"
+def decision(worked: Worked, *, sure: bool) -> str:
+    """What the contract makes of the exact value and what the kernel does, between which numbers if they round.
+
+    The line that the value was seen in is named only if it is `sure` that this is the wrong one.
+    """
+    where = f"line {worked.line}" if worked.line and sure else "the kernel"
     exact = number(worked.exact)
     if not worked.rounds or not worked.misrounded:
         may = f"the contract allows {_ends(worked)} in {worked.format}"

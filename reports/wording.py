@@ -63,7 +63,8 @@ def problem_fields(problem: Problem, *, most_sentences: int | None = None) -> li
     given, and how many more there are.
     """
     result = problem.smallest
-    said = [("contract", f"{result.contract} of {result.op}")]
+    said = [("keeps", _kept(problem))] if problem.explained_by else []  # it is sure, and leads
+    said += [("claims" if said else "contract", f"{result.contract} of {result.op}")]
     said += [("error", result.reason)] if result.verdict is Verdict.ERRORED else []
     said += _failure(problem, most_sentences) if result.verdict is not Verdict.ERRORED or result.faults else []
     return [*said, ("cases", _extent(problem)), ("source", shown_path(result.source))]
@@ -82,8 +83,9 @@ def _failure(problem: Problem, most_sentences: int | None) -> list[tuple[str, st
         said.append(("", f"and {plural(rest, 'more sentence')} in the records"))
     if stage := failing or _named_stage(result):
         said.append(("statistics", _statistics(result, stage)))
-    if explanation := _explanation(problem):
-        said.append(("explained by", explanation))
+    if not problem.explained_by and (own := simplest(result.explained_by, result.contract)):
+        kept = f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
+        said.append(("explained by", kept))
     return said
 
 
@@ -107,15 +109,11 @@ def _statistics(result: CaseResult, stage: StageResult) -> str:
     return f"{stage.name}: {'; '.join(parts)}"
 
 
-def _explanation(problem: Problem) -> str:
+def _kept(problem: Problem) -> str:
     failed = [r for r in problem.bad if r.verdict is Verdict.FAILED]
-    if problem.explained_by:
-        extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
-        extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
-        return allowed_by(problem.explained_by, extent)
-    if own := simplest(problem.smallest.explained_by, problem.smallest.contract):
-        return f"{' or '.join(own)} in the smallest case, but no contract of the op allows every failed result"
-    return ""
+    extent = f"all {len(failed):,} failed results" if len(failed) > 1 else "the failed result"
+    extent += ", those tried while shrinking included" if any(not r.counted for r in failed) else ""
+    return allowed_by(problem.explained_by, extent)
 
 
 def allowed_by(contracts: Sequence[str], extent: str) -> str:

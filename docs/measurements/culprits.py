@@ -83,8 +83,11 @@ def failing_case(fault: Any, kernel: Any) -> str:
     return seen.result.case if seen else ""
 
 
-def measure(fault: Any, cases: dict[str, str]) -> Row:
-    """Trace the first case that fails."""
+def measure(fault: Any, cases: dict[str, str], *, sure: bool) -> Row:
+    """Trace the first case that fails.
+
+    Only the line that is `sure` is taken then, and it must be planted or unrounded; otherwise all candidates are.
+    """
     import torch
 
     from harness.case import parse_case
@@ -107,9 +110,10 @@ def measure(fault: Any, cases: dict[str, str]) -> Row:
         begin = time.perf_counter()
         trace = trace_case(subject, case)
         spent = time.perf_counter() - begin
-    named = trace.culprits or ((trace.leaves,) if trace.leaves else ())
+    named = tuple(filter(None, [trace.blamed])) if sure else trace.culprits
     text = planted_lines(fault, read_sources())
-    ranks = _ranks(text, unrounded(text, read_sources()), named, trace.steps)
+    steps = None if sure else trace.steps
+    ranks = _ranks(text, unrounded(text, read_sources()), named, steps)
     shown = tuple(_shown(step) for step in named)
     lines = ", ".join(f"{file}:{line}" for file, line in sorted(text.lines))
     return Row(name, cases[name], trace.reason or kind, ranks, shown, spent, lines)
@@ -124,18 +128,18 @@ def _kind(result: Any) -> str:
     return OF_VALUES if of_values else first or str(result.verdict)
 
 
-def _ranks(text: Any, sources: Any, named: Iterable[Any], steps: Iterable[Any]) -> tuple[str, ...]:
-    """For each culprit, how it has to do with the fault; empty if not at all."""
+def _ranks(text: Any, sources: Any, named: Iterable[Any], steps: Iterable[Any] | None) -> tuple[str, ...]:
+    """For each culprit, how it has to do with the fault; empty if not at all. Without steps, consumers are not."""
     from tests.faults.lines import consumers
 
-    visible = {line for step in (*steps, *named) for line in _lines(step)}
-    consuming, ranks = consumers(text, visible), []
+    visible = {line for step in (*(steps or ()), *named) for line in _lines(step)}
+    consuming, ranks = frozenset() if steps is None else consumers(text, visible), []
     for step in named:
         called = {(Path(c.rsplit(":", 2)[0]).name, int(c.rsplit(":", 2)[1])) for c in step.called}
         lines = {
             "planted": (_lines(step) | (called if step.launch else set())) & text.lines,
             "consumer": _lines(step) & consuming,
-            "unrounded": _lines(step) & sources,
+            "unrounded": (_lines(step) | called) & sources,
         }
         ranks.append(next((kind for kind, found in lines.items() if found), ""))
     return tuple(ranks)
@@ -181,8 +185,13 @@ def misses(rows: list[Row]) -> str:
 def chosen(options: argparse.Namespace) -> list[Any]:
     """The faults that were asked for, all that some input can show if none were."""
     from tests.faults.catalogue import FAULTS
+    from tests.faults.held_out import HELD_OUT
 
-    found = [f for f in FAULTS if not f.equivalent and (not options.op or f.op in options.op)]
+    found = [
+        f
+        for f in (HELD_OUT if options.held_out else FAULTS)
+        if not f.equivalent and (not options.op or f.op in options.op)
+    ]
     found = [f for f in found if not options.only or any(part in str(f) for part in options.only)]
     found = found[options.start :: options.every]
     return found[: options.limit] if options.limit else found
@@ -198,7 +207,7 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
             if time.monotonic() - begin > options.seconds:
                 print("more faults than time: run it again", file=sys.stderr)
                 break
-            kept[name] = asdict(measure(fault, cases))
+            kept[name] = asdict(measure(fault, cases, sure=options.held_out))
             if cases != before:
                 _write(options.cases, cases)
             _write(options.rows, kept)
@@ -223,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--op", action="append", help="faults of this op only")
     parser.add_argument("--only", action="append", help="faults with this in their name only")
+    parser.add_argument("--held-out", action="store_true", help="the faults of tests/faults/held_out.py")
     parser.add_argument("--limit", type=int, default=0, help="so many faults only")
     parser.add_argument("--every", type=int, default=1, help="one of so many faults only")
     parser.add_argument("--start", type=int, default=0, help="the number of the first of them")

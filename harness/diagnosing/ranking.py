@@ -113,7 +113,7 @@ class Ranking:
         if not e.known[cell] or not exact or not np.isfinite(value / exact):
             return
         for operand in e.events[-1].operands:
-            count = _constant(operand)
+            count = constant_of(operand)
             if count:
                 right = abs(count * value / exact) if count >= 1 else abs(value / exact / count)
                 whole = round(right)
@@ -141,7 +141,7 @@ class Ranking:
         elif self._is_blind:
             yield from computing
         else:
-            yield from (e for e in reversed(span) if any(_constant(o) is not None for o in e.events[-1].operands))
+            yield from (e for e in reversed(span) if any(constant_of(o) is not None for o in e.events[-1].operands))
         yield from reversed(span)
         yield from reversed(self.fault.span)
 
@@ -177,7 +177,7 @@ def _narrows(event: Event) -> bool:
     return False
 
 
-def _constant(operand: Operand) -> float | None:
+def constant_of(operand: Operand) -> float | None:
     """The number that an operand is everywhere, if it follows from constants and arguments alone."""
     if operand.address or operand.memory is not None:
         return None
@@ -190,7 +190,7 @@ def _constant(operand: Operand) -> float | None:
 
 def takes_constant(event: Event, lanes: Array, *, some: bool = False) -> bool:
     """Whether it is a selection that takes a constant for all of these elements, at least one; or for some of them."""
-    sides = (o for o in event.operands[1:] if _constant(o) is not None or _is_one_element(o, event.values.size))
+    sides = (o for o in event.operands[1:] if constant_of(o) is not None or _is_one_element(o, event.values.size))
     selects = event.name in ("select", "aten.where")
     which = np.any if some else np.all
     return selects and len(lanes) > 0 and any(bool(which(operand.source(lanes) >= 0)) for operand in sides)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,6 +12,7 @@ from harness.diagnosing.beside import beside
 from harness.diagnosing.culprits import Fault, Search
 from harness.diagnosing.grid import Grid, ends, grid_of
 from harness.diagnosing.memory_ranking import Memory, MemoryRanking
+from harness.diagnosing.mends import Mending, mending
 from harness.diagnosing.ranking import Ranking
 from harness.diagnosing.steps import step_of
 from harness.diagnosing.traced_stages import Stages
@@ -29,12 +30,17 @@ class Reading:
     """What was found.
 
     Attributes:
-        stages, culprits, unmatched, wrong: see `KernelTrace`.
+        stages, culprits, blamed, mended, between, since, until, unmatched, wrong: see `KernelTrace`.
         matches: number of an event that is one or the first culprit → the stage that it agrees with, if it does.
     """
 
     stages: tuple[Step, ...] = ()
     culprits: tuple[Step, ...] = ()
+    blamed: Step | None = None
+    mended: tuple[Step, ...] = ()
+    between: tuple[str, ...] = ()
+    since: tuple[str, ...] = ()
+    until: str = ""
     unmatched: tuple[str, ...] = ()
     wrong: str = ""
     matches: Mapping[int, StageMatch | None] = field(default_factory=dict)
@@ -75,7 +81,10 @@ def reading(
         matched = onward.matched({fault.stage.name: fault.value} | _upto(matched, stages, fault))
     ranking = partial(MemoryRanking, memory=memory) if memory else Ranking
     ranked = ranking(search, fault).first() if fault else []
-    return _told(log, grid, stages, matched, fault, ranked)
+    mended = mending(search, fault) if fault else None
+    if mended is not None and mended.blamed is not None:
+        ranked = [mended.blamed, *(e for e in ranked if e.events[0].place != mended.blamed.events[0].place)]
+    return _told(log, grid, stages, matched, fault, ranked, mended)
 
 
 def _upto(matched: Mapping[str, Expression], stages: Stages, fault: Fault) -> dict[str, Expression]:
@@ -91,18 +100,44 @@ def _told(
     matched: Mapping[str, Expression],
     fault: Fault | None,
     ranked: list[Expression],
+    mended: Mending | None,
 ) -> Reading:
     first = ranked[0] if ranked else None
     matches = {name: stages.all[name].match(e, grid.worst, leaves=e is first) for name, e in matched.items()}
     steps = {name: _step(log, e, grid.worst, matches[name]) for name, e in matched.items()}
     of_expression = {id(e): matches[name] for name, e in matched.items()}
-    return Reading(
+
+    def step(e: Expression) -> Step:
+        return _step(log, e, grid.worst, of_expression.get(id(e)))
+
+    told = Reading()
+    if mended is not None:
+        words = {id(mend.expression): mend.words for mend in mended.mends}
+        mends = sorted(mended.mends, key=lambda mend: (mend is not mended.only, mend.adds))
+        told = Reading(
+            blamed=None if (e := mended.blamed) is None else replace(step(e), mend=words.get(id(e), "")),
+            mended=tuple(replace(step(mend.expression), mend=mend.words) for mend in mends),
+            between=tuple(_lines(mended)),
+            since=mended.since,
+            until=mended.stage,
+        )
+    return replace(
+        told,
         stages=tuple(steps.values()),
-        culprits=tuple(_step(log, e, grid.worst, of_expression.get(id(e))) for e in ranked),
+        culprits=tuple(map(step, ranked)),
         unmatched=tuple(name for name in stages.all if name not in matched),
         wrong=fault.stage.name if fault else "",
         matches={e.event_of(grid.worst).number: of_expression.get(id(e)) for e in (*ranked[:1], *matched.values())},
     )
+
+
+def _lines(mended: Mending) -> Iterator[str]:
+    """The lines between what is right and what is wrong, a range for each file."""
+    found: dict[str, list[int]] = {}
+    for e in mended.span:
+        found.setdefault(e.events[0].place.file, []).append(e.events[0].place.line)
+    for file, lines in found.items():
+        yield f"{file}:{min(lines)}" + (f" to {max(lines)}" if max(lines) > min(lines) else "")
 
 
 def _step(log: Log, e: Expression, cell: int, match: StageMatch | None) -> Step:

@@ -36,6 +36,10 @@ MOST_PROGRAMS = 8
 """Programs of Triton kernels of which all operations are kept."""
 
 
+OF_CULPRITS = ("culprits", "blamed", "mended", "between", "since", "until", "wrong")
+"""What a reading says of the expressions that may be wrong."""
+
+
 def trace_kernel(place: Workplace, name: str, line: str, *, every: bool = False) -> KernelTrace:
     """`trace_case` of a kernel on a case line."""
     return trace_case(place.subjects[name], parse_case(line), every=every, watch=place.watch)
@@ -122,7 +126,8 @@ def trace_result(
         except Exception as error:
             traceback.print_exc()
             return replace(found, reason=f"the kernel raises when it is observed: {first_line(error)}")
-    found = replace(found, culprits=steps_of_findings(seen.log, beside, seen.tensors))
+    of_findings = steps_of_findings(seen.log, beside, seen.tensors)
+    found = replace(found, culprits=of_findings, blamed=next(iter(of_findings), None))
     if seen.visit is None:
         return replace(found, reason=seen.why_nothing)
     in_memory = {} if wrong is None else _in_memory(seen, wrong)
@@ -135,7 +140,7 @@ def _in_memory(seen: Seen, wrong: FirstWrong) -> dict[str, Any]:
     held = [replace(one, buffer=seen.kept[one.buffer.rank]) for one in wrong.before]  # as it lies in this call
     memory = Memory(wrong.problem, held, inner.write)
     read = inner.reading(wrong.problem, wrong.held.name, wrong.index, failing=True, memory=memory)
-    return {"culprits": read.culprits, "wrong": read.wrong} if read.culprits else {}
+    return {name: getattr(read, name) for name in OF_CULPRITS} if read.culprits else {}
 
 
 def worst_of(result: CaseResult) -> tuple[str, Worst] | None:
@@ -269,9 +274,8 @@ def _told(found: KernelTrace, problem: Problem, seen: Seen, judged: Tensor, ever
     whole = tuple(steps_of_all(seen.log, seen.path.visits[-1].event)) if every else ()
     other = "The element has other bits in the call that is shown here than in the one that was judged."
     notes = [*found.notes, *([] if same else [other]), *_notes(seen)]
-    told = {name: getattr(read, name) for name in ("stages", "unmatched", "wrong")}
-    culprits = read.culprits or found.culprits
-    return replace(found, steps=steps, all=whole, notes=tuple(notes), culprits=culprits, **told)
+    told = {name: getattr(read, name) for name in ("stages", "unmatched", *(OF_CULPRITS if read.culprits else ()))}
+    return replace(found, steps=steps, all=whole, notes=tuple(notes), **told)
 
 
 def _notes(seen: Seen) -> list[str]:

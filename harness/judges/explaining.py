@@ -55,7 +55,9 @@ def _culprit(found: Explanation) -> Culprit | None:
     step = found.culprit
     if found.verdict is not Verdict.FAILED or step is None:
         return None
-    sentence = decision(found.deciding) if found.deciding is not None else computed(step)
+    deciding = found.deciding
+    same = deciding is not None and (deciding.file, deciding.line) == (step.file, step.line)
+    sentence = decision(deciding, sure=True) if deciding is not None and same else computed(step)
     return Culprit(step.file, step.line, step.code or step.text, sentence)
 
 

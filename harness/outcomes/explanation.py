@@ -101,8 +101,8 @@ class Explanation:
 
     @property
     def culprit(self) -> Step | None:
-        """The likeliest place of the mistake."""
-        return next(iter(self.trace.culprits), None)
+        """The place of the mistake, where it is sure."""
+        return self.trace.blamed
 
     @property
     def deciding(self) -> Worked | None:

@@ -77,6 +77,7 @@ class Step:
         again: for a step that stands for rounds of a loop that are left out: how many.
         match: the stage that it agrees with, if it agrees with one.
         code: the whole line of the file in which it begins, without the blanks around it.
+        mend: how its result would have to be for all elements to be right, such as `rounded to bf16`; empty if unknown.
     """
 
     text: str
@@ -100,6 +101,7 @@ class Step:
     again: int = 0
     match: StageMatch | None = None
     code: str = ""
+    mend: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,11 @@ class KernelTrace:
         stages: for each stage of the reference, in its order, the step that agrees with it best, if one does.
         culprits: the steps that do not follow from the kernel's own earlier ones, the likeliest first; none of a kernel
             that passes.
+        blamed: the one of which it is sure, if it is of one.
+        mended: the steps of which each could be mended by itself, that one first.
+        between: the lines that lead from what is right to what is wrong, `FILE:FIRST to LAST`.
+        since: the stages that are right there.
+        until: the one that is wrong.
         wrong: the first stage that does not follow from the kernel's own earlier ones; empty if that was not found.
         unmatched: stages up to the element's with which no step agrees.
         notes: what is wrong beside values, and what a reader must know about the steps.
@@ -134,6 +141,11 @@ class KernelTrace:
     all: tuple[Step, ...] = ()
     stages: tuple[Step, ...] = ()
     culprits: tuple[Step, ...] = ()
+    blamed: Step | None = None
+    mended: tuple[Step, ...] = ()
+    between: tuple[str, ...] = ()
+    since: tuple[str, ...] = ()
+    until: str = ""
     wrong: str = ""
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

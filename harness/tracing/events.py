@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -56,6 +57,7 @@ class Operand:
         values: what all of its elements were: constants, arguments, small tensors in memory.
         name: of a scalar argument; `round` for the number of a loop's round.
         address: it says where something is, or whether it is taken, and not what it is: a pointer, index or mask.
+        size: elements of the tensor of PyTorch's that it is; 0 for all others.
     """
 
     source: Source
@@ -64,6 +66,11 @@ class Operand:
     values: Array | None = None
     name: str = ""
     address: bool = False
+    size: int = 0
+
+
+Again = Callable[[Sequence[Array | None]], Array]
+"""Values of an event's operands, in their order, None for those that are as they were → the event's values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +87,7 @@ class Event:
         values: the result, or what was stored.
         operands: what it was computed from.
         origin: what it was made of at last.
+        again: does the operation once more, without telling anybody; None where it only hands on what it is given.
     """
 
     number: int
@@ -92,6 +100,7 @@ class Event:
     program: Program | None = None
     launch: Launch | None = None
     origin: Origin = Origin.MEMORY
+    again: Again | None = field(default=None, repr=False)
 
     @property
     def place(self) -> Place:

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.errors import LastbitError
 from harness.interpret.formats import Array
-from harness.tracing.events import Event, Launch, Operand, Origin, Program, dtype_name
+from harness.tracing.events import Again, Event, Launch, Operand, Origin, Program, dtype_name
 from harness.tracing.memory import Write, Writes, finder
 from harness.tracing.places import Places, places
 
@@ -71,13 +71,15 @@ class Log:
         *,
         program: Program | None = None,
         origin: Origin = Origin.MEMORY,
+        again: Again | None = None,
     ) -> Event:
         """An operation that gave or stored `values`."""
         if at != self._last:
             self._occurrence, self._last = self._occurrence + 1, at
         launch = None if program is None else self.launches[program[0]]
         number, dtype = self.next(), dtype_name(dtype)
-        event = Event(number, name, at, self._occurrence, dtype, self._kept(values), operands, program, launch, origin)
+        own = number, name, at, self._occurrence, dtype, self._kept(values)
+        event = Event(*own, operands, program, launch, origin, again)
         self.events.append(event)
         return event
 

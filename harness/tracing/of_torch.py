@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.interpret.formats import BFLOAT16, E4M3, E5M2, Array
 from harness.tracing import lanes
-from harness.tracing.arguments import flat
-from harness.tracing.events import Event, Operand
+from harness.tracing.arguments import flat, swapped
+from harness.tracing.events import Again, Event, Operand
 from harness.tracing.lanes import Source
 from harness.tracing.log import Log
 from harness.tracing.memory import Addresses, of_layout
@@ -24,6 +25,9 @@ from harness.tracing.torch_lanes import MOVERS, source_of
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""
+
+NUMBERS = ("other", "exponent", "value", "min", "max")
+"""Arguments that are numbers of Python's which an operation computes with."""
 
 CHOOSING = ("condition", "mask", "index", "indices")
 """Arguments that say which elements are taken, and not what they are."""
@@ -74,7 +78,8 @@ class _Used:
     address: bool
 
     def operand(self, source: Source) -> Operand:
-        return Operand(source, memory=self.memory, values=self.values, address=self.address)
+        size = self.tensor.numel()
+        return Operand(source, memory=self.memory, values=self.values, address=self.address, size=size)
 
 
 def _used(name: str, tensor: Tensor) -> _Used:
@@ -113,18 +118,64 @@ class TorchWatch(TorchDispatchMode):
         at = places(sys._getframe(2))
         for part, tensor in enumerate(made):
             sources = [source_of(func, given, x.tensor, tensor, part) for x in used]
-            found = tuple(x.operand(s) for s, x in zip(sources, used, strict=True) if s is not None)
-            operands = (*found, *_numbers_of(given))
-            event = self._log.add(f"{func.namespace}.{name}", at, array_of(tensor), tensor.dtype, operands)
+            pairs = [(s, x) for s, x in zip(sources, used, strict=True) if s is not None]
+            operands = (*(x.operand(s) for s, x in pairs), *_numbers_of(given))
+            again = _repeatable(func, given, [x.tensor for _, x in pairs], part)
+            made_of = array_of(tensor), tensor.dtype, operands
+            event = self._log.add(f"{func.namespace}.{name}", at, *made_of, again=again)
             puts = name.endswith("_") and name.removesuffix("_") in MOVERS and not given.get("accumulate")
             _wrote(self._log, event, tensor, sources[0] if puts else None)
 
 
 def _numbers_of(given: Mapping[str, Any]) -> Iterator[Operand]:
     """Python's numbers that an operation computes with."""
-    for name in ("other", "exponent", "value", "min", "max"):
+    for name in NUMBERS:
         if isinstance(number := given.get(name), (int, float)):
             yield Operand(lanes.everything((1,)), values=np.array([number]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Slot:
+    """An argument that was a tensor, without its memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def filled(self, values: Array | None) -> Tensor:
+        """A tensor of these values, in fp32 where it was narrower and they are none of its numbers."""
+        if values is None:
+            return torch.zeros(self.shape, dtype=self.dtype)
+        wide = np.float64 if self.dtype.is_floating_point else np.int64
+        given = torch.from_numpy(values.astype(wide)).reshape(self.shape)
+        own = given.to(self.dtype)
+        same = torch.equal(own.to(given.dtype).nan_to_num(), given.nan_to_num())
+        return own if same or own.element_size() >= 4 or not own.is_floating_point() else given.float()
+
+
+def _repeatable(func: Any, given: Mapping[str, Any], operands: Sequence[Tensor], part: int) -> Again:
+    """Make what does an operation once more, for the values of its operands, then of its numbers."""
+    of_tensor = {id(x): _Slot(tuple(x.shape), x.dtype) for _, x in _tensors(given)}
+    slots = [of_tensor[id(x)] for x in operands]
+    return partial(_again, func, swapped(dict(given), of_tensor), slots, list(of_tensor.values()), part)
+
+
+def _again(
+    func: Any,
+    given: Mapping[str, Any],
+    slots: Sequence[_Slot],
+    every: Sequence[_Slot],
+    part: int,
+    values: Sequence[Array | None],
+) -> Array:
+    filled = {id(slot): slot.filled(None) for slot in every}
+    filled |= {id(slot): slot.filled(own) for slot, own in zip(slots, values, strict=False)}
+    again = swapped(dict(given), filled)
+    names = [name for name in NUMBERS if isinstance(given.get(name), (int, float))]
+    numbers = zip(names, values[len(slots) :], strict=True)
+    again |= {name: float(own.reshape(-1)[0]) for name, own in numbers if own is not None}
+    result = func(**again)
+    made = _changed(func, again) or [x for x in flat([result]) if _is_plain(x)]
+    return array_of(made[part])
 
 
 def _named(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

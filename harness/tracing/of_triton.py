@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,10 +17,10 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
 from harness.interpret.builder import Builder
-from harness.interpret.formats import Array
+from harness.interpret.formats import NUMPY, Array, is_float
 from harness.tracing import lanes
-from harness.tracing.arguments import flat
-from harness.tracing.events import Event, Launch, Operand, Origin, Program
+from harness.tracing.arguments import flat, swapped
+from harness.tracing.events import Again, Event, Launch, Operand, Origin, Program
 from harness.tracing.lanes import Source
 from harness.tracing.log import Log
 from harness.tracing.memory import of_array
@@ -110,10 +110,11 @@ class Tracer(Builder):
         given = inspect.signature(function).bind(*args, **kwargs).arguments
         name, at = function.__name__, places(sys._getframe(2), self.outside)
         handles = [x.handle for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
-        for part in flat([result]):
+        for number, part in enumerate(flat([result])):
             sources = [of_whole(name, x.data.shape, given) for x in handles]
             operands = tuple(self._operand(x, source) for x, source in zip(handles, sources, strict=True))
-            self._keep(self._event(name, at, part.handle, operands), part.handle)
+            again = partial(_whole_again, function, args, kwargs, number)
+            self._keep(self._event(name, at, part.handle, operands, again=again), part.handle)
         return result
 
     def _of_program(self) -> Program:
@@ -141,9 +142,11 @@ class Tracer(Builder):
         for part, made in enumerate(parts):
             if isinstance(made, TensorHandle):
                 call = Call(name, partial(self._quietly, method), args, kwargs, part)
-                operands = tuple(self._operand(*found) for found in sources_of(call, handles, made))
+                found = sources_of(call, handles, made)
+                operands = tuple(self._operand(*one) for one in found)
                 operands = _deciding(*operands) if name == "select" else operands
-                self._keep(self._event(name, at, made, operands), made)
+                again = partial(_again, call, [handle for handle, _, _ in found])
+                self._keep(self._event(name, at, made, operands, again=again), made)
 
     def _loaded(self, at: Places, result: Any, ptr: Any, mask: Any = None, other: Any = None) -> None:
         shape = result.data.shape
@@ -201,13 +204,20 @@ class Tracer(Builder):
         self._log.written(event, addresses, numbers, width, program=self._program, at=at, adds=adds)
 
     def _event(
-        self, name: str, at: Places, made: Any, operands: tuple[Operand, ...], origin: Origin | None = None
+        self,
+        name: str,
+        at: Places,
+        made: Any,
+        operands: tuple[Operand, ...],
+        origin: Origin | None = None,
+        again: Again | None = None,
     ) -> Event:
         if origin is None:
             least = Origin.ARGUMENTS if name in OF_PROGRAM else Origin.CONSTANTS
             origin = max([least, *(_origin(x) for x in operands if not x.address)])
         dtype = made.dtype.scalar
-        return self._log.add(name, at, made.data, dtype, operands, program=self._program, origin=origin)
+        add = partial(self._log.add, program=self._program, origin=origin, again=again)
+        return add(name, at, made.data, dtype, operands)
 
     def _keep(self, event: Event, handle: Any) -> None:
         self._made[id(handle)] = event
@@ -219,6 +229,35 @@ class Tracer(Builder):
             return Operand(source, event, address=address)
         name, _ = self._arguments.get(id(handle), ("round" if id(handle) in self._loops else "", handle))
         return Operand(source, values=handle.data, name=name, address=address)
+
+
+_SCALARS = {numpy: scalar for scalar, numpy in NUMPY.items()}
+
+
+def _with(handle: Any, values: Array) -> Any:
+    """A handle with other values; of their format where they are floats, so that some may be left unrounded."""
+    dtype = _SCALARS[values.dtype] if is_float(values.dtype) else handle.dtype
+    return TensorHandle(values.reshape(handle.data.shape), dtype)
+
+
+def _again(call: Call, handles: Sequence[Any], values: Sequence[Array | None]) -> Array:
+    """Do an operation of the builder's once more, on handles of which some have other values."""
+    pairs = zip(handles, values, strict=True)
+    others = {id(handle): _with(handle, own) for handle, own in pairs if own is not None}
+    made = call.again(swapped(list(call.args), others), swapped(call.kwargs, others))
+    return np.asarray((made[call.part] if isinstance(made, tuple) else made).data)
+
+
+def _whole_again(
+    function: Callable[..., Any], args: Any, kwargs: Any, part: int, values: Sequence[Array | None]
+) -> Array:
+    """Do a reduction or scan once more; one by a function of the kernel's own needs the language, and raises."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    blocks = [x for x in flat([given["input"]]) if isinstance(x, tl.tensor)]
+    pairs = zip(blocks, values, strict=True)
+    others = {id(x): tl.tensor(_with(x.handle, own), x.type) for x, own in pairs if own is not None}
+    made = function(*swapped(list(args), others), **swapped(kwargs, others))
+    return np.asarray(list(flat([made]))[part].handle.data)
 
 
 _OPERANDS = {"load": 1, "masked_load": 3, "store": 2, "masked_store": 3}

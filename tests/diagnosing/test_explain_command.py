@@ -101,7 +101,7 @@ def test_the_rounding_that_decides_and_its_line(tmp_path: Path) -> None:
     found = explained(kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT))
     deciding = found.deciding
     assert deciding is not None and deciding.actual is not None and deciding.stage == "normalized"
-    said = decision(deciding)
+    said = decision(deciding, sure=True)
     assert said == (
         f"{deciding.exact:.9g} lies between {deciding.below:.9g} and {deciding.above:.9g} (neighbours in bf16); the "
         f"contract rounds normalized here, to {deciding.expected:.9g}; line 17 does not round, and holds "
@@ -178,7 +178,7 @@ def test_a_stage_that_the_contract_does_not_round(tmp_path: Path) -> None:
     assert deciding.did == f"rounds to bf16, {deciding.actual.decimal}"
     assert float(deciding.actual.decimal) in bf16_neighbours(deciding.exact)
     assert f"the contract allows {deciding.lo:.9g} to {deciding.hi:.9g} in fp32; line 16 rounds to bf16" in decision(
-        deciding
+        deciding, sure=True
     )
 
 
@@ -218,7 +218,7 @@ def test_of_what_is_compiled_the_result_alone_is_worked_out(tmp_path: Path) -> N
     assert found.worst is not None
     row, column = found.worst.index
     assert [source.name for source in found.inputs] == [f"x[{row}, {column}]", f"weight[{column}]", "eps"]
-    assert "; the kernel gives 0" in decision(found.deciding)
+    assert "; the kernel gives 0" in decision(found.deciding, sure=True)
 
 
 def test_a_value_of_another_element(tmp_path: Path) -> None:

@@ -42,19 +42,19 @@ def clean(fault: Fault, family: str = "triton") -> Kernel:
 
 def cases_for(fault: Fault, dtype: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
     """The cases that the fault is hunted with; those of a table of shapes are the same for every seed."""
-    cases = cases_of(fault.variant, GROUPS[fault.op][fault.options][dtype], count, seed_)
+    cases = cases_of(fault.variant, GROUPS[fault.op][fault.options][dtype], count, seed_, fault.family)
     chosen = tuple(case for case in cases if case.tensors[0].dtype == dtype)
     assert chosen, f"no case for {fault.name!r} has a first input of {dtype}"
     return chosen
 
 
 @functools.cache
-def cases_of(variant: str, group_name: str, count: int, seed_: int = 0) -> tuple[Case, ...]:
+def cases_of(variant: str, group_name: str, count: int, seed_: int = 0, family: str = "triton") -> tuple[Case, ...]:
     """The distinct cases among about `count` that a run with this seed has for a kernel of that variant.
 
     Cut to the size for a CPU on every device, so that all devices see the same bits.
     """
-    kernel = kernel_of(clean_kernels(), variant)
+    kernel = kernel_of(clean_kernels(), variant, family)
     group = next(g for g in _groups(kernel.op, kernel.accepts, count) if g.name == group_name)
     if group.strategy is None:
         return group.examples

@@ -47,6 +47,7 @@ class Fault:
         options: the options of the cases in which the fault can be seen, see `catalogue.GROUPS`.
         dtypes: dtypes of the op's first input for which the copy computes something else.
         equivalent: why no input can show the fault, empty where one can.
+        family: what stands before the brackets in its name.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Fault:
     options: str = "plain"
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     equivalent: str = ""
+    family: str = "triton"
 
     def __str__(self) -> str:
         return f"{self.op}: {self.name}"
@@ -107,8 +109,8 @@ def planted(fault: Fault) -> Iterator[Kernel]:
         for name in _users(changed, sources):
             (folder / name).write_text({**sources, **changed}[name])
         with _lent(folder):
-            kernel = kernel_of(load_kernels(folder), fault.variant)
-        yield replace(kernel, depth=kernel_of(without_faults().kernels, fault.variant).depth)
+            kernel = kernel_of(load_kernels(folder), fault.variant, fault.family)
+        yield replace(kernel, depth=kernel_of(without_faults().kernels, fault.variant, fault.family).depth)
 
 
 def _users(names: Iterable[str], sources: Sources) -> frozenset[str]:

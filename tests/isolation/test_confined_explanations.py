@@ -37,7 +37,7 @@ NAMES = "theirs", "rms_norm", "fp32_multiply", "another case", "cuda:7"
 
 def said(verdict: Verdict = Verdict.FAILED, reason: str = "", **fields: Any) -> Explanation:
     found = Explanation.of_nothing(*NAMES, verdict=verdict, reason=reason)
-    return replace(found, trace=replace(found.trace, culprits=(WRONG,)), **fields)
+    return replace(found, trace=replace(found.trace, culprits=(WRONG,), blamed=WRONG), **fields)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_process_that_ends(answered: dict[str, Any]) -> None:
 
 
 def test_the_culprit_of_a_file() -> None:
-    worked = Worked("product", (0,), 2.0, 2.0, 2.0, 2.0, "fp32", False, did="gives 3", line=7)
+    worked = Worked("product", (0,), 2.0, 2.0, 2.0, 2.0, "fp32", False, did="gives 3", file="kernel.py", line=7)
     culprit, reason = read(encoded(said(arithmetic=(worked,))), "cpu")
     assert culprit is not None and (culprit.file, culprit.line, culprit.expression) == ("kernel.py", 7, "y = a * b")
     assert culprit.sentence == "product is 2 exactly, and the contract allows 2 in fp32; line 7 gives 3." and not reason

@@ -70,7 +70,7 @@ def test_the_table_has_the_columns_of_the_sample(printed: str) -> None:
 def test_the_fields_of_the_finding_are_those_of_the_sample(printed: str) -> None:
     sample, now = fields(SAMPLE), fields(printed)
     assert list(sample) == list(now)
-    for label in ("contract", "first wrong", "finding", "statistics", "rounding"):
+    for label in ("claims", "first wrong", "finding", "statistics", "rounding"):
         assert sample[label] == now[label]
 
 

@@ -82,7 +82,9 @@ def test_an_alert_is_at_the_culprit_and_names_its_stage(folder: Path) -> None:
 def test_without_a_culprit_an_alert_is_at_the_kernel_and_says_why(folder: Path) -> None:
     run = run_of(folder)
     [one] = run.explanations
-    bare = Explanation("k", one.device, one.case, one.verdict, replace(one.trace, culprits=()), reason="it was late")
+    bare = Explanation(
+        "k", one.device, one.case, one.verdict, replace(one.trace, culprits=(), blamed=None), reason="it was late"
+    )
     [alert] = alerts.alerts(replace(run, explanations=(bare,)))
     assert (alert.place, alert.others) == (alerts.Location("norm.py", 1), ())
     assert "why: not explained: it was late" in alert.text
@@ -181,7 +183,7 @@ def test_sarif_fingerprint_does_not_depend_on_what_was_explained(folder: Path) -
 def test_annotation_is_at_the_expression(folder: Path) -> None:
     [line] = annotations.lines(run_of(folder)).splitlines()
     place = "file=norm.py,line=3,endLine=3,col=12,endColumn=20"
-    assert line.startswith(f"::error {place},title=FAILED k%3A normalized::contract: ")
+    assert line.startswith(f"::error {place},title=FAILED k%3A normalized::keeps: ")
     assert "0.14904 in fp32" in line
 
 
@@ -251,7 +253,7 @@ def test_source_and_values_cannot_leave_their_place(folder: Path) -> None:
     run = run_of(folder)
     [one] = run.explanations
     nasty = replace(one.trace.culprits[0], text=NASTY, code=NASTY, file=f"{NASTY}.py")
-    trace = replace(one.trace, culprits=(nasty,), steps=(nasty,))
+    trace = replace(one.trace, culprits=(nasty,), blamed=nasty, steps=(nasty,))
     text = html.page(replace(run, explanations=(replace(one, trace=trace, diagnoses=(NASTY,)),)))
     assert "<script>alert(1)" not in text
     assert read(text).text.count(NASTY) >= 4

@@ -290,11 +290,11 @@ def test_lines_fit_apart_from_those_to_copy(width: int) -> None:
 def test_finding_is_complete() -> None:
     text = shown(full_run())
     block = text[text.index("FAILED  wrong[x], group odd [strides]") :].split("\n\n")[0]
-    assert f"contract     {NATIVE} of rms_norm" in block
+    assert f"claims       {NATIVE} of rms_norm" in block
     assert "first wrong  stage output (bf16)" in block
     assert "7 of 512 elements have a value that is not possible [/b] here." in block
     assert "bias -0.0039 ulp; 1.4 % of 512 elements mismatched (1 ulp: 7); 3 of 4 rows" in block
-    assert f"explained by {FP32}" in block
+    assert f"keeps        {FP32}" in block
     assert "kernels/rms_norm.py:108" in block
     assert "1 failed of 1 case in this group, on cpu" in block
 
@@ -458,7 +458,7 @@ def test_cases_that_were_tried_while_shrinking_are_told_from_counted_ones() -> N
     said = "1 failed of 1 case in this group, on cpu; 2 more while a failure was shrunk"
     assert cases_field(failed(), shrunk, shrunk) == said
     assert cases_field(shrunk) == "only in 1 case that another failure was shrunk to, on cpu"
-    explained = dict(wording.problem_fields(summary.problems(Run((failed(), shrunk)))[0]))["explained by"]
+    explained = dict(wording.problem_fields(summary.problems(Run((failed(), shrunk)))[0]))["keeps"]
     assert explained.endswith("allows every bit of all 2 failed results, those tried while shrinking included")
 
 

@@ -1,0 +1,100 @@
+"""A line is named where a replay of what the kernel did, with that line mended, is right; otherwise none is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import triton
+from rich.console import Console
+
+from harness.interpret import install
+from harness.outcomes.explanation import Explanation
+from reports.explanation import print_explanation
+from tests.diagnosing.test_culprits import STRIDED, TORCH, TRITON, kernel_of
+from tests.diagnosing.test_explain_command import explained
+
+pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
+
+if triton.knobs.runtime.interpret:
+    install()
+
+LINE = "rms_norm x=bf16[3,1000] weight=bf16[1000] eps=0.01 seed=1"
+
+
+def found(folder: Path, text: str, old: str, new: str, line: str = LINE) -> Explanation:
+    return explained(kernel_of(folder, text.replace("BLOCK=64", "BLOCK=1024"), old, new), line)
+
+
+def printed(explanation: Explanation) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_explanation(explanation, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "code", "mend"),
+    [
+        (TRITON, "(x * rstd).to(x_ptr.dtype.element_ty)", "x * rstd", "xhat = x * rstd", "rounded to bf16"),
+        (TRITON, "squares = x * x", "squares = (x * x).to(tl.bfloat16).to(tl.float32)", "squares =", "not rounded"),
+        (TRITON, "total / n", "total / (n - 1)", "var = total / (n - 1)", "with 1000 in place of 999"),
+        (TRITON, "y = xhat * w", "y = xhat / w", "y = xhat / w", "multiplied"),
+        (TRITON, "var + eps", "var - eps", "shifted = var - eps", "with -0.00999999978 in place of 0.00999999978"),
+        (
+            TRITON,
+            "w_ptr + cols,",
+            "w_ptr + n - 1 - cols,",
+            "w = tl.load",
+            "with the elements of weight that belong there",
+        ),
+        (TORCH, "x.float().square()", "x.float().square().bfloat16().float()", "squares =", "not rounded"),
+        (TORCH, "(x.float() * rstd).to(x.dtype)", "x.float() * rstd", "xhat = x.float() * rstd", "rounded to bf16"),
+    ],
+)
+def test_the_line_whose_mending_makes_every_element_right(
+    tmp_path: Path, text: str, old: str, new: str, code: str, mend: str
+) -> None:
+    explanation = found(tmp_path, text, old, new)
+    assert explanation.culprit is not None and explanation.culprit.code.startswith(code)
+    assert explanation.culprit.mend == mend
+    assert f"done again with its result {explanation.culprit.mend}, every element is right" in printed(explanation)
+
+
+def test_no_line_is_named_where_two_are_wrong(tmp_path: Path) -> None:
+    """Neither of two wrong lines can be mended alone; the stage before them is right."""
+    text = TRITON.replace("y = xhat * w\n", "gain = w - 0.25\n    y = (xhat * gain) + 0.125\n")
+    explanation = found(tmp_path, text, "", "")
+    assert explanation.culprit is None
+    lines = text.splitlines()
+    first, last = (next(n for n, line in enumerate(lines, 1) if part in line) for part in ("w = tl.load", "0.125"))
+    [between] = explanation.trace.between
+    a, _, b = between.rpartition(":")[2].partition(" to ")
+    assert first <= int(a) < int(b) and int(b) >= last
+    said = printed(explanation)
+    assert "line      not found; it is between normalized, which is right, and " in said
+    assert "the kernel gives" in said and f"line {last} gives" not in said
+
+
+def test_a_cast_that_changes_nothing_is_never_named(tmp_path: Path) -> None:
+    """The load of strided rows as if they were contiguous is; the cast in its line reads what it was given."""
+    explanation = found(tmp_path, TRITON, "row * stride + cols", "row * n + cols", STRIDED)
+    assert explanation.culprit is not None and explanation.culprit.operation == "load"
+    both = TORCH.replace("(x.float() * rstd)", "(x.float() * rstd * (1.0 + rstd))")
+    explanation = found(tmp_path, both, "(xhat * weight)", "(xhat * weight.float() * 3.0)")
+    assert explanation.culprit is None or "rstd" in explanation.culprit.text or "3.0" in explanation.culprit.text
+
+
+def test_of_one_wrong_element_only_the_one_line_that_computes_is_named(tmp_path: Path) -> None:
+    """Any rounding mends one element by chance; but what alone lies between right and wrong is sure."""
+    one = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
+    explanation = found(tmp_path, TRITON, "(x * rstd).to(x_ptr.dtype.element_ty)", "x * rstd", one)
+    assert explanation.culprit is not None and explanation.culprit.code == "xhat = x * rstd"
+    assert explanation.culprit.mend == ""
+
+
+def test_the_contract_that_is_kept_leads(tmp_path: Path) -> None:
+    said = printed(found(tmp_path, TRITON, "(x * rstd).to(x_ptr.dtype.element_ty)", "x * rstd")).splitlines()
+    assert said[3].startswith("  keeps     fp32_multiply+rounded_sum: this contract of the op allows every bit")
+    assert said[3].endswith("; it claims native_multiply+rounded_sum")
