@@ -386,7 +386,7 @@ def test_options_that_are_not_listed_go_to_pytest(project: Path, monkeypatch: py
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "_run", lambda _, arguments, **__: seen.append(list(arguments)) or 0)
     assert cli.main(["verify", "-k", "right", "-x", "--junitxml=out.xml", "-n", "3"]) == 0
-    assert seen[0][-4:] == ["-k", "right", "-x", "--junitxml=out.xml"]
+    assert seen[0][-5:] == ["-x", "-k", "right", "--junitxml", "out.xml"]
     assert seen[0][:2] == ["-n", "3"]
 
 
@@ -395,7 +395,7 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(project)
     monkeypatch.setattr(verify, "_run", lambda settings, *_, **__: seen.append(settings) or 0)
     options = "--profile smoke --op thrice --kernel right --kernel hangs --seed 5 --cases-per-group 7 --timeout 9"
-    files = "--cases lines.txt --project p --kernels k --run-folder r --device cpu:0 --keep-going"
+    files = "--cases lines.txt --project . --kernels kernels --run-folder r --device cpu:0 --keep-going"
     cli.main(["verify", *options.split(), *files.split()])
     assert seen == [
         Config(
@@ -404,8 +404,8 @@ def test_every_setting_reaches_the_run(project: Path, monkeypatch: pytest.Monkey
             device_plan=plan_devices("cpu:0"),
             ops=("thrice",),
             kernels=("right", "hangs"),
-            projects=("p",),
-            kernel_folders=("k",),
+            projects=(".",),
+            kernel_folders=("kernels",),
             lines=(SMALL, LARGE),
             seed=5,
             cases=7,
