@@ -157,7 +157,7 @@ class Run:
         spent: where its time went; empty for a run of an older lastbit.
         undecidable: results of which it decided too little, and could not have decided more.
         coverage: of what cases choose from; empty for a run of lines that a reader gave.
-        explanations: of the first failure of each kernel, as far as time allowed.
+        explanations: of a failure for each of the first causes of a kernel, as far as time allowed.
         traces: of kernels that declare no stages, on ordinary cases: their stages and nothing else.
     """
 

@@ -15,7 +15,7 @@ from harness.run import Run
 
 @dataclass(frozen=True)
 class Problem:
-    """What goes wrong with one kernel at one stage, on all devices and in all groups of cases.
+    """What goes wrong with one kernel at one stage for one cause, on all devices and in all groups of cases.
 
     Attributes:
         bad: every failed or errored result, in the order of the run, those tried while shrinking included.
@@ -68,11 +68,15 @@ ORDER = (
 
 
 def problems(run: Run) -> list[Problem]:
-    """One problem per kernel and stage that goes wrong, in this order: the worst of every kernel before any second."""
-    together: dict[tuple[str, str], list[CaseResult]] = {}
+    """One problem per kernel, stage that goes wrong and cause: the worst of every kernel before any second.
+
+    Cases in which nothing but NaN and infinities is wrong have a cause of their own, so that they hide no wrong number.
+    """
+    together: dict[tuple[str, str, bool], list[CaseResult]] = {}
     for result in run.results:
         if result.verdict in BAD:
-            together.setdefault((result.kernel, _wrong_stage(result)), []).append(result)
+            special = bool(result.faults) and result.faults[0].kind == "special"
+            together.setdefault((result.kernel, _wrong_stage(result), special), []).append(result)
     # Workers record results in any order; the names make this one the same in every run.
     found = sorted((_problem(run, together[key]) for key in sorted(together)), key=lambda p: p.severity, reverse=True)
     nth: Counter[str] = Counter()

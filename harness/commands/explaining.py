@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from harness.config import Config
 from harness.devices import DevicePlan
 from harness.diagnosing.explain import Explainer
 from harness.diagnosing.handover import OF_STAGES
+from harness.diagnosing.mends import LEAST
 from harness.errors import LastbitError
 from harness.judges.confined import ConfinedExplainer
 from harness.kernel import REVISION_MARK
@@ -24,10 +26,16 @@ from harness.result import CaseResult, Verdict
 from harness.run import Run
 from harness.verify.check import first_line
 from reports.progress import doing
-from reports.summary import problems
+from reports.summary import Problem, problems
 
 OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 """Seconds in which the failures of a run are explained: all of them, and those of one kernel on one device."""
+
+Named = tuple[str, str, str]
+"""Kernel, device and case of a result."""
+
+MOST_CAUSES = 3
+"""Of a kernel on a device that are explained."""
 
 NO_TIME = "there was no time left for it"
 INTERRUPTED = "it was interrupted"
@@ -47,7 +55,8 @@ def with_explanations(config: Config, run: Run, *, elsewhere: Mapping[str, str] 
     explaining = partial(explained, explainer=ConfinedExplainer) if config.isolate else explained
     explanations, traces, ended = list[Explanation](), list[KernelTrace](), ""
     try:
-        for explanation in explaining(of_run(config, failures), failures):
+        wider = wider_of(run, failures)
+        for explanation in explaining(of_run(config, [*failures, *wider.values()]), failures, wider=wider):
             explanations.append(explanation)
         for trace in traced(of_run(config, passed), passed):
             traces.append(trace)
@@ -69,15 +78,41 @@ def of_run(config: Config, results: Sequence[CaseResult]) -> Config:
 
 
 def failures_of(run: Run) -> list[CaseResult]:
-    """What is explained: the smallest failing case of the first problem of values of each kernel on each device."""
-    found: dict[tuple[str, str], CaseResult] = {}
+    """What is explained: the smallest failing case of each problem of values of a kernel on a device.
+
+    There are `MOST_CAUSES` of them at most, and the first of each kernel comes before any second.
+    """
+    found, counts = list[CaseResult](), Counter[tuple[str, str]]()
     for problem in problems(run):
-        for device in dict.fromkeys(result.device for result in problem.bad):
-            bad = tuple(result for result in problem.bad if result.device == device and _is_of_values(result))
-            if bad:
-                smallest = replace(problem, bad=bad).smallest
-                found.setdefault((smallest.kernel, device), smallest)
-    return sorted(found.values(), key=lambda result: result.device)
+        for device, bad in _of_values(problem):
+            smallest = replace(problem, bad=bad).smallest
+            counts[smallest.kernel, device] += 1
+            if counts[smallest.kernel, device] <= MOST_CAUSES:
+                found.append(smallest)
+    return sorted(found, key=lambda result: result.device)
+
+
+def wider_of(run: Run, failures: Sequence[CaseResult]) -> dict[Named, CaseResult]:
+    """Failure → the smallest result of the same problem in which so many elements are wrong that a line can be named."""
+    found: dict[Named, CaseResult] = {}
+    for problem in problems(run):
+        for _, bad in _of_values(problem):
+            own = [failure for failure in failures if any(failure is result for result in bad)]
+            many = tuple(r for r in bad if r.failing_stage and r.failing_stage.cumulative.outside >= LEAST)
+            found |= {_named(failure): replace(problem, bad=many).smallest for failure in own if many}
+    return found
+
+
+def _named(result: CaseResult) -> Named:
+    return result.kernel, result.device, result.case
+
+
+def _of_values(problem: Problem) -> Iterator[tuple[str, tuple[CaseResult, ...]]]:
+    """Each device on which values are wrong, and the results that say so."""
+    for device in dict.fromkeys(result.device for result in problem.bad):
+        bad = tuple(result for result in problem.bad if result.device == device and _is_of_values(result))
+        if bad:
+            yield device, bad
 
 
 def _is_of_values(result: CaseResult) -> bool:
@@ -90,10 +125,14 @@ def explained(
     config: Config,
     failures: Sequence[CaseResult],
     *,
+    wider: Mapping[Named, CaseResult] = MappingProxyType({}),
     explainer: Callable[[Config], Explainer | ConfinedExplainer] = Explainer,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Explanation]:
-    """Why each of the failures is one, in their order; those for which there is no time say so."""
+    """Why each of the failures is one, in their order; those for which there is no time say so.
+
+    Where no line is sure, that is asked of the case that is `wider`, too.
+    """
     latest = clock() + OF_A_RUN
     for device, group in groupby(failures, key=lambda failure: failure.device):
         own = replace(config, device_plan=DevicePlan((device,), ("of the run",)))
@@ -101,6 +140,10 @@ def explained(
             for failure in group:
                 with doing(f"explaining {failure.kernel} on {device}"):
                     found = _explained(process, failure, lambda: latest - clock())
+                    more = wider.get(_named(failure), failure)
+                    if found.worst and found.culprit is None and more is not failure and latest > clock():
+                        again = _explained(process, more, lambda: latest - clock())
+                        found = found if again.culprit is None else again
                 yield found
 
 

@@ -23,7 +23,8 @@ from harness.verify.worker import WorkerEnded
 from reports import records
 from reports.encoding import encoded
 from reports.explained import explanation_fields
-from tests.reports.test_reports import bare, failed, passed
+from reports.summary import problems
+from tests.reports.test_reports import bare, failed, passed, stage
 
 SMALL = "rms_norm x=bf16[1,2] weight=bf16[2] eps=1e-06 seed=1"
 CONFIG = Config(folder="")
@@ -102,6 +103,36 @@ def test_the_smallest_failing_case_of_each_kernel_and_device() -> None:
     )
     chosen = [(r.kernel, r.device, r.case) for r in explaining.failures_of(Run(results))]
     assert chosen == [("a", "cpu", SMALL), ("a", "cuda:0", failed().case)]
+
+
+def test_a_nan_hides_no_wrong_number_of_the_same_stage() -> None:
+    """Each cause has a finding and an explanation of its own, and no kernel has more than a few."""
+    special = (Finding("special", "output", "2 of 512 elements are NaN or infinite where they must not be."),)
+    results = tuple(failed(kernel="a", case=SMALL.replace("2]", f"{n}]"), findings=special) for n in (2, 3, 4, 5))
+    results += (failed(kernel="a"), failed(kernel="b"))
+    assert {len(problem.bad) for problem in problems(Run(results)) if problem.smallest.kernel == "a"} == {4, 1}
+    chosen = [(r.kernel, r.case) for r in explaining.failures_of(Run(results))]
+    assert sorted(chosen) == sorted([("a", SMALL), ("a", failed().case), ("b", failed().case)])
+    stages = (stage("one", outside=1), stage("two", outside=1), stage("three", outside=1), stage("four", outside=1))
+    many = tuple(failed(stages=(own,)) for own in stages)
+    assert len(explaining.failures_of(Run(many))) == explaining.MOST_CAUSES
+
+
+def test_a_case_with_more_wrong_elements_names_the_line(process: type[Explainer]) -> None:
+    """Of few wrong elements no line is sure; then the smallest case with enough of them is explained instead."""
+    few, more = failed(kernel="a", case=SMALL), failed(kernel="a", stages=(stage(outside=8),))
+    wider = explaining.wider_of(Run((few, more)), [few])
+    assert list(wider.values()) == [more]
+
+    def explain(result: CaseResult) -> Explanation:
+        said = found(result)
+        return said if result.case == more.case else replace(said, trace=replace(said.trace, blamed=None))
+
+    process.kernels["a"] = explain
+    for given, case in (({}, SMALL), (wider, more.case)):
+        own = explaining.of_run(CONFIG, [few, more])
+        [one] = explaining.explained(own, [few], wider=given, explainer=Explainer)  # type: ignore[arg-type]
+        assert one.case == case and (one.culprit is not None) == (case == more.case)
 
 
 def test_a_run_without_failures_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
