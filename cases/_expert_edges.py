@@ -162,6 +162,10 @@ EDGES = (
         layouts=dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "columns_first"),
     ),
     Edge(Sizes(70, 1, 1, 32, 64, 4), "zeros", scheme="int4_asymmetric"),
+    # What tells contracts of codes with scales in bf16 apart: routing weights that are no powers of two.
+    Edge(
+        Sizes(9, 3, 3, 32, 32, 4), "below_3", scheme="mxfp4_bf16", dtype="fp16", regimes={"routing_weights": "uniform"},
+    ),
 )  # fmt: skip
 """For every device."""
 
