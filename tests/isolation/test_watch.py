@@ -11,6 +11,7 @@ import pytest
 from confined import confined, limited
 
 from harness.isolation import namespaces
+from harness.isolation.folders import remove
 from harness.isolation.limits import GB, MB, Limits
 from harness.isolation.watch import Watch, look
 
@@ -76,6 +77,7 @@ def test_what_fills_the_disk_is_ended_and_the_limit_told(tmp_path, monkeypatch, 
         watched = watch.begin(process.guardian, Limits(file_size=1 << 19), (tmp_path / "own",))
         assert process.line() == "" and process.ended() == -signal.SIGKILL
         watch.over(watched)
+    remove(tmp_path / "own")  # which pytest could not, as it is nested too deep
     assert ready == ["ready"] * 4 and watched.hit.endswith(hit)
 
 
