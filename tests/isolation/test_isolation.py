@@ -167,6 +167,10 @@ def test_what_it_prints_is_kept_in_part(isolation: Isolation) -> None:
     assert all(len(text) < 1 << 17 and "PASSED" in text for text in isolation.printed)
 
 
+def test_a_file_is_loaded_as_well_as_its_folder(isolation: Isolation) -> None:
+    assert {kernel.name for kernel in isolation.kernels.declared(FOLDER / "kernels.py")} == set(isolation.there)
+
+
 def test_a_file_that_raises_is_an_error_as_here(isolation: Isolation, tmp_path: Path) -> None:
     for text in ("1 / 0", "import os; os._exit(3)", "x = 1"):
         (tmp_path / "broken.py").write_text(text)
