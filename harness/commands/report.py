@@ -90,9 +90,11 @@ def _write_each(texts: Mapping[str, tuple[str, Callable[[], str]]]) -> None:
     for option, (target, text) in texts.items():
         try:
             write_text(target, text())
+        except BrokenPipeError:  # whoever reads has read enough
+            raise
         except Exception as error:
             failed[option] = error
-    if bugs := [error for error in failed.values() if not isinstance(error, LastbitError)]:
+    if bugs := [error for error in failed.values() if not isinstance(error, LastbitError | OSError)]:
         raise ExceptionGroup(f"not written: {', '.join(failed)}", bugs)
     if failed:
         raise LastbitError("\n".join(f"{option} is not written: {error}" for option, error in failed.items()))

@@ -396,6 +396,17 @@ def test_a_format_that_cannot_be_made_stops_no_other(
     assert Path("a.md").exists() and not Path("b.xml").exists()
 
 
+def test_a_reader_who_has_read_enough_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def closed(target: str, text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(report, "write_text", closed)
+    cli.main(["report", "--markdown", "-"])
+    assert capsys.readouterr().err == ""
+
+
 def test_command_takes_the_newest_complete_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path(".lastbit/runs/unfinished").mkdir()
     records.write(Run((passed(kernel="newest"),)), Path(".lastbit/runs/1-new"))
