@@ -19,7 +19,7 @@ from harness.calibrate import load_premises
 from harness.case import PEER, Case, Choices, Group, parse_case
 from harness.config import PROFILES, Config
 from harness.devices import machine
-from harness.errors import unknown
+from harness.errors import UsageError, unknown
 from harness.inputs.values import check_regime
 from harness.kernel import REVISION_MARK, Kernel, load_kernels
 from harness.ops import Op
@@ -174,7 +174,8 @@ def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> li
         project.op(name)
     for name in config.kernels:
         if name not in own.values():
-            raise unknown("kernel", name, own.values())
+            error = unknown("kernel", name, own.values())
+            raise UsageError(f"{error} {name!r} is a path: give it without --kernel") if Path(name).exists() else error
     return [
         k
         for k in kernels

@@ -300,6 +300,11 @@ def test_a_plan_that_cannot_be_made(project: Path, settings: dict[str, Any], mes
     assert message in str(caught.value)
 
 
+def test_a_path_in_place_of_a_name_is_told_as_one(project: Path) -> None:
+    with pytest.raises(UsageError, match=r"unknown kernel '.*kernels'.* is a path: give it without --kernel"):
+        make_plan(config(project, kernels=(str(project / "kernels"),)), "cpu")
+
+
 @pytest.mark.parametrize(
     ("declaration", "message"),
     [
