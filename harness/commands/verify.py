@@ -107,16 +107,17 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     )
     if options.build and options.base is None:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
-    run: Callable[..., Run] = partial(execute, arguments=[*workers_of(options), *rest])
-    if options.cluster is None:
-        print(visible(str(config.device_plan), keep="\n"), flush=True)
-    else:
-        run = _on_cluster(options)
+    arguments = [*workers_of(options), *rest]
+    if options.base is None and options.cluster is None:
+        return _run(config, arguments)
+    run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
     if options.base is None:
         return _shown(lambda: run(config, explaining=True))
     from harness.history.revisions import kernels_at
     from harness.verify.project import kernel_folders
 
+    if options.cluster is None:
+        print(visible(str(config.device_plan), keep="\n"), flush=True)
     with kernels_at(options.base, kernel_folders(config), build=options.build) as place:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
@@ -125,11 +126,16 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(options, lines=(str(parse_case(options.case)),))
+    return _run(config, workers_of(options), show_inputs=True)
+
+
+def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
+    """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
-    return _shown(lambda: execute(config, workers_of(options), explaining=True), show_inputs=True)
+    return _shown(lambda: execute(config, arguments, explaining=True), show_inputs)
 
 
-def _on_cluster(options: argparse.Namespace) -> Callable[..., Run]:
+def _on_cluster(options: argparse.Namespace) -> partial[Run]:
     """Return what runs a configuration on the devices of a cluster."""
     from harness.commands.on_cluster import execute_on_cluster
 

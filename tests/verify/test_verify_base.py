@@ -93,6 +93,8 @@ def test_only_the_working_tree_decides(verify: Verify, tmp_path: Path) -> None:
     [
         (("--base", "v0"), "--base v0 is no commit that git knows"),
         (("--base", "HEAD", "references"), "--base HEAD takes one folder of kernels, not references, kernels"),
+        (("--build", "make"), "--build make builds the revision of --base, and none is given"),
+        (("--base", "HEAD", "--build", "exit 3"), "--build 'exit 3' ended with status 3"),
     ],
 )
 def test_a_base_that_means_nothing(verify: Verify, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
