@@ -160,7 +160,8 @@ def about(stage: str, worst: Worst) -> str:
     index = ", ".join(map(str, worst.index))
     may = allowed(worst.lo, worst.hi)
     relation = f"as the contract allows ({may})" if worst.is_allowed else f"but the contract allows {may}"
-    return f"{stage}[{index}] is {number(worst.actual)}, {relation}; exact {number(worst.exact)}"
+    exact = "" if math.isnan(worst.exact) else f"; exact {number(worst.exact)}"
+    return f"{stage}[{index}] is {number(worst.actual)}, {relation}{exact}"
 
 
 def allowed(lo: float, hi: float) -> str:

@@ -95,4 +95,5 @@ def _worst(comparison: Comparison) -> str:
         return "no element to show"
     allowed = f"{worst.lo!r}" if worst.lo == worst.hi else f"from {worst.lo!r} to {worst.hi!r}"
     distance = f", {worst.ulp:g} ulp from the contract's value" if worst.ulp < float("inf") else ""
-    return f"worst at {list(worst.index)}: {worst.actual!r}, allowed {allowed}, exact {worst.exact:.9g}{distance}"
+    exact = "" if math.isnan(worst.exact) else f", exact {worst.exact:.9g}"
+    return f"worst at {list(worst.index)}: {worst.actual!r}, allowed {allowed}{exact}{distance}"

@@ -35,7 +35,7 @@ from harness.judging.problem import Problem, Tensors
 from harness.judging.screen import Screened
 from harness.judging.tally import Tally
 from harness.judging.trace import Steps, Trace
-from harness.result import Judgement, StageResult, Verdict
+from harness.result import Comparison, Judgement, StageResult, Verdict
 from harness.row_check import RowCheck
 
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
@@ -171,8 +171,8 @@ def _judgement(
             name,
             steps.formats[name].name,
             name in results,
-            tally.cumulative[name],
-            tally.isolated[name],
+            _with_exact(whole, name, tally.cumulative[name], isolated=False),
+            _with_exact(whole, name, tally.isolated[name], isolated=True),
             fingerprint,
             tally.in_rows.get(name, 0),
             steps.roundoff(name),
@@ -194,6 +194,11 @@ def _judgement(
     but = " but constants" if any(s.constant for s in stages) else ""
     reason = f"no element{but} has a single legal value and no row could be checked"
     return Judgement(Verdict.INCONCLUSIVE, stages, notices, rows, others.ruled_out, reason=reason)
+
+
+def _with_exact(whole: Observation, name: str, found: Comparison, *, isolated: bool) -> Comparison:
+    """`found`, which says what is exact only where that is known; nobody reads it of elements that all are possible."""
+    return whole.with_exact(name, found, isolated=isolated) if found.outside else found
 
 
 def _check_rows_agree(problem: Problem) -> None:

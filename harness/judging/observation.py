@@ -14,9 +14,14 @@ from harness.judging.compare import finished
 from harness.judging.expected import Expected
 from harness.judging.problem import Problem, Tensors
 from harness.judging.trace import Trace
+from harness.numerics import Enclosure
 from harness.ops import Contract
 from harness.result import Comparison
 from harness.row_check import RowCheck
+
+KNOWN = 2.0**-40
+"""What an exact value may err, as a share of it."""
+_MOST = 1 << 17  # elements of the main input in which the exact value of a sum over all rows is sought
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +189,34 @@ class Observation:
         if self.numbers is not None:
             return tensor[rows]
         return tensor.reshape(self.count, *tensor.shape[len(self.leading) :])[rows]
+
+    def with_exact(self, name: str, comparison: Comparison, *, isolated: bool) -> Comparison:
+        """The same statistics, the exact value of the worst element known to 2^-40 of itself, or NaN.
+
+        `isolated`: seen from the kernel's own earlier stages. All rows are this observation's.
+        """
+        worst = comparison.worst
+        if worst is None:
+            return comparison
+        of_all_rows = not self.problem.op.rows or not self.has_rows or name in self.problem.steps.sums
+        if of_all_rows and self.problem.main.numel() > _MOST:
+            return replace(comparison, worst=replace(worst, exact=math.nan))
+        index, part = worst.index, self
+        if not of_all_rows:
+            number = 0
+            for at, size in zip(index, self.leading, strict=False):
+                number = number * size + at
+            part, index = (
+                self.only(torch.tensor([number], device=self.problem.main.device)),
+                (0, *index[len(self.leading) :]),
+            )
+        trace = part.problem.unrounded.evaluate(part.actual if isolated else None)
+        enclosure = trace.stages[name].finished.allowed
+        if not isinstance(enclosure, Enclosure):
+            return comparison
+        exact, _, lo, hi = (float(end[index]) for end in enclosure.full)
+        known = lo == hi or hi - lo <= KNOWN * abs(exact)
+        return replace(comparison, worst=replace(worst, exact=exact if known else math.nan))
 
     def located(self, comparison: Comparison) -> Comparison:
         """The same statistics with the worst element's index counted from the start of the whole tensor."""

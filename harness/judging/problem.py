@@ -32,7 +32,7 @@ from harness.numerics import (
     using,
 )
 from harness.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers
-from harness.numerics.premises import REAL, put_in_force
+from harness.numerics.premises import EXACT, REAL, put_in_force
 from harness.ops import Contract, Op
 from harness.timing import REFERENCES, timed
 
@@ -123,6 +123,12 @@ class Problem:
         Its stages are recorded before they are rounded.
         """
         return replace(self, premises=REAL, siblings=None)
+
+    @property
+    def unrounded(self) -> Problem:
+        """The same without any rounding, so that the ends of each stage enclose its exact value."""
+        contract = Contract(self.contract.options, {})
+        return replace(self, contract=contract, premises=EXACT, siblings=None)
 
     @property
     def with_any_numbers(self) -> Problem:

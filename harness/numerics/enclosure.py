@@ -248,6 +248,8 @@ def widened(parts: Tensor, relative: float, absolute: float = 0.0) -> Tensor:
 @remembered
 def hull(first: Enclosure, *others: Enclosure) -> Enclosure:
     """The enclosure of results that may be any of the given ones; exact part and value are those of the first."""
+    if not current().options:
+        return first
     return Enclosure(arithmetic.hull(first.parts, *(other.parts for other in others)))
 
 

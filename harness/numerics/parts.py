@@ -16,6 +16,8 @@ from torch import Tensor
 from harness.numerics.formats import PRECISE, Format, are_fp32, round_to, sum_to_odd
 from harness.numerics.fused import one_kernel_on_cuda
 
+_LEAST = 2.0**-1022  # the smallest normal number of fp64
+
 
 def full(parts: Tensor) -> Tensor:
     """All four parts."""
@@ -109,7 +111,7 @@ def multiplied(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
     if fmt is PRECISE:
         x, y = (full(parts) for parts in aligned(x, y))
         point = (x[2] == x[3]) & (y[2] == y[3])
-        return covered(product, point & holds_fp32(x) & holds_fp32(y))
+        return covered(product, (x == 0) | (y == 0) | point & holds_fp32(x) & holds_fp32(y))
     return rounded(product, fmt)
 
 
@@ -223,9 +225,9 @@ def magnitudes(x: Tensor) -> Tensor:
 
 
 def covered(parts: Tensor, exact: Tensor) -> Tensor:
-    """Four parts whose ends cover what fp64 errs, which is nothing where it is `exact`: a mask of elements or parts."""
+    """Four parts whose ends cover what fp64 errs, underflow included; nothing where it is `exact`, a mask."""
     four = full(parts)
-    return unknown_where(torch.where(exact, four, widened(four, 0.0)), unknown(four))
+    return unknown_where(torch.where(exact, four, widened(four, 0.0, _LEAST)), unknown(four))
 
 
 def holds_fp32(x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Premises:
     """Error bounds on one device.
 
     Attributes:
-        device: which device they are for, and where the figures are from; `unknown` holds on all known NVIDIA GPUs.
+        device: which device they are for, and where the figures are from; `unknown` is the loosest of all models here.
         bounds: primitive → relative error; a primitive that is missing has its documented bound.
         tensor_cores: what may compute dots besides rounded additions; None if nothing does.
         depth: number of terms → height of the summation tree, or None for any order.
@@ -71,6 +71,7 @@ class Premises:
         arithmetic: the format of intermediate values: fp32, or `WIDE_FP32`, in which nothing overflows before it is
             stored, or `PRECISE`, in which nothing is rounded either.
         until: the stage after which intermediate values are of fp32 again; none for "".
+        options: of several ways to compute that a reference leaves open, all count; else the first one alone.
         unit: what a correctly rounded operation of a kernel loses at most; bounds of primitives grow or shrink with it.
     """
 
@@ -84,6 +85,7 @@ class Premises:
     exact_sums: bool = False
     arithmetic: Format = FP32
     until: str = ""
+    options: bool = True
     unit: float = U
 
     def relative(self, primitive: str) -> float:
@@ -142,6 +144,9 @@ class Premises:
 
 REAL = Premises("real arithmetic, as closely as fp64 tells", tensor_cores=None, arithmetic=PRECISE, unit=2.0**-52)
 """Bounds shrink to what fp64 errs, so that the ends enclose the result in real arithmetic."""
+
+EXACT = replace(REAL, options=False)
+"""The same of the exact part alone, which is that of the first of several ways."""
 
 _current: ContextVar[Premises] = ContextVar("premises", default=Premises())  # noqa: B039 (frozen)
 

@@ -119,7 +119,8 @@ def quotient(x: Tensor, y: Tensor, fmt: Format) -> Tensor:
     if fmt is PRECISE:
         x, y = (full(parts) for parts in aligned(x, y))
         point = (x[2] == x[3]) & (y[2] == y[3])
-        return covered(result, point & holds_fp32(y) & holds_fp32(full(result)) & (full(result) * y == x))
+        result = full(result)
+        return covered(result, (x == 0) | point & holds_fp32(y) & holds_fp32(result) & (result * y == x))
     return rounded(result, fmt)
 
 
@@ -149,8 +150,12 @@ def _quotient(x: Tensor, y: Tensor) -> Tensor:
 def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tensor:
     """e**x, `power`, with an error that grows with |x|. A subnormal result may be flushed to zero."""
     ends = _ends(power)
-    tiny = (ends > 0) & (ends <= FLUSHED)
-    absolute = (tiny & (ends > LOST)).to(ends.dtype) * SUBNORMAL
+    if fmt is PRECISE:
+        tiny = some = (ends == 0) & ~torch.isneginf(_ends(x))  # too small for fp64
+    else:
+        tiny = (ends > 0) & (ends <= FLUSHED)
+        some = tiny & (ends > LOST)
+    absolute = some.to(ends.dtype) * SUBNORMAL
     parts = widened(power, relative + _growth(_ends(x)), absolute)
     parts[2] = torch.where(tiny[0], 0.0, parts[2])
     return unknown_where(rounded(parts, fmt), unknown(x))

@@ -118,6 +118,11 @@ def rescaled_accumulation(terms: int) -> float:
     return error / (1 - error) + 2 * terms * _FP64_U if error < 1 else math.inf
 
 
+def _least() -> float:
+    """What is not larger may be lost, in part or whole: subnormal numbers of fp32; in fp64, what is zero there."""
+    return SUBNORMAL**2 if current().arithmetic is PRECISE else FLUSHED
+
+
 @remembered
 def exponentials(x: Enclosure, folded: bool = False) -> Exponentials:
     """exp(x - s) over the last dimension, for the largest element s or one of those so far.
@@ -136,16 +141,17 @@ def exponentials(x: Enclosure, folded: bool = False) -> Exponentials:
     fold = unit * torch.maximum(top[2].abs(), top[3].abs()) * folded
     relative = max(current().relative("exp"), current().relative("exp2"), unit)
 
-    edge, lost = torch.exp(fold), 0.0 if current().arithmetic is PRECISE else LOST
+    edge, precise = torch.exp(fold), current().arithmetic is PRECISE
 
     def at(end: Tensor, distance: Tensor, sign: int) -> Tensor:
         slack = torch.where(torch.isfinite(distance), _ARGUMENT * unit * distance, 0.0) + fold
         power = torch.exp(end - top[3] + sign * slack) * (1 + sign * (relative + _SLACK))
         power = power if folded else torch.where(known, 1.0, power)
-        tiny = power <= FLUSHED * edge
+        tiny = power <= _least() * edge
         if sign < 0:
             return torch.where(tiny, 0.0, power)
-        return torch.where(power > lost / edge, torch.where(tiny, power + SUBNORMAL, power), 0.0)
+        some = torch.isfinite(end) if precise else power > LOST / edge
+        return torch.where(some, torch.where(tiny, power + SUBNORMAL, power), 0.0)
 
     ends = at(four[2], far, -1), at(four[3], near, +1)
     twice = (at(four[3], near, -1), at(four[2], far, +1)) if len(x.parts) == 4 else ends
@@ -177,8 +183,8 @@ def _softmax(x: Enclosure, folded: bool, empty: str) -> Enclosure:
     quotient = current().quotient
     upper = torch.where(least > 0, hi / least, 1.0) * (1 + quotient + _SLACK)
     lower = torch.where(lo > 0, lo / most, 0.0) * (1 - quotient - _SLACK)
-    lower = torch.where(lower <= FLUSHED, 0.0, lower)
-    upper = torch.where((hi > 0) & (upper <= FLUSHED), upper + SUBNORMAL, upper)
+    lower = torch.where(lower <= _least(), 0.0, lower)
+    upper = torch.where((hi > 0) & (upper <= _least()), upper + SUBNORMAL, upper)
     parts = [exact / exact.sum(-1, keepdim=True), value / shares.total.value, lower, upper.clamp(min=0.0)]
     parts[3] = torch.where(torch.isneginf(full(x.parts)[3]), 0.0, parts[3])
     return _settled(torch.stack(parts), shares, {"nan": math.nan, "zero": 0.0, "any": None}[empty])
@@ -238,7 +244,9 @@ def _without_cancellation(x: Tensor) -> Tensor:
     at = x[0].argmax(-1, keepdim=True).expand(4, *x.shape[1:-1], 1)
     t = x.gather(-1, at)
     distance = widened((x - t[[0, 1, 3, 2]]).scatter(-1, at, 0.0), 0.0)
-    others = torch.exp(distance).scatter(-1, at, 0.0).sum(-1, keepdim=True)
+    terms = torch.exp(distance)
+    terms[3] = torch.where((terms[3] == 0) & torch.isfinite(distance[3]), SUBNORMAL**2, terms[3])  # too small for fp64
+    others = terms.scatter(-1, at, 0.0).sum(-1, keepdim=True)
     logarithm = torch.log1p(widened(others, 4 * x.shape[-1] * _FP64_U + _SLACK))
     return distance - widened(logarithm, _SLACK)[[0, 1, 3, 2]]
 

@@ -69,6 +69,25 @@ def test_a_gradient_that_did_not_cancel_is_legal() -> None:
     assert judged(cross_entropy_backward, inputs, actual, logit_scale=-1.0).verdict is Verdict.FAILED
 
 
+@pytest.mark.parametrize(
+    ("params", "stages", "said"),
+    [
+        ({}, {}, "allowed 0.0, exact 1.9538417e-27"),
+        ({}, {"lse": torch.tensor([171.0])}, "allowed 0.0, exact 0"),  # given the kernel's own lse
+        ({"reduction": "sum"}, {}, "allowed 0.0, exact 1.9538417e-27"),
+        ({"label_smoothing": 0.5}, {}, "exact 81.6864175"),  # as F.cross_entropy has it in fp64
+        ({"z_loss": 1e-40}, {}, None),  # fp64 loses the digits: nothing is called exact
+    ],
+)
+def test_what_is_called_exact_is(params: dict[str, Any], stages: dict[str, Tensor], said: str | None) -> None:
+    given = build(parse_case(CANCELLING), "cpu").tensors
+    name = "loss" if "reduction" in params else "losses"
+    judgement = judged(cross_entropy, given, {**stages, name: torch.tensor([1e9])}, logit_scale=-1.0, **params)
+    [finding] = judgement.findings
+    assert said is None or said in finding.sentence
+    assert ("exact" in finding.sentence) == (said is not None)
+
+
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_a_sum_over_ranks_in_fp64_is_rounded_once(ranks: int) -> None:
     """fp32 rounds to the middle of two numbers first, which real arithmetic is nearer to one of."""
