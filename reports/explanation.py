@@ -229,6 +229,8 @@ def decision(worked: Worked, *, sure: bool) -> str:
         return f"{worked.stage} is {exact} exactly, and {may}; {where} {worked.did}."
     if worked.below == worked.above:
         lies = f"{exact} is a number of {worked.format}, which the contract keeps as {worked.stage}"
+    elif abs(worked.expected - worked.exact) > min(worked.exact - worked.below, worked.above - worked.exact):
+        lies = f"without a rounding before it {worked.stage} is {exact}, and with those of the contract {_ends(worked)}"
     else:
         ends = f"{number(worked.below)} and {number(worked.above)}"
         lies = (

@@ -93,7 +93,7 @@ def failures_of(run: Run) -> list[CaseResult]:
 
 
 def wider_of(run: Run, failures: Sequence[CaseResult]) -> dict[Named, CaseResult]:
-    """Failure → the smallest result of the same problem in which so many elements are wrong that a line can be named."""
+    """Failure → the smallest of the same problem in which so many elements are wrong that a line can be named."""
     found: dict[Named, CaseResult] = {}
     for problem in problems(run):
         for _, bad in _of_values(problem):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
+from torch import Tensor
 
 from harness.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
 from harness.outcomes.explanation import GIVES
@@ -40,24 +41,76 @@ def in_ulp(actual: float, expected: float, fmt: Format) -> float:
     return abs(actual - expected) / math.ldexp(1.0, exponent - fmt.precision + 1)
 
 
-def deed(actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str) -> str:
+SURE = 8.0
+"""Bits of evidence for another rounding: it is said of one element only if it fits all that are wrong, and so many."""
+NEARLY = 0.98
+"""Share of the right elements that it must give, too: exact values are known but for the last digit of fp32."""
+RARE = 4.0
+"""Bits that an element says for what seldom shows: a tie, or a number that is rounded twice and not where once is."""
+
+
+def ways_of_all(actual: Tensor, legal: Tensor, fmt: Format, *, dtype: str) -> frozenset[str]:
+    """Return the other roundings that give every wrong element and nearly every right one, such as `cuts off`.
+
+    Args:
+        actual: what the kernel has for the elements of a stage, [n], fp64.
+        legal: their exact values, the contract's, and the ends of what it allows, [4, n].
+        fmt: the format of the stage.
+        dtype: in which the kernel holds them.
+    """
+    finite = torch.isfinite(actual) & torch.isfinite(legal[0])
+    every = torch.unique(torch.cat([actual.unsqueeze(0), legal])[:, finite], dim=1)
+    actual, legal = every[0], every[1:]
+    wrong = (actual < legal[2]) | (actual > legal[3])
+    exact, count = legal[0], int(wrong.sum())
+    if not count:
+        return frozenset()
+    cut, nearest = round_to(exact, fmt, mode="zero"), round_to(exact, fmt)
+    after = torch.copysign(from_ordinals(ordinals(cut.abs(), fmt) + 1, fmt), exact)
+    tie = exact == (cut + after) / 2
+    own = FORMATS[dtype].precision if dtype in FORMATS else fmt.precision
+    made = [
+        ("leaves out a rounding before this one, and rounds", 1.0, nearest == actual),
+        ("rounds the tie the other way", RARE, tie & (cut + after - nearest == actual) | ~tie & ~wrong),
+        ("saturates", SURE, nearest.isinf() & (actual == cut) | ~wrong),
+        ("cuts off", 1.0, cut == actual),
+    ]
+    for f in FORMATS.values():
+        if fmt.precision < f.precision < FP64.precision:
+            made.append((f"rounds twice (by way of {f.name})", RARE, round_to(round_to(exact, f), fmt) == actual))
+        if f != fmt:
+            bits = math.inf if f.name == dtype else float(own - f.precision)
+            made.append((f"rounds to {f.name}", bits, (round_to(legal, f) == actual).any(0)))
+            made.append((f"cuts off to {f.name}", bits, (round_to(legal, f, mode="zero") == actual).any(0)))
+    right = NEARLY * float((~wrong).sum())
+    fitting = (
+        name
+        for name, bits, fits in made
+        if bits * count >= SURE and bool(fits[wrong].all()) and fits[~wrong].sum() >= right
+    )
+    return frozenset(fitting)
+
+
+def deed(
+    actual: float, legal: Legal, fmt: Format, *, rounds: bool, dtype: str, ways: Collection[str] | None = None
+) -> str:
     """What a kernel did that gave a number which the contract excludes, as a verb: `does not round, and …`.
 
     `legal` are the exact value, the contract's, and the ends of what it allows. If more than one rounding gives the
-    number, all of them are named.
+    number, all of them are named: those among the `ways` that all wrong elements have, if these are known.
     """
     exact, expected = legal[:2]
     if not all(map(math.isfinite, (actual, exact))):
         return f"{GIVES} {actual:.9g}"
     if rounds and rounded(actual, fmt) != actual and in_ulp(actual, exact, fmt) < 1:
         return (
-            _other_format(actual, legal, fmt, dtype)
+            _other_format(actual, legal, fmt, dtype, ways)
             or f"does not round, and holds {actual:.9g} in {dtype or 'more digits'}"
         )
-    ways = _other_ways(actual, exact, fmt) if rounds and actual in neighbours(exact, fmt) else ()
-    if said := " or ".join(ways):
+    own = _other_ways(actual, exact, fmt) if rounds and actual in neighbours(exact, fmt) else ()
+    if said := " or ".join(way for way in own if ways is None or way in ways):
         return f"{said} to {actual:.9g}"
-    return _other_format(actual, legal, fmt, dtype) or f"{GIVES} {actual:.9g}{_apart(actual, expected, fmt)}"
+    return _other_format(actual, legal, fmt, dtype, ways) or f"{GIVES} {actual:.9g}{_apart(actual, expected, fmt)}"
 
 
 def _apart(actual: float, expected: float, fmt: Format) -> str:
@@ -66,7 +119,7 @@ def _apart(actual: float, expected: float, fmt: Format) -> str:
     return f", {ulp:,.4g} ulp away" if ulp <= NEAR else ""
 
 
-def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str) -> str:
+def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str, ways: Collection[str] | None) -> str:
     """That it rounds to another format narrower than fp32, or cuts off to it: that in which it holds the number, or
     else the coarsest that gives it.
     """
@@ -74,8 +127,9 @@ def _other_format(actual: float, legal: Legal, fmt: Format, dtype: str) -> str:
     narrow.sort(key=lambda f: (f.name != dtype, f.precision))
     for to_zero in (False, True):
         for f in narrow if actual else ():
-            if any(rounded(value, f, to_zero=to_zero) == actual for value in legal):
-                return f"{'cuts off' if to_zero else 'rounds'} to {f.name}, {actual:.9g}"
+            verb = f"{'cuts off' if to_zero else 'rounds'} to {f.name}"
+            if (ways is None or verb in ways) and any(rounded(v, f, to_zero=to_zero) == actual for v in legal):
+                return f"{verb}, {actual:.9g}"
     return ""
 
 

@@ -9,12 +9,13 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from harness.diagnosing.deeds import ways_of_all
 from harness.diagnosing.grid import Grid
 from harness.interpret.formats import Array
 from harness.judging.expected import Expected, Numbers
 from harness.judging.problem import Given
 from harness.judging.trace import Trace
-from harness.numerics import Enclosure
+from harness.numerics import Enclosure, Format
 from harness.outcomes.trace import StageMatch
 from harness.tracing import Event
 from harness.tracing.cells import Ancestry, Expression
@@ -86,6 +87,9 @@ class Stage:
     def match(self, e: Expression, cell: int, *, leaves: bool = False) -> StageMatch:
         """How an expression agrees with it."""
         exact, value, lo, hi = self.parts
+        fmt, values = self.expected.format, torch.from_numpy(e.values[e.known])
+        legal = torch.from_numpy(np.stack(self.parts)[:, e.known])
+        ways = ways_of_all(values, legal, fmt, dtype=e.dtype) if isinstance(fmt, Format) else ()
         return StageMatch(
             self.name,
             exact=float(exact[cell]),
@@ -98,6 +102,7 @@ class Stage:
             format=self.expected.format.name,
             error=distance(e.values, exact, e.known),
             contract_error=distance(value, exact, e.known),
+            ways=tuple(sorted(ways)),
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from harness.diagnosing.deeds import deed, in_ulp, neighbours, rounded
+from harness.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_all
 from harness.diagnosing.formulas import FormulaTrace
 from harness.diagnosing.steps import elements
 from harness.dtypes import DTYPE_NAMES
@@ -81,14 +82,25 @@ class _ElementOf:
         if at is None:
             return of_match(step, expected, rounds=rounds)
         actual, dtype = _shown(step), step.dtype
+        ways: Collection[str] = step.match.ways if step.match else ()
         if name in self.seen.actual:
             tensor = self.seen.actual[name]
             expected = self.seen.as_given(name, expected, result=name in trace.results)
             rounds = rounds or expected.format != trace.formats[name]
             actual, dtype = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype]
+            ways = _ways(tensor, expected, dtype)
         found = replace(_expected(name, at, expected, rounds=rounds), formula=trace.formulas[name], actual=actual)
         found = replace(found, dtype=dtype, file=step.file, line=step.line)
-        return found if actual is None else _judged(found, number_of(actual, dtype), expected.format)
+        return found if actual is None else _judged(found, number_of(actual, dtype), expected.format, ways)
+
+
+def _ways(tensor: Tensor, expected: Expected, dtype: str) -> Collection[str]:
+    """The other roundings that give all wrong elements of a tensor."""
+    allowed = expected.allowed
+    if not isinstance(allowed, Enclosure) or not isinstance(expected.format, Format):
+        return ()
+    legal = allowed.full.expand(4, *expected.shape).reshape(4, -1)
+    return ways_of_all(tensor.to(torch.float64).reshape(-1), legal, expected.format, dtype=dtype)
 
 
 def belonging(shape: Index, index: Index, whole: Index) -> Index | None:
@@ -152,7 +164,7 @@ def of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
     ends = match.exact, match.expected, match.lo, match.hi
     made = _worked(match.stage, (), ends, expected.format, rounds=rounds)
     made = replace(made, actual=actual, dtype=step.dtype, file=step.file, line=step.line)
-    return _judged(made, number_of(actual, step.dtype), expected.format)
+    return _judged(made, number_of(actual, step.dtype), expected.format, match.ways)
 
 
 def _expected(name: str, at: Index, expected: Expected, *, rounds: bool) -> Worked:
@@ -168,11 +180,11 @@ def _worked(name: str, at: Index, ends: tuple[float, float, float, float], fmt: 
     return Worked(name, at, *ends, fmt.name, rounds, below=below, above=above)
 
 
-def _judged(worked: Worked, actual: float, fmt: AnyFormat) -> Worked:
+def _judged(worked: Worked, actual: float, fmt: AnyFormat, ways: Collection[str]) -> Worked:
     """With what the kernel did: how far away that is, and how it came there if it is not allowed."""
     may = worked.lo <= actual <= worked.hi or (math.isnan(actual) and math.isnan(worked.lo))
     if not isinstance(fmt, Format):
         return worked if may else replace(worked, did=f"{GIVES} {actual:.0f}")
     legal = worked.exact, worked.expected, worked.lo, worked.hi
-    did = "" if may else deed(actual, legal, fmt, rounds=worked.rounds, dtype=worked.dtype)
+    did = "" if may else deed(actual, legal, fmt, rounds=worked.rounds, dtype=worked.dtype, ways=ways)
     return replace(worked, did=did, ulp=in_ulp(actual, worked.expected, fmt))

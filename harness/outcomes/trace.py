@@ -41,6 +41,7 @@ class StageMatch:
         leaves: it is the step with which the value leaves the contract, the first culprit.
         expected: what the contract rounds the exact value to.
         format: that of the stage under the contract.
+        ways: other roundings that give all of these, such as `cuts off`.
         error, contract_error: relative L2 error of the step over the elements compared, and of the contract's values.
     """
 
@@ -55,6 +56,7 @@ class StageMatch:
     format: str = ""
     error: float = math.nan
     contract_error: float = math.nan
+    ways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

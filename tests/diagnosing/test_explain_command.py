@@ -26,7 +26,7 @@ from harness.commands import explain as command
 from harness.config import Config
 from harness.devices import DevicePlan
 from harness.diagnosing import explain as explaining
-from harness.diagnosing.deeds import deed, in_ulp, neighbours
+from harness.diagnosing.deeds import deed, in_ulp, neighbours, ways_of_all
 from harness.diagnosing.explain import Explainer, explain_case, explain_kernel
 from harness.diagnosing.formulas import FormulaTrace
 from harness.diagnosing.worked import number_of, of_match
@@ -35,7 +35,7 @@ from harness.interpret import install
 from harness.judging.expected import Numbers
 from harness.judging.problem import Problem
 from harness.kernel import Kernel
-from harness.numerics import FORMATS, Enclosure
+from harness.numerics import FORMATS, Enclosure, round_to
 from harness.ops import op
 from harness.outcomes.explanation import Explanation, Worked
 from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
@@ -289,6 +289,46 @@ def test_a_rounding_that_is_left_out_before() -> None:
 def test_a_number_in_fp32_that_is_cut_off_to_another_format() -> None:
     legal = 1.04574439, 1.04574439, 1.0457443, 1.04574442
     assert deed(1.0390625, legal, FORMATS["fp32"], rounds=False, dtype="bf16") == "cuts off to bf16, 1.0390625"
+
+
+def elements_of(made: Any, fmt: str, count: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a kernel makes of exact values of a stage in a format, and what the contract allows."""
+    exact = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 1.0
+    value = round_to(exact, FORMATS[fmt])
+    return made(exact), torch.stack([exact, value, value, value])
+
+
+def test_a_rounding_is_said_of_one_element_only_if_it_gives_all_that_are_wrong() -> None:
+    """Rounded to nearest, but of a number that is a little too small, every wrong element looks cut off."""
+    bf16, fp16 = FORMATS["bf16"], FORMATS["fp16"]
+    actual, legal = elements_of(lambda x: round_to(x * (1 - 2.0**-10), bf16), "bf16")
+    one = int((actual != legal[1]).nonzero()[0])
+    element: Any = tuple(legal[:, one].tolist())
+    assert deed(float(actual[one]), element, bf16, rounds=True, dtype="bf16").startswith("cuts off")
+    ways = ways_of_all(actual, legal, bf16, dtype="bf16")
+    assert deed(float(actual[one]), element, bf16, rounds=True, dtype="bf16", ways=ways).startswith("gives")
+    cut = elements_of(lambda x: round_to(x, bf16, mode="zero"), "bf16")
+    assert "cuts off" in ways_of_all(*cut, bf16, dtype="bf16")
+
+    coarse = elements_of(lambda x: round_to(x, bf16), "fp16")
+    assert "rounds to bf16" in ways_of_all(*coarse, fp16, dtype="fp16")
+    assert "rounds to bf16" not in ways_of_all(coarse[0][:1], coarse[1][:, :1], fp16, dtype="fp16")  # 1 in 8 is one
+    off = elements_of(lambda x: round_to(x * (1 + 2.0**-8), fp16), "fp16")
+    assert not ways_of_all(*off, fp16, dtype="fp16")
+    [wide, legal] = elements_of(lambda x: round_to(x, bf16), "fp32", count=1)
+    assert "rounds to bf16" in ways_of_all(wide, legal, FORMATS["fp32"], dtype="fp32")
+
+
+def test_the_contract_is_not_said_to_round_away_from_the_nearest() -> None:
+    """20.989 is nearer to 20; the contract has 22 because it rounded a stage before that was not seen."""
+    worked = Worked("output", (0,), 20.989, 22.0, 22.0, 22.0, "e4m3", rounds=True, below=20.0, above=22.0,
+                    did="leaves out a rounding before this one, and rounds to 20")  # fmt: skip
+    said = decision(worked, sure=False)
+    assert "lies between" not in said and "rounds output here" not in said
+    assert said == (
+        "without a rounding before it output is 20.989, and with those of the contract 22; the kernel leaves out a "
+        "rounding before this one, and rounds to 20."
+    )
 
 
 def test_a_number_that_is_rounded_twice() -> None:

@@ -60,6 +60,14 @@ def changed(tensor: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
     return made
 
 
+def test_silu_of_small_numbers_that_is_left_out_is_not_said_to_be_doubled() -> None:
+    """It is x / 2 there, so that twice it and x are one."""
+    problem = problem_of("swiglu x=bf16[4,64]:tiny up=bf16[4,64] seed=3")
+    x, up = problem.tensors["x"], problem.tensors["up"]
+    said = said_of(problem, {"output": (x.float() * up.float()).to(BF16)})
+    assert "As if silu were x:" in said and "added to itself" not in said
+
+
 def rms(
     x: Tensor,
     weight: Tensor,

@@ -193,7 +193,6 @@ class Guesses:
                 yield from self._of_stage(stage, exact)
 
     def _of_stage(self, stage: str, exact: Tensor) -> Iterator[Guess]:
-        yield self._stage(f"{stage} were added to itself", stage, 2 * exact)
         yield self._stage(f"{stage} were of the other sign", stage, -exact)
         for name, value in self.wrong.problem.params.items():
             if isinstance(value, float) and value not in (0.0, 1.0) and math.isfinite(value):
@@ -202,6 +201,7 @@ class Guesses:
         for term in terms_of(self.wrong, stage):
             for words, made in _with_term(stage, exact, term):
                 yield self._stage(words, stage, made)
+        yield self._stage(f"{stage} were added to itself", stage, 2 * exact)  # last: silu of small x is x / 2, say
 
     def _stage(self, words: str, stage: str, values: Tensor) -> Guess:
         """A stage with these values, rounded where the contract rounds it."""
