@@ -24,7 +24,8 @@ from harness.judging.latent import check_rows, explain_rows
 from harness.judging.observation import Observation
 from harness.judging.problem import Problem
 from harness.judging.trace import Trace
-from harness.numerics import Enclosure
+from harness.numerics import Enclosure, Format, round_to
+from harness.numerics.formats import from_ordinals, ordinals
 
 _MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained, beside others that are not
 
@@ -77,13 +78,20 @@ def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
 
 def _attempts(problem: Problem) -> Iterator[Callable[[Observation], Beyond]]:
     """What may explain rows, the strictest first."""
-    yield partial(Beyond, expected=in_real_arithmetic)
+    real = not gives_codes(problem)
+    if real:
+        yield partial(Beyond, expected=in_real_arithmetic)
     yield _with_more_range
-    if problem.op.latent is None:
+    if real and problem.op.latent is None:
         yield partial(Beyond, expected=nearest)
     enclosures = [(n, e.enclosure) for n, e in problem.trace.stages.items() if isinstance(e, Numbers)]
     if any(bool((torch.isfinite(e.exact) & ~torch.isfinite(e.full).all(0)).any()) for _, e in enclosures):
         yield from (partial(_with_more_range, until=name) for name, _ in enclosures[:-1])
+
+
+def gives_codes(problem: Problem) -> bool:
+    """Whether a result is of fp8 or integers: how fp32 divides by a scale is part of its contract."""
+    return any(problem.trace.formats[name].dtype.itemsize == 1 for name in problem.trace.results)
 
 
 def _with_more_range(rows: Observation, until: str = "") -> Beyond:
@@ -141,8 +149,17 @@ def nearer(own: Expected, real: Expected) -> Expected:
     below = (most < lo) & torch.isfinite(lo) & torch.isfinite(least)
     above = (least > hi) & torch.isfinite(hi) & torch.isfinite(most)
     beyond = (2 * least - lo).nextafter(lo), (2 * most - hi).nextafter(hi)
-    ends = torch.where(below, beyond[0], lo), torch.where(above, beyond[1], hi)
+    least, most = (_next(end, own.format, up) for end, up in zip(beyond, (True, False), strict=True))
+    ends = torch.where(below, least, lo), torch.where(above, most, hi)
     return replace(own, enclosure=Enclosure(torch.stack([exact, value, *ends])))
+
+
+def _next(x: Tensor, fmt: Format, up: bool) -> Tensor:
+    """The nearest number of a format that is not below x, or not above."""
+    x = torch.where(torch.isfinite(x), x, 0.0)
+    rounded = round_to(x, fmt)
+    past = rounded < x if up else rounded > x
+    return torch.where(past, from_ordinals(ordinals(rounded, fmt) + (1 if up else -1), fmt), rounded)
 
 
 def _outside(seen: Observation, *traces: Trace) -> Tensor:

@@ -20,6 +20,7 @@ from harness.inputs import fingerprints_of
 from harness.judging.beyond_fp32 import (
     Beyond,
     explained_beyond_fp32,
+    gives_codes,
     in_real_arithmetic,
     nearer,
     nearest,
@@ -121,7 +122,7 @@ def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
         rest = _without(seen, explained)
         tallies = [_tallied_beyond(part) for part in explained]
         return rest, reduce(add, [_tallied(rest), *tallies] if rest.count else tallies)
-    if not seen.whole or seen.has_latent:
+    if not seen.whole or seen.has_latent or gives_codes(seen.problem):
         return seen, found
     whole = (_tallied_beyond(Beyond(seen, expected)) for expected in (in_real_arithmetic, nearest))
     return seen, next((tally for tally in whole if not tally.failed), found)  # sums over rows, if not the rows
