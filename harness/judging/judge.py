@@ -143,7 +143,7 @@ def _without(seen: Observation, explained: Iterable[Beyond]) -> Observation:
     """The rows of `seen` that are in none of these, which were taken from it."""
     numbers = torch.arange(seen.count, device=seen.problem.main.device) if seen.numbers is None else seen.numbers
     taken = [part.rows.numbers for part in explained if part.rows.numbers is not None]
-    return seen.only((~torch.isin(numbers, torch.cat([numbers[:0], *taken]))).nonzero()[:, 0])
+    return seen.only((~torch.isin(numbers, torch.cat(taken))).nonzero()[:, 0]) if taken else seen
 
 
 def _finished(tally: Tally, whole: Observation, most: int, others: OtherContracts | None) -> Tally:

@@ -36,8 +36,8 @@ class Project:
         cases: op name → the module that makes its groups of cases.
         folders: the folders that were searched.
         kernel_folders: the files and folders that kernels are loaded from.
-        revision: label of the revision that these are of, which stands behind the names of their kernels.
         revisions: label → folder of another revision's kernels, each of which is called `KERNEL@LABEL`.
+        revision: label of the revision that these are of, which stands behind the names of their kernels.
         load: how the kernels of a folder are found.
     """
 
@@ -45,8 +45,8 @@ class Project:
     cases: Mapping[str, ModuleType]
     folders: tuple[Path, ...]
     kernel_folders: tuple[Path, ...]
-    revision: str
     revisions: Mapping[str, Path]
+    revision: str = ""
     load: Load = load_kernels
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -125,7 +125,7 @@ def open_project(config: Config) -> Project:
             cases[path.stem] = load_file(path)
         _check_cases(folder, cases, ops)
     revisions = {label: Path(folder) for label, folder in config.revisions.items()}
-    return Project(ops, cases, folders, kernel_folders(config), config.revision, revisions)
+    return Project(ops, cases, folders, kernel_folders(config), revisions, config.revision)
 
 
 def kernel_folders(config: Config) -> tuple[Path, ...]:

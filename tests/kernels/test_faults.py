@@ -14,7 +14,7 @@ import torch
 
 from harness.case import Case
 from harness.kernel import load_kernels
-from harness.result import Verdict
+from harness.result import BAD, Verdict
 from harness.verify.check import verify_case
 from tests.faults import hunt, upstream
 from tests.faults.catalogue import FAULTS
@@ -67,7 +67,7 @@ def test_fault_is_seen_and_named(fault: Fault):
     assert hidden.named in alternatives(fault.hidden)
     assert (exposed.result.verdict, hidden.result.verdict) == (verdict_of(fault.exposed), verdict_of(fault.hidden))
     for case in cases[: max(exposed.cases, hidden.cases)]:
-        assert verdict_without(fault.variant, case) is Verdict.PASSED
+        assert verdict_without(fault.variant, case) not in BAD  # of constants alone, a case is INCONCLUSIVE
 
 
 @pytest.mark.parametrize("fault", EQUIVALENT, ids=str)

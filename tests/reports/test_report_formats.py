@@ -328,7 +328,7 @@ def test_annotations_are_one_line_each() -> None:
     finding = Finding("outside", "output", "50% wrong,\r\nreally: yes")
     result = failed(kernel="a:b,c%", findings=(finding,), source=str(Path.cwd() / "a,b.py") + ":3")
     [line] = annotations.lines(Run((result,))).splitlines()
-    assert line.startswith("::error file=a%2Cb.py,line=3,title=FAILED a%3Ab%2Cc%25%3A output::contract: ")
+    assert line.startswith("::error file=a%2Cb.py,line=3,title=FAILED a%3Ab%2Cc%25%3A output::keeps: ")
     assert "50%25 wrong,%0D%0Areally: yes%0A" in line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def kernel_of(function: Callable[..., Any] = norm, takes: object = (), name: str
 
 
 def plan_of(*kernels: Kernel) -> Plan:
-    config = Config(folder="", kernel_folders=("elsewhere",))
+    config = Config(folder="", kernel_folders=(str(Path(__file__).parent),))
     return make_plan(config, "cpu", load=lambda folder: kernels)
 
 
