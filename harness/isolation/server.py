@@ -171,12 +171,17 @@ _FORGET = """
 import gc, sys, typing
 for forget in typing._cleanups:
     forget()
-sys.path_importer_cache.clear()
+for forget in sys.path_importer_cache.keys() - sys.path:
+    del sys.path_importer_cache[forget]
 gc.collect()
 gc.freeze()
 del gc, sys, typing, forget
 """
-"""What a bare process does first: objects of what it has forgotten go, and nobody finds what the interpreter needs."""
+"""What a bare process does first: objects of what it has forgotten go, and nobody finds what the interpreter needs.
+
+What was found of the folders of sys.path stays: a confined process may not list that of a checkout, and a kernel's file
+may import lastbit from there, where it is not installed.
+"""
 
 
 def _bare(connection: socket.socket) -> Program:
