@@ -150,7 +150,7 @@ def test_workers_and_nodes_that_are_lost_change_no_result(cluster: Cluster, loca
     assert (run.broken, run.power, run.coverage) == ("", local.power, local.coverage)
     assert run.exit_code == local.exit_code
     lost = (tmp_path / "cluster.log").read_text().count("was lost")
-    assert lost >= 3, "the worker that stopped may not be missed before all is done"
+    assert lost >= 2, "of the two that were killed; one that stopped, or went before it had begun, may not be missed"
 
 
 def key_of(result: CaseResult) -> tuple[Any, ...]:
