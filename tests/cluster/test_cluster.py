@@ -300,6 +300,15 @@ class Losing(Fake):
         return []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler: a shell starts what it puts into the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", [Interrupting, Losing])
 def test_what_was_done_before_an_interruption_is_reported(tmp_path: Path, kind: type[Fake]) -> None:
     fake = kind({"cpu": [Does(item("k", 50))]}, Random(1))
