@@ -56,10 +56,10 @@ def through_limits(
     """
     if high == inf:
         return gradient
-    saved = value.value
-    inside = gradient.zero_where((saved < low) | (saved > high))
-    settled = (saved > low) & (saved < high) if was_rounded else saved == saved
-    return hull(inside, inside.zero_where(~settled))
+    beyond = (value.hi < low) | (value.lo > high)
+    within = (value.lo > low) & (value.hi < high) if was_rounded else (value.lo >= low) & (value.hi <= high)
+    inside = gradient.zero_where(beyond)
+    return hull(inside, inside.zero_where(~(beyond | within)))
 
 
 def check_limit(limit: float, fmt: Format, any_tensor: Tensor) -> None:

@@ -5,8 +5,8 @@ Such rows are as legal as what fp32 gives. The rows that fail in fp32 are judged
 * with more range in all stages, or where fp32 overflows, up to some stage, as of a mean in fp64 before a variance in
   fp32. A row counts by one of these only where it is explained completely: nothing in between is legal.
 * against the contract in real arithmetic, which rounds where the contract does and nowhere else. A row is right each of
-  whose elements is that, rounded. Where no latent value binds a row together, an element is also right that is nearer
-  to it than every number that fp32 allows.
+  whose elements is that, rounded, if fp64 knows it to a number or two. Where no latent value binds a row together, an
+  element is also right that is nearer to it than every number that fp32 allows.
 """
 
 from __future__ import annotations
@@ -44,9 +44,16 @@ class Beyond:
 
     @property
     def explained(self) -> Tensor:
-        """The numbers of those that are explained."""
+        """The numbers of those that are explained, by real arithmetic only where it leaves no element open."""
         if self.expected is not None:
-            return (~_outside(self.rows, self.expected(self.rows))).nonzero()[:, 0]
+            trace = self.expected(self.rows)
+            lost = _outside(self.rows, trace)
+            if self.expected is in_real_arithmetic:
+                none = torch.zeros_like(lost)
+                lost |= _with_an_element(
+                    self.rows, trace, lambda _, e: left_open(e) if isinstance(e, Numbers) else none
+                )
+            return (~lost).nonzero()[:, 0]
         possible = (~_outside(self.rows, self.rows.problem.trace, self.rows.onward)).nonzero()[:, 0]
         return _with_one_latent(self.rows, possible)
 
@@ -162,11 +169,27 @@ def _next(x: Tensor, fmt: Format, up: bool) -> Tensor:
     return torch.where(past, from_ordinals(ordinals(rounded, fmt) + (1 if up else -1), fmt), rounded)
 
 
+def left_open(expected: Numbers) -> Tensor:
+    """Return the elements of which real arithmetic, as fp64 knows it, leaves more than two neighbouring numbers.
+
+    Where fp64 overflows it leaves any number, and NaN: such an enclosure explains nothing.
+    """
+    lo, hi = expected.enclosure.lo, expected.enclosure.hi
+    finite = torch.isfinite(lo) & torch.isfinite(hi)
+    low, high = (ordinals(torch.where(finite, end, 0.0), expected.format) for end in (lo, hi))
+    return ~((lo == hi) | torch.isnan(lo) | (finite & (high - low <= 1)))
+
+
 def _outside(seen: Observation, *traces: Trace) -> Tensor:
     """Rows with an element that cannot be under one of the traces."""
+    masks = [_with_an_element(seen, trace, lambda name, e: e.outside(seen.actual[name])) for trace in traces]
+    return reduce(torch.logical_or, masks)
+
+
+def _with_an_element(seen: Observation, trace: Trace, mask: Callable[[str, Expected], Tensor]) -> Tensor:
+    """Rows with an element of a stage that a mask names; sums over rows are left out."""
     masks = [
-        expected.outside(seen.actual[name]).reshape(seen.count, -1).any(-1)
-        for trace in traces
+        mask(name, expected).reshape(seen.count, -1).any(-1)
         for name, expected in seen.expected(trace).items()
         if not trace.stages[name].of_all_rows
     ]

@@ -22,11 +22,13 @@ from harness.judging.beyond_fp32 import (
     explained_beyond_fp32,
     gives_codes,
     in_real_arithmetic,
+    left_open,
     nearer,
     nearest,
     sums_in_real_arithmetic,
 )
 from harness.judging.decided import constants
+from harness.judging.expected import Numbers
 from harness.judging.explain import describe_rows, describe_split, describe_stage
 from harness.judging.lanes import forgiven
 from harness.judging.latent import explain_rows
@@ -124,7 +126,9 @@ def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
         return rest, reduce(add, [_tallied(rest), *tallies] if rest.count else tallies)
     if not seen.whole or seen.has_latent or gives_codes(seen.problem):
         return seen, found
-    whole = (_tallied_beyond(Beyond(seen, expected)) for expected in (in_real_arithmetic, nearest))
+    real = seen.expected(in_real_arithmetic(seen)).values()
+    sharp = not any(bool(left_open(expected).any()) for expected in real if isinstance(expected, Numbers))
+    whole = (_tallied_beyond(Beyond(seen, expected)) for expected in (*[in_real_arithmetic] * sharp, nearest))
     return seen, next((tally for tally in whole if not tally.failed), found)  # sums over rows, if not the rows
 
 
@@ -153,8 +157,8 @@ def _finished(tally: Tally, whole: Observation, most: int, others: OtherContract
     finished = Tally(cumulative, isolated)
     if finished.failed:
         real = sums_in_real_arithmetic(whole, most)
-        again = {n: nearer(s, real[n]).compare(actual[n]) for n, s in tally.sums.items()}
-        finished = finished if any(c.outside for c in again.values()) else Tally(again, again)
+        again = Tally(*({n: nearer(s, real[n]).compare(actual[n]) for n, s in sums.items()} for sums in pairs))
+        finished = finished if again.failed else again
     if others is not None and finished.failed:
         others.explain_nothing()
     return tally + finished

@@ -21,6 +21,8 @@ from references.cross_entropy import cross_entropy
 from references.cross_entropy_backward import cross_entropy_backward
 from references.layer_norm_gated import layer_norm_gated
 from references.rms_norm import rms_norm
+from references.softmax import softmax
+from references.swiglu import swiglu
 
 CANCELLING = "cross_entropy logits=bf16[1,70]:gates labels=int64[1]:labels_70 logit_scale=-1.0 seed=19"
 LOSS = 1.953842e-27  # log1p of the exponentials of the other logits, which fp64 gives to the last digit
@@ -86,6 +88,36 @@ def test_what_is_called_exact_is(params: dict[str, Any], stages: dict[str, Tenso
     [finding] = judgement.findings
     assert said is None or said in finding.sentence
     assert ("exact" in finding.sentence) == (said is not None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, 0.0, 5.0])
+def test_where_real_arithmetic_is_not_known_it_explains_nothing(wrong: float) -> None:
+    """Exponentials of what finfo.min has moved, and a gate of -inf: fp64 leaves any number open, fp32 one."""
+    x, mask = normals(0, 4, 600).bfloat16(), torch.zeros(4, 600).bfloat16()
+    mask[3] = torch.finfo(torch.bfloat16).min
+    output = torch.softmax(x.float() * 0.125 + mask.float(), -1).bfloat16()
+    output[3] = wrong
+    assert judged(softmax, {"x": x, "mask": mask}, {"output": output}, scale=0.125).verdict is Verdict.FAILED
+    gate, up = normals(1, 2, 64).bfloat16(), normals(2, 2, 64).bfloat16()
+    gate[0, 3] = -math.inf
+    limited = gate.float().clamp(max=7)
+    output = (limited * torch.sigmoid(1.702 * limited) * (up.float().clamp(-7, 7) + 1)).bfloat16()
+    limits = {"swiglu_limit": 7.0, "alpha": 1.702, "up_offset": 1.0}
+    assert judged(swiglu, {"x": gate, "up": up}, {"output": output}, **limits).verdict is Verdict.PASSED
+    output[0, 3] = 123.0 if math.isnan(wrong) else wrong  # NaN is right here
+    assert judged(swiglu, {"x": gate, "up": up}, {"output": output}, **limits).verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(("left_out", "verdict"), [(0, Verdict.PASSED), (8, Verdict.FAILED)])
+def test_a_sum_over_rows_must_follow_from_the_kernels_own_stages(left_out: int, verdict: Verdict) -> None:
+    """The loss may be what the inputs allow in any order, and yet not what follows from the lse that was stored."""
+    x, labels = normals(0, 3, 70000), torch.tensor([0, 5, 9])  # more than one block
+    x[0] = 0.0
+    x[0, 0] = 200.0
+    lse, some = (x[:, : 70000 - n].double().logsumexp(-1).float() for n in (0, left_out))
+    loss = (some - x.gather(-1, labels[:, None])[:, 0]).sum().reshape(1)
+    given = {"logits": x, "labels": labels}
+    assert judged(cross_entropy, given, {"lse": lse, "loss": loss}, reduction="sum").verdict is verdict
 
 
 @pytest.mark.parametrize("ranks", [3, 4])
