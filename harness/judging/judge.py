@@ -157,7 +157,10 @@ def _finished(tally: Tally, whole: Observation, most: int, others: OtherContract
     finished = Tally(cumulative, isolated)
     if finished.failed:
         real = sums_in_real_arithmetic(whole, most)
-        again = Tally(*({n: nearer(s, real[n]).compare(actual[n]) for n, s in sums.items()} for sums in pairs))
+        cumulative, isolated = (
+            {n: nearer(total, real[n]).compare(actual[n]) for n, total in sums.items()} for sums in pairs
+        )
+        again = Tally(cumulative, isolated)
         finished = finished if again.failed else again
     if others is not None and finished.failed:
         others.explain_nothing()
