@@ -168,6 +168,7 @@ def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
         today,
         results=today.results + base.results,
         power=today.power + base.power,
+        undecidable=today.undecidable + base.undecidable,
         not_run=tuple(dict.fromkeys(today.not_run + base.not_run)),
         agreement=today.agreement + base.agreement,
         environment={**today.environment, "base": before.revision},

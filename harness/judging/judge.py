@@ -128,7 +128,7 @@ def _beyond_fp32(seen: Observation, found: Tally) -> tuple[Observation, Tally]:
         return seen, found
     real = seen.expected(in_real_arithmetic(seen)).values()
     sharp = not any(bool(left_open(expected).any()) for expected in real if isinstance(expected, Numbers))
-    whole = (_tallied_beyond(Beyond(seen, expected)) for expected in (*[in_real_arithmetic] * sharp, nearest))
+    whole = (_tallied_beyond(Beyond(seen, e)) for e in ((in_real_arithmetic, nearest) if sharp else (nearest,)))
     return seen, next((tally for tally in whole if not tally.failed), found)  # sums over rows, if not the rows
 
 

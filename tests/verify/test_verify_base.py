@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import cli
+from harness.commands.verify import _with_base
 from harness.config import Config
+from harness.run import Run, Undecidable
 
 REFERENCE = """\
 from harness.ops import op
@@ -119,6 +122,15 @@ def test_a_kernel_that_turns_its_cases_down_is_worse(verify: Verify, tmp_path: P
     narrower = narrower.replace("import kernel", "import UnsupportedCase, kernel")
     (folder / "kernels/thrice.py").write_text(narrower)
     assert verify(folder, "--base", "HEAD")[0] == 1
+
+
+def test_what_no_order_of_sums_decides_is_known_of_both_revisions(tmp_path: Path) -> None:
+    """Otherwise a kernel of the base is INCONCLUSIVE that is not one."""
+    open_always = [Undecidable(name, "cpu", "lse", "fp32") for name in ("attention", "attention@HEAD")]
+    runs = {one.kernel.partition("@")[2]: Run((), undecidable=(one,)) for one in open_always}
+    today = Config(folder=str(tmp_path))
+    both = _with_base(lambda config, **_: runs[config.revision], today, replace(today, revision="HEAD"))
+    assert both.undecidable == tuple(open_always)
 
 
 def test_kernels_that_are_in_no_repository(verify: Verify, tmp_path: Path) -> None:
