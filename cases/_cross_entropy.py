@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from harness import (
+from lastbit import (
     DRAWN,
     Chosen,
     Option,

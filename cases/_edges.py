@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import Case, parse_case
+from lastbit import Case, parse_case
 
 _FOLDER = Path(__file__).parent / "edges"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from cases._expert_variants import QUANTIZED
-from cases._experts import Regimes, Sizes
-from harness import LAYOUTS, Case, Param, TensorSpec
+from lastbit import LAYOUTS, Case, Param, TensorSpec
+from lastbit.cases._expert_variants import QUANTIZED
+from lastbit.cases._experts import Regimes, Sizes
 
 
 @dataclass(frozen=True)

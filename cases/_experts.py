@@ -16,8 +16,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases._expert_variants import Variant
-from harness import (
+from lastbit import (
     DRAWN,
     Choices,
     Chosen,
@@ -31,6 +30,7 @@ from harness import (
     widths,
     widths_with,
 )
+from lastbit.cases._expert_variants import Variant
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["moe_lora"]
 PROJECTIONS = ("gate", "up", "down")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cases._edges import cases_in
-from harness import Case, Group
+from lastbit import Case, Group
+from lastbit.cases._edges import cases_in
 
 _FOLDER = Path(__file__).parent / "properties"
 

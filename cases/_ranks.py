@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import Chosen, Option, TensorSpec, chosen_tensor, row_layouts, tensor_choices
+from lastbit import Chosen, Option, TensorSpec, chosen_tensor, row_layouts, tensor_choices
 
 _REGIMES = ("normal", "rows", "outlier", "lattice", "zero_rows", "subnormal", "huge", "special")
 

@@ -7,9 +7,9 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._ranks import peers, rank_choices, rank_tensors
-from harness import Case, Chosen, Group, leading_dims, least_rows
+from lastbit import Case, Chosen, Group, leading_dims, least_rows
+from lastbit.cases._edges import edges
+from lastbit.cases._ranks import peers, rank_choices, rank_tensors
 
 _GROUPS = (("bf16", 2), ("bf16", 4), ("fp16", 3), ("fp32", 4))
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part

@@ -8,9 +8,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._ranks import peers, rank_choices, rank_tensors
-from harness import (
+from lastbit import (
     Case,
     Choices,
     Chosen,
@@ -22,6 +20,8 @@ from harness import (
     row_layouts,
     tensor_choices,
 )
+from lastbit.cases._edges import edges
+from lastbit.cases._ranks import peers, rank_choices, rank_tensors
 
 _SMALL_ELEMENTS = 1 << 11  # of x where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21

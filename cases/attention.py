@@ -15,9 +15,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._properties import properties
-from harness import Case, Choices, Chosen, Group, Option, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit import Case, Choices, Chosen, Group, Option, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit.cases._edges import edges
+from lastbit.cases._properties import properties
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["attention"]
 _QUERIES = ("normal", "outlier", "tiny", "zero_rows", "integers", "special")

@@ -7,10 +7,10 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
-from cases._edges import edges
-from cases._properties import properties
-from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit.cases._cross_entropy import LARGE_ELEMENTS, SMALL_ELEMENTS, VARIANTS, Variant, choices, drawn, real_logits
+from lastbit.cases._edges import edges
+from lastbit.cases._properties import properties
 
 _GRADIENTS = ("normal", "uniform", "ones", "tiny", "rows", "zeros", "special")
 _SAVED = ("normal", "gates", "special")

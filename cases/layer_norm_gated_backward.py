@@ -9,10 +9,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._properties import properties
-from cases.layer_norm_gated import SHAPES, Options, shape_of
-from harness import (
+from lastbit import (
     Case,
     Choices,
     Chosen,
@@ -24,6 +21,9 @@ from harness import (
     layouts_like,
     tensor_choices,
 )
+from lastbit.cases._edges import edges
+from lastbit.cases._properties import properties
+from lastbit.cases.layer_norm_gated import SHAPES, Options, shape_of
 
 Regimes = dict[str, tuple[str, ...]]
 

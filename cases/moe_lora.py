@@ -7,9 +7,10 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._expert_edges import Edge, edges, properties
-from cases._expert_variants import Variant, has_adapters, plain_variants, variants
-from cases._experts import (
+from lastbit import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor
+from lastbit.cases._expert_edges import Edge, edges, properties
+from lastbit.cases._expert_variants import Variant, has_adapters, plain_variants, variants
+from lastbit.cases._experts import (
     BALANCED,
     EXACT,
     ONE_SIGN,
@@ -24,8 +25,7 @@ from cases._experts import (
     sizes,
     weights,
 )
-from cases._properties import group_of
-from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor
+from lastbit.cases._properties import group_of
 
 SCALINGS = {
     "exact": (0.75, 1.0, 2.0, 1.25),

@@ -7,9 +7,10 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from cases._expert_edges import Edge, edges, properties
-from cases._expert_variants import Variant, has_adapters, plain_variants, variants
-from cases._experts import (
+from lastbit import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit.cases._expert_edges import Edge, edges, properties
+from lastbit.cases._expert_variants import Variant, has_adapters, plain_variants, variants
+from lastbit.cases._experts import (
     BALANCED,
     EXACT,
     LABELS,
@@ -27,9 +28,8 @@ from cases._experts import (
     sizes,
     weights,
 )
-from cases._properties import group_of
-from cases.moe_lora import SCALINGS
-from harness import Case, Choices, Chosen, Group, TensorSpec, chosen_tensor, layouts_like, tensor_choices
+from lastbit.cases._properties import group_of
+from lastbit.cases.moe_lora import SCALINGS
 
 _GRADIENTS = ("normal", "rows", "outlier", "sparse", "zero_rows", "tiny", "special")
 _SAVED = ("saved_gate", "saved_up", "intermediate")

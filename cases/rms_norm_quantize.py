@@ -9,8 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from harness import (
+from lastbit import (
     Case,
     Choices,
     Chosen,
@@ -22,6 +21,7 @@ from harness import (
     row_layouts,
     tensor_choices,
 )
+from lastbit.cases._edges import edges
 
 _REGIMES = ("normal", "rows", "outlier", "zero_rows", "constant", "special")
 _LEAST_SCALE = 1 / (448.0 * 512.0)

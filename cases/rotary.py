@@ -12,10 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._properties import properties
-from cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
-from harness import Case, Choices, Chosen, Group, chosen_tensor, least_rows, row_layouts, tensor_choices
+from lastbit import Case, Choices, Chosen, Group, chosen_tensor, least_rows, row_layouts, tensor_choices
+from lastbit.cases._edges import edges
+from lastbit.cases._properties import properties
+from lastbit.cases._rotary import HEADS, heads, real_heads, real_shapes, real_tables, rotary_choices
 
 _SMALL_ELEMENTS = 1 << 10  # of q where a CPU takes part
 _LARGE_ELEMENTS = 1 << 21

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._properties import properties
-from harness import (
+from lastbit import (
     Case,
     Choices,
     Chosen,
@@ -33,6 +31,8 @@ from harness import (
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._edges import edges
+from lastbit.cases._properties import properties
 
 _SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["softmax"]
 _SCORES = (

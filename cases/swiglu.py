@@ -11,9 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases._edges import edges
-from cases._properties import properties
-from harness import (
+from lastbit import (
     Case,
     Choices,
     Chosen,
@@ -29,6 +27,8 @@ from harness import (
     tensor_choices,
     widths_with,
 )
+from lastbit.cases._edges import edges
+from lastbit.cases._properties import properties
 
 SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text())["swiglu"]
 

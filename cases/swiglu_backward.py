@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cases.swiglu import groups_of
-from harness import Group
+from lastbit import Group
+from lastbit.cases.swiglu import groups_of
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:

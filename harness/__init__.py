@@ -1,22 +1,29 @@
 """lastbit: verifies numerical kernels to the last bit, against a rounding contract instead of a tolerance.
 
-All that a reference, a kernel, cases or a test need is here, with enclosures in `harness.numerics` and relations
-between calls in `harness.relations`. What `__all__` names stays as it is until a release that says otherwise.
+All that a reference, a kernel, cases or a test need is here, with enclosures in `lastbit.numerics` and relations
+between calls in `lastbit.relations`. What `__all__` names stays as it is until a release that says otherwise.
 """
 
+import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import LastbitError, UnsupportedCase
-from harness.kernel import kernel
+if __name__ != "lastbit":  # `import harness` in a checkout: checkout/harness.py makes that another name of lastbit
+    sys.path.insert(0, str(Path(__file__).with_name("checkout")))
+    del sys.modules[__name__]
+    import_module(__name__)
+
+from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.kernel import kernel
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from harness import numerics, relations
-    from harness.case import Case, Choices, Chosen, Group, Option, Param, TensorSpec, parse_case
-    from harness.chains import Part, chain
-    from harness.inputs import (
+    from lastbit import numerics, relations
+    from lastbit.case import Case, Choices, Chosen, Group, Option, Param, TensorSpec, parse_case
+    from lastbit.chains import Part, chain
+    from lastbit.inputs import (
         DRAWN,
         LAYOUTS,
         chosen_tensor,
@@ -30,19 +37,19 @@ if TYPE_CHECKING:
         widths,
         widths_with,
     )
-    from harness.interpret import interpret_triton
-    from harness.judges.pool import Judges, judge
-    from harness.ops import Contract, Latent, Op, Rounds, StageRecorder, op
-    from harness.placement import moved
-    from harness.sums import ProbedSum
-    from harness.verify.assert_invariant import InvarianceViolation, assert_invariant
-    from harness.verify.assertion import ContractViolation, Undecided, assert_contract
+    from lastbit.interpret import interpret_triton
+    from lastbit.judges.pool import Judges, judge
+    from lastbit.ops import Contract, Latent, Op, Rounds, StageRecorder, op
+    from lastbit.placement import moved
+    from lastbit.sums import ProbedSum
+    from lastbit.verify.assert_invariant import InvarianceViolation, assert_invariant
+    from lastbit.verify.assertion import ContractViolation, Undecided, assert_contract
 
 _NAMES = {
-    "harness.case": ("Case", "Choices", "Chosen", "Group", "Option", "Param", "TensorSpec", "parse_case"),
-    "harness.chains": ("Part", "chain"),
-    "harness.errors": ("LastbitError", "UnsupportedCase"),
-    "harness.inputs": (
+    "lastbit.case": ("Case", "Choices", "Chosen", "Group", "Option", "Param", "TensorSpec", "parse_case"),
+    "lastbit.chains": ("Part", "chain"),
+    "lastbit.errors": ("LastbitError", "UnsupportedCase"),
+    "lastbit.inputs": (
         "DRAWN",
         "LAYOUTS",
         "chosen_tensor",
@@ -56,14 +63,14 @@ _NAMES = {
         "widths",
         "widths_with",
     ),
-    "harness.interpret": ("interpret_triton",),
-    "harness.judges.pool": ("Judges", "judge"),
-    "harness.kernel": ("kernel",),
-    "harness.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
-    "harness.placement": ("moved",),
-    "harness.sums": ("ProbedSum",),
-    "harness.verify.assert_invariant": ("InvarianceViolation", "assert_invariant"),
-    "harness.verify.assertion": ("ContractViolation", "Undecided", "assert_contract"),
+    "lastbit.interpret": ("interpret_triton",),
+    "lastbit.judges.pool": ("Judges", "judge"),
+    "lastbit.kernel": ("kernel",),
+    "lastbit.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
+    "lastbit.placement": ("moved",),
+    "lastbit.sums": ("ProbedSum",),
+    "lastbit.verify.assert_invariant": ("InvarianceViolation", "assert_invariant"),
+    "lastbit.verify.assertion": ("ContractViolation", "Undecided", "assert_contract"),
 }
 """Module → what it has of `__all__`. Most need torch or Hypothesis, which take longer to import than a command may."""
 
@@ -120,7 +127,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """What `__all__` names, when it is first asked for."""
     if name in _MODULES:
-        return import_module(f"harness.{name}")
+        return import_module(f"lastbit.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULE_OF[name]), name)

@@ -1,6 +1,12 @@
-"""`python3 -m harness`: the same as the command `lastbit`."""
+"""Run the command `lastbit`: `python3 -m lastbit`, or `python3 harness` in a checkout that is not installed."""
 
-from harness.cli import main
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).with_name("checkout"))
+
+from lastbit.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

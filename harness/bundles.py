@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from harness.errors import LastbitError
+from lastbit.errors import LastbitError
 
 
 @dataclass(frozen=True)

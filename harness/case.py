@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from harness.dtypes import BY_NAME
-from harness.errors import UsageError, unknown
+from lastbit.dtypes import BY_NAME
+from lastbit.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -184,10 +184,10 @@ class Group:
         name: unique within the op.
         strategy: a Hypothesis strategy of cases, or None; with `choices`, a function from what is chosen to one.
         examples: cases that are always run.
-        choices: name → options of what cases choose from; see `harness.inputs.choices`.
+        choices: name → options of what cases choose from; see `lastbit.inputs.choices`.
         designed: what a design has chosen for this group, a case each.
         drawn: how many cases Hypothesis draws besides; None for as many as a run has per group.
-        properties: the examples are what a kernel's bits are looked at with, see `harness.invariance`: many rows of
+        properties: the examples are what a kernel's bits are looked at with, see `lastbit.invariance`: many rows of
             ordinary values each.
     """
 

@@ -1,4 +1,4 @@
-"""The command line `lastbit`, whose commands are the modules of `harness.commands`."""
+"""The command line `lastbit`, whose commands are the modules of `lastbit.commands`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from harness import __version__
-from harness.errors import LastbitError, nearest
-from reports.characters import visible
+from lastbit import __version__
+from lastbit.errors import LastbitError, nearest
+from lastbit.reports.characters import visible
 
 COMMANDS = {
     "verify": ("verify", "check kernels against their rounding contracts"),
@@ -41,7 +41,7 @@ COMMANDS = {
     "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
     "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),
 }
-"""Command → its module in `harness.commands`, whose function `add_COMMAND` adds its options, and what it does."""
+"""Command → its module in `lastbit.commands`, whose function `add_COMMAND` adds its options, and what it does."""
 
 BROKEN = 2
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -174,5 +174,5 @@ def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentPa
     for name, (module, what) in COMMANDS.items():
         command = commands.add_parser(name, help=what)
         if name in words:
-            getattr(import_module(f"harness.commands.{module}"), f"add_{name}")(command)
+            getattr(import_module(f"lastbit.commands.{module}"), f"add_{name}")(command)
     return parser

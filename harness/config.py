@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.devices import DevicePlan
-from harness.errors import UsageError, unknown
-from harness.kernel import check_path
+from lastbit.devices import DevicePlan
+from lastbit.errors import UsageError, unknown
+from lastbit.kernel import check_path
 
 PROFILES: Mapping[str, int] = {"smoke": 2, "ci": 6, "nightly": 200}
 """Profile → cases that are designed or drawn per kernel and group, on average; a design may need more."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from harness.errors import OpError, no_such
+from lastbit.errors import OpError, no_such
 
 PASSED_BY_HARNESS = ("contract", "stage")
 """Keyword-only parameters of every reference."""

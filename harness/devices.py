@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.errors import UsageError
+from lastbit.errors import UsageError
 
 if TYPE_CHECKING:
     import torch

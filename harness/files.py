@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-BUILT_IN = PACKAGE.parent
-"""The folder with references/, cases/ and reports/ of lastbit itself."""
+_CHECKOUT = PACKAGE / "checkout"
+BUILT_IN = PACKAGE.parent if _CHECKOUT.is_dir() else PACKAGE
+"""The folder with references/, cases/ and reports/ of lastbit itself: in a checkout they stand beside harness/."""
+KERNELS = BUILT_IN / ("kernels" if _CHECKOUT.is_dir() else "_kernels")
+IMPORTED_FROM = _CHECKOUT if _CHECKOUT.is_dir() else PACKAGE.parent
+"""The folder that makes `import lastbit` this lastbit, where it comes first on sys.path."""
 
 
 def replace_file(path: Path, save: Callable[[Path], object]) -> None:

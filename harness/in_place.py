@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import KernelError, UsageError, no_such
+from lastbit.errors import KernelError, UsageError, no_such
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The decorator that makes a function a kernel under test, and the loader of files and folders of such functions.
 
-    from harness.kernel import kernel
+    from lastbit.kernel import kernel
 
     @kernel("OP", contract="OPTION")
     def my_kernel(x, weight, *, eps): ...
@@ -23,13 +23,13 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
-from harness.bundles import flat
-from harness.declared import is_names, is_order, place_of
-from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, nearest, unknown
-from harness.floating_point import kept_floating_point
-from harness.in_place import Out, checked_outs, returning
-from harness.siblings import siblings
-from harness.takes import Takes, declared_takes
+from lastbit.bundles import flat
+from lastbit.declared import is_names, is_order, place_of
+from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, nearest, unknown
+from lastbit.floating_point import kept_floating_point
+from lastbit.in_place import Out, checked_outs, returning
+from lastbit.siblings import siblings
+from lastbit.takes import Takes, declared_takes
 
 __all__ = ["Kernel", "Out", "UnsupportedCase", "declarations_of", "kernel", "load_kernels"]
 
@@ -62,10 +62,10 @@ class Kernel:
             of all of them so far, also where a dot is over two matrices, one after the other; tightens the bound of
             long dots. None for any order, and where such dots are added.
         placement: what it does with a tensor on another device than its first one: `refuses` (a clear error before any
-            launch) or `moves` (a copy and a warning, with `harness.placement.moved`).
+            launch) or `moves` (a copy and a warning, with `lastbit.placement.moved`).
         unordered: results whose bits may differ between two calls, because they are summed by atomic additions: in any
             order, and with subnormal numbers flushed to zero.
-        invariant: properties that it promises, such as `rows`: see `harness.invariance`. It fails where one is broken.
+        invariant: properties that it promises, such as `rows`: see `lastbit.invariance`. It fails where one is broken.
         source: file and line where it is defined.
         arithmetic: the floating-point settings that executing its file left, if it changed them; restored since.
     """
@@ -151,9 +151,9 @@ def kernel(
     """Declare a function to be a kernel for `op` that keeps `contract`; see `Kernel` for the other arguments.
 
     The function itself is returned, so that the file can also be used as an ordinary module. A parameter of it may be
-    a dataclass of tensors, which stands for its fields: see `harness.bundles`. `mutates` may map inputs to the results
-    that they hold after the call, and `out` maps parameters to the results that they receive: see `harness.in_place`.
-    `takes` says what it takes in words or a mapping: see `harness.takes`.
+    a dataclass of tensors, which stands for its fields: see `lastbit.bundles`. `mutates` may map inputs to the results
+    that they hold after the call, and `out` maps parameters to the results that they receive: see `lastbit.in_place`.
+    `takes` says what it takes in words or a mapping: see `lastbit.takes`.
 
     Raises:
         UsageError: no op is named, as by `@kernel` without parentheses, or what is decorated cannot be called, or its

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from harness.errors import UsageError, no_such
-from harness.kernel import Kernel, _collect, declarations_of, kernel, load_kernel_file
-from harness.ops import Op
-from harness.siblings import siblings
-from harness.takes import told
+from lastbit.errors import UsageError, no_such
+from lastbit.kernel import Kernel, _collect, declarations_of, kernel, load_kernel_file
+from lastbit.ops import Op
+from lastbit.siblings import siblings
+from lastbit.takes import told
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from harness.bundles import flat
-from harness.declared import (
+from lastbit.bundles import flat
+from lastbit.declared import (
     PASSED_BY_HARNESS,
     check_contracts,
     check_latent,
@@ -24,11 +24,11 @@ from harness.declared import (
     is_names,
     place_of,
 )
-from harness.errors import OpError, UsageError, unknown
-from harness.numerics import Enclosure
-from harness.numerics.formats import TARGETS, Format
-from harness.relations import Independent, Relation
-from harness.sums import ProbedSum
+from lastbit.errors import OpError, UsageError, unknown
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import TARGETS, Format
+from lastbit.relations import Independent, Relation
+from lastbit.sums import ProbedSum
 
 DEFAULT = "default"
 """Name of the only contract of an op without axes."""
@@ -134,7 +134,7 @@ class Op:
         returns: results in the order in which they stand where they are given without names; others follow as recorded.
         flops: what its products take on given tensors and parameters, where these are what takes time.
         torch_ops: operators of torch, such as `aten::add`, that compute the whole op for some parameters.
-        relations: properties of its kernels' bits that mean something for this op: see `harness.relations`.
+        relations: properties of its kernels' bits that mean something for this op: see `lastbit.relations`.
         sums: sums whose order of additions can be revealed; see `ProbedSum`.
         stand_ins: optional input → input or format whose dtype it has where a case lacks it, if not the first input's.
     """
@@ -265,7 +265,7 @@ def op(
 
     The function's positional parameters are its inputs (optional with a default of None), its keyword-only parameters
     are the parameters of the op, apart from `contract` and `stage`, which the harness passes. A parameter that is a
-    dataclass of tensors stands for its fields: see `harness.bundles`.
+    dataclass of tensors stands for its fields: see `lastbit.bundles`.
 
     Raises:
         OpError: the declaration names an input, option or format that there is not, or the function takes something

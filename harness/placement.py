@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.devices import indexed
+from lastbit.devices import indexed
 
 _TO_THE_CALLER_OF_THE_KERNEL = 3
 
@@ -38,7 +38,7 @@ class PlacementWarning(UserWarning):
         return (
             f"{self.name} is on {self.source}, but the kernel runs on {self.target}; it was copied there for this "
             "call. This may be an upstream bug: a module that was moved in part, or a parameter that was created on "
-            "the default device. harness.placement.check(module, device) finds such parameters."
+            "the default device. lastbit.placement.check(module, device) finds such parameters."
         )
 
 

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.timing import PLANNING, Clock, listening, timed
-from harness.verify.notes import Failures, Notes, Unrecorded, read_json
-from harness.verify.schedule import Schedule, units
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.timing import PLANNING, Clock, listening, timed
+from lastbit.verify.notes import Failures, Notes, Unrecorded, read_json
+from lastbit.verify.schedule import Schedule, units
 
 if TYPE_CHECKING:
-    from harness.isolation.declared import Kernels
-    from harness.verify.plan import Plan
-    from harness.verify.recorder import Recorder
+    from lastbit.isolation.declared import Kernels
+    from lastbit.verify.plan import Plan
+    from lastbit.verify.recorder import Recorder
 
 _config = pytest.StashKey[Config]()
 _notes = pytest.StashKey[Notes]()
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read what the run was asked to do."""
     path = os.environ.get("LASTBIT_CONFIG")
     if path is None:
-        raise pytest.UsageError("harness.plugin is started by `lastbit verify`, which sets LASTBIT_CONFIG")
+        raise pytest.UsageError("lastbit.plugin is started by `lastbit verify`, which sets LASTBIT_CONFIG")
     config.add_cleanup(_listening())
     settings = Config.load(Path(path))
     config.stash[_config], config.stash[_notes] = settings, Notes(Path(settings.folder), _device_type())
@@ -112,10 +112,10 @@ def _plan(config: pytest.Config) -> Plan:
 
     import torch
 
-    from harness.interpret import install
-    from harness.kernel import load_kernels
-    from harness.trees import imported
-    from harness.verify.plan import later_imports, make_plan
+    from lastbit.interpret import install
+    from lastbit.kernel import load_kernels
+    from lastbit.trees import imported
+    from lastbit.verify.plan import later_imports, make_plan
 
     torch.set_num_threads(1)  # workers share the cores
     config.stash[_kernels] = _isolated(config)
@@ -141,7 +141,7 @@ def _isolated(config: pytest.Config) -> Kernels | None:
     """What calls kernels in processes of their own, where the run is to do that."""
     if not config.stash[_config].isolate:
         return None
-    from harness.verify.isolating import kernels_for
+    from lastbit.verify.isolating import kernels_for
 
     kernels = kernels_for(config.stash[_config], _device_type())
     config.add_cleanup(kernels.server.close)
@@ -167,8 +167,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def recorder(request: pytest.FixtureRequest) -> Recorder:
     """The files of this worker process."""
-    from harness.verify.recorder import Recorder
-    from reports.records import dump
+    from lastbit.reports.records import dump
+    from lastbit.verify.recorder import Recorder
 
     worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
     return Recorder(request.config.stash[_config], f"{_device_type()}-{worker}", dump)

@@ -1,11 +1,11 @@
 """A pytest plugin: Triton kernels run on the CPU, rounded as NVIDIA hardware rounds, where there is no accelerator.
 
-    pytest -p harness.pytest_interpreter
+    pytest -p lastbit.pytest_interpreter
 
 or, in pyproject.toml,
 
     [tool.pytest.ini_options]
-    addopts = "-p harness.pytest_interpreter"
+    addopts = "-p lastbit.pytest_interpreter"
 
 It takes effect before conftest.py and test modules are imported, which may import kernels and so Triton. Where torch
 finds an accelerator, kernels are compiled unless TRITON_INTERPRET=1 is set.
@@ -18,8 +18,8 @@ import os
 import pytest
 import torch
 
-from harness.errors import InterpreterError
-from harness.interpret import interpret_triton
+from lastbit.errors import InterpreterError
+from lastbit.interpret import interpret_triton
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
-from harness.property_result import PropertyResult
-from harness.row_check import RowCheck
+from lastbit.property_result import PropertyResult
+from lastbit.row_check import RowCheck
 
 
 class Verdict(StrEnum):
@@ -179,7 +179,7 @@ class StageResult:
         fingerprint: hash of the actual bits.
         in_rows: elements in rows that one latent value had to explain.
         roundoff: sum of the unit roundoffs of the stages up to this one; infinite in records of an older lastbit.
-        constant: elements that follow from no arithmetic, as in an ignored row; see `harness.judging.decided`.
+        constant: elements that follow from no arithmetic, as in an ignored row; see `lastbit.judging.decided`.
     """
 
     name: str

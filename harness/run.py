@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import KernelTrace
-from harness.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.result import BAD, TURNED_DOWN, CaseResult, StageResult, Verdict
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Coverage:
     """Which options of a choice the cases had that a kernel was judged on.
 
     Attributes:
-        choice: what cases choose, as in `harness.inputs.choices`: `x regime`, `eps`.
+        choice: what cases choose, as in `lastbit.inputs.choices`: `x regime`, `eps`.
         dtype: of the tensor, where its regimes and layouts count by dtype.
         judged: options that some judged case had.
         declined: options that only cases had which the kernel does not take.
@@ -135,7 +135,7 @@ class Spent:
     """Where the time of a run went.
 
     Attributes:
-        seconds: part, as in `harness.timing` → seconds, over all processes.
+        seconds: part, as in `lastbit.timing` → seconds, over all processes.
         processes: how many noted their time.
     """
 

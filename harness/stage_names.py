@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from harness.ops import Op
+from lastbit.ops import Op
 
 _RECORDER = "stage"
 _BLANK = re.compile(r"%[a-z]|\{[^{}]*\}")  # where % and str.format put something
-_OF_NO_REFERENCE = frozenset({"harness", "torch", "numpy", *sys.stdlib_module_names})
+_OF_NO_REFERENCE = re.compile(rf"(lastbit(?!\.references)|torch|numpy|{'|'.join(sys.stdlib_module_names)})(\.|$)")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Code:
         if isinstance(thing, str | tuple | list | set | frozenset | Mapping):
             self.constants.append(thing)
         elif inspect.isfunction(thing) or isinstance(thing, type):
-            if str(thing.__module__).split(".")[0] not in _OF_NO_REFERENCE or not self.trees:
+            if not _OF_NO_REFERENCE.match(str(thing.__module__)) or not self.trees:
                 self._read(thing)
         elif not isinstance(thing, ModuleType) and type(thing).__module__ != "builtins":
             self._follow(type(thing))

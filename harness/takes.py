@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.case import Case, Option, TensorSpec, contiguous_strides
-from harness.dtypes import BY_NAME
-from harness.errors import UsageError, unknown
+from lastbit.case import Case, Option, TensorSpec, contiguous_strides
+from lastbit.dtypes import BY_NAME
+from lastbit.errors import UsageError, unknown
 
 Takes = Mapping[str, tuple[Option, ...] | range]
 """Key → words or values, as `declared_takes` makes it of what a kernel declares."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from harness.errors import LastbitError
-from harness.files import BUILT_IN, PACKAGE
+from lastbit.errors import LastbitError
+from lastbit.files import BUILT_IN, PACKAGE
 
 _OWN = (PACKAGE, *(BUILT_IN / name for name in ("reports", "references", "cases", "tests")))
-_BY_PATH = re.compile(r"lastbit_.*_[0-9a-f]{12}\.")  # names that `harness.kernel.load_file` gives
+_BY_PATH = re.compile(r"lastbit_.*_[0-9a-f]{12}\.")  # names that `lastbit.kernel.load_file` gives
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 
 

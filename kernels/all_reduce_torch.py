@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rms_norm_torch import add_residual, multiply_native, normalize
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from described import current
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from harness import kernel
+from lastbit import kernel
 
 BLOCK_M = 64  # one for all sizes, so that a query has the same bits in every batch
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)

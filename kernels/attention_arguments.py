@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 256  # numbers of a head: a tile of keys and one of values are held at once

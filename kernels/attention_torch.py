@@ -11,7 +11,7 @@ import torch
 from attention_arguments import check_arguments
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 
 def by_head(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from completion_mask_arguments import STAGES, check_arguments
 from described import current
 from torch import Tensor
 
-from harness import kernel, moved
+from lastbit import kernel, moved
 
 # Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
 BLOCKS = (64, 256, 1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 STAGES = ("is_eos", "eos_index")
 DTYPES = (torch.int64, torch.int32)

@@ -6,7 +6,7 @@ import torch
 from completion_mask_arguments import check_arguments
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 @kernel(

@@ -15,7 +15,7 @@ from cross_entropy_rows import columns_of, logits_at, summation_depth, tile
 from described import Described, Launch, current, described
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 SUM_BLOCK = 1024
 

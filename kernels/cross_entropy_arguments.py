@@ -6,7 +6,7 @@ import torch
 from described import Described
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 REDUCTIONS = ("none", "sum", "mean")
 FORWARD_STAGES = ("lse", "losses")

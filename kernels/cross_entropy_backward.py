@@ -17,7 +17,7 @@ from cross_entropy_rows import columns_of, logits_at, summation_depth, tile
 from described import Described, Launch, current, described
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 @triton.jit(

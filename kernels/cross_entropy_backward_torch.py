@@ -11,7 +11,7 @@ from cross_entropy_arguments import check_options, check_tensors
 from cross_entropy_torch import log_sum_exp
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 @kernel("cross_entropy_backward", contract="from_lse", name="eager[cross_entropy_backward]", invariant=("run to run",))

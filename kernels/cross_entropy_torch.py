@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from cross_entropy_arguments import check_options, check_tensors
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 def as_softmax_sees(logits: Tensor, logit_scale: float, softcap: float | None) -> Tensor:

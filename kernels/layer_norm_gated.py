@@ -28,7 +28,7 @@ from layer_norm_gated_launch import (
 from row_layout import address, contiguous_like, row_start, whole_vectors
 from torch import Tensor
 
-from harness import kernel, moved
+from lastbit import kernel, moved
 
 # A program has one group of some rows. Its block, and with it every sum, follows from the size of the group.
 INVARIANT = ("rows", "permutation", "padding", "shards", "scaling", "run to run", "fp fusion")

@@ -8,7 +8,7 @@ import torch
 from described import Described
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 ACTIVATIONS = ("silu", "sigmoid")
 STATISTICS = ("mean", "variance", "rstd")

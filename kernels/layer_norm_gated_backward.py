@@ -33,7 +33,7 @@ from layer_norm_gated_launch import load, returned_stages, stages_in_memory
 from row_layout import contiguous_like, row_start
 from torch import Tensor
 
-from harness import kernel, moved
+from lastbit import kernel, moved
 
 TENSORS = ("x", "dy", "weight", "rstd", "mean", "bias", "z")
 SOURCES = {"dx": "x", "dz": "z", "output": "x", "dw": "weight", "db": "bias"}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from layer_norm_gated_arguments import check_backward, check_forward, check_stepwise
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 def activate(z: Tensor, activation: str) -> Tensor:

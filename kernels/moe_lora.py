@@ -21,7 +21,7 @@ from moe_lora_shards import merge, shard
 from moe_lora_weights import LayerWeights
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 ELEMENTS_PER_PROGRAM = 2048
 RESULTS = ("saved_gate", "saved_up", "intermediate")

@@ -9,7 +9,7 @@ from moe_lora_shards import shard
 from swiglu_limit import check_limit
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 STAGES = ("gate_base", "up_base", "gate_lora_mid", "up_lora_mid", "gate", "up", "down_lora_mid", "expert_output")
 ACTIVATIONS = (torch.bfloat16, torch.float16)

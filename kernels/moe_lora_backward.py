@@ -23,7 +23,7 @@ from moe_lora_shards import merge
 from moe_lora_weights import LayerWeights, OldGradients, named
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 Tensors = Mapping[str, Tensor]
 

@@ -16,7 +16,7 @@ from moe_lora_weights import LayerWeights, OldGradients, named
 from swiglu_limit import limited_in_torch
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 Product = Callable[[Tensor, Tensor], Tensor]
 

@@ -18,7 +18,7 @@ from moe_lora_weights import LayerWeights
 from swiglu_limit import limited_in_torch
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 # Each expert's rows are products of their own, in calls of torch whose shapes follow from the number of its rows.
 INVARIANT = ("relabelling", "zero adapter", "capacity", "scaling", "run to run")

@@ -1,6 +1,6 @@
 """The tensors of a layer of experts that belong together, as the kernels of `moe_lora` and of its gradients take them.
 
-Each stands for inputs of the ops by their own names (`harness.bundles`).
+Each stands for inputs of the ops by their own names (`lastbit.bundles`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from rotary_arguments import aligned, check_heads, rows_of, sizes_of, table_of
 from row_layout import address, contiguous_like, row_start
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 ELEMENTS_PER_PROGRAM = 2048
 WIDEST = 1 << 14

@@ -6,7 +6,7 @@ from rms_norm_torch import multiply_fp32, multiply_native, normalize
 from rotary_arguments import check_heads
 from rotary_torch import rotated
 
-from harness import kernel
+from lastbit import kernel
 
 
 @kernel(

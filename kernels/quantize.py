@@ -23,7 +23,7 @@ from row_layout import address, contiguous_like, layout_of, row_start, whole_vec
 from torch import Tensor, float32
 from triton.language.extra import libdevice
 
-from harness import kernel
+from lastbit import kernel
 
 LEADING_DIMS = 3
 

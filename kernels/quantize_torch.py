@@ -6,7 +6,7 @@ import torch
 from quantize_arguments import CODES, LARGEST, STAGES, check_arguments
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 FRACTION = (1 << 23) - 1
 EXPONENT = 0xFF << 23

@@ -21,7 +21,7 @@ from rms_norm_launch import NO_STAGES, allocate_results, allocate_stages, summat
 from row_layout import address, layout_of, row_start, whole_vectors
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 FP8_MAX = tl.constexpr(448.0)
 SMALLEST_SCALE = tl.constexpr(1 / (448.0 * 512.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from described import Described
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 WEIGHT_RULES = ("native_multiply", "fp32_multiply")
 RESIDUAL_RULES = ("rounded_sum", "unrounded_sum", "rounded_value")

@@ -9,7 +9,7 @@ from rms_norm import rms_norm
 from rms_norm_torch import SMALLEST_SCALE, add_residual, multiply_fp32, multiply_native, normalize
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 
 def _renamed(found: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:

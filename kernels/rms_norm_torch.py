@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 FP8_MAX = 448.0
 SMALLEST_SCALE = 1 / (448.0 * 512.0)

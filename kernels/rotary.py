@@ -17,7 +17,7 @@ from rotary_arguments import aligned, check_heads, check_k, rows_of, sizes_of, t
 from row_layout import address, contiguous_like, row_start
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 PAIRS_PER_PROGRAM = 1024
 

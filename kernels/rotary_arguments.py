@@ -9,7 +9,7 @@ import torch
 from described import VECTOR_BYTES, Described
 from row_layout import RowLayout, layout_of, whole_vectors
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 LEADING_DIMS = 3
 MOST_PAIRS = 1 << 14

@@ -6,7 +6,7 @@ import torch
 from rotary_arguments import check_heads, check_k
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, interleaved: bool, *, rounded: bool) -> Tensor:

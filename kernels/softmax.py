@@ -21,7 +21,7 @@ from row_layout import address, contiguous_like, layout_of, row_start, whole_vec
 from softmax_arguments import STAGES, check_arguments
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 # Few sizes, so that there are few compiled variants. A block covers a row where it can; a loop covers longer rows.
 BLOCKS = (64, 256, 1024, 4096, 16384)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from described import Described
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 STAGES = ("scaled", "masked", "total")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

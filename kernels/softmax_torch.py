@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 def scores_of(x: Tensor, mask: Tensor | None, keep: Tensor | None, scale: float) -> Tensor:

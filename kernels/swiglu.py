@@ -23,7 +23,7 @@ from swiglu_limit import limited
 from swiglu_tile import OF_ELEMENTS, WARPS, activated, as_given, launch_of, load, load_pairs, shifted, tile
 from torch import Tensor
 
-from harness import kernel, moved
+from lastbit import kernel, moved
 
 
 # Sizes, strides and addresses are no part of a variant's key; ALIGNED alone says whether vectors are allowed.

@@ -11,7 +11,7 @@ from described import Described
 from swiglu_limit import check_limit
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 STAGES = ("silu",)

@@ -21,7 +21,7 @@ from swiglu_limit import limited, through_limit
 from swiglu_tile import OF_ELEMENTS, WARPS, activated, as_given, launch_of, load, load_pairs, shifted, tile
 from torch import Tensor
 
-from harness import kernel, moved
+from lastbit import kernel, moved
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from swiglu_arguments import Options, check_arguments, gate_and_up
 from swiglu_limit import limited_in_torch
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 OF_ELEMENTS = ("rows", "permutation", "padding", "run to run")
 

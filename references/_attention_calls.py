@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness.numerics import Enclosure, Tensor
-from harness.relations import NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
-from references._shapes import check_shapes
+from lastbit.numerics import Enclosure, Tensor
+from lastbit.references._shapes import check_shapes
+from lastbit.relations import NotApplicable, Related, Tensors, at, poison_of, relation, shuffled, together
 
 Params = Mapping[str, Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from harness import Contract, StageRecorder
-from harness.numerics import Enclosure, concatenate, divide, dot, hull, tanh
+from lastbit import Contract, StageRecorder
+from lastbit.numerics import Enclosure, concatenate, divide, dot, hull, tanh
 
 LOG2E = math.log2(math.e)
 ROUNDED = ("products", "scaled", "cap_ratio", "cap_tanh", "capped")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.numerics import Enclosure, clamp
+from lastbit.numerics import Enclosure, clamp
 
 LARGEST: Mapping[str, float] = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0}
 """Format of the codes → the code of the largest magnitude."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness import Contract, StageRecorder
-from harness.numerics import (
+from lastbit import Contract, StageRecorder
+from lastbit.numerics import (
     Enclosure,
     Tensor,
     amax,
@@ -18,7 +18,7 @@ from harness.numerics import (
     tanh,
     total,
 )
-from references._shapes import check_shapes
+from lastbit.references._shapes import check_shapes
 
 ROUNDED_LOG_PROBS = {"log_probs": "logits"}
 ROUNDED_LOG_SUM = {"exp_sum": "logits", "log_sum": "logits", "log_probs": "logits"}

@@ -10,8 +10,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from harness.numerics import FORMATS, Tensor, format_of
-from harness.relations import (
+from lastbit.numerics import FORMATS, Tensor, format_of
+from lastbit.references._expert_shards import shards
+from lastbit.references._layer_weights import ADAPTERS, WEIGHTS
+from lastbit.relations import (
     Independent,
     NotApplicable,
     Related,
@@ -26,8 +28,6 @@ from harness.relations import (
     shuffled,
     together,
 )
-from references._expert_shards import shards
-from references._layer_weights import ADAPTERS, WEIGHTS
 
 _SAVED = ("saved_gate", "saved_up", "intermediate")
 _PAIRS = ("expert_ids", "routing_weights", *_SAVED)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness.relations import NotApplicable, Related, Tensors, at, relation, together
-from references._layer_weights import ADAPTERS, WEIGHTS
+from lastbit.references._layer_weights import ADAPTERS, WEIGHTS
+from lastbit.relations import NotApplicable, Related, Tensors, at, relation, together
 
 _ROWS = ("gate_proj", "up_proj", "gate_lora_b", "up_lora_b")
 _COLUMNS = ("down_proj", "down_lora_a")

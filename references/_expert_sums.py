@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness import ProbedSum
-from harness.numerics import Tensor
+from lastbit import ProbedSum
+from lastbit.numerics import Tensor
 
 _TOKENS = 64
 _OPEN = 64.0

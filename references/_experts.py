@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from harness import Contract, Rounds, StageRecorder
-from harness.numerics import (
+from lastbit import Contract, Rounds, StageRecorder
+from lastbit.numerics import (
     FORMATS,
     Enclosure,
     Factor,
@@ -22,7 +22,7 @@ from harness.numerics import (
     remembered,
     stack,
 )
-from references._layer_weights import Kind, LayerWeights, Projection
+from lastbit.references._layer_weights import Kind, LayerWeights, Projection
 
 ALL = slice(None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.numerics import Tensor
+from lastbit.numerics import Tensor
 
 
 def forward_flops(tensors: Mapping[str, Tensor], params: Mapping[str, Any]) -> int:

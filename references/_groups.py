@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness.relations import NotApplicable, Related, Tensors, at, relation
+from lastbit.relations import NotApplicable, Related, Tensors, at, relation
 
 _COLUMNS = ("x", "z", "dy", "weight", "bias")
 _STATISTICS = ("rstd", "mean")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from harness.numerics import Enclosure, Format, Tensor, dequantized, remembered
-from references._shapes import check_shapes
+from lastbit.numerics import Enclosure, Format, Tensor, dequantized, remembered
+from lastbit.references._shapes import check_shapes
 
 Kind = Literal["base", "a", "b"]
 """The matrices of a linear map with an adapter."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.numerics import Enclosure, Tensor
+from lastbit.numerics import Enclosure, Tensor
 
 Shapes = Mapping[str, tuple[Tensor | Enclosure | None, tuple[int, ...]]]
 """Name of a tensor → the tensor, if it is there, and the shape that it must have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.numerics import Enclosure, hull, multiply_add, product_in_any_order
+from lastbit.numerics import Enclosure, hull, multiply_add, product_in_any_order
 
 
 def times_silu_slope(factors: tuple[Enclosure, ...], z: Enclosure, s: Enclosure) -> Enclosure:

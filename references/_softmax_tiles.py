@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-from harness.numerics import Enclosure, Tensor, amax, concatenate, maximum, rescaled, shifted_exponential, where
+from lastbit.numerics import Enclosure, Tensor, amax, concatenate, maximum, rescaled, shifted_exponential, where
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, stack, sum_in_any_order, total
-from references._shapes import check_shapes
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, stack, sum_in_any_order, total
+from lastbit.references._shapes import check_shapes
 
 _FEW = 4
 """Ranks of which every order is tried where sums are fp32; with more, the bound of a sum in fp32 is sharp enough."""

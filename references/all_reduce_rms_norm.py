@@ -7,9 +7,9 @@ before ROCm/aiter #2586. docs/chains.md tells of it.
 
 from __future__ import annotations
 
-from harness import Part, chain
-from references.all_reduce import all_reduce
-from references.rms_norm import rms_norm
+from lastbit import Part, chain
+from lastbit.references.all_reduce import all_reduce
+from lastbit.references.rms_norm import rms_norm
 
 all_reduce_rms_norm = chain(
     "all_reduce_rms_norm",

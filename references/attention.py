@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import (
     FORMATS,
     Enclosure,
     Tensor,
@@ -25,9 +25,9 @@ from harness.numerics import (
     total,
     where,
 )
-from references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible, with_one
-from references._attention_scores import ROUNDED, scores_of, with_sinks
-from references._softmax_tiles import Tiles, tiles_of
+from lastbit.references._attention_calls import RELATIONS, attention_flops, check_attention, is_visible, with_one
+from lastbit.references._attention_scores import ROUNDED, scores_of, with_sinks
+from lastbit.references._softmax_tiles import Tiles, tiles_of
 
 _QUERY = {"query": "q"}
 _TILES = {"tiles_16": 16, "tiles_32": 32, "tiles_64": 64, "tiles_128": 128}

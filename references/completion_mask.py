@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness import Contract, StageRecorder, op
-from harness.relations import NotApplicable, Related, Tensors, at, extended, relation, shuffled
+from lastbit import Contract, StageRecorder, op
+from lastbit.relations import NotApplicable, Related, Tensors, at, extended, relation, shuffled
 
 _PADDING = 7  # columns
 

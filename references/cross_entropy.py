@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     Tensor,
     divide,
@@ -25,7 +25,7 @@ from harness.numerics import (
     total,
     total_of_products,
 )
-from references._cross_entropy import (
+from lastbit.references._cross_entropy import (
     ROUNDED_LOG_PROBS,
     ROUNDED_LOG_SUM,
     Smoothing,

@@ -6,8 +6,8 @@ lists who keeps which. The tests check the formulas against automatic differenti
 
 from __future__ import annotations
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     Tensor,
     divide,
@@ -23,8 +23,7 @@ from harness.numerics import (
     total,
     where,
 )
-from harness.relations import scaled as scaling
-from references._cross_entropy import (
+from lastbit.references._cross_entropy import (
     ROUNDED_LOG_PROBS,
     ROUNDED_LOG_SUM,
     Labels,
@@ -36,7 +35,8 @@ from references._cross_entropy import (
     scaled,
     smoothing_of,
 )
-from references._shapes import check_shapes
+from lastbit.references._shapes import check_shapes
+from lastbit.relations import scaled as scaling
 
 _ROUNDED = ("grad_losses", "grad_nll", "grad_smooth", "grad_log_probs")
 

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from harness import Contract, Latent, ProbedSum, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, Latent, ProbedSum, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     Tensor,
     difference_of_products,
@@ -26,9 +26,9 @@ from harness.numerics import (
     sigmoid,
     variance_about,
 )
-from harness.relations import scaled
-from references._groups import shards
-from references._shapes import width_of
+from lastbit.references._groups import shards
+from lastbit.references._shapes import width_of
+from lastbit.relations import scaled
 
 _GAIN = 2.0**15
 """A weight that lifts the trace of a small mean above the smallest number of fp16."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness import Contract, Latent, ProbedSum, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, Latent, ProbedSum, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     Tensor,
     divide,
@@ -22,11 +22,11 @@ from harness.numerics import (
     sum_of_rows,
     total_of_products,
 )
-from harness.numerics import mean as mean_of
-from harness.relations import scaled
-from references._groups import shards
-from references._silu import times_silu_slope
-from references.layer_norm_gated import activated, check, fused_with_gate, times_gate
+from lastbit.numerics import mean as mean_of
+from lastbit.references._groups import shards
+from lastbit.references._silu import times_silu_slope
+from lastbit.references.layer_norm_gated import activated, check, fused_with_gate, times_gate
+from lastbit.relations import scaled
 
 
 def _rows(terms: Tensor, tuning: float) -> Mapping[str, Any]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from math import inf
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
-from references._expert_relations import RELATIONS, SCALING, TOKENS
-from references._expert_sums import EXPERT_SUMS
-from references._experts import Layer, adapter_axes, check_limit, limited, rounded
-from references._flops import forward_flops
-from references._layer_weights import WEIGHTS, LayerWeights, Projection
-from references._shapes import check_shapes
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, Format, Tensor, product_in_any_order, sigmoid, total, total_of_products
+from lastbit.references._expert_relations import RELATIONS, SCALING, TOKENS
+from lastbit.references._expert_sums import EXPERT_SUMS
+from lastbit.references._experts import Layer, adapter_axes, check_limit, limited, rounded
+from lastbit.references._flops import forward_flops
+from lastbit.references._layer_weights import WEIGHTS, LayerWeights, Projection
+from lastbit.references._shapes import check_shapes
 
 
 @op(
@@ -71,7 +71,7 @@ def moe_lora(
 
     x: [T, H]; expert_ids and routing_weights, w: [T, k]; gate_proj, up_proj: [E, I, H]; down_proj: [E, H, I]; A and B
     of a map from K to N numbers: [E, r, K] and [E, N, r]; a map without adapter is W. Base weights may be codes with
-    scales and zero points (see `harness.numerics.dequantized`). Token t uses the experts of which it has the ids; the
+    scales and zero points (see `lastbit.numerics.dequantized`). Token t uses the experts of which it has the ids; the
     first one here has the id `first_expert`. A pair (t, j) whose id is of no expert here counts for nothing, and its
     rows of the stages [T, k, …] are zero; an id that occurs twice in a row counts twice. `saved_gate`, `saved_up` and
     `intermediate` are what the backward pass needs; a kernel need not return them. With `shards` = P the intermediate

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     Groups,
     Tensor,
@@ -27,13 +27,13 @@ from harness.numerics import (
     total,
     total_of_products,
 )
-from references._expert_relations import RELATIONS, SCALING_BACKWARD, TOKENS_BACKWARD
-from references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
-from references._flops import backward_flops
-from references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
-from references._shapes import check_shapes
-from references.layer_norm_gated_backward import times_slope
-from references.moe_lora import check_layer
+from lastbit.references._expert_relations import RELATIONS, SCALING_BACKWARD, TOKENS_BACKWARD
+from lastbit.references._experts import ALL, Layer, adapter_axes, check_limit, limited, rounded, through_limits
+from lastbit.references._flops import backward_flops
+from lastbit.references._layer_weights import ADAPTERS, WEIGHTS, LayerWeights, Projection
+from lastbit.references._shapes import check_shapes
+from lastbit.references.layer_norm_gated_backward import times_slope
+from lastbit.references.moe_lora import check_layer
 
 _PRODUCTS = ("grad_intermediate", "grad_input_gate", "grad_input_up", "down")
 

@@ -7,9 +7,9 @@ normalized heads are stored in their dtype before they are rotated. Fused kernel
 
 from __future__ import annotations
 
-from harness import Part, chain
-from references.rms_norm import rms_norm
-from references.rotary import rotary
+from lastbit import Part, chain
+from lastbit.references.rms_norm import rms_norm
+from lastbit.references.rotary import rotary
 
 qk_norm_rope = chain(
     "qk_norm_rope",

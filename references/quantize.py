@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     at_least,
     ceil,
@@ -26,9 +26,9 @@ from harness.numerics import (
     two_to_the,
     where,
 )
-from harness.relations import NotApplicable, Related, Tensors, at, relation, together
-from references._codes import LARGEST, limited
-from references._shapes import check_shapes, width_of
+from lastbit.references._codes import LARGEST, limited
+from lastbit.references._shapes import check_shapes, width_of
+from lastbit.relations import NotApplicable, Related, Tensors, at, relation, together
 
 Quotient = Callable[[Enclosure | float, Enclosure | float], Enclosure]
 

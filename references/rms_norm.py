@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness import Contract, Latent, ProbedSum, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, Latent, ProbedSum, StageRecorder, op
+from lastbit.numerics import (
     Enclosure,
     Tensor,
     at_least,
@@ -23,8 +23,8 @@ from harness.numerics import (
     rsqrt,
     sqrt,
 )
-from references._codes import LARGEST, limited
-from references._shapes import check_shapes, width_of
+from lastbit.references._codes import LARGEST, limited
+from lastbit.references._shapes import check_shapes, width_of
 
 SMALLEST_SCALE = 1 / (448.0 * 512.0)
 

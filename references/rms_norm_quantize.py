@@ -6,9 +6,9 @@ kernel that quantizes it in fp32 keeps `unrounded_output`. docs/contracts/quanti
 
 from __future__ import annotations
 
-from harness import Part, chain
-from references.quantize import quantize
-from references.rms_norm import rms_norm
+from lastbit import Part, chain
+from lastbit.references.quantize import quantize
+from lastbit.references.rms_norm import rms_norm
 
 _PLAIN = ("", "", "", "")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, Tensor, concatenate, gather, hull, multiply_add, stack
-from harness.relations import NotApplicable, Related, Tensors, at, extended, relation, scaled, shuffled
-from references._shapes import check_shapes
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, Tensor, concatenate, gather, hull, multiply_add, stack
+from lastbit.references._shapes import check_shapes
+from lastbit.relations import NotApplicable, Related, Tensors, at, extended, relation, scaled, shuffled
 
 _RESULTS = ("q_rotated", "k_rotated")
 _OF_TOKENS = ("q", "k", "positions")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from harness import Contract, Latent, StageRecorder, op
-from harness.numerics import Enclosure, Tensor, divide, exponentials, fusible_product, multiply_add, where
-from references._shapes import check_shapes, width_of
+from lastbit import Contract, Latent, StageRecorder, op
+from lastbit.numerics import Enclosure, Tensor, divide, exponentials, fusible_product, multiply_add, where
+from lastbit.references._shapes import check_shapes, width_of
 
 
 @op(

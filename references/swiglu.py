@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from math import inf
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import (
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import (
     FORMATS,
     Enclosure,
     Format,
@@ -23,8 +23,8 @@ from harness.numerics import (
     sigmoid,
     stack,
 )
-from references._experts import check_limit, limited, rounded
-from references._shapes import check_shapes, width_of
+from lastbit.references._experts import check_limit, limited, rounded
+from lastbit.references._shapes import check_shapes, width_of
 
 LOG2_E = math.log2(math.e)
 

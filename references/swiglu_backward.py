@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from math import inf
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, concatenate, hull, multiply_add, product_in_any_order
-from harness.relations import scaled
-from references._experts import limited, rounded, through_limits
-from references._shapes import check_shapes
-from references._silu import times_silu_slope
-from references.swiglu import Activated, check_parameters, gate_and_up, joined
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, concatenate, hull, multiply_add, product_in_any_order
+from lastbit.references._experts import limited, rounded, through_limits
+from lastbit.references._shapes import check_shapes
+from lastbit.references._silu import times_silu_slope
+from lastbit.references.swiglu import Activated, check_parameters, gate_and_up, joined
+from lastbit.relations import scaled
 
 _STEPS = rounded("scaled", "sigmoid", "silu", "direct", "grad_sigmoid", "grad_scaled", "through_sigmoid")
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.agreement import Agreement, Does, Parting, Side, StageAgreement
-from reports.encoding import encoded
-from reports.identification import print_columns
-from reports.paper import line, paragraph
-from reports.summary import listed, plural
+from lastbit.outcomes.agreement import Agreement, Does, Parting, Side, StageAgreement
+from lastbit.reports.encoding import encoded
+from lastbit.reports.identification import print_columns
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.summary import listed, plural
 
 VERSION = 1
 """Of the JSON; it grows when a field goes or means something else."""

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import Step
-from harness.result import CaseResult, Verdict
-from harness.run import Run
-from reports import wording
-from reports.explained import explanation_fields, explanation_of
-from reports.noticed import noticed
-from reports.summary import Problem, problems, repro_line
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import Step
+from lastbit.reports import wording
+from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.noticed import noticed
+from lastbit.reports.summary import Problem, problems, repro_line
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Run
 
 ERRORED, INCONCLUSIVE = "errored", "inconclusive"
 """Kinds of alerts besides those of findings."""

@@ -5,9 +5,9 @@ Escapes are those of actions/toolkit, packages/core/src/command.ts.
 
 from __future__ import annotations
 
-from harness.run import Run
-from reports.alerts import Alert, alerts
-from reports.characters import visible
+from lastbit.reports.alerts import Alert, alerts
+from lastbit.reports.characters import visible
+from lastbit.run import Run
 
 
 def lines(run: Run) -> str:

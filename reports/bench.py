@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from harness.outcomes.bench import (
+from lastbit.outcomes.bench import (
     ASSERTED,
     BUSY,
     COMPARED,
@@ -21,7 +21,7 @@ from harness.outcomes.bench import (
     Measurement,
     Sample,
 )
-from reports.markdown_text import bullets, code, plain, table
+from lastbit.reports.markdown_text import bullets, code, plain, table
 
 MEANINGS: Mapping[str, str] = {
     VERIFIED: "Wall time of `verify_case`, with every contract tried, over that of one call of the kernel. Of four "

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.bisection import METRICS, Bisection, Criterion, Mark, Point, Step, stage_of
-from harness.result import CaseResult, StageResult
-from reports.paper import line, paragraph, verdict_word
-from reports.summary import error, plural, repro_line, share, signed
+from lastbit.outcomes.bisection import METRICS, Bisection, Criterion, Mark, Point, Step, stage_of
+from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.summary import error, plural, repro_line, share, signed
+from lastbit.result import CaseResult, StageResult
 
 MOST_LINES = 80
 """Lines of a difference that are shown."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
-from harness.outcomes.speed import Bound, Roof
-from reports.bench import about_of, amount, heading
-from reports.markdown_text import bullets, code, plain, table
+from lastbit.outcomes.speed import Bound, Roof
+from lastbit.reports.bench import about_of, amount, heading
+from lastbit.reports.markdown_text import bullets, code, plain, table
 
 _HEADERS = (
     *("kernel", "contract", "verdict", "time, at most", "nothing", "of it"),

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from harness.result import BAD, CaseResult, Verdict
-from harness.run import Agreement, Power, Run, Undecidable
-from reports.property_changes import PropertyChange, properties_changed
-from reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
+from lastbit.reports.property_changes import PropertyChange, properties_changed
+from lastbit.reports.stage_changes import Drift, Pair, StageChange, paired_stages, separate_stages
+from lastbit.result import BAD, CaseResult, Verdict
+from lastbit.run import Agreement, Power, Run, Undecidable
 
 DRIFT = 1.3
 """Factor beyond which a figure has drifted, unless the reader says otherwise."""

@@ -6,9 +6,9 @@ import json
 import math
 from typing import Any
 
-from reports.changes import Changes, KernelChange, Side
-from reports.stage_changes import StageChange
-from reports.stage_summary import StageSummary
+from lastbit.reports.changes import Changes, KernelChange, Side
+from lastbit.reports.stage_changes import StageChange
+from lastbit.reports.stage_summary import StageSummary
 
 
 def as_json(changes: Changes, *, strict: bool = False) -> str:

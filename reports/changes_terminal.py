@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from reports.changes import Changes, Fate, KernelChange
-from reports.changes_text import (
+from lastbit.reports.changes import Changes, Fate, KernelChange
+from lastbit.reports.changes_text import (
     HEADERS,
     about,
     cells,
@@ -21,9 +21,9 @@ from reports.changes_text import (
     summary,
     verdict,
 )
-from reports.paper import line, make_console, paragraph
-from reports.stage_changes import StageChange
-from reports.summary import listed, plural, repro_line
+from lastbit.reports.paper import line, make_console, paragraph
+from lastbit.reports.stage_changes import StageChange
+from lastbit.reports.summary import listed, plural, repro_line
 
 MOST_KERNELS = 30
 MOST_NAMES = 4

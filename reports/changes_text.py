@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from harness.result import CaseResult, Verdict
-from reports import property_changes
-from reports.changes import Changes, Fate, KernelChange
-from reports.stage_changes import Drift, StageChange
-from reports.stage_summary import StageSummary
-from reports.summary import (
+from lastbit.reports import property_changes
+from lastbit.reports.changes import Changes, Fate, KernelChange
+from lastbit.reports.stage_changes import Drift, StageChange
+from lastbit.reports.stage_summary import StageSummary
+from lastbit.reports.summary import (
     distance,
     elements,
     error,
@@ -19,6 +18,7 @@ from reports.summary import (
     signed,
     tally,
 )
+from lastbit.result import CaseResult, Verdict
 
 HEADERS = ("stage", "dtype", "cases", "same bits", "outside", "mismatch", "rel. error", "contract", "bias", "ulp")
 """Columns of `cells`."""

@@ -23,9 +23,9 @@ from typing import Any
 
 import pandas as pd
 
-from harness.result import ULP_BINS, CaseResult
-from reports.stage_summary import StageSummary
-from reports.summary import distance, error, share
+from lastbit.reports.stage_summary import StageSummary
+from lastbit.reports.summary import distance, error, share
+from lastbit.result import ULP_BINS, CaseResult
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "stages": (

@@ -1,4 +1,4 @@
-"""Vega-Lite specifications of the charts of one op, for the rows of `reports.chart_data`.
+"""Vega-Lite specifications of the charts of one op, for the rows of `lastbit.reports.chart_data`.
 
 A specification names its data after its chart and holds none, and names no colour: the page gives it both, so that one
 specification serves every filter and every colour scheme.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.chart_data import NOT_FINITE, ULP_NAMES, UNIT_ROUNDOFF, ZERO, Rows
+from lastbit.reports.chart_data import NOT_FINITE, ULP_NAMES, UNIT_ROUNDOFF, ZERO, Rows
 
 if TYPE_CHECKING:
     import altair as alt

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.result import BAD
-from harness.run import Coverage, Run
-from reports.summary import listed
+from lastbit.reports.summary import listed
+from lastbit.result import BAD
+from lastbit.run import Coverage, Run
 
 COVERAGE_HEADERS = ("of", "dtype", "regimes", "layouts", "values")
 """Columns of a table of coverage."""

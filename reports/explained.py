@@ -5,11 +5,11 @@ from __future__ import annotations
 import linecache
 from dataclasses import dataclass
 
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import Step
-from harness.run import Run
-from reports.explanation import explain_line, explanation_lines
-from reports.summary import Problem
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import Step
+from lastbit.reports.explanation import explain_line, explanation_lines
+from lastbit.reports.summary import Problem
+from lastbit.run import Run
 
 AROUND = 3
 """Lines of source that are shown above and below the one that is wrong."""

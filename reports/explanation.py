@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.explanation import Explanation, Worked
-from harness.outcomes.trace import Element, KernelTrace, Source, Step
-from reports.encoding import encoded
-from reports.identification import print_columns
-from reports.paper import line, paragraph, verdict_word
-from reports.summary import quoted, shown_path
-from reports.trace import about, number
-from reports.wording import allowed_by
+from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
+from lastbit.reports.encoding import encoded
+from lastbit.reports.identification import print_columns
+from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.summary import quoted, shown_path
+from lastbit.reports.trace import about, number
+from lastbit.reports.wording import allowed_by
 
 MOST_DIAGNOSES = 2
 """Sentences of diagnosis in the lines for a report."""

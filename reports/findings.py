@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.explanation import Explanation
-from harness.run import Run
-from reports import wording
-from reports.explained import explanation_fields, explanation_of
-from reports.noticed import noticed
-from reports.paper import line, paragraph, verdict_word
-from reports.summary import ORDER, Problem, listed, plural, problems, repro_line
+from lastbit.outcomes.explanation import Explanation
+from lastbit.reports import wording
+from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.noticed import noticed
+from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.summary import ORDER, Problem, listed, plural, problems, repro_line
+from lastbit.run import Run
 
 MOST_PROBLEMS = 10
 MOST_SENTENCES = 5

@@ -9,11 +9,22 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.golden import CaseOutcome, Change, Figures, GoldenReport, KernelOutcome, Status
-from harness.result import Verdict
-from reports.paper import line, paragraph
-from reports.summary import Problem, distance, elements, error, listed, plural, repro_line, share, shown_path, signed
-from reports.wording import allowed_by
+from lastbit.outcomes.golden import CaseOutcome, Change, Figures, GoldenReport, KernelOutcome, Status
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.summary import (
+    Problem,
+    distance,
+    elements,
+    error,
+    listed,
+    plural,
+    repro_line,
+    share,
+    shown_path,
+    signed,
+)
+from lastbit.reports.wording import allowed_by
+from lastbit.result import Verdict
 
 MOST_CASES = 2
 MOST_SPANS = 4

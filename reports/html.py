@@ -14,19 +14,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from harness.errors import LastbitError
-from harness.result import BAD, CaseResult, Verdict
-from harness.run import Run
-from reports import changes_text, chart_data, charts, html_tables, properties, wording
-from reports.changes import Changes, KernelChange, compare, names_of
-from reports.coverage import coverage_tables
-from reports.explained import explanation_of
-from reports.html_explained import explained
-from reports.html_properties import property_table
-from reports.noticed import noticed
-from reports.properties import found_in, property_tables
-from reports.stage_summary import StageSummary, stage_order, stage_summaries
-from reports.summary import (
+from lastbit.errors import LastbitError
+from lastbit.reports import changes_text, chart_data, charts, html_tables, properties, wording
+from lastbit.reports.changes import Changes, KernelChange, compare, names_of
+from lastbit.reports.coverage import coverage_tables
+from lastbit.reports.explained import explanation_of
+from lastbit.reports.html_explained import explained
+from lastbit.reports.html_properties import property_table
+from lastbit.reports.noticed import noticed
+from lastbit.reports.properties import found_in, property_tables
+from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
+from lastbit.reports.summary import (
     ORDER,
     Problem,
     elements,
@@ -36,8 +34,10 @@ from reports.summary import (
     shown_path,
     tally,
 )
-from reports.traced import traced_stages
-from reports.wording import LEGEND
+from lastbit.reports.traced import traced_stages
+from lastbit.reports.wording import LEGEND
+from lastbit.result import BAD, CaseResult, Verdict
+from lastbit.run import Run
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import Step
-from reports.explained import MOST_STEPS, excerpt, explanation_fields, shown_steps, stage_of, value_of
-from reports.html_tables import Cell, Row, Table, stage_anchor
-from reports.summary import Problem, shown_path
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import Step
+from lastbit.reports.explained import MOST_STEPS, excerpt, explanation_fields, shown_steps, stage_of, value_of
+from lastbit.reports.html_tables import Cell, Row, Table, stage_anchor
+from lastbit.reports.summary import Problem, shown_path
 
 _COLUMNS = (
     ("line", "in the file of the kernel; sorting by it restores the order in which values were computed"),

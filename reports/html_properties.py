@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.html_tables import Cell, Row, Table
-from reports.properties import Found, PropertyTable, cell
+from lastbit.reports.html_tables import Cell, Row, Table
+from lastbit.reports.properties import Found, PropertyTable, cell
 
 
 def property_table(found: PropertyTable) -> Table:

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.result import CaseResult, Verdict
-from harness.run import Agreement, Power, Run
-from reports import changes_text
-from reports.changes import KernelChange
-from reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
-from reports.stage_summary import StageSummary, beside_values, extremes
-from reports.summary import distance, error, share, shown_path, signed
-from reports.traced import TracedStage, traced_cells
+from lastbit.reports import changes_text
+from lastbit.reports.changes import KernelChange
+from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
+from lastbit.reports.stage_summary import StageSummary, beside_values, extremes
+from lastbit.reports.summary import distance, error, share, shown_path, signed
+from lastbit.reports.traced import TracedStage, traced_cells
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Agreement, Power, Run
 
 Subject = tuple[str, str]
 

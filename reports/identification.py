@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.identification import Candidate, Identification, Tally
-from reports.paper import line, paragraph
-from reports.summary import listed, plural
+from lastbit.outcomes.identification import Candidate, Identification, Tally
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.summary import listed, plural
 
 MOST_CANDIDATES = 8
 MOST_NAMES = 3

@@ -9,13 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.invariance import Invariance
-from harness.property_result import Outcome, PropertyResult
-from reports.encoding import encoded
-from reports.identification import print_columns
-from reports.paper import line, paragraph
-from reports.properties import MEANING, Found, legality, property_tables, word
-from reports.summary import distance, plural, repro_command
+from lastbit.outcomes.invariance import Invariance
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.reports.encoding import encoded
+from lastbit.reports.identification import print_columns
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.properties import MEANING, Found, legality, property_tables, word
+from lastbit.reports.summary import distance, plural, repro_command
 
 FORMAT = 1
 """Version of the JSON object."""

@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.files import BUILT_IN
-from harness.outcomes.bench import Sample
-from harness.outcomes.file_verdict import CallTime, FileVerdict
-from harness.result import Verdict
-from reports.bench import amount, short
-from reports.encoding import encoded
-from reports.paper import line, paragraph, verdict_word
-from reports.summary import shown_path, tally
+from lastbit.files import BUILT_IN
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.file_verdict import CallTime, FileVerdict
+from lastbit.reports.bench import amount, short
+from lastbit.reports.encoding import encoded
+from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.summary import shown_path, tally
+from lastbit.result import Verdict
 
 _WIDTH = 10  # of labels
 

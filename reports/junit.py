@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 
-from harness.result import BAD, TURNED_DOWN, CaseResult, Verdict
-from harness.run import Run
-from reports import wording
-from reports.alerts import doubts
-from reports.characters import visible
-from reports.explained import explanation_fields, explanation_of
-from reports.noticed import noticed
-from reports.stage_summary import StageSummary, stage_order, stage_summaries
-from reports.summary import Problem, repro_line
+from lastbit.reports import wording
+from lastbit.reports.alerts import doubts
+from lastbit.reports.characters import visible
+from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.noticed import noticed
+from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
+from lastbit.reports.summary import Problem, repro_line
+from lastbit.result import BAD, TURNED_DOWN, CaseResult, Verdict
+from lastbit.run import Run
 
 
 @dataclass(frozen=True)

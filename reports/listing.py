@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.listing import Entry, Listing
-from reports.paper import line, paragraph
-from reports.summary import shown_path
+from lastbit.outcomes.listing import Entry, Listing
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.summary import shown_path
 
 
 def print_listing(listing: Listing, console: Console) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.property_result import PropertyResult
-from harness.result import BAD, Verdict
-from harness.run import Run
-from reports import changes_text, wording
-from reports.changes import Changes, KernelChange, compare, names_of
-from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from reports.explained import explanation_fields, explanation_of
-from reports.findings import first_lines
-from reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
-from reports.noticed import noticed
-from reports.properties import MEANING as MEANING_OF_WORDS
-from reports.properties import cell, found_in, property_tables
-from reports.stage_summary import (
+from lastbit.property_result import PropertyResult
+from lastbit.reports import changes_text, wording
+from lastbit.reports.changes import Changes, KernelChange, compare, names_of
+from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
+from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.findings import first_lines
+from lastbit.reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
+from lastbit.reports.noticed import noticed
+from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
+from lastbit.reports.properties import cell, found_in, property_tables
+from lastbit.reports.stage_summary import (
     STAGE_HEADERS,
     StageSummary,
     beside_values,
@@ -25,7 +23,7 @@ from reports.stage_summary import (
     stage_order,
     stage_summaries,
 )
-from reports.summary import (
+from lastbit.reports.summary import (
     ORDER,
     Problem,
     plural,
@@ -34,7 +32,9 @@ from reports.summary import (
     shown_path,
     tally,
 )
-from reports.traced import traced_cells, traced_stages
+from lastbit.reports.traced import traced_cells, traced_stages
+from lastbit.result import BAD, Verdict
+from lastbit.run import Run
 
 LIMIT = 60 * 1024
 """Most bytes of a page. A comment on GitHub may have 65,536 characters."""

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.characters import visible
-from reports.summary import plural
+from lastbit.reports.characters import visible
+from lastbit.reports.summary import plural
 
 MOST_CHARACTERS = 1500
 """Longest text that is not clipped; the message of an exception can hold the source of a kernel."""

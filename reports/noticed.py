@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.result import CaseResult
-from harness.run import Run
-from reports.summary import elements, plural, repro_line
+from lastbit.reports.summary import elements, plural, repro_line
+from lastbit.result import CaseResult
+from lastbit.run import Run
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.errors import UsageError
-from harness.outcomes.order import Declared, Form, Order, SumTree
-from reports.paper import line, paragraph
-from reports.summary import plural
+from lastbit.errors import UsageError
+from lastbit.outcomes.order import Declared, Form, Order, SumTree
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.summary import plural
 
 SCHEMA = 1
 """Version of the JSON."""

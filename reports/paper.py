@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.text import Text
 
-from harness.result import Verdict
-from reports.characters import visible
+from lastbit.reports.characters import visible
+from lastbit.result import Verdict
 
 STYLES: Mapping[Verdict, str] = {
     Verdict.PASSED: "green",

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from rich.text import Text
 
-from harness.result import BAD, CaseResult, Verdict
-from reports.characters import visible
-from reports.paper import line, make_console
-from reports.summary import plural
+from lastbit.reports.characters import visible
+from lastbit.reports.paper import line, make_console
+from lastbit.reports.summary import plural
+from lastbit.result import BAD, CaseResult, Verdict
 
 
 class RunProgress:

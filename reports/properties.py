@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.property_result import Outcome, PropertyResult, together
-from harness.run import Run
-from reports.summary import distance, plural
+from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.reports.summary import distance, plural
+from lastbit.run import Run
 
 MEANING = (
     "kept: declared, and holds · holds: not declared · BROKEN: declared, or with bits that the contract excludes · "

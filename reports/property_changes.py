@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.property_result import Outcome, PropertyResult, together
-from harness.result import CaseResult
-from reports.properties import extent
+from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.reports.properties import extent
+from lastbit.result import CaseResult
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A folder holds `records.jsonl` (one `CaseResult` a line), `records.parquet` (the table below) and `run.json` (everything
 else of a `Run`, and in `results_count` how many results there are; written last, so that a folder which has it is
-complete). `reports.traced.frame` makes a table of the stages that were found in kernels which declare none. JSON is
-strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
+complete). `lastbit.reports.traced.frame` makes a table of the stages that were found in kernels which declare none.
+JSON is strict: a float that JSON cannot spell is the string `NaN`, `Infinity` or `-Infinity`.
 
 The table has one row per case × kernel × stage; a result without stages has one row whose `stage` is empty. Columns, in
 this order:
@@ -44,11 +44,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import LastbitError
-from harness.files import replace_file
-from harness.result import ULP_BINS, CaseResult, Comparison, StageResult, Worst
-from harness.run import Run
-from reports.encoding import decoded, encoded, names_of
+from lastbit.errors import LastbitError
+from lastbit.files import replace_file
+from lastbit.reports.encoding import decoded, encoded, names_of
+from lastbit.result import ULP_BINS, CaseResult, Comparison, StageResult, Worst
+from lastbit.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import CLOCK, EVENTS, GRAPH, Roof, Speed, Speeds
-from reports.bench import about_of, amount, heading, short
-from reports.markdown_text import bullets, code, plain, table
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import CLOCK, EVENTS, GRAPH, Roof, Speed, Speeds
+from lastbit.reports.bench import about_of, amount, heading, short
+from lastbit.reports.markdown_text import bullets, code, plain, table
 
 _HEADERS = (
     *("kernel", "contract", "verdict", "time", "× its contract", "× all"),

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.result import CaseResult
-from reports.stage_summary import StageSummary, stage_order, summary_of
+from lastbit.reports.stage_summary import StageSummary, stage_order, summary_of
+from lastbit.result import CaseResult
 
 NEGLIGIBLE_BIAS = 0.05
 """Difference of two biases, in ulp, that is no drift: the mean of a hundred rounding errors varies by about that."""

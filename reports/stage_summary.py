@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
-from harness.result import NEAR, CaseResult, Comparison, StageResult, Verdict
-from reports.summary import distance, error, plural, share, signed
+from lastbit.reports.summary import distance, error, plural, share, signed
+from lastbit.result import NEAR, CaseResult, Comparison, StageResult, Verdict
 
 Pair = tuple[CaseResult, StageResult]
 

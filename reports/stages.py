@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.stages import Handover, Kind, StageSearch
-from reports.identification import print_columns
-from reports.paper import line, paragraph
-from reports.summary import error, listed, plural, share, signed
+from lastbit.outcomes.stages import Handover, Kind, StageSearch
+from lastbit.reports.identification import print_columns
+from lastbit.reports.paper import line, paragraph
+from lastbit.reports.summary import error, listed, plural, share, signed
 
 MOST_SUSPECTS = 4
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
-from harness.run import Run
+from lastbit.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
+from lastbit.run import Run
 
 
 @dataclass(frozen=True)

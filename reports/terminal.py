@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from harness.result import Verdict
-from harness.run import Run
-from reports import wording
-from reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from reports.findings import first_lines, print_blind_spots, print_findings, print_not_run, print_notices
-from reports.paper import STYLES, line, make_console, paragraph, verdict_word
-from reports.progress import RunProgress
-from reports.properties import broken, found_in, held
-from reports.stage_summary import (
+from lastbit.reports import wording
+from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
+from lastbit.reports.findings import first_lines, print_blind_spots, print_findings, print_not_run, print_notices
+from lastbit.reports.paper import STYLES, line, make_console, paragraph, verdict_word
+from lastbit.reports.progress import RunProgress
+from lastbit.reports.properties import broken, found_in, held
+from lastbit.reports.stage_summary import (
     STAGE_HEADERS,
     StageSummary,
     beside_values,
@@ -25,8 +23,10 @@ from reports.stage_summary import (
     stage_order,
     stage_summaries,
 )
-from reports.summary import plural, shown_path, tally
-from reports.traced import traced_cells, traced_stages
+from lastbit.reports.summary import plural, shown_path, tally
+from lastbit.reports.traced import traced_cells, traced_stages
+from lastbit.result import Verdict
+from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 

@@ -10,11 +10,11 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
-from harness.result import Worst
-from reports.encoding import encoded
-from reports.paper import line, paragraph, verdict_word
-from reports.summary import shown_path
+from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
+from lastbit.reports.encoding import encoded
+from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.summary import shown_path
+from lastbit.result import Worst
 
 MOST_TEXT = 40
 """Characters of an expression that are shown."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from harness.outcomes.trace import StageMatch, Step
-from harness.run import Run
-from reports.summary import error
+from lastbit.outcomes.trace import StageMatch, Step
+from lastbit.reports.summary import error
+from lastbit.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,7 @@ def _traced(kernel: str, seen: Sequence[tuple[Step, StageMatch]]) -> TracedStage
 
 
 def traced_cells(stage: TracedStage) -> tuple[str, ...]:
-    """The cells of such a stage, under `reports.stage_summary.STAGE_HEADERS`."""
+    """The cells of such a stage, under `lastbit.reports.stage_summary.STAGE_HEADERS`."""
     of = f"{stage.outside:,} of {stage.of:,}" if stage.outside else "0"
     return (
         stage.name,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from harness.result import BAD, CaseResult, StageResult, Verdict, simplest
-from harness.run import LEAST_DECIDED, LEAST_JUDGED, Run
-from reports import traced
-from reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
+from lastbit.reports import traced
+from lastbit.reports.summary import Problem, listed, plural, share, shown_path, signed, ulp_bins
+from lastbit.result import BAD, CaseResult, StageResult, Verdict, simplest
+from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
 MOST_NAMES = 4
 MOST_PAIRS = 2

@@ -6,7 +6,7 @@ Each is a file of its own, since some attack while they are loaded.
 BEGINNING = '''
 import json, os, socket, stat, struct, sys, threading, time
 import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 def right(x, weight, eps):
     value = x.float()

@@ -15,7 +15,7 @@ UNBUILDABLE = 5
 KERNEL = """\
 import torch
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 from settings import BLOCK
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bisect_demo import git
 
-from harness.errors import LastbitError
-from harness.history.bisect import Space
-from harness.outcomes.bisection import Criterion, Mark, Point, Step
-from harness.result import CaseResult, Comparison, StageResult, Verdict
+from lastbit.errors import LastbitError
+from lastbit.history.bisect import Space
+from lastbit.outcomes.bisection import Criterion, Mark, Point, Step
+from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
 FAILS = Criterion("", "output")
 

@@ -15,19 +15,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from harness.calibrate import load_premises
-from harness.case import parse_case
-from harness.diagnosing.identify import Observed, identified
-from harness.diagnosing.trials import Sample
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.outcomes.identification import Identification
-from harness.result import Judgement
-from harness.verify.check import Subject
-from references.all_reduce_rms_norm import all_reduce_rms_norm
+from lastbit.calibrate import load_premises
+from lastbit.case import parse_case
+from lastbit.diagnosing.identify import Observed, identified
+from lastbit.diagnosing.trials import Sample
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.outcomes.identification import Identification
+from lastbit.references.all_reduce_rms_norm import all_reduce_rms_norm
+from lastbit.result import Judgement
+from lastbit.verify.check import Subject
 
 CPU = torch.device("cpu")
 CLAIM = "native_multiply"

@@ -8,9 +8,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.judging.compare_selftest import corners
-from harness.numerics import Enclosure
-from harness.numerics.formats import FORMATS, FP64, Format, cast
+from lastbit.judging.compare_selftest import corners
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import FORMATS, FP64, Format, cast
 
 SHAPES = [(), (1,), (2,), (7,), (31,), (5, 9), (1, 6, 1, 5), (3, 4, 5), (33, 17)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from harness.isolation.confine import confine
-from harness.isolation.confinement import Confinement
-from harness.isolation.limits import GB, Limits
+from lastbit.isolation.confine import confine
+from lastbit.isolation.confinement import Confinement
+from lastbit.isolation.limits import GB, Limits
 
 SMALL = Limits(memory=2 * GB, processes=64, file_size=1 << 20, seconds=60)
 PATIENCE = 20.0

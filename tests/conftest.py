@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 
 # Triton decides while it is imported whether @triton.jit compiles or interprets, so this stands before every
 # other import. The tests run on the CPU; TRITON_INTERPRET=0 from outside keeps compilation, for a GPU.
@@ -13,7 +14,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hypothesis
 import pytest
 
-from harness.numerics import Premises, using
+from lastbit.files import IMPORTED_FROM
+from lastbit.numerics import Premises, using
+
+try:
+    distribution("lastbit")
+except PackageNotFoundError:  # a checkout that is not installed: processes that tests start find it as these tests do
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(IMPORTED_FROM), os.environ.get("PYTHONPATH")]))
 
 # No deadline, because the first launch of an interpreted kernel is slow; derandomized, so that a test that
 # passed on a commit passes on it again.

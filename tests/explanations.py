@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from harness.outcomes.explanation import Explanation, Worked
-from harness.outcomes.trace import Element, KernelTrace, StageMatch, Step
-from harness.result import CaseResult, Worst
+from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.trace import Element, KernelTrace, StageMatch, Step
+from lastbit.result import CaseResult, Worst
 
 LINES = (
     "def norm(x, w, y):",

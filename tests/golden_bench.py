@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from in_this_process import InThisProcess
 
-from harness.commands import golden
+from lastbit.commands import golden
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = "triton[native_multiply+rounded_sum]"
@@ -20,7 +20,7 @@ rms_norm x=fp32[5,300] weight=fp32[300] eps=1e-06 seed=3
 """
 PLAIN = """
 import torch
-from harness.kernel import UnsupportedCase, kernel
+from lastbit.kernel import UnsupportedCase, kernel
 
 @kernel("rms_norm", contract="fp32_multiply", name="mine")
 def mine(x, weight=None, *, eps):

@@ -61,7 +61,7 @@ def planted(hostile: Hostile, folder: Path, run: Path | str = "") -> Path:
     folder.mkdir(parents=True)
     text = hostile.file.read_text().replace('_RUN = ""', f"_RUN = {str(run)!r}")
     how = {"contract": hostile.contract, "name": hostile.name, "unordered": ("output",) * hostile.unordered}
-    declared = f"from harness.kernel import kernel  # noqa: E402\n\nkernel('rms_norm', **{how!r})(rms_norm)\n"
+    declared = f"from lastbit.kernel import kernel  # noqa: E402\n\nkernel('rms_norm', **{how!r})(rms_norm)\n"
     (folder / hostile.file.name).write_text(f"{text}\n\n{declared}")
     known = FILES / "known_inputs.txt"
     (folder / known.name).write_bytes(known.read_bytes())

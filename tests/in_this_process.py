@@ -1,12 +1,12 @@
-"""A stand-in for `harness.verify.worker.Worker` that starts no process, for tests of what commands say of kernels."""
+"""A stand-in for `lastbit.verify.worker.Worker` that starts no process, for tests of what commands say of kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from harness.config import Config
-from harness.verify.inprocess import Tick, one_device, open_workplace, unwatched
+from lastbit.config import Config
+from lastbit.verify.inprocess import Tick, one_device, open_workplace, unwatched
 
 
 class InThisProcess:

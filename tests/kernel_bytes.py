@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from harness.case import Case
-from harness.errors import UnsupportedCase
-from harness.inputs import build, guarded_allocations
-from harness.inputs.guards import Guarded
-from harness.interpret import descending, one_by_one
-from harness.kernel import Kernel
+from lastbit.case import Case
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import build, guarded_allocations
+from lastbit.inputs.guards import Guarded
+from lastbit.interpret import descending, one_by_one
+from lastbit.kernel import Kernel
 
 Way = Callable[[], AbstractContextManager[Any]]
 

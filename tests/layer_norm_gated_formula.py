@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.kernel import load_kernels
-from harness.numerics.formats import FP32, format_of, round_to
+from lastbit.kernel import load_kernels
+from lastbit.numerics.formats import FP32, format_of, round_to
 from tests.rms_norm_contract import DEVICE, FLOAT, FOLDER, integers, normals
 
 KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op.startswith("layer_norm_gated")}

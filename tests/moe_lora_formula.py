@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.kernel import Kernel, load_kernels
-from harness.numerics.formats import FP32, cast, format_of, round_to
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.numerics.formats import FP32, cast, format_of, round_to
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, assert_bits, normals
 
 KERNELS = {k.name: k for k in load_kernels(FOLDER) if k.op == "moe_lora"}

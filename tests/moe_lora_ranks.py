@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from harness.kernel import load_kernels
+from lastbit.kernel import load_kernels
 from tests.rms_norm_contract import BF16, FOLDER
 
 LORA = ("gate_lora_a", "gate_lora_b", "up_lora_a", "up_lora_b", "down_lora_a", "down_lora_b")

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import assert_contract
-from harness.verify.assertion import ContractViolation
+from lastbit import assert_contract
+from lastbit.verify.assertion import ContractViolation
 from tests.faults.plant import Edit, Fault, planted
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, normals
 

@@ -2,13 +2,13 @@
 
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel
-from harness.verify.check import Subject
-from harness.verify.project import open_project
-from harness.verify.properties import properties_on
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel
+from lastbit.verify.check import Subject
+from lastbit.verify.project import open_project
+from lastbit.verify.properties import properties_on
 
 CPU = torch.device("cpu")
 PROJECT = open_project(Config(folder=""))

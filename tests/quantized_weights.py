@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import BF16, Format
-from harness.numerics.quantized import dequantized
-from harness.numerics.quantizers import Quantized, encoded
+from lastbit.numerics.formats import BF16, Format
+from lastbit.numerics.quantized import dequantized
+from lastbit.numerics.quantizers import Quantized, encoded
 
 # Scheme, group size in weights of 64 columns, and dtype of the scale.
 STORED = {

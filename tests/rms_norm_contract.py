@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from harness.kernel import load_kernels
-from harness.numerics.formats import E4M3, FP32, cast, format_of, round_to
+from lastbit.kernel import load_kernels
+from lastbit.numerics.formats import E4M3, FP32, cast, format_of, round_to
 
 FOLDER = Path(__file__).resolve().parent.parent / "kernels"
 BF16, FP16, FLOAT = torch.bfloat16, torch.float16, torch.float32
@@ -31,7 +31,7 @@ EPS = 2.0**-20
 needs_device = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device")
 
 if INTERPRETED:
-    from harness.interpret import install
+    from lastbit.interpret import install
 
     install()
 

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.interpret import descending, install, launch, one_by_one
+from lastbit.interpret import descending, install, launch, one_by_one
 
 install()
 

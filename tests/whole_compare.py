@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure, Format, round_to
-from harness.numerics.formats import ordinals
-from harness.result import NEAR, ULP_BINS, Comparison, Worst
+from lastbit.numerics import Enclosure, Format, round_to
+from lastbit.numerics.formats import ordinals
+from lastbit.result import NEAR, ULP_BINS, Comparison, Worst
 
 FARTHEST = 2.0**40
 

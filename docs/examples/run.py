@@ -39,8 +39,8 @@ def plant(folder: str, name: str) -> None:
 
 def printed(command: str, folder: Path = HERE) -> str:
     """What a command prints in a folder, without blanks at the ends of lines."""
-    words = [sys.executable, "-m", "harness", *shlex.split(command)[1:]]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "110"}
+    words = [sys.executable, "-m", "lastbit", *shlex.split(command)[1:]]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout"), "COLUMNS": "110"}
     environ.pop("TRITON_INTERPRET", None)
     began = time.perf_counter()
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
@@ -62,13 +62,13 @@ def write_sample() -> None:
     """Write the table and the findings of README's kernel into its sample, whose options of commands are cut."""
     page = ROOT / "README.md"
     text = page.read_text()
-    source = text.partition("```python\nimport torch\nfrom harness ")[2].partition("```")[0]
+    source = text.partition("```python\nimport torch\nfrom lastbit ")[2].partition("```")[0]
     before, _, after = text.partition("## Reading the output")
     head, fence, rest = after.partition("```\n")
     with TemporaryDirectory() as folder:
         (Path(folder) / "my_kernels").mkdir()
         claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
-        Path(folder, "my_kernels", "norms.py").write_text(f"import torch\nfrom harness {claimed}")
+        Path(folder, "my_kernels", "norms.py").write_text(f"import torch\nfrom lastbit {claimed}")
         shown = printed("lastbit verify my_kernels --profile smoke --keep-going", Path(folder))
     table = re.search(r"^stage .*?(?=\n\n)", shown, re.MULTILINE | re.DOTALL)
     assert table, shown
@@ -77,7 +77,7 @@ def write_sample() -> None:
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     write_sample()
     if sys.argv[1:] == ["sample"]:
         return

@@ -1,6 +1,7 @@
 """What torch.testing.assert_close says of the correct RMSNorm kernel and of one that multiplies in fp32.
 
-Run `PYTHONPATH=. python docs/measurements/assert_close.py` on a machine with a GPU; assert_close.md has the figures.
+Run `PYTHONPATH=harness/checkout python docs/measurements/assert_close.py` on a machine with a GPU; assert_close.md has
+the figures.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from harness.kernel import load_kernels
+from lastbit.kernel import load_kernels
 
 SHAPES = ((2048, 4096), (4096, 1024), (16384, 7168))
 CORRECT, WRONG = "triton[native_multiply+rounded_sum]", "triton[fp32_multiply+rounded_sum]"

@@ -1,6 +1,6 @@
 """All-reduce, residual add and RMSNorm on two GPUs: the unfused path, a fused kernel, and one that rounds once less.
 
-    PYTHONPATH=$PWD python docs/measurements/chains.py [--backend gloo] [--out FILE]
+    PYTHONPATH=harness/checkout python docs/measurements/chains.py [--backend gloo] [--out FILE]
 
 Two processes of torch.distributed, by NCCL with NVLink multicast switched off, or by gloo on the CPU. Each way is held
 to the unfused chain in fp32_sum+native_multiply+rounded_sum, and its contract is looked for besides.
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from reports.identification import kept
+from lastbit.reports.identification import kept
 from tests.chain_ranks import WAYS, Results, contracts_of, judged, results_of
 
 WIDTHS = {"cuda": ((1, 7168), (8, 4096)), "cpu": ((1, 2048), (8, 1024))}

@@ -21,14 +21,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.cluster.connection import Cluster, on_cluster
-from harness.cluster.pool import RayPool
-from harness.cluster.run import Worked, work_on
-from harness.config import Config
-from harness.result import CaseResult
-from harness.run import Run
-from harness.verify.run import PER_ACCELERATOR
-from reports import records
+from lastbit.cluster.connection import Cluster, on_cluster
+from lastbit.cluster.pool import RayPool
+from lastbit.cluster.run import Worked, work_on
+from lastbit.config import Config
+from lastbit.reports import records
+from lastbit.result import CaseResult
+from lastbit.run import Run
+from lastbit.verify.run import PER_ACCELERATOR
 
 PROJECT = Path(__file__).parents[2] / "tests" / "cluster_project"
 RULES = ("rounded_sum", "unrounded_sum", "rounded_value")

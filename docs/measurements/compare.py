@@ -1,6 +1,6 @@
 """Time of a comparison on a GPU against a device copy of the bytes that it must read, and against assert_close.
 
-PYTHONPATH=$PWD python docs/measurements/compare.py [compare.py of another revision]
+PYTHONPATH=harness/checkout python docs/measurements/compare.py [compare.py of another revision]
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
-from harness.judging import compare_selftest, torch_compare
-from harness.judging.compare import compare, outside_count
-from harness.judging.fused_compare import FLOATS, Sort
-from harness.numerics import Enclosure
-from harness.numerics.formats import BF16
+from lastbit.judging import compare_selftest, torch_compare
+from lastbit.judging.compare import compare, outside_count
+from lastbit.judging.fused_compare import FLOATS, Sort
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import BF16
 
 DEVICE = torch.device("cuda", 0)
 SHAPES = ((16384, 7168), (8192, 4096), (64, 256))

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
 TOOLS = {"over_reads": "memcheck", "reads_scratch": "initcheck", "races_in_a_block": "racecheck", "does_neither": ""}
 """Planted kernel → the tool that finds its fault."""
 PLANTED = ROOT / "tests" / "faults" / "sanitizer"
@@ -27,7 +27,7 @@ LINES_OF_NOTHING = 2  # of a log: a head, and a summary
 
 def verified(folder: Path, limit: float, *words: str) -> None:
     """Print what `lastbit verify --sanitize` prints below its table, and its time; it is interrupted at the limit."""
-    command = [sys.executable, "-m", "harness", "verify", "--sanitize", "--run-folder", str(folder), *words]
+    command = [sys.executable, "-m", "lastbit", "verify", "--sanitize", "--run-folder", str(folder), *words]
     began = time.monotonic()
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -49,12 +49,12 @@ def logs(folder: Path) -> None:
 
 def plain(folder: Path, limit: float) -> None:
     """Print seconds to the first case, and milliseconds for each further one, without a tool; it stops at the limit."""
-    from harness.config import Config
-    from harness.sanitize.call import call_bare
-    from harness.sanitize.run import chosen_of
-    from harness.sanitize.tool import UNCACHED
-    from harness.verify.worker import Worker
-    from reports import records
+    from lastbit.config import Config
+    from lastbit.reports import records
+    from lastbit.sanitize.call import call_bare
+    from lastbit.sanitize.run import chosen_of
+    from lastbit.sanitize.tool import UNCACHED
+    from lastbit.verify.worker import Worker
 
     results = chosen_of(records.read(folder))
     config = replace(Config.load(folder / "config.json"), lines=tuple(dict.fromkeys(r.case for r in results)))

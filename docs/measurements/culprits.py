@@ -90,9 +90,9 @@ def measure(fault: Any, cases: dict[str, str], *, sure: bool) -> Row:
     """
     import torch
 
-    from harness.case import parse_case
-    from harness.diagnosing.trace import trace_case
-    from harness.verify.check import verify_case
+    from lastbit.case import parse_case
+    from lastbit.diagnosing.trace import trace_case
+    from lastbit.verify.check import verify_case
     from tests.faults import hunt
     from tests.faults.lines import planted_lines
     from tests.faults.plant import planted, read_sources
@@ -121,7 +121,7 @@ def measure(fault: Any, cases: dict[str, str], *, sure: bool) -> Row:
 
 def _kind(result: Any) -> str:
     """`OF_VALUES`, or the first finding where no element of a result is wrong."""
-    from harness.diagnosing.handover import OF_STAGES
+    from lastbit.diagnosing.handover import OF_STAGES
 
     of_values = result.failing_stage is not None or any(f.kind in OF_STAGES for f in result.findings)
     first = result.findings[0].sentence if result.findings else result.reason
@@ -243,10 +243,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write the table")
     options = parser.parse_args()
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     import torch
 
-    from harness.interpret import install
+    from lastbit.interpret import install
 
     torch.set_num_threads(1)
     install()

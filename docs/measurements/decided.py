@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness import assert_contract
+from lastbit import assert_contract
 
 ROWS, WIDTHS, EPS = 8, (32, 256, 4096), 1e-6
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

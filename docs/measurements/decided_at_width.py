@@ -30,9 +30,9 @@ SCALING = {"random": 0.7, "one sign": 0.7, "exact": 0.75}
 
 def layer(op: str, kind: str, sizes: Any, dtype: str, *, seed: int = 1, hostile: bool = False) -> Any:
     """A case of a layer. A hostile one has gaps between rows, experts elsewhere, old gradients, and NaN if random."""
-    from cases._experts import BALANCED, EXACT, ONE_SIGN
-    from cases.moe_lora_backward import _REGIMES, _saved
-    from harness.case import Case, TensorSpec
+    from lastbit.case import Case, TensorSpec
+    from lastbit.cases._experts import BALANCED, EXACT, ONE_SIGN
+    from lastbit.cases.moe_lora_backward import _REGIMES, _saved
 
     forward = {"random": BALANCED, "one sign": ONE_SIGN, "exact": EXACT}[kind]
     regimes = forward if op == "moe_lora" else _REGIMES[{"random": "balanced", "one sign": "one_sign"}.get(kind, kind)]
@@ -67,8 +67,8 @@ def padded(spec: Any) -> Any:
 
 def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str, *, gate: str = "") -> Any:
     """A case of the gradients of a gated norm with a shape of the table."""
-    from cases import layer_norm_gated_backward as cases
-    from harness.case import Case, TensorSpec
+    from lastbit.case import Case, TensorSpec
+    from lastbit.cases import layer_norm_gated_backward as cases
 
     gate = gate or ("after" if shape["before"] else "before")
     one_sign = {"rstd": ("scale_random",), "mean": ("small",), **cases.ONE_SIGN[gate]}
@@ -87,7 +87,7 @@ def norm(kind: str, shape: Mapping[str, Any], dtype: str, weight: str, *, gate: 
 
 def cases_of(fault: Any, kind: str) -> list[Any]:
     """What a fault is hunted with."""
-    from cases._experts import Sizes
+    from lastbit.cases._experts import Sizes
 
     if fault.op == "layer_norm_gated_backward":
         return [hunted_norm(fault, kind)]
@@ -114,10 +114,10 @@ def hunted_norm(fault: Any, kind: str) -> Any:
 
 def measured(case: Any, device: Any) -> dict[str, tuple[str, int, int, int]]:
     """Result → format, elements, those decided seen from the inputs, and those outside, of PyTorch's kernel."""
-    from harness.calibrate import load_premises
-    from harness.inputs import build
-    from harness.judging.judge import judge
-    from harness.judging.problem import Problem
+    from lastbit.calibrate import load_premises
+    from lastbit.inputs import build
+    from lastbit.judging.judge import judge
+    from lastbit.judging.problem import Problem
     from tests.faults.hunt import clean_kernels, op_of
 
     kernel = next(k for k in clean_kernels() if k.op == case.op and k.name.startswith("eager[") and _fused(k))
@@ -136,7 +136,7 @@ def _fused(kernel: Any) -> bool:
 
 def layers(tokens: int) -> Iterator[tuple[str, Any]]:
     """The layers of the table with two experts."""
-    from cases._experts import SHAPES, Sizes
+    from lastbit.cases._experts import SHAPES, Sizes
 
     for shape in SHAPES:
         name = shape["model"].partition(" (")[0]
@@ -149,7 +149,7 @@ def layers(tokens: int) -> Iterator[tuple[str, Any]]:
 
 def problems(tokens: int, ops: tuple[str, ...], wanted: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Op, what is measured, and a case of each kind."""
-    from cases.layer_norm_gated import SHAPES
+    from lastbit.cases.layer_norm_gated import SHAPES
 
     for name, sizes in layers(tokens):
         for op in LAYERS:
@@ -192,9 +192,9 @@ def seen(name: str, device_name: str) -> tuple[str, dict[str, bool]]:
     """Which kinds of input show a fault at real width, the kernel's results alone being judged."""
     import torch
 
-    from harness.calibrate import load_premises
-    from harness.result import BAD
-    from harness.verify.check import verify_case
+    from lastbit.calibrate import load_premises
+    from lastbit.result import BAD
+    from lastbit.verify.check import verify_case
     from tests.faults import hunt
     from tests.faults.catalogue import FAULTS
     from tests.faults.plant import planted
@@ -202,7 +202,7 @@ def seen(name: str, device_name: str) -> tuple[str, dict[str, bool]]:
     torch.set_num_threads(1)
     device = torch.device(device_name)
     if device.type == "cpu":
-        from harness.interpret import install
+        from lastbit.interpret import install
 
         install()
     fault = next(f for f in FAULTS if str(f) == name)
@@ -249,8 +249,10 @@ def main() -> None:
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1" if options.device == "cpu" else "0"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    sys.path[:0] = [str(ROOT)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT / "harness" / "checkout"), os.environ.get("PYTHONPATH")])
+    )
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     import torch
 
     ops = tuple(options.op or OPS)

@@ -10,9 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
 
-from reports import records  # noqa: E402 (of this checkout)
+from lastbit.reports import records  # noqa: E402 (of this checkout)
 
 Key = tuple[str, str, str, str]
 

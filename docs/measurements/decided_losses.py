@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness import assert_contract
-from harness.judging.problem import Problem
-from harness.kernel import load_file
-from harness.numerics import Premises
+from lastbit import assert_contract
+from lastbit.judging.problem import Problem
+from lastbit.kernel import load_file
+from lastbit.numerics import Premises
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, CLASSES = 4, (512, 32000, 128256)

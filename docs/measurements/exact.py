@@ -2,7 +2,7 @@
 
 Run `python docs/measurements/exact.py [--cases N] [--seed N] [--op OP] [--out FILE]`; it writes exact.md. The same
 reference functions run twice: on enclosures, in which fp64 is known to 2^-40 or nothing is called exact, and on the
-`Digits` below, after each function that a reference imports from `harness.numerics` was replaced by one of mpmath.
+`Digits` below, after each function that a reference imports from `lastbit.numerics` was replaced by one of mpmath.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
 
-from harness import numerics  # noqa: E402
-from harness.config import Config  # noqa: E402
-from harness.errors import UsageError  # noqa: E402
-from harness.inputs import build  # noqa: E402
-from harness.judging.expected import Numbers  # noqa: E402
-from harness.judging.observation import KNOWN  # noqa: E402
-from harness.judging.problem import Problem  # noqa: E402
-from harness.numerics import Enclosure, format_of  # noqa: E402
-from harness.verify.drawing import draw  # noqa: E402
-from harness.verify.project import open_project  # noqa: E402
+from lastbit import numerics  # noqa: E402
+from lastbit.config import Config  # noqa: E402
+from lastbit.errors import UsageError  # noqa: E402
+from lastbit.inputs import build  # noqa: E402
+from lastbit.judging.expected import Numbers  # noqa: E402
+from lastbit.judging.observation import KNOWN  # noqa: E402
+from lastbit.judging.problem import Problem  # noqa: E402
+from lastbit.numerics import Enclosure, format_of  # noqa: E402
+from lastbit.verify.drawing import draw  # noqa: E402
+from lastbit.verify.project import open_project  # noqa: E402
 
 LEFT_OUT = {
     "attention": "works on the parts of enclosures",

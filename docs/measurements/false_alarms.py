@@ -56,11 +56,11 @@ class Tally:
 
 def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, workers: int) -> Any:
     """One run of `lastbit verify`; returns the run."""
-    from reports import records
+    from lastbit.reports import records
 
     folders = [word for name in FOLDERS for word in ("--kernels", str(ROOT / name))]
     kernels = [word for name in kernel_names(ops) for word in ("--kernel", name)]
-    command = [sys.executable, "-m", "harness", "verify", *folders, *kernels, "--run-folder", str(folder)]
+    command = [sys.executable, "-m", "lastbit", "verify", *folders, *kernels, "--run-folder", str(folder)]
     command += ["--cases-per-group", str(count), "--seed", str(seed), "-n", str(workers), "--keep-going"]
     command += [word for op in ops for word in ("--op", op)]
     command += ["-k", only] if only else []
@@ -70,14 +70,14 @@ def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, worke
 
 def kernel_names(ops: list[str]) -> list[str]:
     """Every kernel of the ops in the folders but the compiled one."""
-    from harness.kernel import load_kernels
+    from lastbit.kernel import load_kernels
 
     kernels = [k for folder in FOLDERS for k in load_kernels(ROOT / folder) if k.name != LEFT_OUT]
     return [k.name for k in kernels if not ops or k.op in ops]
 
 
 def width(result: Any) -> int:
-    from harness.case import parse_case
+    from lastbit.case import parse_case
 
     return int(parse_case(result.case).tensors[0].shape[-1])
 
@@ -108,10 +108,10 @@ def table(results: list[Any]) -> str:
 
 def left_inconclusive(results: list[Any]) -> list[str]:
     """Kernels of which some other contract was never ruled out by all of these results together."""
-    from harness.config import Config
-    from harness.run import Run
-    from harness.verify.power import power_of
-    from harness.verify.project import open_project
+    from lastbit.config import Config
+    from lastbit.run import Run
+    from lastbit.verify.power import power_of
+    from lastbit.verify.project import open_project
 
     run = Run(tuple(results), power_of(results, open_project(Config(folder=""))))
     return [kernel for kernel, device in run.subjects() if run.verdict(kernel, device).value == "INCONCLUSIVE"]
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     start = time.perf_counter()
     wide_groups = " or ".join(WIDE_GROUPS)
     with tempfile.TemporaryDirectory() as parent:

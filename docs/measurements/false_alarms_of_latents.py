@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "orders")]
+sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT), str(ROOT / "tests" / "orders")]
 
 from layer_norm_gated_orders import sigmoid_by_exp, sigmoid_of_torch  # noqa: E402
 from summation import SUMS, running  # noqa: E402
 
-from cases.layer_norm_gated_backward import _ANY as REGIMES  # noqa: E402
-from harness.case import Case, TensorSpec  # noqa: E402
-from harness.inputs import build  # noqa: E402
-from harness.judging.judge import judge  # noqa: E402
-from harness.judging.problem import Problem  # noqa: E402
-from harness.numerics import Premises  # noqa: E402
-from harness.numerics.formats import sum_to_odd  # noqa: E402
-from harness.result import Verdict  # noqa: E402
-from references.layer_norm_gated_backward import layer_norm_gated_backward as op  # noqa: E402
+from lastbit.case import Case, TensorSpec  # noqa: E402
+from lastbit.cases.layer_norm_gated_backward import _ANY as REGIMES  # noqa: E402
+from lastbit.inputs import build  # noqa: E402
+from lastbit.judging.judge import judge  # noqa: E402
+from lastbit.judging.problem import Problem  # noqa: E402
+from lastbit.numerics import Premises  # noqa: E402
+from lastbit.numerics.formats import sum_to_odd  # noqa: E402
+from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward as op  # noqa: E402
+from lastbit.result import Verdict  # noqa: E402
 
 GROUPS = ((1, 1), (2, 1), (3, 1), (4, 1), (6, 2), (8, 1), (16, 1), (16, 4), (24, 1), (32, 1), (32, 2), (33, 1), (64, 1))
 GROUPS += ((64, 8), (100, 1), (128, 2), (256, 1), (257, 1), (512, 4), (1000, 1), (1024, 1), (2048, 1), (4096, 1))

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from harness.case import parse_case
-from harness.commands.reference import written
-from harness.errors import LastbitError
+from lastbit.case import parse_case
+from lastbit.commands.reference import written
+from lastbit.errors import LastbitError
 
 
 def of(model: str) -> Any:

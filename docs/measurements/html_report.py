@@ -1,9 +1,10 @@
 """Size of the HTML report, and the time to make and to load it, for 1,000 and for 100,000 records.
 
-Run `PYTHONPATH=. python docs/measurements/html_report.py RUN`, where RUN is a folder that `lastbit verify` left. The
-results of that run are drawn again and again, with other seeds and errors, as a longer run would have them. It needs
-Chromium, chromedriver and selenium. The time to load is that from the start of the navigation to the end of the load
-event, and to the first frame after it: the median of five loads of a page on disk, in a browser without a window.
+Run `PYTHONPATH=harness/checkout python docs/measurements/html_report.py RUN`, where RUN is a folder that
+`lastbit verify` left. The results of that run are drawn again and again, with other seeds and errors, as a longer run
+would have them. It needs Chromium, chromedriver and selenium. The time to load is that from the start of the navigation
+to the end of the load event, and to the first frame after it: the median of five loads of a page on disk, in a browser
+without a window.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pathlib import Path
 
 from selenium import webdriver
 
-from harness.result import CaseResult, StageResult
-from harness.run import Run
-from reports import html, records
+from lastbit.reports import html, records
+from lastbit.result import CaseResult, StageResult
+from lastbit.run import Run
 
 SIZES = (1_000, 100_000)
 LOADS = 5

@@ -3,7 +3,7 @@
 Run `python docs/measurements/interpreter_identity.py generated [--examples N] [--seed S]` for small Triton kernels
 that Hypothesis draws (tests/triton_texts.py), or `… kernels [--cases N] [--folder kernels/external] [--op OP]
 [--kernel K]` for the kernels of a folder on the cases that `verify` draws, N per group. Everything is compared with
-`harness.interpret.one_by_one`: every byte of memory, what is raised, what is printed; in both directions.
+`lastbit.interpret.one_by_one`: every byte of memory, what is raised, what is printed; in both directions.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def generated(examples: int, seed: int) -> int:
 
 def counting_together() -> Counter[str]:
     """What counts the programs that run together from now on: done, or taken back."""
-    from harness.interpret.launch import Launch
+    from lastbit.interpret.launch import Launch
 
     counted = Counter[str]()
     run = Launch._together
@@ -128,12 +128,12 @@ def _features(program: Any, outcomes: dict[Any, Any]) -> Iterator[str]:
 
 def kernels(count: int, seed: int, folder: str, ops: Sequence[str], names: Sequence[str]) -> int:
     """Run kernels that launch Triton on drawn cases; returns how many cases differ."""
-    from harness.config import Config
-    from harness.devices import DevicePlan
-    from harness.errors import UnsupportedCase
-    from harness.interpret import install
-    from harness.verify.drawing import draw
-    from harness.verify.plan import make_plan
+    from lastbit.config import Config
+    from lastbit.devices import DevicePlan
+    from lastbit.errors import UnsupportedCase
+    from lastbit.interpret import install
+    from lastbit.verify.drawing import draw
+    from lastbit.verify.plan import make_plan
     from tests.kernel_bytes import case_differences
 
     install()
@@ -175,7 +175,7 @@ ENOUGH = 4
 
 def counting_programs() -> Counter[str]:
     """What counts the programs of every launch from now on."""
-    from harness.interpret.builder import Builder
+    from lastbit.interpret.builder import Builder
 
     counted = Counter[str]()
     of_launch = Builder.set_grid_dim
@@ -203,7 +203,7 @@ def main() -> int:
     given = parser.parse_args()
     start = time.time()
     os.environ["TRITON_INTERPRET"] = "1"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if given.what == "generated":

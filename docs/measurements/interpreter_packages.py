@@ -2,7 +2,7 @@
 
     pip download --no-deps -d WHEELS lmdeploy xformers fla-core liger-kernel …
     for w in WHEELS/*.whl; do unzip -q $w '*.py' '*METADATA' -d SOURCES/$(basename $w | cut -d- -f1); done
-    TRITON_INTERPRET=1 PYTHONPATH=.:OTHERS python docs/measurements/interpreter_packages.py SOURCES
+    TRITON_INTERPRET=1 PYTHONPATH=harness/checkout:OTHERS python docs/measurements/interpreter_packages.py SOURCES
 
 Only the modules that hold kernels are imported: the packages that they lie in are stood for by empty ones. What else
 they import lies in OTHERS: einops, transformers, pydantic, psutil, msgspec, orjson, pybase64, tqdm, nvidia-ml-py.
@@ -21,7 +21,7 @@ import torch
 import torch.utils._triton
 
 from docs.measurements.interpreter_package_kernels import Result, tries
-from harness.interpret import install
+from lastbit.interpret import install
 
 WHOLE = ("fla_core",)
 """Folders whose packages are imported as they are, because their modules ask the package for its version."""

@@ -80,16 +80,16 @@ CASES = {**_norms(), **_experts()}
 
 def work(way: str) -> None:
     """Answer lines of JSON: [kernel, case line] → seconds, programs, programs of the largest launch."""
-    sys.path[:0] = [os.getcwd()]
+    sys.path[:0] = [os.path.join(os.getcwd(), "harness", "checkout"), os.getcwd()]
     import torch
     from triton.runtime.interpreter import InterpreterBuilder
 
-    from harness.case import parse_case
-    from harness.inputs import build
-    from harness.kernel import load_kernels
+    from lastbit.case import parse_case
+    from lastbit.inputs import build
+    from lastbit.kernel import load_kernels
 
     if way != "stock":
-        from harness.interpret import install
+        from lastbit.interpret import install
 
         install()
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ class Worker:
     """A process that runs kernels in one way, with the sources under `root`."""
 
     def __init__(self, way: str, root: Path) -> None:
-        settings = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+        settings = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "harness" / "checkout")}
         command = [sys.executable, "-W", "ignore", __file__, "--work", way]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, cwd=root, env={**os.environ, **settings}, text=True, **pipes)

@@ -23,9 +23,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "harness" / "checkout"))
 
-from harness.kernel import Kernel, UnsupportedCase, load_kernels
+from lastbit.kernel import Kernel, UnsupportedCase, load_kernels
 
 EXTERNAL = Path(__file__).resolve().parent.parent.parent / "kernels" / "external"
 MOST_ROWS = 4096

@@ -1,6 +1,7 @@
 """How long `lastbit judge` takes to a verdict: 50 kernel files, right, wrong and hostile, in one pool.
 
-    PYTHONPATH=$PWD python docs/measurements/judge.py [--device cuda] [--judges N] [--profile smoke] [--each]
+    PYTHONPATH=harness/checkout python docs/measurements/judge.py [--device cuda] [--judges N] [--profile smoke]
+        [--each]
 
 Every file is written into a folder of its own and judged with --fail-fast. The time of a file is that from the judge's
 beginning it to its verdict; the first files of a judge, which warm it, count as the others do.
@@ -20,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import harness
-from harness.outcomes.file_verdict import FileVerdict
+import lastbit
+from lastbit.outcomes.file_verdict import FileVerdict
 from tests.faults.catalogue import FAULTS
 from tests.faults.plant import FOLDER, mutated, read_sources
 from tests.hostile import FILES as HOSTILE_FILES
@@ -184,7 +185,7 @@ def judged(files: Sequence[Asked], arguments: argparse.Namespace) -> Iterator[tu
     """The files with their verdicts, in their order, as far as the time allows."""
     latest = time.monotonic() + arguments.seconds
     asked = {"device": arguments.device, "profile": arguments.profile, "fail_fast": True, **USUAL}
-    with suppress(TimeoutError), harness.Judges(arguments.judges, **asked) as judges:
+    with suppress(TimeoutError), lastbit.Judges(arguments.judges, **asked) as judges:
         for one, future in [(one, judges.judge(one.path, **one.question)) for one in files]:
             yield one, future.result(max(latest - time.monotonic(), 0))
 

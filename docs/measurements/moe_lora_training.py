@@ -71,7 +71,7 @@ def refused(steps: Sequence[Any]) -> str:
 
 def trainings() -> dict[str, list[Any]]:
     """Name → steps, of the Triton kernels as they are and with faults."""
-    from harness.kernel import load_kernels
+    from lastbit.kernel import load_kernels
     from tests.moe_lora_training import StaleShards, api_of_last_load, problem, train, without_adapter_in_gradient
     from tests.rms_norm_contract import FOLDER
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1" if options.device == "cpu" else "0"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     import torch
     import triton
 

@@ -47,9 +47,9 @@ def row(kernel: Any, eager: Any, offset: int, dtype: str, device: Any) -> list[s
     """Cells of one line of the table."""
     import torch
 
-    from harness.dtypes import DTYPES as TORCH
-    from harness.judging.judge import judge
-    from harness.judging.problem import Problem
+    from lastbit.dtypes import DTYPES as TORCH
+    from lastbit.judging.judge import judge
+    from lastbit.judging.problem import Problem
     from tests.faults.hunt import project, subject_of
 
     tensors, params = problem(offset, TORCH[dtype], device), {"eps": 1e-5}
@@ -77,11 +77,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1" if options.device == "cpu" else "0"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     import torch
     import triton
 
-    from harness.interpret import install
+    from lastbit.interpret import install
     from tests.faults import hunt
     from tests.faults.catalogue import FAULTS
     from tests.faults.plant import planted

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "harness" / "checkout"))
 
 import triton
 import triton.language as tl
 
-from harness import assert_contract
-from harness.calibrate.coverage import documented_premises
-from harness.interpret import install
-from harness.kernel import Kernel, load_kernels
-from harness.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, dot, format_of, ordered, round_to, using
+from lastbit import assert_contract
+from lastbit.calibrate.coverage import documented_premises
+from lastbit.interpret import install
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, dot, format_of, ordered, round_to, using
 
 CUDA = os.environ["TRITON_INTERPRET"] == "0"
 DEVICE = torch.device("cuda" if CUDA else "cpu")

@@ -18,16 +18,16 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from harness.config import Config
-from harness.devices import plan_devices
-from harness.errors import LastbitError
-from harness.orders.form import form_of
-from harness.orders.of_kernel import Probe, open_orders, order_of
-from harness.orders.reveal import reveal
-from harness.outcomes.order import Order
-from harness.verify.inprocess import prepare
-from reports.order import print_order
-from reports.paper import line, make_console
+from lastbit.config import Config
+from lastbit.devices import plan_devices
+from lastbit.errors import LastbitError
+from lastbit.orders.form import form_of
+from lastbit.orders.of_kernel import Probe, open_orders, order_of
+from lastbit.orders.reveal import reveal
+from lastbit.outcomes.order import Order
+from lastbit.reports.order import print_order
+from lastbit.reports.paper import line, make_console
+from lastbit.verify.inprocess import prepare
 
 KERNELS = (
     ("triton[native_multiply+rounded_sum]", "squares", "bf16"),

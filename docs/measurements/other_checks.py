@@ -166,8 +166,8 @@ def within_threshold(actual: Tensors, wanted: Tensors) -> bool:
 
 def objects(check: str, kernel: Any, eager: Any, fault: Any, dtype: str, device: Any) -> bool:
     """Whether a check objects to a kernel."""
-    from harness.dtypes import DTYPES as TORCH
-    from harness.inputs import guarded_allocations
+    from lastbit.dtypes import DTYPES as TORCH
+    from lastbit.inputs import guarded_allocations
 
     make = {"assert_close": usual, "OpInfo-style": opinfo, "benchdnn-style": benchdnn}[check]
     for tensors in make(fault, TORCH[dtype], device):
@@ -220,7 +220,7 @@ def seen(number: int, device_name: str) -> dict[str, tuple[bool, bool]]:
 
 def sanitized(number: int) -> bool:
     """Whether memcheck or initcheck reports something in a process that calls the faulty kernel and no other."""
-    from harness.sanitize.tool import Sanitizer, _found
+    from lastbit.sanitize.tool import Sanitizer, _found
 
     sanitizer: Sanitizer = _found(os.environ)
     for tool in TOOLS:
@@ -259,12 +259,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1" if options.device == "cpu" and options.call is None else "0"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     if options.call is not None:
         call(options.call)
         return
     if options.device == "cpu":
-        from harness.interpret import install
+        from lastbit.interpret import install
 
         install()
     began = time.perf_counter()
@@ -281,12 +281,12 @@ def main() -> None:
 
 def _prepare(device: str) -> None:
     os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     import torch
 
     torch.set_num_threads(1)
     if device == "cpu":
-        from harness.interpret import install
+        from lastbit.interpret import install
 
         install()
 

@@ -89,7 +89,7 @@ def measure(name: str, dtype: str, device_name: str, count: int, compared: int) 
     torch.set_num_threads(1)
     device = torch.device(device_name)
     if device.type == "cpu":
-        from harness.interpret import install
+        from lastbit.interpret import install
 
         install()
     fault = next(f for f in FAULTS if str(f) == name)
@@ -232,8 +232,10 @@ def main() -> None:
     parser.add_argument("--fault", action="append", default=[], help="only this fault (repeatable)")
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1" if options.device == "cpu" else "0"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    sys.path[:0] = [str(ROOT)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(ROOT / "harness" / "checkout"), os.environ.get("PYTHONPATH")])
+    )
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     start = time.perf_counter()
     found = rows(options)
     columns = COLUMNS + UPSTREAM_COLUMNS * has_upstream(found)

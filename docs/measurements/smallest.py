@@ -1,7 +1,8 @@
 """How small the tensors are on which planted faults still fail, in kernels that store no stages.
 
-    PYTHONPATH=$PWD TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl [--seconds S] [--part K/N]
-    PYTHONPATH=$PWD TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl --again
+    PYTHONPATH=harness/checkout TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl [--seconds S]
+        [--part K/N]
+    PYTHONPATH=harness/checkout TRITON_INTERPRET=1 python docs/measurements/smallest.py FOUND.jsonl --again
 
 The first finds and adds a line per fault; the second runs each case once more, in a fresh process each, and prints the
 table of smallest.md. Several processes at once take a part each.
@@ -22,12 +23,12 @@ from typing import Any
 
 import torch
 
-from harness.case import Case, parse_case
-from harness.diagnosing.smallest import smallest
-from harness.result import BAD
-from harness.verify.check import verify_case
-from harness.verify.fuzz import way
-from harness.verify.inprocess import prepare
+from lastbit.case import Case, parse_case
+from lastbit.diagnosing.smallest import smallest
+from lastbit.result import BAD
+from lastbit.verify.check import verify_case
+from lastbit.verify.fuzz import way
+from lastbit.verify.inprocess import prepare
 
 CPU = torch.device("cpu")
 CASES = 8

@@ -35,11 +35,11 @@ def page(name: str, kernel: Any) -> Iterator[str]:
     """A section for a kernel."""
     import torch
 
-    from harness.case import parse_case
-    from harness.config import Config
-    from harness.diagnosing.trace import stages_of_case, trace_case
-    from harness.verify.check import Subject
-    from harness.verify.project import open_project
+    from lastbit.case import parse_case
+    from lastbit.config import Config
+    from lastbit.diagnosing.trace import stages_of_case, trace_case
+    from lastbit.verify.check import Subject
+    from lastbit.verify.project import open_project
 
     op, cpu = open_project(Config(folder="")).op("rms_norm"), torch.device("cpu")
     case = parse_case(CASE)
@@ -63,12 +63,12 @@ def page(name: str, kernel: Any) -> Iterator[str]:
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     import torch
     import triton
 
-    from harness.kernel import load_kernels
-    from harness.verify.inprocess import prepare
+    from lastbit.kernel import load_kernels
+    from lastbit.verify.inprocess import prepare
 
     prepare(torch.device("cpu"))
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)

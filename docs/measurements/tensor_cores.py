@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "harness" / "checkout"))
 
-from harness.calibrate.coverage import documented_premises
-from harness.numerics.premises import U
+from lastbit.calibrate.coverage import documented_premises
+from lastbit.numerics.premises import U
 
 TILES = ((16, 64, 64), (64, 64, 64), (128, 128, 64), (16, 16, 16))
 DTYPES = (torch.bfloat16, torch.float16)

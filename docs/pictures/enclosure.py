@@ -107,11 +107,11 @@ def neighbours(value: float, below: int, above: int) -> list[float]:
 def lines() -> list[Line]:
     import torch
 
-    from harness.case import parse_case
-    from harness.config import Config
-    from harness.inputs import build
-    from harness.judging.problem import Problem
-    from harness.verify.project import open_project
+    from lastbit.case import parse_case
+    from lastbit.config import Config
+    from lastbit.inputs import build
+    from lastbit.judging.problem import Problem
+    from lastbit.verify.project import open_project
 
     case = parse_case(CASE)
     tensors = build(case, torch.device("cpu")).tensors
@@ -166,7 +166,7 @@ def lines() -> list[Line]:
 
 def main() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     body: list[str] = []
     for number, one in enumerate(lines()):
         body += one.drawn(12 + 160 * number)

@@ -23,8 +23,8 @@ SHOWN = ("Stages", "Findings", "FAILED")
 
 def printed(folder: Path) -> str:
     """What is printed of the run that is kept in a folder, with its colours."""
-    from reports.records import read
-    from reports.terminal import print_run
+    from lastbit.reports.records import read
+    from lastbit.reports.terminal import print_run
 
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=WIDTH)
     print_run(read(folder), console)
@@ -40,12 +40,12 @@ def drawn(text: str) -> str:
 
 
 def main() -> None:
-    sys.path[:0] = [str(ROOT)]
+    sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     examples = ROOT / "docs" / "examples"
     with TemporaryDirectory() as folder:
-        environ = {**os.environ, "PYTHONPATH": f"{ROOT}"}
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout")}
         environ.pop("TRITON_INTERPRET", None)
-        words = [sys.executable, "-m", "harness", "verify", "--profile", "smoke"]
+        words = [sys.executable, "-m", "lastbit", "verify", "--profile", "smoke"]
         words += ["--kernels", str(examples / "fp32_weight")]
         subprocess.run(words, cwd=folder, env=environ, stdout=subprocess.DEVNULL, check=False)
         os.chdir(examples)

@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from harness.bench.isolated import Process, Timed, bound
-from harness.bench.samples import Effort
-from harness.bench.unseen import Shaped, contiguous, drawn
-from harness.case import Case
-from harness.errors import LastbitError, UsageError
-from harness.inputs import build
-from harness.isolation import answers
-from harness.isolation.isolated import Isolated
-from harness.isolation.memory import Block, fresh
-from harness.isolation.process import ForkServer, KernelProcess, Start
-from harness.outcomes.speed import Bound
-from harness.verify.calls import Caller
-from harness.verify.check import Subject
+from lastbit.bench.isolated import Process, Timed, bound
+from lastbit.bench.samples import Effort
+from lastbit.bench.unseen import Shaped, contiguous, drawn
+from lastbit.case import Case
+from lastbit.errors import LastbitError, UsageError
+from lastbit.inputs import build
+from lastbit.isolation import answers
+from lastbit.isolation.isolated import Isolated
+from lastbit.isolation.memory import Block, fresh
+from lastbit.isolation.process import ForkServer, KernelProcess, Start
+from lastbit.outcomes.speed import Bound
+from lastbit.verify.calls import Caller
+from lastbit.verify.check import Subject
 
 
 @dataclass

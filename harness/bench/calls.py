@@ -12,10 +12,10 @@ from itertools import cycle
 
 import torch
 
-from harness.bench.samples import Effort, now, on_device
-from harness.calling.capture import captured, why_it_waits
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import CLOCK, EVENTS, GRAPH
+from lastbit.bench.samples import Effort, now, on_device
+from lastbit.calling.capture import captured, why_it_waits
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import CLOCK, EVENTS, GRAPH
 
 Call = Callable[[], object]
 

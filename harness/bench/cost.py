@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from harness.bench.samples import Effort, in_turn, now, on_device, peak_memory, size_of, wall
-from harness.bench.subjects import subject_for
-from harness.case import Case, parse_case
-from harness.devices import made_current
-from harness.errors import LastbitError
-from harness.inputs import build
-from harness.judging.problems import PROBLEMS
-from harness.outcomes.bench import BUSY, MEMORY, OPERATIONS, PARTS, VERIFIED, Measurement, Sample
-from harness.result import TURNED_DOWN, CaseResult, Verdict
-from harness.timing import PARTS as PARTS_OF_TIME
-from harness.timing import Clock, listening
-from harness.verify.check import Subject, verify_case
-from harness.verify.inprocess import Workplace
+from lastbit.bench.samples import Effort, in_turn, now, on_device, peak_memory, size_of, wall
+from lastbit.bench.subjects import subject_for
+from lastbit.case import Case, parse_case
+from lastbit.devices import made_current
+from lastbit.errors import LastbitError
+from lastbit.inputs import build
+from lastbit.judging.problems import PROBLEMS
+from lastbit.outcomes.bench import BUSY, MEMORY, OPERATIONS, PARTS, VERIFIED, Measurement, Sample
+from lastbit.result import TURNED_DOWN, CaseResult, Verdict
+from lastbit.timing import PARTS as PARTS_OF_TIME
+from lastbit.timing import Clock, listening
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.inprocess import Workplace
 
 _ONE = "one call of the kernel"
 _WHOLE = "verify_case"

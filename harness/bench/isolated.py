@@ -17,16 +17,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from harness.bench.samples import Effort
-from harness.bench.unseen import Layout, Shaped, Taken, drawn, places_in, settle, shapes_of, take, write
-from harness.case import Case
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import Bound
-from harness.result import Finding, Judgement, Verdict
-from harness.verify.check import Subject
+from lastbit.bench.samples import Effort
+from lastbit.bench.unseen import Layout, Shaped, Taken, drawn, places_in, settle, shapes_of, take, write
+from lastbit.case import Case
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import Bound
+from lastbit.result import Finding, Judgement, Verdict
+from lastbit.verify.check import Subject
 
 Message = Mapping[str, Any]
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from harness.bench.samples import Effort, on_device, peak_memory, size_of, wall
-from harness.bench.subjects import eager_for, subject_for
-from harness.case import parse_case
-from harness.devices import made_current
-from harness.inputs import build
-from harness.judging.compare import compare
-from harness.numerics import Enclosure, format_of
-from harness.outcomes.bench import ASSERTED, COMPARED, MEMORY, Measurement, Sample
-from harness.verify.assertion import assert_contract
-from harness.verify.check import Subject
-from harness.verify.inprocess import Workplace
+from lastbit.bench.samples import Effort, on_device, peak_memory, size_of, wall
+from lastbit.bench.subjects import eager_for, subject_for
+from lastbit.case import parse_case
+from lastbit.devices import made_current
+from lastbit.inputs import build
+from lastbit.judging.compare import compare
+from lastbit.numerics import Enclosure, format_of
+from lastbit.outcomes.bench import ASSERTED, COMPARED, MEMORY, Measurement, Sample
+from lastbit.verify.assertion import assert_contract
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Workplace
 
 _WIDTH = 1 << 13
 _ROWS, _ROWS_ON_CPU = 512, 64  # 2^22 elements are a block of `judge`; both are more than the L2 cache holds

@@ -1,6 +1,6 @@
 """What a plain test does: random tensors, one call of the kernel, one of an eager implementation, `assert_close`.
 
-As a program, `python -m harness.bench.plain` times plain tests where lastbit's interpreter is not installed: Triton
+As a program, `python -m lastbit.bench.plain` times plain tests where lastbit's interpreter is not installed: Triton
 interprets as it does by itself. It reads a pickled request from its standard input, and its last line is JSON.
 """
 
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from harness.bench.samples import now
-from harness.case import Case, TensorSpec, parse_case
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.inputs import build
-from harness.kernel import Kernel
-from harness.verify.project import open_project
-from harness.verify.run import environment_for
+from lastbit.bench.samples import now
+from lastbit.case import Case, TensorSpec, parse_case
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.inputs import build
+from lastbit.kernel import Kernel
+from lastbit.verify.project import open_project
+from lastbit.verify.run import environment_for
 
 
 def plain_test(kernel: Kernel, eager: Kernel, case: Case, device: torch.device) -> Callable[[], None]:
@@ -108,7 +108,7 @@ def plain_under_stock_interpreter(request: Request) -> Plain:
     Raises:
         LastbitError: the process ended early.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "harness.bench.plain"]
+    command = [sys.executable, "-W", "ignore", "-m", "lastbit.bench.plain"]
     environment = environment_for("cpu", request.config.site)
     done = subprocess.run(command, env=environment, input=pickle.dumps(request), capture_output=True, check=False)
     if done.returncode:

@@ -7,19 +7,19 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from harness.bench.plain import Request, plain, plain_under_stock_interpreter, seconds_of
-from harness.bench.samples import Effort, now
-from harness.bench.subjects import eager_for
-from harness.case import Case, Group
-from harness.devices import made_current
-from harness.outcomes.bench import RATE, Measurement, Sample
-from harness.result import TURNED_DOWN, CaseResult
-from harness.verify.check import Subject, unsupported
-from harness.verify.drawing import draw
-from harness.verify.fuzz import Explorer
-from harness.verify.inprocess import Workplace
-from harness.verify.narrowing import groups_of
-from harness.verify.plan import Item
+from lastbit.bench.plain import Request, plain, plain_under_stock_interpreter, seconds_of
+from lastbit.bench.samples import Effort, now
+from lastbit.bench.subjects import eager_for
+from lastbit.case import Case, Group
+from lastbit.devices import made_current
+from lastbit.outcomes.bench import RATE, Measurement, Sample
+from lastbit.result import TURNED_DOWN, CaseResult
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.drawing import draw
+from lastbit.verify.fuzz import Explorer
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.narrowing import groups_of
+from lastbit.verify.plan import Item
 
 _UNIT = "cases/s"
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from harness.outcomes.bench import Sample
-from harness.verify.memory import give_back
+from lastbit.outcomes.bench import Sample
+from lastbit.verify.memory import give_back
 
 _MOST_COPIES = 64
 _CACHE = 4 << 20  # bytes, more than the L2 cache of a core holds

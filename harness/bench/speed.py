@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.bench.bare import bare_launch
-from harness.bench.calls import device_seconds, host_seconds
-from harness.bench.samples import Effort, on_device, size_of
-from harness.bench.subjects import bench_cases
-from harness.case import Case, parse_case
-from harness.devices import made_current
-from harness.errors import LastbitError, UnsupportedCase
-from harness.inputs import build
-from harness.inputs.guards import twin
-from harness.ops import Op
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import Roof, Speed
-from harness.result import TURNED_DOWN, CaseResult, Verdict
-from harness.verify.check import Subject, unsupported, verify_case
-from harness.verify.inprocess import Workplace
-from harness.verify.memory import give_back
+from lastbit.bench.bare import bare_launch
+from lastbit.bench.calls import device_seconds, host_seconds
+from lastbit.bench.samples import Effort, on_device, size_of
+from lastbit.bench.subjects import bench_cases
+from lastbit.case import Case, parse_case
+from lastbit.devices import made_current
+from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.inputs import build
+from lastbit.inputs.guards import twin
+from lastbit.ops import Op
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import Roof, Speed
+from lastbit.result import TURNED_DOWN, CaseResult, Verdict
+from lastbit.verify.check import Subject, unsupported, verify_case
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.memory import give_back
 
 Tensors = Mapping[str, Tensor]
 

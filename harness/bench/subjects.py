@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from harness.case import Case, parse_case
-from harness.errors import UsageError
-from harness.verify.case_files import read_cases
-from harness.verify.check import Subject, unsupported
-from harness.verify.inprocess import Workplace
-from harness.verify.project import Project
+from lastbit.case import Case, parse_case
+from lastbit.errors import UsageError
+from lastbit.verify.case_files import read_cases
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.project import Project
 
 
 def case_lines(place: Workplace, file: str) -> list[str]:

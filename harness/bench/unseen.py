@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import Case, contiguous_strides
-from harness.inputs import build
-from harness.inputs.guards import extent
+from lastbit.case import Case, contiguous_strides
+from lastbit.inputs import build
+from lastbit.inputs.guards import extent
 
 ALIGNMENT = 512
 """Bytes, of which the starts of tensors are multiples, as torch allocates them on CUDA."""

@@ -1,5 +1,5 @@
 """`lastbit calibrate`: measure on the device at hand what the error bounds rest on, and keep the figures."""
 
-from harness.calibrate.store import load_premises
+from lastbit.calibrate.store import load_premises
 
 __all__ = ["load_premises"]

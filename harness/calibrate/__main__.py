@@ -1,4 +1,4 @@
-"""`python3 -m harness.calibrate DEVICE`: what `lastbit calibrate` runs in a process of its own."""
+"""`python3 -m lastbit.calibrate DEVICE`: what `lastbit calibrate` runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from harness.calibrate.measure import measure
-from harness.calibrate.store import Measurement, device_name, save
-from harness.devices import made_current
-from harness.interpret import install
-from harness.numerics.premises import U
+from lastbit.calibrate.measure import measure
+from lastbit.calibrate.store import Measurement, device_name, save
+from lastbit.devices import made_current
+from lastbit.interpret import install
+from lastbit.numerics.premises import U
 
 
 def main(name: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.numerics import BY_CAPABILITY, LOOSEST, Premises, TensorCores
+from lastbit.numerics import BY_CAPABILITY, LOOSEST, Premises, TensorCores
 
 
 def documented_premises(device: torch.device) -> Premises:

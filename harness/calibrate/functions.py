@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness import numerics
-from harness.calibrate import kernels
-from harness.calibrate.store import Measurement
-from harness.numerics import DOCUMENTED, Enclosure
-from harness.numerics.formats import FP32
-from harness.numerics.premises import U
+from lastbit import numerics
+from lastbit.calibrate import kernels
+from lastbit.calibrate.store import Measurement
+from lastbit.numerics import DOCUMENTED, Enclosure
+from lastbit.numerics.formats import FP32
+from lastbit.numerics.premises import U
 
 EVERY = 1 << 32
 """Numbers of fp32, NaN and infinities among them."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.calibrate import kernels
-from harness.calibrate.coverage import documented_premises
-from harness.calibrate.functions import EVERY, functions
-from harness.calibrate.store import SUBNORMAL_PRODUCTS, Measurement
-from harness.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
+from lastbit.calibrate import kernels
+from lastbit.calibrate.coverage import documented_premises
+from lastbit.calibrate.functions import EVERY, functions
+from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, Measurement
+from lastbit.numerics import DOCUMENTED, Enclosure, Premises, cast, dot, using
 
 _SAMPLE = {"cpu": 1 << 16}
 _SAMPLE_ELSEWHERE = 1 << 24

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from harness.calibrate.coverage import documented_premises
-from harness.errors import LastbitError
-from harness.files import replace_file
-from harness.numerics import DOCUMENTED, Bound, Premises
+from lastbit.calibrate.coverage import documented_premises
+from lastbit.errors import LastbitError
+from lastbit.files import replace_file
+from lastbit.numerics import DOCUMENTED, Bound, Premises
 
 SUBNORMAL_PRODUCTS = "an fp32 product may be subnormal"
 

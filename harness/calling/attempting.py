@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from harness.calling.performing import Said
-from harness.inputs.allocations import guarded_allocations
+from lastbit.calling.performing import Said
+from lastbit.inputs.allocations import guarded_allocations
 
 Results = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Calls a kernel with tensors by name, waits for the device, and gives its results by name."""

@@ -14,18 +14,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from harness.calling.process_state import kept_process_state
-from harness.errors import KernelError
-from harness.inputs.allocations import guarded_allocations
-from harness.inputs.guards import Guarded, extent, twin
-from harness.inputs.overlap import overlaps
-from harness.inputs.poison import Poison
-from harness.inputs.rebound import rebound
-from harness.inputs.written import Check
-from harness.interpret import descending
-from harness.interpret.faults import Blank, Fault, collected
-from harness.result import Finding
-from harness.timing import KERNEL, timed
+from lastbit.calling.process_state import kept_process_state
+from lastbit.errors import KernelError
+from lastbit.inputs.allocations import guarded_allocations
+from lastbit.inputs.guards import Guarded, extent, twin
+from lastbit.inputs.overlap import overlaps
+from lastbit.inputs.poison import Poison
+from lastbit.inputs.rebound import rebound
+from lastbit.inputs.written import Check
+from lastbit.interpret import descending
+from lastbit.interpret.faults import Blank, Fault, collected
+from lastbit.result import Finding
+from lastbit.timing import KERNEL, timed
 
 INPUT = "input "
 """What stands before the name of an input where a result may have the same name."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from harness.floating_point import FloatingPoint, end_openmp_threads
-from harness.result import Finding
+from lastbit.floating_point import FloatingPoint, end_openmp_threads
+from lastbit.result import Finding
 
 KIND = "process_state"
 ARITHMETIC = "floating-point arithmetic"

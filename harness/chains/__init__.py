@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from harness.chains.build import made
-from harness.chains.parts import Part
-from harness.ops import Op
+from lastbit.chains.build import made
+from lastbit.chains.parts import Part
+from lastbit.ops import Op
 
 __all__ = ["Part", "chain"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.chains.parts import Link, Part, check_word, links_of
-from harness.chains.reference import ChainReference, Passed
-from harness.declared import check_contracts
-from harness.errors import OpError, no_such
-from harness.numerics.formats import TARGETS
-from harness.ops import REQUIRED, Latent, Op, Rounds
+from lastbit.chains.parts import Link, Part, check_word, links_of
+from lastbit.chains.reference import ChainReference, Passed
+from lastbit.declared import check_contracts
+from lastbit.errors import OpError, no_such
+from lastbit.numerics.formats import TARGETS
+from lastbit.ops import REQUIRED, Latent, Op, Rounds
 
 _FP32 = "fp32"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.errors import OpError, no_such
-from harness.ops import REQUIRED, Op
-from harness.stage_names import StageNames, stage_names
+from lastbit.errors import OpError, no_such
+from lastbit.ops import REQUIRED, Op
+from lastbit.stage_names import StageNames, stage_names
 
 
 @dataclass(frozen=True)

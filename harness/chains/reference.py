@@ -9,11 +9,11 @@ from functools import cached_property
 from types import CodeType
 from typing import Any
 
-from harness.chains.parts import Link
-from harness.errors import OpError
-from harness.numerics import TARGETS, Following, Format, Sum, Tensor
-from harness.ops import Contract, Op, StageRecorder
-from harness.stage_names import StageNames, stage_names
+from lastbit.chains.parts import Link
+from lastbit.errors import OpError
+from lastbit.numerics import TARGETS, Following, Format, Sum, Tensor
+from lastbit.ops import Contract, Op, StageRecorder
+from lastbit.stage_names import StageNames, stage_names
 
 
 @dataclass(frozen=True)

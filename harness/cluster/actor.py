@@ -19,12 +19,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cluster.travel import Travelled, unpacked
-from harness.files import PACKAGE
+from lastbit.cluster.travel import Travelled, unpacked
+from lastbit.files import PACKAGE
 
 if TYPE_CHECKING:
-    from harness.isolation.declared import Kernels
-    from harness.verify.plan import Plan
+    from lastbit.isolation.declared import Kernels
+    from lastbit.verify.plan import Plan
 
 
 class Actor:
@@ -62,9 +62,9 @@ class Actor:
         """Make the plan: `items`, `not_run`, what results depend on, what was `printed`; or why it was `refused`."""
         import torch
 
-        from harness.errors import LastbitError
-        from harness.trees import MixedTrees
-        from harness.verify.inprocess import prepare
+        from lastbit.errors import LastbitError
+        from lastbit.trees import MixedTrees
+        from lastbit.verify.inprocess import prepare
 
         self._asked = asked = unpacked(Path.cwd(), self._devices)
         device = torch.device(self._device)
@@ -88,8 +88,8 @@ class Actor:
 
     def run(self, place: int, failed: list[tuple[str, str]]) -> Iterator[str]:
         """Perform an item of the plan, and yield its events, in batches."""
-        from harness.cluster.stream import Stream
-        from reports.records import dump
+        from lastbit.cluster.stream import Stream
+        from lastbit.reports.records import dump
 
         assert self._asked is not None and self._plan is not None
         known = [(kernel, self._device) for kernel, device in failed if device == self._called]
@@ -101,11 +101,11 @@ class Actor:
     def _planned(self) -> Plan:
         import torch
 
-        from harness.kernel import load_kernels
-        from harness.timing import PLANNING, Clock, listening, timed
-        from harness.trees import imported
-        from harness.verify.isolating import kernels_for
-        from harness.verify.plan import make_plan
+        from lastbit.kernel import load_kernels
+        from lastbit.timing import PLANNING, Clock, listening, timed
+        from lastbit.trees import imported
+        from lastbit.verify.isolating import kernels_for
+        from lastbit.verify.plan import make_plan
 
         torch.set_num_threads(1)  # of this thread, in which all kernels run
         assert self._asked is not None
@@ -122,8 +122,8 @@ class Actor:
             return make_plan(config, device_type, *load)
 
     def _perform(self, place: int, stream: Any) -> None:
-        from harness.verify.fuzz import CaseFailed, Stopped
-        from harness.verify.perform import perform
+        from lastbit.verify.fuzz import CaseFailed, Stopped
+        from lastbit.verify.perform import perform
 
         assert self._plan is not None
         if self._kernels:
@@ -141,7 +141,7 @@ def _tried(device: Any) -> str:
     """The name of a device on which something was done; an error if it cannot be used."""
     import torch
 
-    from harness.calibrate import load_premises
+    from lastbit.calibrate import load_premises
 
     if device.type == "cpu":
         return ""
@@ -151,14 +151,14 @@ def _tried(device: Any) -> str:
 
 
 def _premises(device: Any) -> str:
-    from harness.calibrate import load_premises
+    from lastbit.calibrate import load_premises
 
     return load_premises(device).device
 
 
 def _versions() -> dict[str, str]:
     """What results depend on in this process; of lastbit the code, too, which may be that of a checkout."""
-    from harness.verify.run import versions
+    from lastbit.verify.run import versions
 
     return {**versions(), "lastbit_code": code_hash()}
 

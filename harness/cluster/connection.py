@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from harness.cluster.pool import LOCAL, connected
-from harness.cluster.resources import ANY, Kind, Node, chosen, device_plan, kinds_of, side_by_side
-from harness.cluster.travel import packed
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.run import NotRun
-from harness.verify.run import workers_for
+from lastbit.cluster.pool import LOCAL, connected
+from lastbit.cluster.resources import ANY, Kind, Node, chosen, device_plan, kinds_of, side_by_side
+from lastbit.cluster.travel import packed
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.run import NotRun
+from lastbit.verify.run import workers_for
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.result import BAD, CaseResult
-from harness.verify.assemble import Key, UnderWay
-from harness.verify.plan import Planned
-from harness.verify.schedule import units
+from lastbit.result import BAD, CaseResult
+from lastbit.verify.assemble import Key, UnderWay
+from lastbit.verify.plan import Planned
+from lastbit.verify.schedule import units
 
 TWICE = 2
 """Runs of an item that end in the same case before the kernel is what ends them."""
@@ -148,7 +148,7 @@ class Ledger:
         return {(self.items[other].kernel, self.items[other].device) for other in found - {place}}
 
     def hear(self, actor: Hashable, event: Sequence[Any], now: float) -> bool:
-        """Take note of an event of `harness.cluster.stream`; whether the actor is without work now."""
+        """Take note of an event of `lastbit.cluster.stream`; whether the actor is without work now."""
         attempt = self.attempts[actor]
         attempt.heard = now
         match event:

@@ -15,9 +15,9 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Protocol
 
-from harness.cluster.actor import Actor
-from harness.cluster.resources import Kind, Node
-from harness.errors import LastbitError, UsageError
+from lastbit.cluster.actor import Actor
+from lastbit.cluster.resources import Kind, Node
+from lastbit.errors import LastbitError, UsageError
 
 LOCAL = "local"
 """The address of a cluster that is started on this machine, and ends with the run."""
@@ -32,7 +32,7 @@ class Heard:
     """Something that came from an actor, or became of it.
 
     `placed`: where it is. `ready`: what `Actor.start` returns. `failed`: why that raised. `events`: a batch of those of
-    `harness.cluster.stream`. `gone`: why there is no such process any more, where it did not fail to start.
+    `lastbit.cluster.stream`. `gone`: why there is no such process any more, where it did not fail to start.
     """
 
     actor: Hashable

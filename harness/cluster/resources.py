@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.devices import AUTO, DevicePlan
-from harness.errors import UsageError
-from harness.verify.run import PER_ACCELERATOR
+from lastbit.devices import AUTO, DevicePlan
+from lastbit.errors import UsageError
+from lastbit.verify.run import PER_ACCELERATOR
 
 ANY = "any"
 """What --device is to say for each kind of device that a cluster has, once."""

@@ -12,14 +12,14 @@ from pathlib import Path
 from threading import Event, current_thread, main_thread
 from types import FrameType
 
-from harness.cluster.connection import Cluster
-from harness.cluster.pool import Pool
-from harness.cluster.team import Campaign, Team
-from harness.errors import LastbitError
-from harness.result import CaseResult
-from harness.run import Run, Spent
-from harness.verify.assemble import assembled, isolation_of
-from harness.verify.run import settings_of
+from lastbit.cluster.connection import Cluster
+from lastbit.cluster.pool import Pool
+from lastbit.cluster.team import Campaign, Team
+from lastbit.errors import LastbitError
+from lastbit.result import CaseResult
+from lastbit.run import Run, Spent
+from lastbit.verify.assemble import assembled, isolation_of
+from lastbit.verify.run import settings_of
 
 LOG = "cluster.log"
 """The file of a run's folder that says what happened to actors."""

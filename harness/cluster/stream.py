@@ -1,10 +1,10 @@
 """What an actor tells of an item while it runs: events, in order, in batches that whoever runs the campaign takes.
 
 An event is a list: its name, and what belongs to it. `begins` comes with the note of a case, and nothing of the case
-happens before it was taken. `waits` stops the clock of the case. `result` comes with a line of `reports.records`, and
-`lost` after one that left the accelerator unusable. `left` says how many cases are not run. `printed` comes with the
-name of a kernel's file and what a process of it has printed. `hung` comes with the lines that were under way when a
-case took too long. `time` says where the time of the process went. `done` is the last one.
+happens before it was taken. `waits` stops the clock of the case. `result` comes with a line of
+`lastbit.reports.records`, and `lost` after one that left the accelerator unusable. `left` says how many cases are not
+run. `printed` comes with the name of a kernel's file and what a process of it has printed. `hung` comes with the lines
+that were under way when a case took too long. `time` says where the time of the process went. `done` is the last one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from harness.case import Case
-from harness.config import Config
-from harness.result import CaseResult, Verdict
-from harness.timing import seconds_so_far
-from harness.verify.isolating import limit_of
-from harness.verify.memory import is_lost
-from harness.verify.plan import Item
-from harness.verify.recorder import note_of
-from harness.verify.sharing import SharedDevice, Verify, directly
+from lastbit.case import Case
+from lastbit.config import Config
+from lastbit.result import CaseResult, Verdict
+from lastbit.timing import seconds_so_far
+from lastbit.verify.isolating import limit_of
+from lastbit.verify.memory import is_lost
+from lastbit.verify.plan import Item
+from lastbit.verify.recorder import note_of
+from lastbit.verify.sharing import SharedDevice, Verify, directly
 
 _FATAL = 17
 _MARGIN = 5.0
@@ -54,7 +54,7 @@ class Stream:
     """Tells of one item that another thread of this process performs.
 
     Attributes:
-        cases, seed, random, timeout, failures: as in `harness.verify.perform.Records`.
+        cases, seed, random, timeout, failures: as in `lastbit.verify.perform.Records`.
     """
 
     def __init__(

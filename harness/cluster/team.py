@@ -9,18 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from harness.cluster.ledger import Ledger
-from harness.cluster.pool import Heard, Pool
-from harness.cluster.resources import Kind
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.result import CaseResult
-from harness.run import NotRun, Spent
-from harness.trees import MixedTrees
-from harness.verify.assemble import INTERRUPTED, Ended
-from harness.verify.isolating import limit_of
-from harness.verify.plan import Planned
-from reports.records import dump
+from lastbit.cluster.ledger import Ledger
+from lastbit.cluster.pool import Heard, Pool
+from lastbit.cluster.resources import Kind
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.reports.records import dump
+from lastbit.result import CaseResult
+from lastbit.run import NotRun, Spent
+from lastbit.trees import MixedTrees
+from lastbit.verify.assemble import INTERRUPTED, Ended
+from lastbit.verify.isolating import limit_of
+from lastbit.verify.plan import Planned
 
 TRIES = 2
 """Starts of actors that fail on a device before the device is taken out."""

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.files import BUILT_IN
-from harness.verify.notes import read_json, write_json
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.files import BUILT_IN, PACKAGE
+from lastbit.verify.notes import read_json, write_json
 
-_CODE = ("harness", "references", "cases", "reports", "kernels")
-_OF_A_PROJECT = ("references", "cases", "kernels")
+_CODE = {name: f"lastbit/{name}" for name in ("references", "cases", "reports")}
+_CODE |= {"harness": "lastbit", "kernels": "lastbit/_kernels"}
+"""Folder of a checkout → what it is called where lastbit is installed, and so on a node."""
+_OF_A_PROJECT = {name: name for name in ("references", "cases", "kernels")}
 _STAY = (".*", "__pycache__", "*.pyc", "golden", "node_modules", "*.egg-info")
 _FOLDERS, _ASKED, _HOMES = "travelled", "asked", "homes.json"
 
@@ -55,9 +57,10 @@ def packed(config: Config) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="lastbit-travel-") as name:
         folder = Path(name)
         homes: dict[str, str] = {}
-        if _is_checkout(BUILT_IN):
+        if BUILT_IN != PACKAGE:
             _copy_parts(BUILT_IN, folder, _CODE)
-            homes["."] = str(BUILT_IN)
+            shutil.rmtree(folder / "lastbit" / "checkout")
+            homes |= {there: str(BUILT_IN / here) for here, there in _CODE.items()}
         kernels = [_travelling(folder, homes, path) for path in config.kernel_folders]
         projects = [_travelling(folder, homes, path, _OF_A_PROJECT) for path in config.projects]
         replace(
@@ -85,7 +88,7 @@ def unpacked(folder: Path, devices: Sequence[str]) -> Travelled:
     return Travelled(config, {os.path.normpath(folder / here): home for here, home in homes.items()})
 
 
-def _travelling(into: Path, homes: dict[str, str], path: str, parts: Sequence[str] = ()) -> str:
+def _travelling(into: Path, homes: dict[str, str], path: str, parts: Mapping[str, str] | None = None) -> str:
     """Copy a folder, or parts of it, or the folder of a file; return what the path is called in `into`."""
     source = Path(path).absolute()
     if source.is_file():
@@ -100,12 +103,7 @@ def _travelling(into: Path, homes: dict[str, str], path: str, parts: Sequence[st
     return name
 
 
-def _copy_parts(source: Path, into: Path, parts: Sequence[str]) -> None:
-    for part in parts:
-        if (source / part).is_dir():
-            shutil.copytree(source / part, into / part, ignore=shutil.ignore_patterns(*_STAY))
-
-
-def _is_checkout(folder: Path) -> bool:
-    """Whether lastbit is a checkout, and not installed, as it then is on the nodes."""
-    return (folder / "kernels").is_dir() and (folder / "pyproject.toml").is_file()
+def _copy_parts(source: Path, into: Path, parts: Mapping[str, str]) -> None:
+    for here, there in parts.items():
+        if (source / here).is_dir():
+            shutil.copytree(source / here, into / there, ignore=shutil.ignore_patterns(*_STAY), dirs_exist_ok=True)

@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands.options import add_device, add_folders, add_timeout, config_of
-from harness.config import PROFILES, Config
-from harness.diagnosing.agree import agree_kernels
-from harness.errors import UsageError
-from harness.history.revisions import kernels_at
-from harness.kernel import REVISION_MARK
-from harness.outcomes.agreement import Agreement, Side
-from harness.verify.project import kernel_folders
-from harness.verify.worker import Worker, WorkerEnded
-from reports.agreement import as_json, print_agreement
-from reports.paper import make_console
+from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.config import PROFILES, Config
+from lastbit.diagnosing.agree import agree_kernels
+from lastbit.errors import UsageError
+from lastbit.history.revisions import kernels_at
+from lastbit.kernel import REVISION_MARK
+from lastbit.outcomes.agreement import Agreement, Side
+from lastbit.reports.agreement import as_json, print_agreement
+from lastbit.reports.paper import make_console
+from lastbit.verify.project import kernel_folders
+from lastbit.verify.worker import Worker, WorkerEnded
 
 
 def add_agree(parser: argparse.ArgumentParser) -> None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harness.commands.options import add_device, add_kernel_choice, config_of
+from lastbit.commands.options import add_device, add_kernel_choice, config_of
 
 if TYPE_CHECKING:
-    from harness.bench.samples import Effort
-    from harness.outcomes.bench import Measurement
-    from harness.outcomes.speed import Roof, Speed
-    from harness.verify.worker import Worker
+    from lastbit.bench.samples import Effort
+    from lastbit.outcomes.bench import Measurement
+    from lastbit.outcomes.speed import Roof, Speed
+    from lastbit.verify.worker import Worker
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -61,13 +61,13 @@ class _Measures(Protocol):
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.what not in _BENCHES:
-        from harness.commands.bench_file import bench_file
+        from lastbit.commands.bench_file import bench_file
 
         return bench_file(options, Path(options.what))
-    from harness.bench.samples import QUICK, Effort
-    from harness.verify.run import environment_of
-    from harness.verify.worker import Worker
-    from reports.paper import line, make_console
+    from lastbit.bench.samples import QUICK, Effort
+    from lastbit.reports.paper import line, make_console
+    from lastbit.verify.run import environment_of
+    from lastbit.verify.worker import Worker
 
     config = config_of(options, kernels=tuple(options.kernel), ops=tuple(options.op))
     bench = _BENCHES[options.what]()
@@ -90,8 +90,8 @@ def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
 @contextmanager
 def _told(what: str, failed: list[str]) -> Iterator[None]:
     """Say that something could not be measured, and go on."""
-    from harness.errors import LastbitError
-    from reports.paper import line, make_console
+    from lastbit.errors import LastbitError
+    from lastbit.reports.paper import line, make_console
 
     try:
         yield
@@ -109,13 +109,13 @@ class _OfLastbit:
     failed: list[str] = field(default_factory=list)
 
     def measure(self, worker: Worker, effort: Effort) -> None:
-        from harness.bench.cost import cost
-        from harness.bench.judging import asserting, comparing
-        from harness.bench.rate import rate
-        from harness.bench.subjects import case_lines, ops_of
-        from harness.outcomes.bench import PARTS
-        from reports.bench import sentence
-        from reports.paper import line, make_console
+        from lastbit.bench.cost import cost
+        from lastbit.bench.judging import asserting, comparing
+        from lastbit.bench.rate import rate
+        from lastbit.bench.subjects import case_lines, ops_of
+        from lastbit.outcomes.bench import PARTS
+        from lastbit.reports.bench import sentence
+        from lastbit.reports.paper import line, make_console
 
         work: list[tuple[Callable[..., list[Measurement]], str]] = [(comparing, "")]
         work += [(cost, case) for case in worker.do(case_lines, "verified.txt")]
@@ -129,8 +129,8 @@ class _OfLastbit:
                     line(progress, sentence(measurement), "dim")
 
     def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        from harness.outcomes.bench import Bench
-        from reports.bench import as_jsonl, page
+        from lastbit.outcomes.bench import Bench
+        from lastbit.reports.bench import as_jsonl, page
 
         bench = Bench(tuple(self.found), tuple(self.failed), command, environment)
         return page(bench), as_jsonl(bench)
@@ -147,8 +147,8 @@ class _OfKernels:
     failed: list[str] = field(default_factory=list)
 
     def measure(self, worker: Worker, effort: Effort) -> None:
-        from harness.bench.speed import roof, takers
-        from harness.bench.subjects import case_lines
+        from lastbit.bench.speed import roof, takers
+        from lastbit.bench.subjects import case_lines
 
         with _told("the roof", self.failed):
             self.roof = worker.do(roof, effort)
@@ -158,10 +158,10 @@ class _OfKernels:
                     self._add(worker, case, kernel, effort)
 
     def _add(self, worker: Worker, case: str, kernel: str, effort: Effort) -> None:
-        from harness.bench.speed import speed
-        from harness.errors import UnsupportedCase
-        from reports.paper import line, make_console
-        from reports.speed import sentence
+        from lastbit.bench.speed import speed
+        from lastbit.errors import UnsupportedCase
+        from lastbit.reports.paper import line, make_console
+        from lastbit.reports.speed import sentence
 
         try:
             self.found.append(worker.do(speed, case, kernel, effort))
@@ -171,8 +171,8 @@ class _OfKernels:
             line(make_console(stderr=True), sentence(self.found[-1], self.roof), "dim")
 
     def written(self, command: str, environment: Mapping[str, str]) -> tuple[str, str]:
-        from harness.outcomes.speed import Speeds
-        from reports.speed import as_jsonl, page
+        from lastbit.outcomes.speed import Speeds
+        from lastbit.reports.speed import as_jsonl, page
 
         left_out = tuple(dict.fromkeys(self.left_out))
         bench = Speeds(self.roof, tuple(self.found), left_out, tuple(self.failed), command, environment)
@@ -186,7 +186,7 @@ def _write(page: str, records: str, folder: Path, stem: str, device: str) -> Non
     """Write both files, named by the kind of device."""
     import torch
 
-    from harness.history.golden_provenance import kind_of
+    from lastbit.history.golden_provenance import kind_of
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{stem}_{kind_of(torch.device(device)).replace('-', '_')}"

@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.commands.options import config_of
-from harness.errors import LastbitError, UsageError
+from lastbit.commands.options import config_of
+from lastbit.errors import LastbitError, UsageError
 
 if TYPE_CHECKING:
-    from harness.bench.samples import Effort
-    from harness.case import Case
-    from harness.judges.opening import Desk
-    from harness.judges.question import Question
-    from harness.outcomes.speed import Bound, Roof
+    from lastbit.bench.samples import Effort
+    from lastbit.case import Case
+    from lastbit.judges.opening import Desk
+    from lastbit.judges.question import Question
+    from lastbit.outcomes.speed import Bound, Roof
 
 
 def bench_file(options: argparse.Namespace, path: Path) -> int:
     """Time the kernel of a file; 1 if what it gave meanwhile is wrong, 2 if something could not be measured."""
-    from harness.bench.samples import QUICK, Effort
-    from harness.judges.opening import open_desk
-    from harness.judges.question import Question
-    from harness.verify.inprocess import unwatched
-    from harness.verify.run import environment_of
-    from reports.bound import Bounds, as_jsonl, page
-    from reports.paper import line, make_console
+    from lastbit.bench.samples import QUICK, Effort
+    from lastbit.judges.opening import open_desk
+    from lastbit.judges.question import Question
+    from lastbit.reports.bound import Bounds, as_jsonl, page
+    from lastbit.reports.paper import line, make_console
+    from lastbit.verify.inprocess import unwatched
+    from lastbit.verify.run import environment_of
 
     if len(options.op) != 1:
         raise UsageError("name the op that the kernel of the file computes: --op OP")
@@ -63,7 +63,7 @@ class _Bench:
 
     def measure(self, path: Path) -> None:
         """The roof, and the file and what stands beside it on each case."""
-        from harness.bench.speed import roof
+        from lastbit.bench.speed import roof
 
         self.roof = roof(self.desk, self.effort)
         for case in self._cases():
@@ -74,15 +74,15 @@ class _Bench:
                     self.failed.append(f"{what}, {case}: {error}")
 
     def _cases(self) -> Iterator[Case]:
-        from harness.bench.subjects import case_lines
-        from harness.case import parse_case
+        from lastbit.bench.subjects import case_lines
+        from lastbit.case import parse_case
 
         return map(parse_case, case_lines(self.desk, "kernels.txt"))
 
     def _of_file(self, path: Path, case: Case) -> Iterator[Bound]:
-        from harness.bench.asked import bound_of
-        from harness.judges.opening import opened
-        from harness.verify.check import unsupported
+        from lastbit.bench.asked import bound_of
+        from lastbit.judges.opening import opened
+        from lastbit.verify.check import unsupported
 
         with opened(self.desk, path, self.question) as kernel:
             if reason := unsupported(kernel.subject.kernel, case):
@@ -91,7 +91,7 @@ class _Bench:
 
     def _beside(self, path: Path, case: Case) -> Iterator[Bound]:
         """A kernel of the project, or of those that --kernel names."""
-        from harness.judges.call_time import beside
+        from lastbit.judges.call_time import beside
 
         if (bound := beside(self.desk, self.question, case, self.effort)) is not None:
             yield bound

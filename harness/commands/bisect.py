@@ -11,20 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.case import parse_case
-from harness.commands.options import add_device, add_kernel_choice, add_run, config_of, workers_of
-from harness.commands.running import execute
-from harness.config import Config
-from harness.errors import UsageError
-from harness.history.bisect import bisect
-from harness.history.criterion import Question
-from harness.history.packages import Versions, open_versions
-from harness.history.revisions import Revisions, open_revisions
-from harness.outcomes.bisection import METRICS, Bisection
-from harness.run import Run
-from harness.verify.project import open_project
-from reports.bisection import print_bisection, print_extent, print_step
-from reports.paper import make_console
+from lastbit.case import parse_case
+from lastbit.commands.options import add_device, add_kernel_choice, add_run, config_of, workers_of
+from lastbit.commands.running import execute
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.history.bisect import bisect
+from lastbit.history.criterion import Question
+from lastbit.history.packages import Versions, open_versions
+from lastbit.history.revisions import Revisions, open_revisions
+from lastbit.outcomes.bisection import METRICS, Bisection
+from lastbit.reports.bisection import print_bisection, print_extent, print_step
+from lastbit.reports.paper import make_console
+from lastbit.run import Run
+from lastbit.verify.project import open_project
 
 
 def add_bisect(parser: argparse.ArgumentParser) -> None:

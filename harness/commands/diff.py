@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from harness.commands.report import STANDARD_OUTPUT, add_run_argument, read_run, write_text
-from reports.changes import DRIFT, compare, with_base
-from reports.changes_json import as_json
-from reports.changes_terminal import print_changes
+from lastbit.commands.report import STANDARD_OUTPUT, add_run_argument, read_run, write_text
+from lastbit.reports.changes import DRIFT, compare, with_base
+from lastbit.reports.changes_json import as_json
+from lastbit.reports.changes_terminal import print_changes
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:

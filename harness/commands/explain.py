@@ -6,15 +6,15 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from harness.case import parse_case
-from harness.commands.options import add_device, add_isolate, add_kernel_choice, add_timeout, config_of
-from harness.commands.report import STANDARD_OUTPUT, write_text
-from harness.commands.running import worst_code
-from harness.diagnosing.explain import Explainer
-from harness.errors import UsageError
-from harness.judges.confined import ConfinedExplainer
-from reports.explanation import as_json, print_explanation
-from reports.paper import line, make_console
+from lastbit.case import parse_case
+from lastbit.commands.options import add_device, add_isolate, add_kernel_choice, add_timeout, config_of
+from lastbit.commands.report import STANDARD_OUTPUT, write_text
+from lastbit.commands.running import worst_code
+from lastbit.diagnosing.explain import Explainer
+from lastbit.errors import UsageError
+from lastbit.judges.confined import ConfinedExplainer
+from lastbit.reports.explanation import as_json, print_explanation
+from lastbit.reports.paper import line, make_console
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:

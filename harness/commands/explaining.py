@@ -11,22 +11,22 @@ from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 
-from harness.commands.seen_stages import ordinary_of, traced
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing.explain import Explainer
-from harness.diagnosing.handover import OF_STAGES
-from harness.diagnosing.mends import LEAST
-from harness.errors import LastbitError
-from harness.judges.confined import ConfinedExplainer
-from harness.kernel import REVISION_MARK
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import KernelTrace
-from harness.result import CaseResult, Verdict
-from harness.run import Run
-from harness.verify.check import first_line
-from reports.progress import doing
-from reports.summary import Problem, problems
+from lastbit.commands.seen_stages import ordinary_of, traced
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing.explain import Explainer
+from lastbit.diagnosing.handover import OF_STAGES
+from lastbit.diagnosing.mends import LEAST
+from lastbit.errors import LastbitError
+from lastbit.judges.confined import ConfinedExplainer
+from lastbit.kernel import REVISION_MARK
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.progress import doing
+from lastbit.reports.summary import Problem, problems
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Run
+from lastbit.verify.check import first_line
 
 OF_A_RUN, OF_A_KERNEL = 60.0, 15.0
 """Seconds in which the failures of a run are explained: all of them, and those of one kernel on one device."""

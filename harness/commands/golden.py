@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from harness.commands.options import add_device, add_kernel_choice, add_paths, add_timeout, config_of
-from harness.commands.running import NOTHING_RUN
-from harness.config import Config
-from harness.errors import LastbitError, UsageError
-from harness.history.golden_file import path_of
-from harness.history.golden_folder import (
+from lastbit.commands.options import add_device, add_kernel_choice, add_paths, add_timeout, config_of
+from lastbit.commands.running import NOTHING_RUN
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.golden_file import path_of
+from lastbit.history.golden_folder import (
     Proposal,
     broken,
     difference,
@@ -24,15 +24,15 @@ from harness.history.golden_folder import (
     propose_held,
     settle,
 )
-from harness.history.golden_provenance import kind_of
-from harness.outcomes.golden import REFUSED, GoldenReport, KernelOutcome, Status
-from harness.verify.inprocess import planned
-from harness.verify.run import options_of
-from harness.verify.worker import Worker
-from reports.golden import print_check, print_diff, print_record
-from reports.paper import line, make_console
-from reports.progress import RunProgress
-from reports.summary import plural
+from lastbit.history.golden_provenance import kind_of
+from lastbit.outcomes.golden import REFUSED, GoldenReport, KernelOutcome, Status
+from lastbit.reports.golden import print_check, print_diff, print_record
+from lastbit.reports.paper import line, make_console
+from lastbit.reports.progress import RunProgress
+from lastbit.reports.summary import plural
+from lastbit.verify.inprocess import planned
+from lastbit.verify.run import options_of
+from lastbit.verify.worker import Worker
 
 FOLDER = Path("cases", "golden")
 """Where goldens are, in a folder per kind of device, unless kernels come from elsewhere."""

@@ -6,15 +6,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.options import add_device, add_folders, add_timeout, config_of
-from harness.commands.running import worst_code
-from harness.diagnosing.identify import identify_kernel
-from harness.outcomes.identification import Identification
-from harness.verify.inprocess import planned
-from harness.verify.plan import Planned
-from harness.verify.worker import Worker, WorkerEnded
-from reports.identification import print_identification, print_overview
-from reports.paper import line, make_console
+from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.commands.running import worst_code
+from lastbit.diagnosing.identify import identify_kernel
+from lastbit.outcomes.identification import Identification
+from lastbit.reports.identification import print_identification, print_overview
+from lastbit.reports.paper import line, make_console
+from lastbit.verify.inprocess import planned
+from lastbit.verify.plan import Planned
+from lastbit.verify.worker import Worker, WorkerEnded
 
 
 def add_identify(parser: argparse.ArgumentParser) -> None:

@@ -6,19 +6,19 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.options import add_device, add_folders, add_timeout, config_of
-from harness.commands.running import worst_code
-from harness.errors import LastbitError
-from harness.outcomes.invariance import Invariance
-from harness.property_result import PropertyResult
-from harness.verify.asking import answer, askings
-from harness.verify.inprocess import planned
-from harness.verify.plan import Planned
-from harness.verify.run import options_of
-from harness.verify.worker import Worker
-from reports.invariance import as_json, print_invariance, print_overview
-from reports.paper import line, make_console
-from reports.progress import doing
+from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.commands.running import worst_code
+from lastbit.errors import LastbitError
+from lastbit.outcomes.invariance import Invariance
+from lastbit.property_result import PropertyResult
+from lastbit.reports.invariance import as_json, print_invariance, print_overview
+from lastbit.reports.paper import line, make_console
+from lastbit.reports.progress import doing
+from lastbit.verify.asking import answer, askings
+from lastbit.verify.inprocess import planned
+from lastbit.verify.plan import Planned
+from lastbit.verify.run import options_of
+from lastbit.verify.worker import Worker
 
 
 def add_invariance(parser: argparse.ArgumentParser) -> None:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands.running import worst_code
-from harness.config import PROFILES
-from harness.devices import plan_devices
-from harness.errors import UsageError
-from harness.judges.pool import Judges, default_count
-from harness.judges.question import EXPLAIN, PROFILE, RANDOM
-from harness.kernel import PLACEMENTS
-from harness.outcomes.file_verdict import FileVerdict
-from reports.judged import as_json_line, print_judged
-from reports.paper import make_console
+from lastbit.commands.running import worst_code
+from lastbit.config import PROFILES
+from lastbit.devices import plan_devices
+from lastbit.errors import UsageError
+from lastbit.judges.pool import Judges, default_count
+from lastbit.judges.question import EXPLAIN, PROFILE, RANDOM
+from lastbit.kernel import PLACEMENTS
+from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import as_json_line, print_judged
+from lastbit.reports.paper import make_console
 
 _ASKED = (
     *("op", "contract", "function", "placement", "forbid_torch_op", "may_decline", "strict"),

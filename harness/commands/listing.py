@@ -10,19 +10,19 @@ from dataclasses import asdict
 
 import torch
 
-from harness.commands.options import add_folders
-from harness.commands.report import STANDARD_OUTPUT, write_text
-from harness.config import Config
-from harness.errors import unknown
-from harness.inputs import LAYOUTS, regimes
-from harness.invariance.properties import properties_of
-from harness.kernel import Kernel
-from harness.ops import REQUIRED, Op
-from harness.outcomes.listing import Entry
-from harness.verify.inprocess import prepare
-from harness.verify.project import Project, open_project
-from reports.listing import print_listing
-from reports.paper import make_console
+from lastbit.commands.options import add_folders
+from lastbit.commands.report import STANDARD_OUTPUT, write_text
+from lastbit.config import Config
+from lastbit.errors import unknown
+from lastbit.inputs import LAYOUTS, regimes
+from lastbit.invariance.properties import properties_of
+from lastbit.kernel import Kernel
+from lastbit.ops import REQUIRED, Op
+from lastbit.outcomes.listing import Entry
+from lastbit.reports.listing import print_listing
+from lastbit.reports.paper import make_console
+from lastbit.verify.inprocess import prepare
+from lastbit.verify.project import Project, open_project
 
 
 def add_list(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.config import Config
-from harness.errors import UsageError
-from harness.files import PACKAGE
-from harness.verify.project import open_project
-from reports.paper import line, make_console
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.files import PACKAGE
+from lastbit.reports.paper import line, make_console
+from lastbit.verify.project import open_project
 
 TEMPLATES = PACKAGE / "templates"
 

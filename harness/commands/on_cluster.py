@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cluster.connection import Cluster, on_cluster
-from harness.cluster.pool import RayPool
-from harness.commands.running import Interrupted, import_ahead, kept, with_why
-from harness.config import Config
-from harness.run import Run
-from reports import records
-from reports.characters import visible
-from reports.progress import RunProgress
+from lastbit.cluster.connection import Cluster, on_cluster
+from lastbit.cluster.pool import RayPool
+from lastbit.commands.running import Interrupted, import_ahead, kept, with_why
+from lastbit.config import Config
+from lastbit.reports import records
+from lastbit.reports.characters import visible
+from lastbit.reports.progress import RunProgress
+from lastbit.run import Run
 
 if TYPE_CHECKING:
-    from harness.cluster.run import Worked
+    from lastbit.cluster.run import Worked
 
-_AFTERWARDS = ("harness.cluster.run", "pandas", "reports.terminal")
+_AFTERWARDS = ("lastbit.cluster.run", "pandas", "lastbit.reports.terminal")
 """Modules that a run needs once it is connected, and that take seconds to import."""
 
 
@@ -49,7 +49,7 @@ def execute_on_cluster(
 
 def _followed(cluster: Cluster) -> Worked:
     """What the actors of a cluster did, whose progress is shown."""
-    from harness.cluster.run import work_on
+    from lastbit.cluster.run import work_on
 
     with RunProgress() as progress, _actors(cluster.config) as pool:
         return work_on(cluster, pool, parse=records.parse, tell=progress.advance, plan=progress.set_total)
@@ -80,7 +80,7 @@ def _name_here(device: str) -> str:
     """The name of an accelerator of this machine."""
     import torch
 
-    from harness.devices import machine
+    from lastbit.devices import machine
 
     has = machine()
     return str(torch.get_device_module(device).get_device_name(device)) if device in has.accelerators else "none"

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.config import Config
-from harness.devices import plan_devices
-from harness.errors import UsageError
-from harness.verify.case_files import read_cases
-from harness.verify.run import MOST_ON_CPU, PER_ACCELERATOR
+from lastbit.config import Config
+from lastbit.devices import plan_devices
+from lastbit.errors import UsageError
+from lastbit.verify.case_files import read_cases
+from lastbit.verify.run import MOST_ON_CPU, PER_ACCELERATOR
 
 RUNS = Path(".lastbit", "runs")
 """Where runs are kept unless they are told otherwise, below the working directory."""

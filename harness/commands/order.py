@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands.options import add_device, add_folders, add_timeout, config_of
-from harness.commands.report import STANDARD_OUTPUT, write_text
-from harness.commands.running import worst_code
-from harness.errors import UsageError
-from harness.orders.form import form_of
-from harness.orders.of_kernel import Probe, open_orders, order_of, sums_of
-from harness.outcomes.order import Order
-from harness.verify.run import environment_of
-from harness.verify.worker import Worker
-from reports.order import difference, from_json, print_differences, print_order, to_json
-from reports.paper import line, make_console
+from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.commands.report import STANDARD_OUTPUT, write_text
+from lastbit.commands.running import worst_code
+from lastbit.errors import UsageError
+from lastbit.orders.form import form_of
+from lastbit.orders.of_kernel import Probe, open_orders, order_of, sums_of
+from lastbit.outcomes.order import Order
+from lastbit.reports.order import difference, from_json, print_differences, print_order, to_json
+from lastbit.reports.paper import line, make_console
+from lastbit.verify.run import environment_of
+from lastbit.verify.worker import Worker
 
 _COLUMNS, _COLUMNS_ON_CPU = (4096,), (128,)
 _ROWS, _ROWS_ON_CPU = 4096, 256

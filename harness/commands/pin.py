@@ -9,24 +9,24 @@ from pathlib import Path
 
 import torch
 
-from harness.case import Case, parse_case
-from harness.commands.options import add_device, add_folders, add_timeout, config_of
-from harness.commands.running import NOTHING_RUN
-from harness.config import Config
-from harness.diagnosing.smallest import judged, smallest_of
-from harness.errors import UsageError, unknown
-from harness.files import BUILT_IN
-from harness.inputs.values import check_regime
-from harness.kernel import Kernel
-from harness.ops import check_arguments
-from harness.result import Verdict
-from harness.verify.case_files import add_case
-from harness.verify.check import unsupported
-from harness.verify.inprocess import one_device, prepare
-from harness.verify.project import Project, open_project
-from harness.verify.worker import Worker
-from reports.characters import visible
-from reports.paper import line, make_console
+from lastbit.case import Case, parse_case
+from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.commands.running import NOTHING_RUN
+from lastbit.config import Config
+from lastbit.diagnosing.smallest import judged, smallest_of
+from lastbit.errors import UsageError, unknown
+from lastbit.files import BUILT_IN, PACKAGE
+from lastbit.inputs.values import check_regime
+from lastbit.kernel import Kernel
+from lastbit.ops import check_arguments
+from lastbit.reports.characters import visible
+from lastbit.reports.paper import line, make_console
+from lastbit.result import Verdict
+from lastbit.verify.case_files import add_case
+from lastbit.verify.check import unsupported
+from lastbit.verify.inprocess import one_device, prepare
+from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import Worker
 
 _FOLDERS = ("references", "cases", "kernels")
 
@@ -102,7 +102,7 @@ def _folder(given: Sequence[str]) -> Path:
     if not given and not any((folder / name).is_dir() for name in _FOLDERS):
         names = ", ".join(f"{name}/" for name in _FOLDERS)
         raise UsageError(f"there is no project here: {str(folder)!r} has none of {names}; --project DIR names one")
-    if folder.resolve() == BUILT_IN and not (BUILT_IN / "kernels").is_dir():
+    if folder.resolve() == BUILT_IN == PACKAGE:
         raise UsageError(f"{str(folder)!r} is where lastbit is installed; --project DIR names a folder of yours")
     return folder
 

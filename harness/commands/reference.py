@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import harness.numerics
-from harness.case import Case, parse_case
-from harness.commands.report import STANDARD_OUTPUT, write_text
-from harness.errors import UsageError, unknown
-from harness.from_torch.check import Tried, tried
-from harness.from_torch.reference import write_reference
-from harness.from_torch.tracing import Example
-from harness.inputs import build
-from harness.kernel import load_file
-from harness.siblings import siblings
-from reports.paper import line, make_console
+import lastbit.numerics
+from lastbit.case import Case, parse_case
+from lastbit.commands.report import STANDARD_OUTPUT, write_text
+from lastbit.errors import UsageError, unknown
+from lastbit.from_torch.check import Tried, tried
+from lastbit.from_torch.reference import write_reference
+from lastbit.from_torch.tracing import Example
+from lastbit.inputs import build
+from lastbit.kernel import load_file
+from lastbit.reports.paper import line, make_console
+from lastbit.siblings import siblings
 
 
 def add_reference(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:
     name = options.name or wanted
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UsageError(f"{name!r} cannot be the name of an op: --name takes lower-case letters, digits and _")
-    if name in {"op", "contract", "stage", *harness.numerics.__all__}:
+    if name in {"op", "contract", "stage", *lastbit.numerics.__all__}:
         raise UsageError(f"{name!r} has a meaning in every reference: --name gives the op another name")
     if options.output and Path(options.output).name != f"{name}.py":
         raise UsageError(f"--output {options.output}: the file of the op {name!r} must be called {name}.py")

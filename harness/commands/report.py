@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness.commands.options import RUNS
-from harness.errors import LastbitError, UsageError
-from harness.files import replace_file
-from harness.run import Run
-from reports import html, junit, markdown, records, sarif
-from reports.annotations import lines
-from reports.changes import compare, names_of, with_base
-from reports.changes_terminal import print_changes
-from reports.paper import make_console
-from reports.terminal import print_run
+from lastbit.commands.options import RUNS
+from lastbit.errors import LastbitError, UsageError
+from lastbit.files import replace_file
+from lastbit.reports import html, junit, markdown, records, sarif
+from lastbit.reports.annotations import lines
+from lastbit.reports.changes import compare, names_of, with_base
+from lastbit.reports.changes_terminal import print_changes
+from lastbit.reports.paper import make_console
+from lastbit.reports.terminal import print_run
+from lastbit.run import Run
 
 STANDARD_OUTPUT = "-"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from threading import Thread
 from types import MappingProxyType
 
-from harness.config import Config
-from harness.run import Run
-from harness.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
-from harness.verify import run as runs
-from reports import records
+from lastbit.config import Config
+from lastbit.reports import records
+from lastbit.run import Run
+from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
+from lastbit.verify import run as runs
 
-_AFTERWARDS = ("harness.verify.collect", "pandas", "reports.terminal")
+_AFTERWARDS = ("lastbit.verify.collect", "pandas", "lastbit.reports.terminal")
 """Modules that a run needs at its end, and that take seconds to import."""
 
 NOTHING_RUN = 3
@@ -58,8 +58,8 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
     results.new()
     if interrupted and runs.planned(children) is None:
         raise Interrupted(None)
-    from harness.verify.assemble import INTERRUPTED
-    from harness.verify.collect import collect
+    from lastbit.verify.assemble import INTERRUPTED
+    from lastbit.verify.collect import collect
 
     run = kept(collect(config, children, results.all, interrupted=interrupted), Path(config.folder))
     if run.broken.endswith(INTERRUPTED):
@@ -71,9 +71,9 @@ def execute(config: Config, arguments: Sequence[str] = (), *, quiet: bool = Fals
 
 def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> Run:
     """The run with what compute-sanitizer finds in its cases."""
-    from harness.sanitize.run import chosen_of, sanitized
-    from harness.verify.assemble import INTERRUPTED
-    from reports.progress import RunProgress
+    from lastbit.reports.progress import RunProgress
+    from lastbit.sanitize.run import chosen_of, sanitized
+    from lastbit.verify.assemble import INTERRUPTED
 
     with RunProgress(total=len(chosen_of(run)) * len(TOOLS)) as progress:
         run = sanitized(config, sanitizer, run, (lambda result: None) if quiet else progress.advance)
@@ -85,7 +85,7 @@ def _sanitized(config: Config, sanitizer: Sanitizer, run: Run, quiet: bool) -> R
 
 def with_why(config: Config, run: Run, *, elsewhere: Mapping[str, str] = MappingProxyType({})) -> Run:
     """The run with why its kernels fail, where that could be found out, and kept; see `with_explanations`."""
-    from harness.commands.explaining import with_explanations
+    from lastbit.commands.explaining import with_explanations
 
     found = with_explanations(config, run, elsewhere=elsewhere)
     new = found.explanations or found.traces
@@ -105,7 +105,7 @@ def import_ahead(*names: str) -> None:
 
 def _follow(children: Sequence[runs.Child], results: runs.Results, quiet: bool) -> None:
     """Show how far the processes have come, until they end."""
-    from reports.progress import RunProgress
+    from lastbit.reports.progress import RunProgress
 
     total: int | None = None
     with RunProgress() as progress:

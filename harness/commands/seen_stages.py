@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing.in_sight import stages_in_sight
-from harness.dtypes import BY_NAME
-from harness.errors import LastbitError
-from harness.kernel import REVISION_MARK
-from harness.outcomes.trace import KernelTrace
-from harness.result import CaseResult, Verdict
-from harness.run import Run
-from harness.verify.inprocess import planned
-from harness.verify.worker import Worker
-from reports.progress import doing
-from reports.summary import plural
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing.in_sight import stages_in_sight
+from lastbit.dtypes import BY_NAME
+from lastbit.errors import LastbitError
+from lastbit.kernel import REVISION_MARK
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.progress import doing
+from lastbit.reports.summary import plural
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Run
+from lastbit.verify.inprocess import planned
+from lastbit.verify.worker import Worker
 
 SECONDS = 30.0
 """In which the stages of all kernels are looked for."""

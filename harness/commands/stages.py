@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from harness.case import parse_case
-from harness.commands.options import add_device, add_kernel_choice, add_timeout, config_of
-from harness.commands.running import worst_code
-from harness.diagnosing.handover import search_kernel
-from harness.outcomes.stages import StageSearch
-from harness.result import Verdict
-from harness.verify.inprocess import planned
-from harness.verify.plan import Planned
-from harness.verify.worker import Worker, WorkerEnded
-from reports.paper import line, make_console
-from reports.stages import print_legend, print_stages
+from lastbit.case import parse_case
+from lastbit.commands.options import add_device, add_kernel_choice, add_timeout, config_of
+from lastbit.commands.running import worst_code
+from lastbit.diagnosing.handover import search_kernel
+from lastbit.outcomes.stages import StageSearch
+from lastbit.reports.paper import line, make_console
+from lastbit.reports.stages import print_legend, print_stages
+from lastbit.result import Verdict
+from lastbit.verify.inprocess import planned
+from lastbit.verify.plan import Planned
+from lastbit.verify.worker import Worker, WorkerEnded
 
 
 def add_stages(parser: argparse.ArgumentParser) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from harness.case import parse_case
-from harness.commands.options import add_kernel_choice, add_timeout, config_of
-from harness.commands.report import STANDARD_OUTPUT, write_text
-from harness.commands.running import worst_code
-from harness.diagnosing.trace import trace_kernel
-from harness.outcomes.trace import KernelTrace
-from harness.result import Verdict
-from harness.verify.inprocess import planned
-from harness.verify.plan import Planned
-from harness.verify.worker import Worker, WorkerEnded
-from reports.paper import line, make_console
-from reports.trace import as_json, print_trace
+from lastbit.case import parse_case
+from lastbit.commands.options import add_kernel_choice, add_timeout, config_of
+from lastbit.commands.report import STANDARD_OUTPUT, write_text
+from lastbit.commands.running import worst_code
+from lastbit.diagnosing.trace import trace_kernel
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.reports.paper import line, make_console
+from lastbit.reports.trace import as_json, print_trace
+from lastbit.result import Verdict
+from lastbit.verify.inprocess import planned
+from lastbit.verify.plan import Planned
+from lastbit.verify.worker import Worker, WorkerEnded
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.case import parse_case
-from harness.commands.options import (
+from lastbit.case import parse_case
+from lastbit.commands.options import (
     add_cluster,
     add_device,
     add_isolate,
@@ -24,13 +24,13 @@ from harness.commands.options import (
     seed,
     workers_of,
 )
-from harness.commands.running import Interrupted, execute, kept
-from harness.config import PROFILES, Config
-from harness.errors import LastbitError, UsageError
-from harness.result import Verdict
-from harness.run import NotRun, Run
-from harness.trees import MixedTrees
-from reports.characters import visible
+from lastbit.commands.running import Interrupted, execute, kept
+from lastbit.config import PROFILES, Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.reports.characters import visible
+from lastbit.result import Verdict
+from lastbit.run import NotRun, Run
+from lastbit.trees import MixedTrees
 
 
 def add_repro(parser: argparse.ArgumentParser) -> None:
@@ -113,8 +113,8 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
     if options.base is None:
         return _shown(lambda: run(config, explaining=True))
-    from harness.history.revisions import kernels_at
-    from harness.verify.project import kernel_folders
+    from lastbit.history.revisions import kernels_at
+    from lastbit.verify.project import kernel_folders
 
     if options.cluster is None:
         print(visible(str(config.device_plan), keep="\n"), flush=True)
@@ -137,7 +137,7 @@ def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False)
 
 def _on_cluster(options: argparse.Namespace) -> partial[Run]:
     """Return what runs a configuration on the devices of a cluster."""
-    from harness.commands.on_cluster import execute_on_cluster
+    from lastbit.commands.on_cluster import execute_on_cluster
 
     workers = int(options.workers) if (options.workers or "").isdecimal() else None
     return partial(execute_on_cluster, address=options.cluster, device=options.device, workers=workers)
@@ -150,7 +150,7 @@ def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
         MixedTrees: the other revision would run today's code; what there is of today is printed.
         Interrupted: from the keyboard; what was recorded is kept.
     """
-    from harness.verify.assemble import INTERRUPTED
+    from lastbit.verify.assemble import INTERRUPTED
 
     today = run(config, explaining=True)
     interrupted = False
@@ -194,10 +194,10 @@ def _shown(execute: Callable[[], Run], show_inputs: bool = False) -> int:
 
 def _print(run: Run, show_inputs: bool) -> int:
     """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
-    from reports.changes import compare, names_of, with_base
-    from reports.changes_terminal import print_changes
-    from reports.paper import line, make_console
-    from reports.terminal import print_run
+    from lastbit.reports.changes import compare, names_of, with_base
+    from lastbit.reports.changes_terminal import print_changes
+    from lastbit.reports.paper import line, make_console
+    from lastbit.reports.terminal import print_run
 
     console = make_console()
     for device, fingerprint in dict.fromkeys((r.device, r.fingerprint) for r in run.results if r.fingerprint):

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.diagnosing.identify import Observed, cases_of, identified, observe
-from harness.diagnosing.in_sight import stages_in_sight
-from harness.diagnosing.trials import Sample
-from harness.errors import UsageError
-from harness.inputs.bitwise import bits_with_one_nan, distance
-from harness.judging.problem import Problem
-from harness.numerics import Premises
-from harness.ops import Contract
-from harness.outcomes.agreement import Agreement, Apart, Does, Parting, Side, StageAgreement
-from harness.outcomes.identification import Identification
-from harness.verify.check import Subject
-from harness.verify.inprocess import Workplace
+from lastbit.diagnosing.identify import Observed, cases_of, identified, observe
+from lastbit.diagnosing.in_sight import stages_in_sight
+from lastbit.diagnosing.trials import Sample
+from lastbit.errors import UsageError
+from lastbit.inputs.bitwise import bits_with_one_nan, distance
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Premises
+from lastbit.ops import Contract
+from lastbit.outcomes.agreement import Agreement, Apart, Does, Parting, Side, StageAgreement
+from lastbit.outcomes.identification import Identification
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Workplace
 
 
 def agree_kernels(place: Workplace, first: str, second: str, *, most: int) -> Agreement:

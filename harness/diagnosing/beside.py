@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from harness.diagnosing.culprits import Search
-from harness.diagnosing.grid import MOST, WIDEST, Grid
-from harness.diagnosing.traced_stages import Stages
-from harness.interpret.formats import Array
-from harness.judging.problem import Problem
-from harness.tracing import Log
-from harness.tracing.cells import Ancestry, expressions
+from lastbit.diagnosing.culprits import Search
+from lastbit.diagnosing.grid import MOST, WIDEST, Grid
+from lastbit.diagnosing.traced_stages import Stages
+from lastbit.interpret.formats import Array
+from lastbit.judging.problem import Problem
+from lastbit.tracing import Log
+from lastbit.tracing.cells import Ancestry, expressions
 
 
 def beside(problem: Problem, log: Log, grid: Grid, written: Mapping[int, Array]) -> Search | None:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.interpret.formats import Array
-from harness.judging.expected import Expected, Numbers, RowSum
-from harness.judging.trace import Trace
-from harness.tracing import Log
-from harness.tracing.memory import Addresses
-from harness.tracing.of_torch import addresses_of
+from lastbit.interpret.formats import Array
+from lastbit.judging.expected import Expected, Numbers, RowSum
+from lastbit.judging.trace import Trace
+from lastbit.tracing import Log
+from lastbit.tracing.memory import Addresses
+from lastbit.tracing.of_torch import addresses_of
 
 NEAR = 2.0**-6
 """Relative L2 error up to which a tensor agrees with a stage: the coarsest rounding that a stage may have here."""

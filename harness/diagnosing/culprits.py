@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from harness.diagnosing.traced_stages import Stage, Stages, distance
-from harness.errors import LastbitError
-from harness.judging.expected import Numbers
-from harness.numerics import Format
-from harness.tracing.cells import Expression
+from lastbit.diagnosing.traced_stages import Stage, Stages, distance
+from lastbit.errors import LastbitError
+from lastbit.judging.expected import Numbers
+from lastbit.numerics import Format
+from lastbit.tracing.cells import Expression
 
 LIKE = 0.5
 """Relative L2 error up to which another value of a stage is tried first."""

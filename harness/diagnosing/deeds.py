@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
-from harness.outcomes.explanation import GIVES
-from harness.result import NEAR
+from lastbit.numerics.formats import FORMATS, FP32, FP64, Format, from_ordinals, ordinals, round_to
+from lastbit.outcomes.explanation import GIVES
+from lastbit.result import NEAR
 
 Legal = tuple[float, float, float, float]
 

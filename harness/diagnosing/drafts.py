@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from harness.case import Case
-from harness.inputs import bits_of, build
-from harness.inputs.given import MOST_GIVEN, given, is_given
-from harness.verify.shrink import Place, Places, in_shape, sizes_of
+from lastbit.case import Case
+from lastbit.inputs import bits_of, build
+from lastbit.inputs.given import MOST_GIVEN, given, is_given
+from lastbit.verify.shrink import Place, Places, in_shape, sizes_of
 
 
 @dataclass(frozen=True, eq=False)

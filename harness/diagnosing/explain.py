@@ -10,24 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing.handover import OF_STAGES
-from harness.diagnosing.pasted import is_interpreted, test_of
-from harness.diagnosing.patterns import diagnose
-from harness.diagnosing.smallest import smallest_of
-from harness.diagnosing.trace import trace_result, worst_of
-from harness.diagnosing.worked import inputs_of, worked_arithmetic
-from harness.inputs import build
-from harness.judging.observation import Observation
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import KernelTrace
-from harness.result import BAD, CaseResult, Verdict, simplest
-from harness.verify.check import Subject, examine
-from harness.verify.inprocess import Watch, Workplace, planned, unwatched
-from harness.verify.plan import Planned
-from harness.verify.worker import Worker, WorkerEnded
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing.handover import OF_STAGES
+from lastbit.diagnosing.pasted import is_interpreted, test_of
+from lastbit.diagnosing.patterns import diagnose
+from lastbit.diagnosing.smallest import smallest_of
+from lastbit.diagnosing.trace import trace_result, worst_of
+from lastbit.diagnosing.worked import inputs_of, worked_arithmetic
+from lastbit.inputs import build
+from lastbit.judging.observation import Observation
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.result import BAD, CaseResult, Verdict, simplest
+from lastbit.verify.check import Subject, examine
+from lastbit.verify.inprocess import Watch, Workplace, planned, unwatched
+from lastbit.verify.plan import Planned
+from lastbit.verify.worker import Worker, WorkerEnded
 
 MOST = 1 << 22
 """Elements of the op's first input up to which the reference is evaluated at once."""

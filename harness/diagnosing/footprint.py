@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.diagnosing.culprits import Fault
-from harness.diagnosing.traced_stages import Stages
-from harness.errors import LastbitError
-from harness.interpret.formats import Array
-from harness.tracing import Event, Operand
-from harness.tracing.cells import INPUT, Expression
-from harness.tracing.follow import Visit, follow
-from harness.tracing.memory import Addresses
+from lastbit.diagnosing.culprits import Fault
+from lastbit.diagnosing.traced_stages import Stages
+from lastbit.errors import LastbitError
+from lastbit.interpret.formats import Array
+from lastbit.tracing import Event, Operand
+from lastbit.tracing.cells import INPUT, Expression
+from lastbit.tracing.follow import Visit, follow
+from lastbit.tracing.memory import Addresses
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.chains.reference import PartRecorder, reference_codes
-from harness.interpret.places import place_of
-from harness.judging.expected import Expected, Numbers
-from harness.judging.problem import Given, Problem
-from harness.judging.trace import Trace
+from lastbit.chains.reference import PartRecorder, reference_codes
+from lastbit.interpret.places import place_of
+from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.problem import Given, Problem
+from lastbit.judging.trace import Trace
 
 LONGEST = 120
 """Characters of a formula, beyond which nobody computes it by hand."""

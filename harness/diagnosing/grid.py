@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.interpret.formats import Array
-from harness.judging.problem import Problem
-from harness.tracing import Event, Log
-from harness.tracing.memory import Addresses, Write
+from lastbit.interpret.formats import Array
+from lastbit.judging.problem import Problem
+from lastbit.tracing import Event, Log
+from lastbit.tracing.memory import Addresses, Write
 
 MOST = 4096
 """Cells that are compared, but one row at least."""

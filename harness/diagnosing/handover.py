@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.diagnosing.suspects import suspects
-from harness.errors import UsageError
-from harness.inputs import build
-from harness.judging.lanes import forgiven
-from harness.judging.latent import ExplainedRows, explain_rows
-from harness.judging.observation import Observation
-from harness.judging.problem import Tensors
-from harness.judging.trace import Trace
-from harness.outcomes.stages import Handover, Kind, StageSearch
-from harness.result import Comparison
-from harness.verify.check import Subject, examine
-from harness.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.case import Case, parse_case
+from lastbit.diagnosing.suspects import suspects
+from lastbit.errors import UsageError
+from lastbit.inputs import build
+from lastbit.judging.lanes import forgiven
+from lastbit.judging.latent import ExplainedRows, explain_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Tensors
+from lastbit.judging.trace import Trace
+from lastbit.outcomes.stages import Handover, Kind, StageSearch
+from lastbit.result import Comparison
+from lastbit.verify.check import Subject, examine
+from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 OF_STAGES = ("outside", "special", "rows", "lanes")  # kinds of findings that are about values
 _MOST = 1 << 22  # elements of the op's first input; everything is evaluated at once, some twenty fp64 numbers for each

@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.case import Case, parse_case
-from harness.diagnosing.handover import OF_STAGES
-from harness.diagnosing.roundings import Variant
-from harness.diagnosing.trials import Sample, Trial, search_roundings, try_all
-from harness.inputs import build
-from harness.judging.observation import Observation
-from harness.ops import Contract, Op, joined
-from harness.outcomes.identification import Answer, Candidate, Identification, Search
-from harness.result import TURNED_DOWN, Verdict
-from harness.verify.check import Subject, examine
-from harness.verify.drawing import draw
-from harness.verify.inprocess import Watch, Workplace, unwatched
-from harness.verify.narrowing import narrowed
-from harness.verify.power import Separable
+from lastbit.case import Case, parse_case
+from lastbit.diagnosing.handover import OF_STAGES
+from lastbit.diagnosing.roundings import Variant
+from lastbit.diagnosing.trials import Sample, Trial, search_roundings, try_all
+from lastbit.inputs import build
+from lastbit.judging.observation import Observation
+from lastbit.ops import Contract, Op, joined
+from lastbit.outcomes.identification import Answer, Candidate, Identification, Search
+from lastbit.result import TURNED_DOWN, Verdict
+from lastbit.verify.check import Subject, examine
+from lastbit.verify.drawing import draw
+from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.narrowing import narrowed
+from lastbit.verify.power import Separable
 
 
 def identify_kernel(place: Workplace, name: str, *, most: int) -> Identification:

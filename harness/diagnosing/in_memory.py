@@ -13,11 +13,11 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from harness.diagnosing.buffers import Buffer, Held, agreeing, alike, parts_of, worst_outside
-from harness.judging.expected import Numbers
-from harness.judging.problem import Given, Problem
-from harness.judging.trace import Trace
-from harness.numerics import Enclosure
+from lastbit.diagnosing.buffers import Buffer, Held, agreeing, alike, parts_of, worst_outside
+from lastbit.judging.expected import Numbers
+from lastbit.judging.problem import Given, Problem
+from lastbit.judging.trace import Trace
+from lastbit.numerics import Enclosure
 
 _AHEAD = 6  # later buffers that are asked whether they follow from another reading of one
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from harness.case import parse_case
-from harness.diagnosing.trace import stages_of_kernel
-from harness.inputs import build
-from harness.outcomes.trace import KernelTrace
-from harness.verify.inprocess import Workplace
+from lastbit.case import parse_case
+from lastbit.diagnosing.trace import stages_of_kernel
+from lastbit.inputs import build
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.verify.inprocess import Workplace
 
 
 def stages_in_sight(place: Workplace, name: str, line: str) -> KernelTrace:

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 from torch import Tensor
 
-from harness.diagnosing.steps import step_at, step_of
-from harness.interpret.places import Place
-from harness.outcomes.trace import Step
-from harness.result import Finding
-from harness.tracing import Log
-from harness.tracing.cells import INPUT
-from harness.tracing.memory import Write
-from harness.tracing.of_torch import UNWRITTEN, addresses_of
+from lastbit.diagnosing.steps import step_at, step_of
+from lastbit.interpret.places import Place
+from lastbit.outcomes.trace import Step
+from lastbit.result import Finding
+from lastbit.tracing import Log
+from lastbit.tracing.cells import INPUT
+from lastbit.tracing.memory import Write
+from lastbit.tracing.of_torch import UNWRITTEN, addresses_of
 
 
 def steps_of_findings(log: Log, findings: Iterable[Finding], tensors: Mapping[str, Tensor]) -> tuple[Step, ...]:

@@ -10,19 +10,19 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from harness.diagnosing.buffers import Held
-from harness.diagnosing.culprits import Fault, Search
-from harness.diagnosing.in_memory import Onward
-from harness.diagnosing.ranking import reduces, takes_constant
-from harness.diagnosing.reads import Needs, reads, suspicious
-from harness.diagnosing.traced_stages import NEAR, Stages, distance
-from harness.judging.expected import Numbers
-from harness.numerics import round_to
-from harness.tracing import Event
-from harness.tracing.cells import Expression
-from harness.tracing.follow import Visit, follow
-from harness.tracing.memory import Write
-from harness.tracing.triton_lanes import MOVERS
+from lastbit.diagnosing.buffers import Held
+from lastbit.diagnosing.culprits import Fault, Search
+from lastbit.diagnosing.in_memory import Onward
+from lastbit.diagnosing.ranking import reduces, takes_constant
+from lastbit.diagnosing.reads import Needs, reads, suspicious
+from lastbit.diagnosing.traced_stages import NEAR, Stages, distance
+from lastbit.judging.expected import Numbers
+from lastbit.numerics import round_to
+from lastbit.tracing import Event
+from lastbit.tracing.cells import Expression
+from lastbit.tracing.follow import Visit, follow
+from lastbit.tracing.memory import Write
+from lastbit.tracing.triton_lanes import MOVERS
 
 MOST = 5
 """Expressions that are named."""

@@ -15,18 +15,18 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 
-from harness.diagnosing.culprits import Fault, Search
-from harness.diagnosing.grid import Grid
-from harness.diagnosing.ranking import constant_of
-from harness.diagnosing.traced_stages import Stages, hands_on
-from harness.interpret.formats import Array
-from harness.numerics import FORMATS, Format, round_to
-from harness.numerics.formats import FP32
-from harness.tracing import Event
-from harness.tracing.cells import Expression
-from harness.tracing.events import Origin
-from harness.tracing.redo import Change, Redo, Unrepeatable, Values
-from harness.tracing.triton_lanes import MOVERS
+from lastbit.diagnosing.culprits import Fault, Search
+from lastbit.diagnosing.grid import Grid
+from lastbit.diagnosing.ranking import constant_of
+from lastbit.diagnosing.traced_stages import Stages, hands_on
+from lastbit.interpret.formats import Array
+from lastbit.numerics import FORMATS, Format, round_to
+from lastbit.numerics.formats import FP32
+from lastbit.tracing import Event
+from lastbit.tracing.cells import Expression
+from lastbit.tracing.events import Origin
+from lastbit.tracing.redo import Change, Redo, Unrepeatable, Values
+from lastbit.tracing.triton_lanes import MOVERS
 
 SECONDS = 3.0
 """For which mends are tried; where that is not enough for all of them, no line is named."""

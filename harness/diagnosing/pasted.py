@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import Case, TensorSpec, parse_case
-from harness.inputs import bits_of, build
-from harness.inputs.bits import NAN_BITS
-from harness.inputs.given import MOST_GIVEN
-from harness.interpret.watching import watched
-from harness.verify.inprocess import Workplace
+from lastbit.case import Case, TensorSpec, parse_case
+from lastbit.inputs import bits_of, build
+from lastbit.inputs.bits import NAN_BITS
+from lastbit.inputs.given import MOST_GIVEN
+from lastbit.interpret.watching import watched
+from lastbit.verify.inprocess import Workplace
 
 
 def test_of(
@@ -41,8 +41,8 @@ def test_of(
     module = re.sub(r"\W", "_", Path(source.rpartition(":")[0]).stem) or "kernels"
     listed = all(tensor.numel <= MOST_GIVEN for tensor in case.tensors)
     imports = ["import torch", ""] if listed else []
-    imports += [f"from harness import assert_contract{', interpret_triton' * interpreted}"]
-    imports += [] if listed else ["from harness.case import parse_case", "from harness.inputs import build"]
+    imports += [f"from lastbit import assert_contract{', interpret_triton' * interpreted}"]
+    imports += [] if listed else ["from lastbit.case import parse_case", "from lastbit.inputs import build"]
     imports += ["", "interpret_triton()  # on a CPU, before anything imports triton"] if interpreted else []
     return "\n".join(
         [

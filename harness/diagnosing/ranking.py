@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from harness.diagnosing.culprits import Fault, Search
-from harness.diagnosing.footprint import Footprint
-from harness.diagnosing.traced_stages import hands_on
-from harness.interpret.formats import Array
-from harness.judging.expected import Numbers
-from harness.numerics import round_to
-from harness.tracing import Event, Operand
-from harness.tracing.cells import Expression
-from harness.tracing.events import Origin
-from harness.tracing.triton_lanes import MOVERS
+from lastbit.diagnosing.culprits import Fault, Search
+from lastbit.diagnosing.footprint import Footprint
+from lastbit.diagnosing.traced_stages import hands_on
+from lastbit.interpret.formats import Array
+from lastbit.judging.expected import Numbers
+from lastbit.numerics import round_to
+from lastbit.tracing import Event, Operand
+from lastbit.tracing.cells import Expression
+from lastbit.tracing.events import Origin
+from lastbit.tracing.triton_lanes import MOVERS
 
 MOST = 5
 """Expressions that are named."""

@@ -8,19 +8,19 @@ from functools import partial
 
 from torch import Tensor
 
-from harness.diagnosing.beside import beside
-from harness.diagnosing.culprits import Fault, Search
-from harness.diagnosing.grid import Grid, ends, grid_of
-from harness.diagnosing.memory_ranking import Memory, MemoryRanking
-from harness.diagnosing.mends import Mending, mending
-from harness.diagnosing.ranking import Ranking
-from harness.diagnosing.steps import step_of
-from harness.diagnosing.traced_stages import Stages
-from harness.judging.problem import Problem
-from harness.outcomes.trace import StageMatch, Step
-from harness.tracing import Log
-from harness.tracing.cells import Ancestry, Expression, expressions
-from harness.tracing.memory import Addresses, Write
+from lastbit.diagnosing.beside import beside
+from lastbit.diagnosing.culprits import Fault, Search
+from lastbit.diagnosing.grid import Grid, ends, grid_of
+from lastbit.diagnosing.memory_ranking import Memory, MemoryRanking
+from lastbit.diagnosing.mends import Mending, mending
+from lastbit.diagnosing.ranking import Ranking
+from lastbit.diagnosing.steps import step_of
+from lastbit.diagnosing.traced_stages import Stages
+from lastbit.judging.problem import Problem
+from lastbit.outcomes.trace import StageMatch, Step
+from lastbit.tracing import Log
+from lastbit.tracing.cells import Ancestry, Expression, expressions
+from lastbit.tracing.memory import Addresses, Write
 
 LARGEST = 1 << 20  # elements of the op's first input
 

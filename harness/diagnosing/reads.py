@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.diagnosing.buffers import Held
-from harness.diagnosing.in_memory import Onward
-from harness.errors import LastbitError
-from harness.interpret.formats import Array
-from harness.judging.expected import Numbers
-from harness.judging.problem import Given, Problem
-from harness.numerics import Enclosure
-from harness.tracing import Event, Log
-from harness.tracing.cells import INPUT
-from harness.tracing.follow import Visit, came_from
-from harness.tracing.memory import Write
+from lastbit.diagnosing.buffers import Held
+from lastbit.diagnosing.in_memory import Onward
+from lastbit.errors import LastbitError
+from lastbit.interpret.formats import Array
+from lastbit.judging.expected import Numbers
+from lastbit.judging.problem import Given, Problem
+from lastbit.numerics import Enclosure
+from lastbit.tracing import Event, Log
+from lastbit.tracing.cells import INPUT
+from lastbit.tracing.follow import Visit, came_from
+from lastbit.tracing.memory import Write
 
 _SAME = 1e-9  # torch may round an element otherwise where its neighbours are NaN
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.judging.problem import Problem, Tensors
-from harness.numerics import FORMATS, Format, format_of
-from harness.numerics.formats import FP32
-from harness.ops import Contract, Op
+from lastbit.judging.problem import Problem, Tensors
+from lastbit.numerics import FORMATS, Format, format_of
+from lastbit.numerics.formats import FP32
+from lastbit.ops import Contract, Op
 
 FIXED = ("bf16", "fp16")
 """Formats that a stage may be rounded to, whatever the inputs have."""

@@ -16,17 +16,17 @@ from itertools import chain
 
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.diagnosing.drafts import Draft
-from harness.diagnosing.plainer import plainer_elements, plainer_tensors
-from harness.inputs.given import is_given
-from harness.result import BAD, CaseResult
-from harness.verify.check import Subject, takes, verify_case
-from harness.verify.drawing import draw
-from harness.verify.fuzz import way
-from harness.verify.inprocess import Watch, Workplace, unwatched
-from harness.verify.narrowing import groups_of
-from harness.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
+from lastbit.case import Case, parse_case
+from lastbit.diagnosing.drafts import Draft
+from lastbit.diagnosing.plainer import plainer_elements, plainer_tensors
+from lastbit.inputs.given import is_given
+from lastbit.result import BAD, CaseResult
+from lastbit.verify.check import Subject, takes, verify_case
+from lastbit.verify.drawing import draw
+from lastbit.verify.fuzz import way
+from lastbit.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.verify.narrowing import groups_of
+from lastbit.verify.shrink import Place, Places, Sizes, shrink, sizes_of, together
 
 MOST_TRIES = 300
 """Calls of the kernel on smaller tensors."""

@@ -10,12 +10,12 @@ from itertools import groupby
 
 import numpy as np
 
-from harness.interpret.formats import Array, bits_of
-from harness.interpret.places import Place
-from harness.outcomes.trace import Element, Source, StageMatch, Step
-from harness.tracing import Event, Log, Operand, Path
-from harness.tracing.follow import Visit, came_from, unique
-from harness.tracing.triton_lanes import MOVERS
+from lastbit.interpret.formats import Array, bits_of
+from lastbit.interpret.places import Place
+from lastbit.outcomes.trace import Element, Source, StageMatch, Step
+from lastbit.tracing import Event, Log, Operand, Path
+from lastbit.tracing.follow import Visit, came_from, unique
+from lastbit.tracing.triton_lanes import MOVERS
 
 FIRST = 4
 """Elements that are shown of many."""

@@ -9,17 +9,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.expected import Numbers
-from harness.judging.latent import any_value_explains
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem, Tensors
-from harness.judging.trace import Trace
-from harness.numerics import FORMATS, Enclosure, Format, round_to
-from harness.numerics.enclosure import widened
-from harness.numerics.formats import FP32
-from harness.ops import Contract, deviation
-from harness.outcomes.stages import Suspect
+from lastbit.errors import UsageError
+from lastbit.judging.expected import Numbers
+from lastbit.judging.latent import any_value_explains
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem, Tensors
+from lastbit.judging.trace import Trace
+from lastbit.numerics import FORMATS, Enclosure, Format, round_to
+from lastbit.numerics.enclosure import widened
+from lastbit.numerics.formats import FP32
+from lastbit.ops import Contract, deviation
+from lastbit.outcomes.stages import Suspect
 
 _NARROW = ("bf16", "fp16")
 _WIDENINGS = (1, 4, 16)  # ulp of the op's first input

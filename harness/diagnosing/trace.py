@@ -10,27 +10,27 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from harness.calling.performing import Asked, results_of
-from harness.case import Case, parse_case
-from harness.diagnosing.buffers import Buffer, Held, buffers
-from harness.diagnosing.handover import OF_STAGES
-from harness.diagnosing.in_memory import FirstWrong, first_wrong
-from harness.diagnosing.memory import steps_of_findings
-from harness.diagnosing.memory_ranking import Memory
-from harness.diagnosing.reading import LARGEST, Reading, reading
-from harness.diagnosing.steps import folded, steps_of, steps_of_all
-from harness.inputs import Inputs, build, guarded_allocations
-from harness.judging.problem import Problem
-from harness.outcomes.trace import KernelTrace
-from harness.result import CaseResult, Verdict, Worst
-from harness.tracing import Event, Log, Path, TraceLimit, follow, traced
-from harness.tracing.events import Program
-from harness.tracing.follow import Visit
-from harness.tracing.log import LIMIT
-from harness.tracing.memory import Addresses, Write
-from harness.tracing.of_torch import UNWRITTEN, addresses_of, array_of
-from harness.verify.check import Subject, examine, first_line
-from harness.verify.inprocess import Watch, Workplace, unwatched
+from lastbit.calling.performing import Asked, results_of
+from lastbit.case import Case, parse_case
+from lastbit.diagnosing.buffers import Buffer, Held, buffers
+from lastbit.diagnosing.handover import OF_STAGES
+from lastbit.diagnosing.in_memory import FirstWrong, first_wrong
+from lastbit.diagnosing.memory import steps_of_findings
+from lastbit.diagnosing.memory_ranking import Memory
+from lastbit.diagnosing.reading import LARGEST, Reading, reading
+from lastbit.diagnosing.steps import folded, steps_of, steps_of_all
+from lastbit.inputs import Inputs, build, guarded_allocations
+from lastbit.judging.problem import Problem
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.result import CaseResult, Verdict, Worst
+from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
+from lastbit.tracing.events import Program
+from lastbit.tracing.follow import Visit
+from lastbit.tracing.log import LIMIT
+from lastbit.tracing.memory import Addresses, Write
+from lastbit.tracing.of_torch import UNWRITTEN, addresses_of, array_of
+from lastbit.verify.check import Subject, examine, first_line
+from lastbit.verify.inprocess import Watch, Workplace, unwatched
 
 MOST_PROGRAMS = 8
 """Programs of Triton kernels of which all operations are kept."""

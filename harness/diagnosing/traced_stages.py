@@ -9,18 +9,18 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from harness.diagnosing.deeds import ways_of_all
-from harness.diagnosing.grid import Grid
-from harness.interpret.formats import Array
-from harness.judging.expected import Expected, Numbers
-from harness.judging.problem import Given
-from harness.judging.trace import Trace
-from harness.numerics import Enclosure, Format
-from harness.outcomes.trace import StageMatch
-from harness.tracing import Event
-from harness.tracing.cells import Ancestry, Expression
-from harness.tracing.events import Origin
-from harness.tracing.triton_lanes import MOVERS
+from lastbit.diagnosing.deeds import ways_of_all
+from lastbit.diagnosing.grid import Grid
+from lastbit.interpret.formats import Array
+from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.problem import Given
+from lastbit.judging.trace import Trace
+from lastbit.numerics import Enclosure, Format
+from lastbit.outcomes.trace import StageMatch
+from lastbit.tracing import Event
+from lastbit.tracing.cells import Ancestry, Expression
+from lastbit.tracing.events import Origin
+from lastbit.tracing.triton_lanes import MOVERS
 
 NEAR = 2.0**-6
 """Relative L2 error up to which an expression agrees with a stage: the coarsest rounding that a stage may have here."""

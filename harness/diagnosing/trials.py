@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.case import Case
-from harness.diagnosing.roundings import Variant, as_stored, changes_of, subsets
-from harness.errors import UsageError
-from harness.judging.latent import check_rows
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.judging.trace import Steps
-from harness.numerics import Format
-from harness.ops import Contract, Op
-from harness.outcomes.identification import Search, Tally
+from lastbit.case import Case
+from lastbit.diagnosing.roundings import Variant, as_stored, changes_of, subsets
+from lastbit.errors import UsageError
+from lastbit.judging.latent import check_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Steps
+from lastbit.numerics import Format
+from lastbit.ops import Contract, Op
+from lastbit.outcomes.identification import Search, Tally
 
 _FEW = 30  # contracts that are all tried on every case
 _ENOUGH = 3  # cases of the same dtypes that rule out one of more contracts, after which it is left

@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_all
-from harness.diagnosing.formulas import FormulaTrace
-from harness.diagnosing.steps import elements
-from harness.dtypes import DTYPE_NAMES
-from harness.judging.expected import Expected, Numbers
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure
-from harness.numerics.formats import FP32, FP64, Format, Integers
-from harness.outcomes.explanation import GIVES, Worked
-from harness.outcomes.trace import Element, Source, Step
-from harness.tracing.of_torch import array_of
+from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_all
+from lastbit.diagnosing.formulas import FormulaTrace
+from lastbit.diagnosing.steps import elements
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import FP32, FP64, Format, Integers
+from lastbit.outcomes.explanation import GIVES, Worked
+from lastbit.outcomes.trace import Element, Source, Step
+from lastbit.tracing.of_torch import array_of
 
 Index = tuple[int, ...]
 AnyFormat = Format | Integers

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNARY, Kind, Unmapped, Value, binary, call
+from lastbit.from_torch.values import ATOM, COMPARISON, PRODUCT, RULES, SUM, UNARY, Kind, Unmapped, Value, binary, call
 
 
 def plain(sign: str, level: int, left: Value, right: Value) -> Value | None:
@@ -178,7 +178,7 @@ for _name in ("rsqrt", "sqrt", "sigmoid", "exp", "exp2", "expm1", "log", "log2",
 
 @RULES("floor", "ceil", "trunc")
 def unknown_rounding(x: Value) -> Value:
-    raise Unmapped("roundings to integers are not mapped; harness.numerics has floor, ceil, trunc and round_half_even")
+    raise Unmapped("roundings to integers are not mapped; lastbit.numerics has floor, ceil, trunc and round_half_even")
 
 
 @RULES("floordiv", "floor_divide")

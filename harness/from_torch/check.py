@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import Case
-from harness.dtypes import DTYPE_NAMES
-from harness.errors import LastbitError
-from harness.from_torch.dtypes import HALVES
-from harness.from_torch.reference import Written
-from harness.from_torch.tracing import Example, traced
-from harness.inputs import build
-from harness.judging.problem import Problem
-from harness.kernel import load_file
-from harness.numerics import Enclosure
-from harness.ops import Op
-from harness.verify.declarations import check_op
+from lastbit.case import Case
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.errors import LastbitError
+from lastbit.from_torch.dtypes import HALVES
+from lastbit.from_torch.reference import Written
+from lastbit.from_torch.tracing import Example, traced
+from lastbit.inputs import build
+from lastbit.judging.problem import Problem
+from lastbit.kernel import load_file
+from lastbit.numerics import Enclosure
+from lastbit.ops import Op
+from lastbit.verify.declarations import check_op
 
 SEEDS = 3
 

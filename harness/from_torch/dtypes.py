@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from harness.dtypes import DTYPE_NAMES
-from harness.from_torch.tracing import Example, Traced, Untraceable, traced
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.from_torch.tracing import Example, Traced, Untraceable, traced
 
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (*HALVES, torch.float32)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from harness.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
-from harness.from_torch.dtypes import HALVES, Followed
-from harness.from_torch.values import RULES, Kind, Unmapped, Value
+from lastbit.from_torch import arithmetic, reductions, selections, shapes  # noqa: F401 (their rules)
+from lastbit.from_torch.dtypes import HALVES, Followed
+from lastbit.from_torch.values import RULES, Kind, Unmapped, Value
 
 CONVERSIONS = frozenset({"to", "float", "half", "bfloat16", "type_as", "type"})
 _ADDITIONS = frozenset({"add", "sub", "subtract", "rsub"})

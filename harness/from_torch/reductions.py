@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.from_torch.arithmetic import add, numbers
-from harness.from_torch.shapes import as_method, moved
-from harness.from_torch.values import ATOM, RULES, Unmapped, Value, call
+from lastbit.from_torch.arithmetic import add, numbers
+from lastbit.from_torch.shapes import as_method, moved
+from lastbit.from_torch.values import ATOM, RULES, Unmapped, Value, call
 
 
 def last(x: Value, dim: Value | None, keepdim: Value | None, rule: str, mean_of: str = "") -> Value:

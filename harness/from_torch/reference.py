@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import fx
 
-import harness.numerics
-from harness.errors import UsageError
-from harness.from_torch.dtypes import Followed, followed
-from harness.from_torch.selections import FORMULAS
-from harness.from_torch.tracing import Example, Traced
-from harness.from_torch.writing import Body, written_body
+import lastbit.numerics
+from lastbit.errors import UsageError
+from lastbit.from_torch.dtypes import Followed, followed
+from lastbit.from_torch.selections import FORMULAS
+from lastbit.from_torch.tracing import Example, Traced
+from lastbit.from_torch.writing import Body, written_body
 
 _WIDTH = 119
-_EXPORTED = frozenset(harness.numerics.__all__)
+_EXPORTED = frozenset(lastbit.numerics.__all__)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _file(name: str, found: Followed, body: Body, rows: tuple[str, ...], source:
         *(["from typing import Any"] if _integers(found) else []),
         *([""] if "pi" in words or _integers(found) else []),
         *([_imports(imported)] if imported else []),
-        "from harness.ops import Contract, StageRecorder, op",
+        "from lastbit.ops import Contract, StageRecorder, op",
         "",
         "",
         *_declaration(found, body, rows),
@@ -135,9 +135,9 @@ def _case_first(word: str) -> tuple[bool, str]:
 
 
 def _imports(names: Sequence[str]) -> str:
-    line = f"from harness.numerics import {', '.join(names)}"
+    line = f"from lastbit.numerics import {', '.join(names)}"
     return (
-        line if len(line) <= 120 else "from harness.numerics import (\n" + "".join(f"    {n},\n" for n in names) + ")"
+        line if len(line) <= 120 else "from lastbit.numerics import (\n" + "".join(f"    {n},\n" for n in names) + ")"
     )
 
 

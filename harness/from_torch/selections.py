@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.from_torch.arithmetic import numbers
-from harness.from_torch.reductions import last
-from harness.from_torch.values import ATOM, RULES, Unmapped, Value, call
+from lastbit.from_torch.arithmetic import numbers
+from lastbit.from_torch.reductions import last
+from lastbit.from_torch.values import ATOM, RULES, Unmapped, Value, call
 
 FORMULAS = {
     "_silu": '''
@@ -51,7 +51,7 @@ def _softplus(x: Enclosure) -> Enclosure:
     return where(x > 20.0, x, log1p(exp(x)))
 ''',
 }
-"""Name → function that a reference brings along; what it calls is in harness.numerics, or the constant pi."""
+"""Name → function that a reference brings along; what it calls is in lastbit.numerics, or the constant pi."""
 
 
 @RULES("silu")

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from harness.from_torch.values import ATOM, RULES, SUM, UNARY, Unmapped, Value, call
+from lastbit.from_torch.values import ATOM, RULES, SUM, UNARY, Unmapped, Value, call
 
 
 def as_method(name: str, x: Value, *arguments: Value, **named: Value | None) -> Value:
@@ -96,7 +96,7 @@ def getitem(x: Value, index: Value) -> Value:
         )
     parts = index.items if index.kind == "sequence" else (index,)
     if any(part.kind in ("integers", "numbers", "truth") for part in parts):
-        raise Unmapped("an index that is a tensor is not mapped; harness.numerics has gather")
+        raise Unmapped("an index that is a tensor is not mapped; lastbit.numerics has gather")
     if all(part.example in (..., slice(None)) for part in parts):
         return x
     texts = [part.text for part in parts]

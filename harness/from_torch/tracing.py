@@ -23,8 +23,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from harness.errors import LastbitError, UsageError
-from harness.from_torch.places import Place, frames, here, of_source, place_now
+from lastbit.errors import LastbitError, UsageError
+from lastbit.from_torch.places import Place, frames, here, of_source, place_now
 
 _KNOWN = frozenset({"dtype", "device", "ndim", "is_cuda", "requires_grad", "layout", "is_floating_point", "dim"})
 """What is asked of a tensor and answered by that of the example: nothing of it becomes an operation."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.errors import UsageError
+from lastbit.errors import UsageError
 
 Kind = Literal["numbers", "integers", "truth", "number", "sequence", "other"]
 

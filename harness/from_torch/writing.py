@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import fx
 
-import harness.numerics
-from harness.from_torch.dtypes import Followed
-from harness.from_torch.operations import CONVERSIONS, Operations, first_operand, kind_of, operation
-from harness.from_torch.selections import FORMULAS
-from harness.from_torch.tracing import ancestors
-from harness.from_torch.values import Unmapped, Value
+import lastbit.numerics
+from lastbit.from_torch.dtypes import Followed
+from lastbit.from_torch.operations import CONVERSIONS, Operations, first_operand, kind_of, operation
+from lastbit.from_torch.selections import FORMULAS
+from lastbit.from_torch.tracing import ancestors
+from lastbit.from_torch.values import Unmapped, Value
 
 _WORDS = {
     "add": "sum", "sub": "difference", "rsub": "difference", "mul": "product", "div": "quotient", "truediv": "quotient",
@@ -58,7 +58,7 @@ class _Writer:
         self.values: dict[fx.Node, Value] = {}
         self.body = Body()
         self.results = {node: name for name, node in self.traced.results.items()}
-        self.taken = {"contract", "stage", "op", "pi", *harness.numerics.__all__, *FORMULAS, *self._inputs()}
+        self.taken = {"contract", "stage", "op", "pi", *lastbit.numerics.__all__, *FORMULAS, *self._inputs()}
         self.stage_names: set[str] = set(self.traced.results)
         self.used = ancestors([*self.traced.results.values(), *followed.assumed])
         self.decisive = self.used - ancestors(self.traced.results.values())
@@ -198,7 +198,7 @@ class _Writer:
 
     def _variable(self, name: str) -> str:
         """A name for a variable that is not taken."""
-        wanted = f"{name}_" if name in harness.numerics.__all__ or keyword.iskeyword(name) else name
+        wanted = f"{name}_" if name in lastbit.numerics.__all__ or keyword.iskeyword(name) else name
         found = self._unique(wanted, self.taken)
         self.taken.add(found)
         return found

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from harness.errors import LastbitError, UsageError
-from harness.history.criterion import Question, criterion_of, objection
-from harness.outcomes.bisection import Bisection, Criterion, Mark, Point, Step
-from harness.result import CaseResult
-from harness.run import Run
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.criterion import Question, criterion_of, objection
+from lastbit.outcomes.bisection import Bisection, Criterion, Mark, Point, Step
+from lastbit.result import CaseResult
+from lastbit.run import Run
 
 
 @dataclass(frozen=True)

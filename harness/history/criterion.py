@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.errors import UsageError, unknown
-from harness.outcomes.bisection import METRICS, Criterion, stage_of
-from harness.result import CaseResult, Verdict
+from lastbit.errors import UsageError, unknown
+from lastbit.outcomes.bisection import METRICS, Criterion, stage_of
+from lastbit.result import CaseResult, Verdict
 
 CLEARLY = 1.1
 """Factor by which the figures of both ends must differ. If they hardly do, being nearer to one of them says nothing."""

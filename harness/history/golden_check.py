@@ -8,17 +8,17 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from harness.case import Case, Group, parse_case
-from harness.errors import LastbitError
-from harness.history.golden_file import Golden, RecordedCase, RecordedStage
-from harness.history.golden_properties import Found, Held, found_today, held_of, lost
-from harness.history.golden_provenance import differences, kind_of, provenance
-from harness.history.golden_values import change, same, store
-from harness.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
-from harness.result import BAD, CaseResult, Verdict
-from harness.verify.check import Subject, examine, unsupported
-from harness.verify.drawing import draw
-from harness.verify.inprocess import Tick, Watch
+from lastbit.case import Case, Group, parse_case
+from lastbit.errors import LastbitError
+from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage
+from lastbit.history.golden_properties import Found, Held, found_today, held_of, lost
+from lastbit.history.golden_provenance import differences, kind_of, provenance
+from lastbit.history.golden_values import change, same, store
+from lastbit.outcomes.golden import CaseOutcome, Change, Figures, KernelOutcome, Status
+from lastbit.result import BAD, CaseResult, Verdict
+from lastbit.verify.check import Subject, examine, unsupported
+from lastbit.verify.drawing import draw
+from lastbit.verify.inprocess import Tick, Watch
 
 
 @dataclass(frozen=True, eq=False)

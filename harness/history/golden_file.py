@@ -19,10 +19,10 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from harness.errors import LastbitError
-from harness.files import replace_file
-from harness.history.golden_values import Stored
-from harness.outcomes.golden import Figures
+from lastbit.errors import LastbitError
+from lastbit.files import replace_file
+from lastbit.history.golden_values import Stored
+from lastbit.outcomes.golden import Figures
 
 FORMAT = 1
 """Version of the format; the frame, which is the key, the version and the checksum, is that of every version."""

@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.case import Group
-from harness.errors import LastbitError, UsageError
-from harness.history.golden_check import compare, lines_for, take, taken
-from harness.history.golden_file import SUFFIX, Golden, path_of, read, write
-from harness.history.golden_properties import asked_of
-from harness.history.golden_provenance import kind_of
-from harness.outcomes.golden import REFUSED, KernelOutcome, Status
-from harness.verify.check import Subject
-from harness.verify.inprocess import Tick, Watch, Workplace
-from harness.verify.plan import Item
+from lastbit.case import Group
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.golden_check import compare, lines_for, take, taken
+from lastbit.history.golden_file import SUFFIX, Golden, path_of, read, write
+from lastbit.history.golden_properties import asked_of
+from lastbit.history.golden_provenance import kind_of
+from lastbit.outcomes.golden import REFUSED, KernelOutcome, Status
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Tick, Watch, Workplace
+from lastbit.verify.plan import Item
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.case import Group, parse_case
-from harness.history.golden_file import Golden
-from harness.invariance.properties import properties_of
-from harness.property_result import Outcome, PropertyResult, together
-from harness.verify.check import Subject
-from harness.verify.inprocess import Watch
-from harness.verify.properties import in_a_run, properties_on, sentence_of
-from harness.verify.property_cases import asked_cases
+from lastbit.case import Group, parse_case
+from lastbit.history.golden_file import Golden
+from lastbit.invariance.properties import properties_of
+from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Watch
+from lastbit.verify.properties import in_a_run, properties_on, sentence_of
+from lastbit.verify.property_cases import asked_cases
 
 Held = Mapping[str, Sequence[str]]
 """Property → the lines of the cases on which it holds."""

@@ -17,11 +17,11 @@ import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from harness.errors import LastbitError
-from harness.history.revisions import Repository
-from harness.outcomes.golden import Difference
-from harness.trees import checkout_of, imported, of_repository
-from harness.verify.check import Subject
+from lastbit.errors import LastbitError
+from lastbit.history.revisions import Repository
+from lastbit.outcomes.golden import Difference
+from lastbit.trees import checkout_of, imported, of_repository
+from lastbit.verify.check import Subject
 
 REVISION_VARIABLE = "LASTBIT_REVISION"
 """Variable that names the revision of the kernels, for an exported tree that has no repository."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.dtypes import DTYPE_NAMES
-from harness.inputs import fingerprint
-from harness.inputs.bits import bits_of
-from harness.inputs.bitwise import bits_with_one_nan, distance
-from harness.outcomes.golden import Change, Farthest, Index
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.inputs import fingerprint
+from lastbit.inputs.bits import bits_of
+from lastbit.inputs.bitwise import bits_with_one_nan, distance
+from lastbit.outcomes.golden import Change, Farthest, Index
 
 WHOLE = 1024
 """Elements up to which a tensor is stored whole."""

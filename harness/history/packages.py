@@ -13,10 +13,10 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from harness.errors import LastbitError, UsageError, unknown
-from harness.history.bisect import Place
-from harness.outcomes.bisection import Mark, Point, Recipe
-from harness.verify.run import environment_for
+from lastbit.errors import LastbitError, UsageError, unknown
+from lastbit.history.bisect import Place
+from lastbit.outcomes.bisection import Mark, Point, Recipe
+from lastbit.verify.run import environment_for
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _LISTED = re.compile(r"^Available versions: (.*)$", re.MULTILINE)

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import LastbitError, UsageError
-from harness.history.bisect import Place
-from harness.outcomes.bisection import Mark, Point, Recipe
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.bisect import Place
+from lastbit.outcomes.bisection import Mark, Point, Recipe
 
 
 @dataclass(frozen=True)

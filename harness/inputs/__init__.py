@@ -9,11 +9,11 @@ problems = [*inputs.rebound(handed), *inputs.violations(), *allocations.violatio
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from harness.inputs.allocations import Allocations, guarded_allocations
-from harness.inputs.bare import bare
-from harness.inputs.bits import bits_of, unequal
-from harness.inputs.blocks import row_blocks
-from harness.inputs.choices import (
+from lastbit.inputs.allocations import Allocations, guarded_allocations
+from lastbit.inputs.bare import bare
+from lastbit.inputs.bits import bits_of, unequal
+from lastbit.inputs.blocks import row_blocks
+from lastbit.inputs.choices import (
     DRAWN,
     chosen_tensor,
     layouts_like,
@@ -22,17 +22,17 @@ from harness.inputs.choices import (
     row_layouts,
     tensor_choices,
 )
-from harness.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
-from harness.inputs.layouts import LAYOUTS, Layout, applicable_layouts
-from harness.inputs.of_case import Inputs, build, fingerprints, holding, refilled
-from harness.inputs.overlap import overlaps
-from harness.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
-from harness.inputs.rebound import Rebound
-from harness.inputs.values import regimes
-from harness.inputs.written import Violation, violations
+from lastbit.inputs.fingerprint import fingerprint, fingerprints_of, value_fingerprint
+from lastbit.inputs.layouts import LAYOUTS, Layout, applicable_layouts
+from lastbit.inputs.of_case import Inputs, build, fingerprints, holding, refilled
+from lastbit.inputs.overlap import overlaps
+from lastbit.inputs.poison import Differences, Poison, differences, poison_mask, unwritten
+from lastbit.inputs.rebound import Rebound
+from lastbit.inputs.values import regimes
+from lastbit.inputs.written import Violation, violations
 
 if TYPE_CHECKING:
-    from harness.inputs.shapes import cut_rows, leading_dims, widths, widths_with
+    from lastbit.inputs.shapes import cut_rows, leading_dims, widths, widths_with
 
 _STRATEGIES = frozenset({"cut_rows", "leading_dims", "widths", "widths_with"})
 """What cases draw from by Hypothesis, which takes longer to import than all of lastbit; judging needs none of it."""
@@ -83,4 +83,4 @@ def __getattr__(name: str) -> object:
     """What needs Hypothesis, when it is first asked for."""
     if name not in _STRATEGIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("harness.inputs.shapes"), name)
+    return getattr(import_module("lastbit.inputs.shapes"), name)

@@ -1,7 +1,7 @@
 """Guards around what a kernel allocates itself, and which elements of it were never written.
 
 While `guarded_allocations` is active, torch's functions that return uninitialised memory return tensors amid canaries,
-filled with a poison; `harness.inputs.poison` says which elements of a result still hold it after two runs.
+filled with a poison; `lastbit.inputs.poison` says which elements of a result still hold it after two runs.
 
 Each allocation has a poison with a payload of its own, where its dtype has NaNs with payloads: loads, stores and most
 arithmetic keep it. An element of a result that holds the poison of another allocation was written, with a value that
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, is_whole
-from harness.inputs.poison import POISONS, Poison
-from harness.inputs.written import Check, Violation, only_canaries, violations
+from lastbit.errors import UsageError
+from lastbit.inputs.guards import MANTISSA_BITS, Guarded, canary, guard, is_whole
+from lastbit.inputs.poison import POISONS, Poison
+from lastbit.inputs.written import Check, Violation, only_canaries, violations
 
 Allocate = Callable[..., Any]
 

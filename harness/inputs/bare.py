@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.inputs.guards import extent
-from harness.inputs.of_case import Inputs
+from lastbit.inputs.guards import extent
+from lastbit.inputs.of_case import Inputs
 
 
 def bare(inputs: Inputs, device: torch.device) -> dict[str, Tensor]:

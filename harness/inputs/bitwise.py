@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import bits_of
-from harness.numerics import format_of
-from harness.numerics.formats import ordinals
+from lastbit.inputs.bits import bits_of
+from lastbit.numerics import format_of
+from lastbit.numerics.formats import ordinals
 
 
 def bits_with_one_nan(x: Tensor) -> Tensor:

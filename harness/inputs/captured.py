@@ -9,9 +9,9 @@ import safetensors
 from safetensors import safe_open
 from torch import Tensor
 
-from harness.case import TensorSpec
-from harness.dtypes import DTYPES
-from harness.errors import UsageError, unknown
+from lastbit.case import TensorSpec
+from lastbit.dtypes import DTYPES
+from lastbit.errors import UsageError, unknown
 
 _CALL = re.compile(r"captured\((?P<path>[^#]+)#(?P<key>.+)\)$")
 _STORED_DTYPES = {

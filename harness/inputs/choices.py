@@ -15,9 +15,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.case import Case, Choices, Chosen, Group, Option, TensorSpec
-from harness.errors import UsageError, unknown
-from harness.inputs.layouts import LAYOUTS, applicable_layouts, contiguous, layout_of
+from lastbit.case import Case, Choices, Chosen, Group, Option, TensorSpec
+from lastbit.errors import UsageError, unknown
+from lastbit.inputs.layouts import LAYOUTS, applicable_layouts, contiguous, layout_of
 
 DRAWN = "drawn"
 """The option of a parameter whose value is drawn; None is the option to leave it out."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.inputs.bits import FIRST, SECOND, signed
-from harness.numerics.fused.numbers import bits_of, number_of
+from lastbit.inputs.bits import FIRST, SECOND, signed
+from lastbit.numerics.fused.numbers import bits_of, number_of
 
 _FIRST, _SECOND = tl.constexpr(signed(FIRST)), tl.constexpr(signed(SECOND))
 _INFINITY = tl.constexpr(0x7FF << 52)

@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import hashed, key_of, shift_right
-from harness.numerics.formats import Format
+from lastbit.inputs.bits import hashed, key_of, shift_right
+from lastbit.numerics.formats import Format
 
 _LANES = 0x0000FFFF0000FFFF
 

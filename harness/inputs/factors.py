@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.inputs.draws import Block
+from lastbit.inputs.draws import Block
 
 _FEW = 8
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from harness.inputs import fused
-from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
-from harness.inputs.blocks import block_budget, pieces
-from harness.inputs.lines import flat_lines
-from harness.trust import fuses, trusted
+from lastbit.inputs import fused
+from lastbit.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, finalize, key_of, numbers, signed
+from lastbit.inputs.blocks import block_budget, pieces
+from lastbit.inputs.lines import flat_lines
+from lastbit.trust import fuses, trusted
 
 _INDEX, _BITS = signed(0xD6E8FEB86659FD93), signed(0xA0761D6478BD642F)
 _SAMPLE = 1 << 14  # elements at most that a fused kernel is compared on

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import NAN_BITS, bits_of, bits_of_float, signed
-from harness.inputs.lines import Lines
-from harness.inputs.symbols import Program
-from harness.numerics.formats import FP32, FP64, format_of
-from harness.numerics.fused.compiled import launcher, unspecialized
+from lastbit.inputs.bits import NAN_BITS, bits_of, bits_of_float, signed
+from lastbit.inputs.lines import Lines
+from lastbit.inputs.symbols import Program
+from lastbit.numerics.formats import FP32, FP64, format_of
+from lastbit.numerics.fused.compiled import launcher, unspecialized
 
 _PROGRAMS = 1 << 11  # of a fingerprint: enough for any GPU, and few enough that their additions to one word are cheap
 _PLACE = ("size2", "size1", "size0", "step2", "step1", "step0", "stride2", "stride1", "stride0", "size", "stride")
@@ -88,7 +88,7 @@ def source(program: Program, dtype: torch.dtype) -> str:
 @functools.cache
 def _kernel(source: str) -> Any:
     """The kernel of a source text, which Triton reads from the line cache as that of a file."""
-    from harness.inputs import device_code
+    from lastbit.inputs import device_code
 
     filename = f"<values {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -105,7 +105,7 @@ def add_hashes(total: Tensor, tensor: Tensor, lines: Lines, factors: tuple[int, 
 
     With `values`, the bits are those of fp32 where they are of a narrower format, and NaN has one kind.
     """
-    from harness.inputs import device_code
+    from lastbit.inputs import device_code
 
     kind, decoding = _decoding(tensor.dtype) if values else ("stored", (0, 0, 0, 0, 0))
     numbers = [*factors, lines.tiles, *decoding, *lines.arguments]

@@ -14,11 +14,11 @@ import re
 import torch
 from torch import Tensor
 
-from harness.case import TensorSpec
-from harness.dtypes import DTYPE_NAMES
-from harness.errors import UsageError
-from harness.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, signed
-from harness.numerics.formats import FP64, cast, format_of, round_to
+from lastbit.case import TensorSpec
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.errors import UsageError
+from lastbit.inputs.bits import INTEGER_OF_SIZE, NAN_BITS, bits_of, signed
+from lastbit.numerics.formats import FP64, cast, format_of, round_to
 
 MOST_GIVEN = 4096
 """Elements of a tensor whose values a line can hold."""

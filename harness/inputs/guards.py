@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.inputs.bits import signed
+from lastbit.errors import UsageError
+from lastbit.inputs.bits import signed
 
 ALIGNMENT = 256
 _LEAST_MARGIN, _MOST_MARGIN = 64 << 10, 4 << 20

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from harness.dtypes import DTYPE_NAMES
-from harness.errors import UsageError
-from harness.inputs.draws import Block
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.errors import UsageError
+from lastbit.inputs.draws import Block
 
 Values = Callable[[Block, torch.dtype], Tensor]
 

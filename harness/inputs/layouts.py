@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from harness.case import TensorSpec, contiguous_strides
-from harness.dtypes import DTYPES
+from lastbit.case import TensorSpec, contiguous_strides
+from lastbit.dtypes import DTYPES
 
 Shape = tuple[int, ...]
 

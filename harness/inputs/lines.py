@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.case import contiguous_strides
+from lastbit.case import contiguous_strides
 
 _LEADING = 3
 _TILE, _NARROW_TILE = (1, 2048), (64, 32)

@@ -9,15 +9,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.case import PEER, Case, TensorSpec
-from harness.devices import Machine, indexed, machine, parse_device
-from harness.errors import UnsupportedCase, unknown
-from harness.inputs.fingerprint import combined, fingerprints_of
-from harness.inputs.guards import Guarded, check_separate, guard, is_whole, twin
-from harness.inputs.rebound import Rebound, rebound
-from harness.inputs.values import check_regime, fill
-from harness.inputs.written import Check, Violation, unchanged, violations
-from harness.timing import INPUTS, timed
+from lastbit.case import PEER, Case, TensorSpec
+from lastbit.devices import Machine, indexed, machine, parse_device
+from lastbit.errors import UnsupportedCase, unknown
+from lastbit.inputs.fingerprint import combined, fingerprints_of
+from lastbit.inputs.guards import Guarded, check_separate, guard, is_whole, twin
+from lastbit.inputs.rebound import Rebound, rebound
+from lastbit.inputs.values import check_regime, fill
+from lastbit.inputs.written import Check, Violation, unchanged, violations
+from lastbit.timing import INPUTS, timed
 
 # The first canaries are the poisons of allocations; inputs have their own, so that a kernel that copies what lies
 # beyond an input to what lies beyond its result changes it. They are odd for the sign bit of the 8-bit formats.

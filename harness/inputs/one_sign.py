@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.inputs.draws import Block
+from lastbit.errors import UsageError
+from lastbit.inputs.draws import Block
 
 _LABELS = r"(?:[A-Za-z_]\w*(?:\*[A-Za-z_]\w*)*)?"
 _CALL = re.compile(rf"(?P<word>\w+)\((?P<rows>{_LABELS}),(?P<columns>{_LABELS})\)$")

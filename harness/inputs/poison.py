@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.inputs.bits import bits_of
-from harness.inputs.blocks import pieces
-from harness.inputs.guards import canary, integer_of
+from lastbit.errors import UsageError
+from lastbit.inputs.bits import bits_of
+from lastbit.inputs.blocks import pieces
+from lastbit.inputs.guards import canary, integer_of
 
 _AT_ONCE = 1 << 22  # elements that are counted at a time; there are several masks of them
 

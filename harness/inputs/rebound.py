@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.inputs.guards import Guarded, is_whole
+from lastbit.inputs.guards import Guarded, is_whole
 
 
 @dataclass(frozen=True, slots=True)

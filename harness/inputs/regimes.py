@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.inputs.draws import Block
-from harness.inputs.factors import fan_in, few, fractions, quarters, sparse_signs
-from harness.inputs.integers import kept
-from harness.inputs.one_sign import POSITIVE
+from lastbit.errors import UsageError
+from lastbit.inputs.draws import Block
+from lastbit.inputs.factors import fan_in, few, fractions, quarters, sparse_signs
+from lastbit.inputs.integers import kept
+from lastbit.inputs.one_sign import POSITIVE
 
 Regime = Callable[[Block], Tensor]
 

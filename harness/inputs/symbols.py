@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import INCREMENT, bits_of_float, signed
-from harness.inputs.draws import Block
-from harness.numerics.formats import Format
+from lastbit.inputs.bits import INCREMENT, bits_of_float, signed
+from lastbit.inputs.draws import Block
+from lastbit.numerics.formats import Format
 
 _TYPES = {torch.int64: "tl.int64", torch.float64: "tl.float64", torch.bool: "tl.int1"}
 _OF_INTEGERS = frozenset({"%", "//", ">>", "<<"})

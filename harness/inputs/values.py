@@ -14,23 +14,23 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from harness.case import TensorSpec, contiguous_strides
-from harness.errors import UsageError, unknown
-from harness.inputs.bits import NAN_BITS, bits_of, key_of, signed
-from harness.inputs.blocks import block_budget, row_blocks
-from harness.inputs.captured import fill_captured, is_captured
-from harness.inputs.draws import Block
-from harness.inputs.fused import fill as fill_at_once
-from harness.inputs.fused import source
-from harness.inputs.given import check_given, fill_given, is_given
-from harness.inputs.integers import INTEGER_REGIMES, integer_regime
-from harness.inputs.lines import row_lines
-from harness.inputs.one_sign import SIGNED
-from harness.inputs.one_sign import signed as with_signs
-from harness.inputs.regimes import REGIMES
-from harness.inputs.symbols import Program, recorded
-from harness.numerics.formats import FP64, Format, cast, format_of
-from harness.trust import fuses, trusted
+from lastbit.case import TensorSpec, contiguous_strides
+from lastbit.errors import UsageError, unknown
+from lastbit.inputs.bits import NAN_BITS, bits_of, key_of, signed
+from lastbit.inputs.blocks import block_budget, row_blocks
+from lastbit.inputs.captured import fill_captured, is_captured
+from lastbit.inputs.draws import Block
+from lastbit.inputs.fused import fill as fill_at_once
+from lastbit.inputs.fused import source
+from lastbit.inputs.given import check_given, fill_given, is_given
+from lastbit.inputs.integers import INTEGER_REGIMES, integer_regime
+from lastbit.inputs.lines import row_lines
+from lastbit.inputs.one_sign import SIGNED
+from lastbit.inputs.one_sign import signed as with_signs
+from lastbit.inputs.regimes import REGIMES
+from lastbit.inputs.symbols import Program, recorded
+from lastbit.numerics.formats import FP64, Format, cast, format_of
+from lastbit.trust import fuses, trusted
 
 Regime = Callable[[Block], Tensor]
 

@@ -10,8 +10,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
-from harness.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
+from lastbit.inputs.bits import INTEGER_OF_SIZE, numbers, unequal_flags
+from lastbit.inputs.guards import Guarded, canary, extent, integer_of, moving, separates
 
 _PIECE = 1 << 22  # places that are compared at a time where differences are looked for
 

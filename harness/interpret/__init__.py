@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
-from harness.errors import InterpreterError
-from harness.interpret.order import Descent, descending, one_by_one, races
+from lastbit.errors import InterpreterError
+from lastbit.interpret.order import Descent, descending, one_by_one, races
 
 __all__ = [
     "KNOWN_TRITON",
@@ -42,7 +42,7 @@ def install() -> None:
     if _installed:
         return
     version = _require_interpreter_mode()
-    from harness.interpret import autotune, driver, language, launch, libdevice, memo, reduction, selftest
+    from lastbit.interpret import autotune, driver, language, launch, libdevice, memo, reduction, selftest
 
     try:
         launch.replace_launcher()
@@ -94,7 +94,7 @@ def _require_interpreter_mode() -> str:
     value = os.environ.get("TRITON_INTERPRET")
     fix = (
         "Set TRITON_INTERPRET=1 in the environment before the first `import triton`: in the shell, or by "
-        "harness.interpret_triton() at the top of conftest.py, or by pytest -p harness.pytest_interpreter."
+        "lastbit.interpret_triton() at the top of conftest.py, or by pytest -p lastbit.pytest_interpreter."
     )
     try:
         import triton
@@ -110,7 +110,7 @@ def _require_interpreter_mode() -> str:
 
 
 def _self_test(version: str) -> None:
-    from harness.interpret.selftest import differences
+    from lastbit.interpret.selftest import differences
 
     if wrong := differences():
         raise InterpreterError(

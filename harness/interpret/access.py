@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.interpret.formats import Array, DType
-from harness.interpret.lanes import Addresses
-from harness.interpret.places import Place
+from lastbit.interpret.formats import Array, DType
+from lastbit.interpret.lanes import Addresses
+from lastbit.interpret.places import Place
 
 
 @dataclass(frozen=True)

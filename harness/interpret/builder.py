@@ -18,11 +18,11 @@ import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
-from harness.interpret import arithmetic, tensor_cores
-from harness.interpret.access import Access
-from harness.interpret.blocks import Compositions
-from harness.interpret.failure import missing
-from harness.interpret.formats import (
+from lastbit.interpret import arithmetic, tensor_cores
+from lastbit.interpret.access import Access
+from lastbit.interpret.blocks import Compositions
+from lastbit.interpret.failure import missing
+from lastbit.interpret.formats import (
     BFLOAT16,
     E4M3,
     FP8_MAX,
@@ -34,11 +34,11 @@ from harness.interpret.formats import (
     numpy_dtype,
     round_float,
 )
-from harness.interpret.lanes import advanced, broadcast
-from harness.interpret.libdevice import evaluate
-from harness.interpret.memory import Memory
-from harness.interpret.places import here
-from harness.interpret.shapes import alike, filled, histogram, programs_of
+from lastbit.interpret.lanes import advanced, broadcast
+from lastbit.interpret.libdevice import evaluate
+from lastbit.interpret.memory import Memory
+from lastbit.interpret.places import here
+from lastbit.interpret.shapes import alike, filled, histogram, programs_of
 
 COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 

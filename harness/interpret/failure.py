@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from harness.interpret.rewrite import Namespace
+from lastbit.interpret.rewrite import Namespace
 
 REMEDY = "Only the interpreter lacks it: check this kernel on a GPU, with --device cuda."
 

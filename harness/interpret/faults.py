@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from harness.errors import InterpreterError
+from lastbit.errors import InterpreterError
 
 if TYPE_CHECKING:
-    from harness.interpret.formats import Array
-    from harness.interpret.given import Given
-    from harness.interpret.places import Place
+    from lastbit.interpret.formats import Array
+    from lastbit.interpret.given import Given
+    from lastbit.interpret.places import Place
 
 
 @dataclass(frozen=True)

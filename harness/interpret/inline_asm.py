@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.interpret.driver import MULTIPROCESSORS
-from harness.interpret.formats import Array, DType, bits_of, numpy_dtype
-from harness.interpret.ptx import Instruction, Registers, Snippet, parse, run
-from harness.interpret.ptx_arithmetic import ARITHMETIC
-from harness.interpret.ptx_bits import BITS
-from harness.interpret.ptx_conversions import convert
+from lastbit.interpret.driver import MULTIPROCESSORS
+from lastbit.interpret.formats import Array, DType, bits_of, numpy_dtype
+from lastbit.interpret.ptx import Instruction, Registers, Snippet, parse, run
+from lastbit.interpret.ptx_arithmetic import ARITHMETIC
+from lastbit.interpret.ptx_bits import BITS
+from lastbit.interpret.ptx_conversions import convert
 
 INSTRUCTIONS: dict[str, Callable[[Instruction, Registers], Any]] = {**ARITHMETIC, **BITS, "cvt": convert}
 """Name of an instruction → what it leaves in its destinations."""

@@ -16,10 +16,10 @@ from triton.language.extra import cuda
 from triton.runtime import interpreter
 from triton.runtime.interpreter import interpreter_semantic
 
-from harness.interpret.failure import missing
-from harness.interpret.mapping import map_elementwise
-from harness.interpret.operations import remembering
-from harness.interpret.rewrite import SUBSTITUTES, counting_with_names, observed, print_in_every_program
+from lastbit.interpret.failure import missing
+from lastbit.interpret.mapping import map_elementwise
+from lastbit.interpret.operations import remembering
+from lastbit.interpret.rewrite import SUBSTITUTES, counting_with_names, observed, print_in_every_program
 
 
 def _index(tensor: Any) -> int:

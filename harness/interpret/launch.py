@@ -12,22 +12,22 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, interpreter_semantic
 
-from harness.interpret.arguments import Arguments, as_parameter, bind
-from harness.interpret.builder import Builder
-from harness.interpret.failure import described
-from harness.interpret.faults import blank_of, masked, noted
-from harness.interpret.formats import Array, numpy_dtype
-from harness.interpret.given import given
-from harness.interpret.memory import Memory
-from harness.interpret.operations import current
-from harness.interpret.order import is_one_by_one, programs, watching_races
-from harness.interpret.racing import Races
-from harness.interpret.recorder import Recorder
-from harness.interpret.replay import Diverged, Replay
-from harness.interpret.rewrite import Rewriter, compile_rewritten
-from harness.interpret.speculation import Speculation
-from harness.interpret.tape import Segment, Tape, Tapes, Trust
-from harness.interpret.watching import watched_launch
+from lastbit.interpret.arguments import Arguments, as_parameter, bind
+from lastbit.interpret.builder import Builder
+from lastbit.interpret.failure import described
+from lastbit.interpret.faults import blank_of, masked, noted
+from lastbit.interpret.formats import Array, numpy_dtype
+from lastbit.interpret.given import given
+from lastbit.interpret.memory import Memory
+from lastbit.interpret.operations import current
+from lastbit.interpret.order import is_one_by_one, programs, watching_races
+from lastbit.interpret.racing import Races
+from lastbit.interpret.recorder import Recorder
+from lastbit.interpret.replay import Diverged, Replay
+from lastbit.interpret.rewrite import Rewriter, compile_rewritten
+from lastbit.interpret.speculation import Speculation
+from lastbit.interpret.tape import Segment, Tape, Tapes, Trust
+from lastbit.interpret.watching import watched_launch
 
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 """The largest grid that CUDA launches, of every compute capability (CUDA C++ Programming Guide, technical

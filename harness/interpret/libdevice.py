@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.interpret import arithmetic
-from harness.interpret.arithmetic import directed, via_float64
-from harness.interpret.formats import Array, flush_subnormals
+from lastbit.interpret import arithmetic
+from lastbit.interpret.arithmetic import directed, via_float64
+from lastbit.interpret.formats import Array, flush_subnormals
 
 Function = Callable[..., Array]
 
@@ -91,7 +91,7 @@ def replace_libdevice() -> None:
     from triton.language.extra import libdevice as stubs
     from triton.language.extra.cuda import libdevice as declared
 
-    from harness.interpret.rewrite import SUBSTITUTES
+    from lastbit.interpret.rewrite import SUBSTITUTES
 
     for name, stub in inspect.getmembers(stubs, inspect.isfunction):
         declaration = getattr(declared, name, None)

@@ -14,8 +14,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
-from harness.interpret.formats import Array
-from harness.interpret.rewrite import AmbiguousTruth, uniform_blocks
+from lastbit.interpret.formats import Array
+from lastbit.interpret.rewrite import AmbiguousTruth, uniform_blocks
 
 Results = tuple[Any, ...]
 _SEVERAL = (tuple, tl.tuple)

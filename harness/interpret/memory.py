@@ -13,14 +13,14 @@ import numpy as np
 from triton._C.libtriton import interpreter as memory
 from triton._C.libtriton import ir
 
-from harness.interpret.access import Access
-from harness.interpret.faults import noted, outside, uninitialised
-from harness.interpret.formats import Array, bits_of
-from harness.interpret.given import Given
-from harness.interpret.lanes import Addresses, Lanes, broadcast, first_of, lanes_of, ranges_of, taken, windows
-from harness.interpret.places import Place
-from harness.interpret.racing import Races
-from harness.interpret.speculation import Conflict, Speculation
+from lastbit.interpret.access import Access
+from lastbit.interpret.faults import noted, outside, uninitialised
+from lastbit.interpret.formats import Array, bits_of
+from lastbit.interpret.given import Given
+from lastbit.interpret.lanes import Addresses, Lanes, broadcast, first_of, lanes_of, ranges_of, taken, windows
+from lastbit.interpret.places import Place
+from lastbit.interpret.racing import Races
+from lastbit.interpret.speculation import Conflict, Speculation
 
 
 @dataclass

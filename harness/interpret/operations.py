@@ -24,8 +24,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_semantic
 
-from harness.interpret.builder import Builder
-from harness.interpret.recorder import PURE, Recorder
+from lastbit.interpret.builder import Builder
+from lastbit.interpret.recorder import PURE, Recorder
 
 NAMES = frozenset(
     re.findall(

@@ -8,8 +8,8 @@ from typing import Any
 
 from triton.runtime.interpreter import TensorHandle
 
-from harness.interpret.replay import Diverged
-from harness.interpret.tape import Guard, Step
+from lastbit.interpret.replay import Diverged
+from lastbit.interpret.tape import Guard, Step
 
 
 class Past:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 
-from harness.interpret.rewrite import Namespace
+from lastbit.interpret.rewrite import Namespace
 
 
 @dataclass(frozen=True)

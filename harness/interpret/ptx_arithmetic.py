@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.interpret import arithmetic
-from harness.interpret.formats import Array, DType, bits_of, is_float
-from harness.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
+from lastbit.interpret import arithmetic
+from lastbit.interpret.formats import Array, DType, bits_of, is_float
+from lastbit.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
 
 Function = Callable[..., Array]
 Maker = Callable[[frozenset[str], DType], Function | None]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.interpret.formats import Array, DType
-from harness.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
-from harness.interpret.ptx_arithmetic import flush, read_lanes
+from lastbit.interpret.formats import Array, DType
+from lastbit.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
+from lastbit.interpret.ptx_arithmetic import flush, read_lanes
 
 Handler = Callable[[Instruction, Registers], Any]
 U32, S32, U64 = TYPES["u32"], TYPES["s32"], TYPES["u64"]

@@ -7,9 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from harness.interpret.formats import BFLOAT16, E4M3, E5M2, Array, DType, float_to_int, is_float, round_float
-from harness.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
-from harness.interpret.ptx_arithmetic import canonical, flush, join_lanes, limited, read_lanes
+from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array, DType, float_to_int, is_float, round_float
+from lastbit.interpret.ptx import TYPES, Instruction, Registers, not_interpreted
+from lastbit.interpret.ptx_arithmetic import canonical, flush, join_lanes, limited, read_lanes
 
 E2M1, E8M0 = np.dtype(ml_dtypes.float4_e2m1fn), np.dtype(ml_dtypes.float8_e8m0fnu)
 NARROW: dict[str, DType] = {

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.interpret.faults import Fault
-from harness.interpret.formats import Array
-from harness.interpret.given import BYTE, Given, view
-from harness.interpret.places import Place
+from lastbit.interpret.faults import Fault
+from lastbit.interpret.formats import Array
+from lastbit.interpret.given import BYTE, Given, view
+from lastbit.interpret.places import Place
 
 NOBODY = -1
 

@@ -13,13 +13,13 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from harness.interpret.blocks import Compositions
-from harness.interpret.builder import Builder, origin
-from harness.interpret.past import Past, on_arrays
-from harness.interpret.replay import Diverged
-from harness.interpret.rewrite import Namespace
-from harness.interpret.speculation import Conflict
-from harness.interpret.tape import Guard, Segment, Step, Tape, Trust
+from lastbit.interpret.blocks import Compositions
+from lastbit.interpret.builder import Builder, origin
+from lastbit.interpret.past import Past, on_arrays
+from lastbit.interpret.replay import Diverged
+from lastbit.interpret.rewrite import Namespace
+from lastbit.interpret.speculation import Conflict
+from lastbit.interpret.tape import Guard, Segment, Step, Tape, Trust
 
 PURE = frozenset(
     f"create_{name}"

@@ -14,10 +14,10 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
-from harness.interpret import arithmetic
-from harness.interpret.formats import Array
-from harness.interpret.rewrite import AmbiguousTruth
-from harness.interpret.watching import as_one
+from lastbit.interpret import arithmetic
+from lastbit.interpret.formats import Array
+from lastbit.interpret.rewrite import AmbiguousTruth
+from lastbit.interpret.watching import as_one
 
 Parts = tuple[Any, ...]
 """What is combined, a tensor each: arrays or the builder's handles."""

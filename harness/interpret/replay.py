@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.interpret.formats import Array
-from harness.interpret.memory import Memory
-from harness.interpret.speculation import Conflict
-from harness.interpret.tape import Segment, Step, Tape, Trust
+from lastbit.interpret.formats import Array
+from lastbit.interpret.memory import Memory
+from lastbit.interpret.speculation import Conflict
+from lastbit.interpret.tape import Segment, Step, Tape, Trust
 
 
 @dataclass(frozen=True)

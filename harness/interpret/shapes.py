@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.interpret.formats import Array
-from harness.interpret.lanes import broadcast
+from lastbit.interpret.formats import Array
+from lastbit.interpret.lanes import broadcast
 
 
 def programs_of(x: Array, rank: int) -> tuple[int, ...]:

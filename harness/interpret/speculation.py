@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.interpret.formats import Array
-from harness.interpret.given import Given
+from lastbit.interpret.formats import Array
+from lastbit.interpret.given import Given
 
 NOBODY, SEVERAL = 0, -1
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from harness.interpret.rewrite import Meaning
+from lastbit.interpret.rewrite import Meaning
 
 LARGEST = 64 << 20
 """Bytes beyond which a tape is given up: a kernel whose programs see ever new values has no use for one."""

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from harness.interpret.formats import BFLOAT16, Array, round_float
-from harness.numerics.tensor_cores import BY_CAPABILITY, TensorCores
+from lastbit.interpret.formats import BFLOAT16, Array, round_float
+from lastbit.numerics.tensor_cores import BY_CAPABILITY, TensorCores
 
 HOPPER = BY_CAPABILITY[9, 0]
 _NONE = -(1 << 20)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 
-from harness.interpret import installed
+from lastbit.interpret import installed
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def untraced() -> Iterator[None]:
     if not installed():
         yield
         return
-    from harness.interpret.launch import Launcher
+    from lastbit.interpret.launch import Launcher
 
     with patch.object(Launcher, "__call__", torch.compiler.disable(Launcher.__call__)):
         yield

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Protocol
 
-from harness.interpret.order import one_by_one
+from lastbit.interpret.order import one_by_one
 
 
 class Watcher(Protocol):

@@ -8,12 +8,12 @@ from itertools import chain, count, islice
 
 import torch
 
-from harness.errors import UnsupportedCase
-from harness.inputs import Inputs
-from harness.invariance.basis import Basis, difference
-from harness.invariance.direct import oddly_elsewhere, other_values
-from harness.invariance.property import Pairs, Property
-from harness.relations import Matched, Tensors, same
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import Inputs
+from lastbit.invariance.basis import Basis, difference
+from lastbit.invariance.direct import oddly_elsewhere, other_values
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import Matched, Tensors, same
 
 _ROUNDS = 1  # of three calls each
 _MANY_ROUNDS = {"cpu": 4}  # where an interpreter adds in one order

@@ -11,14 +11,14 @@ from random import Random
 import torch
 from torch import Tensor
 
-from harness.case import Case, TensorSpec
-from harness.dtypes import DTYPE_NAMES
-from harness.errors import UsageError
-from harness.inputs import Inputs, build, holding, unequal
-from harness.inputs.bitwise import bits_with_one_nan, distance
-from harness.kernel import Kernel
-from harness.ops import Op
-from harness.relations import Matched, Related, Tensors
+from lastbit.case import Case, TensorSpec
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.errors import UsageError
+from lastbit.inputs import Inputs, build, holding, unequal
+from lastbit.inputs.bitwise import bits_with_one_nan, distance
+from lastbit.kernel import Kernel
+from lastbit.ops import Op
+from lastbit.relations import Matched, Related, Tensors
 
 Call = Callable[[Inputs], Tensors]
 Anew = Callable[[Mapping[str, str]], Tensors]

@@ -10,10 +10,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.invariance.basis import Basis, difference
-from harness.invariance.launches import Launch, Launches, joined, picked
-from harness.invariance.property import Pairs, Property
-from harness.relations import Tensors, same
+from lastbit.invariance.basis import Basis, difference
+from lastbit.invariance.launches import Launch, Launches, joined, picked
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import Tensors, same
 
 _ORDERS = 2  # drawn ones
 _ALIGNED = 16  # rows: at this multiple, tiles of rows and vector loads are whole

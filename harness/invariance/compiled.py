@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
-from harness.interpret.untraced import untraced
-from harness.invariance.basis import Basis
-from harness.invariance.direct import called, require_direct, said
-from harness.invariance.property import Pairs, Property
-from harness.relations import NotApplicable, Tensors, same
-from harness.siblings import in_reach
+from lastbit.interpret.untraced import untraced
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.direct import called, require_direct, said
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import NotApplicable, Tensors, same
+from lastbit.siblings import in_reach
 
 TRACED = "eager"
 """Dynamo traces the function, and what it traced runs as it was written: no arithmetic is another."""

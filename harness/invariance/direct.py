@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from harness.calling.performing import Asked, results_of
-from harness.inputs import Inputs, build, holding
-from harness.inputs.guards import ALIGNMENT
-from harness.invariance.basis import Basis
-from harness.relations import NotApplicable, Tensors
+from lastbit.calling.performing import Asked, results_of
+from lastbit.inputs import Inputs, build, holding
+from lastbit.inputs.guards import ALIGNMENT
+from lastbit.invariance.basis import Basis
+from lastbit.relations import NotApplicable, Tensors
 
 _TRIES = 6
 

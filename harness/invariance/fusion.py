@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.invariance.basis import Basis
-from harness.invariance.direct import require_direct
-from harness.invariance.property import Pairs, Property
-from harness.relations import NotApplicable, same
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.direct import require_direct
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import NotApplicable, same
 
 FUSION = "TRITON_DEFAULT_FP_FUSION"
 """Triton reads it when it compiles, and it is part of the key of what is kept on disk."""

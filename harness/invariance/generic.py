@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.invariance.batches import PADDING, PERMUTATION
-from harness.invariance.in_place import IN_PLACE
-from harness.invariance.layouts import LAYOUT
-from harness.invariance.property import Property
-from harness.invariance.rows import ROWS
+from lastbit.invariance.batches import PADDING, PERMUTATION
+from lastbit.invariance.in_place import IN_PLACE
+from lastbit.invariance.layouts import LAYOUT
+from lastbit.invariance.property import Property
+from lastbit.invariance.rows import ROWS
 
 GENERIC: tuple[Property, ...] = (ROWS, PERMUTATION, PADDING, LAYOUT, IN_PLACE)

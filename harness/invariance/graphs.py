@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.calling.capture import captured, why_it_waits
-from harness.calling.performing import named_results
-from harness.errors import UnsupportedCase
-from harness.inputs import Inputs, refilled
-from harness.invariance.basis import Basis
-from harness.invariance.direct import elsewhere, other_values, require_accelerator, require_direct, said
-from harness.invariance.property import Pairs, Property
-from harness.relations import NotApplicable, Tensors, same
+from lastbit.calling.capture import captured, why_it_waits
+from lastbit.calling.performing import named_results
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import Inputs, refilled
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.direct import elsewhere, other_values, require_accelerator, require_direct, said
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import NotApplicable, Tensors, same
 
 _REPLAYS = 2
 _MANY_REPLAYS = 20

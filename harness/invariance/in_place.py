@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.invariance.basis import Basis
-from harness.invariance.property import Pairs, Property
-from harness.relations import NotApplicable, same
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import NotApplicable, same
 
 _NAME = "in place"
 

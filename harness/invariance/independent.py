@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from harness.inputs import Inputs
-from harness.invariance import rows
-from harness.invariance.basis import Basis
-from harness.invariance.property import Broken, Pairs, Property
-from harness.relations import Independent, Tensors
+from lastbit.inputs import Inputs
+from lastbit.invariance import rows
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.property import Broken, Pairs, Property
+from lastbit.relations import Independent, Tensors
 
 
 def of_independent(things: Independent) -> Property:

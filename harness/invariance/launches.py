@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.inputs import Inputs, bits_of
-from harness.inputs.bitwise import bits_with_one_nan
-from harness.invariance.basis import Basis, contiguous, difference, line_of
-from harness.invariance.property import Pairs
-from harness.relations import Matched, NotApplicable, Related, Tensors
+from lastbit.inputs import Inputs, bits_of
+from lastbit.inputs.bitwise import bits_with_one_nan
+from lastbit.invariance.basis import Basis, contiguous, difference, line_of
+from lastbit.invariance.property import Pairs
+from lastbit.relations import Matched, NotApplicable, Related, Tensors
 
 Numbers = range | Sequence[int]
 """Rows by their numbers in the case; a row may occur several times."""

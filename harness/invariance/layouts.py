@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from harness.case import TensorSpec
-from harness.inputs import Layout, applicable_layouts, holding
-from harness.invariance.basis import Basis, contiguous, line_of
-from harness.invariance.property import Pairs, Property
-from harness.relations import NotApplicable, same
+from lastbit.case import TensorSpec
+from lastbit.inputs import Layout, applicable_layouts, holding
+from lastbit.invariance.basis import Basis, contiguous, line_of
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import NotApplicable, same
 
 Placed = Mapping[str, Layout]
 """Tensor → the layout that it has in a call; all others are contiguous."""

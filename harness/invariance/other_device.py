@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from harness.devices import machine, made_current
-from harness.inputs import holding
-from harness.invariance.basis import Basis
-from harness.invariance.direct import called, require_accelerator, require_direct
-from harness.invariance.property import Pairs, Property
-from harness.relations import NotApplicable, same
+from lastbit.devices import machine, made_current
+from lastbit.inputs import holding
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.direct import called, require_accelerator, require_direct
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import NotApplicable, same
 
 
 def show(basis: Basis, pairs: Pairs) -> None:

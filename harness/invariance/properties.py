@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from harness.errors import UsageError, no_such
-from harness.invariance.generic import GENERIC
-from harness.invariance.independent import of_independent
-from harness.invariance.property import Property, both, of_relation
-from harness.invariance.ways import WAYS
-from harness.kernel import Kernel
-from harness.ops import Op
-from harness.relations import Independent, Relation
+from lastbit.errors import UsageError, no_such
+from lastbit.invariance.generic import GENERIC
+from lastbit.invariance.independent import of_independent
+from lastbit.invariance.property import Property, both, of_relation
+from lastbit.invariance.ways import WAYS
+from lastbit.kernel import Kernel
+from lastbit.ops import Op
+from lastbit.relations import Independent, Relation
 
 
 def properties_of(op: Op) -> dict[str, Property]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from harness.errors import UnsupportedCase
-from harness.inputs import Inputs
-from harness.invariance.basis import Basis, Difference, difference
-from harness.property_result import Outcome, PropertyResult
-from harness.relations import Matched, NotApplicable, Related, Relation, Tensors
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import Inputs
+from lastbit.invariance.basis import Basis, Difference, difference
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.relations import Matched, NotApplicable, Related, Relation, Tensors
 
 _SHOWN = 300  # characters of what a kernel raised
 _JUDGED, _JUDGED_QUICKLY = 8, 2  # pairs that differ of which the contract is asked, however small the difference is

@@ -10,13 +10,13 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from harness.invariance import thresholds
-from harness.invariance.basis import Basis
-from harness.invariance.launches import Launches, Numbers, joined
-from harness.invariance.property import Pairs, Property
-from harness.invariance.sizes import sizes_up_to
-from harness.invariance.thresholds import Changes
-from harness.relations import Tensors
+from lastbit.invariance import thresholds
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.launches import Launches, Numbers, joined
+from lastbit.invariance.property import Pairs, Property
+from lastbit.invariance.sizes import sizes_up_to
+from lastbit.invariance.thresholds import Changes
+from lastbit.relations import Tensors
 
 _LAUNCHES = 2  # of one size, in `lastbit verify`
 _MANY_LAUNCHES = 64  # they cover all of 4,096 rows from 64 rows on

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.inputs import Inputs
-from harness.invariance.basis import Basis
-from harness.invariance.direct import called, elsewhere, require_accelerator, require_direct
-from harness.invariance.property import Pairs, Property
-from harness.relations import same
+from lastbit.inputs import Inputs
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.direct import called, elsewhere, require_accelerator, require_direct
+from lastbit.invariance.property import Pairs, Property
+from lastbit.relations import same
 
 _MANY = 10  # calls beside each kind of work where calls may cost seconds
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.inputs.bitwise import bits_with_one_nan
-from harness.invariance.launches import Launches
-from harness.invariance.sizes import sizes_up_to
+from lastbit.inputs.bitwise import bits_with_one_nan
+from lastbit.invariance.launches import Launches
+from lastbit.invariance.sizes import sizes_up_to
 
 ROWS = 16
 """Rows whose bits are followed from size to size: one row may have the same bits in two ways of summing."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.invariance.again import RUN_TO_RUN
-from harness.invariance.compiled import COMPILED
-from harness.invariance.fusion import FP_FUSION
-from harness.invariance.graphs import GRAPH
-from harness.invariance.other_device import DEVICE
-from harness.invariance.property import Property
-from harness.invariance.streams import CONTENTION, STREAM
+from lastbit.invariance.again import RUN_TO_RUN
+from lastbit.invariance.compiled import COMPILED
+from lastbit.invariance.fusion import FP_FUSION
+from lastbit.invariance.graphs import GRAPH
+from lastbit.invariance.other_device import DEVICE
+from lastbit.invariance.property import Property
+from lastbit.invariance.streams import CONTENTION, STREAM
 
 WAYS: tuple[Property, ...] = (RUN_TO_RUN, STREAM, GRAPH, COMPILED, CONTENTION, DEVICE, FP_FUSION)

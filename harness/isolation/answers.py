@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from harness.dtypes import BY_NAME
-from harness.errors import LastbitError
-from harness.inputs.poison import Poison
-from harness.isolation.runner import ALIGNMENT
-from harness.result import Finding
+from lastbit.dtypes import BY_NAME
+from lastbit.errors import LastbitError
+from lastbit.inputs.poison import Poison
+from lastbit.isolation.runner import ALIGNMENT
+from lastbit.result import Finding
 
 T = TypeVar("T")
 

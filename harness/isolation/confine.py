@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from harness.isolation import files, landlock, limits, namespaces, privileges, seccomp, system
-from harness.isolation.confinement import Confinement, Measure
-from harness.isolation.environment import own_environment
-from harness.isolation.guardian import close_all_but, guarded
-from harness.isolation.limits import GB, MB, Limits
+from lastbit.isolation import files, landlock, limits, namespaces, privileges, seccomp, system
+from lastbit.isolation.confinement import Confinement, Measure
+from lastbit.isolation.environment import own_environment
+from lastbit.isolation.guardian import close_all_but, guarded
+from lastbit.isolation.limits import GB, MB, Limits
 
 _SINCE_TCP, _SINCE_SCOPES = 4, 6  # ABIs of Landlock
 

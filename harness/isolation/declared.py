@@ -9,17 +9,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.errors import KernelError, LastbitError
-from harness.isolation import answers
-from harness.isolation.answers import Raised, Unreadable
-from harness.isolation.confinement import Confinement
-from harness.isolation.folders import cache_of
-from harness.isolation.isolated import Pair
-from harness.isolation.limits import Limits
-from harness.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
-from harness.kernel import Kernel
-from harness.of_file import Role
-from harness.takes import of_text
+from lastbit.errors import KernelError, LastbitError
+from lastbit.isolation import answers
+from lastbit.isolation.answers import Raised, Unreadable
+from lastbit.isolation.confinement import Confinement
+from lastbit.isolation.folders import cache_of
+from lastbit.isolation.isolated import Pair
+from lastbit.isolation.limits import Limits
+from lastbit.isolation.process import ForkServer, KernelProcess, KernelProcessEnded, Start
+from lastbit.kernel import Kernel
+from lastbit.of_file import Role
+from lastbit.takes import of_text
 
 _LOADING = 120.0  # seconds that the files of a folder may take
 _MOST_TERMS = 1 << 48

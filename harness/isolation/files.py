@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from harness.isolation import landlock
+from lastbit.isolation import landlock
 
 _SYSTEM = tuple(map(Path, ("/usr", "/opt", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/proc", "/sys")))
 _SETTINGS = (

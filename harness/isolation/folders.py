@@ -8,7 +8,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from harness.errors import LastbitError
+from lastbit.errors import LastbitError
 
 
 def remove(folder: Path) -> None:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from harness.isolation import system
-from harness.isolation.processes import end_descendants
+from lastbit.isolation import system
+from lastbit.isolation.processes import end_descendants
 
 
 class _Told(Exception):

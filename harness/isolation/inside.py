@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.calling.attempting import attempted
-from harness.calling.performing import Asked, Performed, Said, perform, results_of
-from harness.inputs.guards import Guarded, twin
-from harness.inputs.rebound import rebound
-from harness.inputs.written import violations
-from harness.interpret import races
-from harness.isolation.runner import placed
-from harness.kernel import Kernel, loaded_kernels
-from harness.of_file import Role, kernel_of_file, plain_name, role_of
-from harness.placement import PlacementWarning
-from harness.result import Finding
-from harness.takes import as_text
-from harness.trees import imported, outermost
+from lastbit.calling.attempting import attempted
+from lastbit.calling.performing import Asked, Performed, Said, perform, results_of
+from lastbit.inputs.guards import Guarded, twin
+from lastbit.inputs.rebound import rebound
+from lastbit.inputs.written import violations
+from lastbit.interpret import races
+from lastbit.isolation.runner import placed
+from lastbit.kernel import Kernel, loaded_kernels
+from lastbit.of_file import Role, kernel_of_file, plain_name, role_of
+from lastbit.placement import PlacementWarning
+from lastbit.result import Finding
+from lastbit.takes import as_text
+from lastbit.trees import imported, outermost
 
 Message = Mapping[str, Any]
 
@@ -77,7 +77,7 @@ class Work:
         return performed.named, said
 
     def attempt(self, message: Message, tensors: Sequence[tuple[Message, Tensor]]) -> tuple[dict[str, Tensor], Message]:
-        """Call a kernel with tensors that may be on any device, or on one: see `harness.calling.attempting`."""
+        """Call a kernel with tensors that may be on any device, or on one: see `lastbit.calling.attempting`."""
         guards = [Guarded(t["name"], placed(words, t), words, t["start"]) for t, words in tensors]
         call, device = self._kernels[message["kernel"]].call, torch.device(message["device"])
         handed = {guarded.name: twin(guarded, guarded.words) for guarded in guards}

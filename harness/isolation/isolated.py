@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.calling.attempting import Attempt
-from harness.calling.performing import INPUT, Asked, Performed
-from harness.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
-from harness.inputs import Inputs, Poison
-from harness.inputs.guards import ALIGNMENT, Guarded
-from harness.interpret.order import watching_races
-from harness.isolation import answers
-from harness.isolation.answers import Raised, Result
-from harness.isolation.memory import Block, Blocks, memory_of
-from harness.isolation.process import KernelProcess, KernelProcessEnded
-from harness.placement import PlacementWarning
-from harness.timing import KERNEL, timed
+from lastbit.calling.attempting import Attempt
+from lastbit.calling.performing import INPUT, Asked, Performed
+from lastbit.errors import KernelError, UnsupportedCase, no_stage, wrong_kind
+from lastbit.inputs import Inputs, Poison
+from lastbit.inputs.guards import ALIGNMENT, Guarded
+from lastbit.interpret.order import watching_races
+from lastbit.isolation import answers
+from lastbit.isolation.answers import Raised, Result
+from lastbit.isolation.memory import Block, Blocks, memory_of
+from lastbit.isolation.process import KernelProcess, KernelProcessEnded
+from lastbit.placement import PlacementWarning
+from lastbit.timing import KERNEL, timed
 
 _RESULTS = 0  # key of the block for results among blocks whose keys are addresses
 MOST_RESULTS = 1 << 34

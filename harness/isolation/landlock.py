@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.isolation.system import syscall
+from lastbit.isolation.system import syscall
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _CREATE_VERSION, _PATH_BENEATH = 1, 1

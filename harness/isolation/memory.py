@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.isolation.runner import exported
+from lastbit.isolation.runner import exported
 
 _LEAST = 1 << 18  # bytes of a block
 _numbers = itertools.count(1)

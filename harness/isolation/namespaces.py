@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.isolation import system
-from harness.isolation.limits import MB
+from lastbit.isolation import system
+from lastbit.isolation.limits import MB
 
 PROCESSES, MOUNTS = "processes", "mounts"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from reports.characters import visible
+from lastbit.reports.characters import visible
 
 MOST = 1 << 16
 """Bytes of a process that are kept."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.isolation import system
+from lastbit.isolation import system
 
 USERS = range(61184, 65520)
 """Users that belong to nobody: what systemd gives to services for as long as they run."""

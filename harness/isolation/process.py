@@ -19,17 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.errors import LastbitError
-from harness.isolation.answers import Unreadable, parsed
-from harness.isolation.confinement import Confinement
-from harness.isolation.environment import clean_environment
-from harness.isolation.folders import remove
-from harness.isolation.limits import Limits
-from harness.isolation.messages import LENGTH, LONGEST_ANSWER, is_whole, missing, received, send
-from harness.isolation.output import Output
-from harness.isolation.privileges import shield
-from harness.isolation.server import MAIN, preparation
-from harness.isolation.watch import Watch
+from lastbit.errors import LastbitError
+from lastbit.isolation.answers import Unreadable, parsed
+from lastbit.isolation.confinement import Confinement
+from lastbit.isolation.environment import clean_environment
+from lastbit.isolation.folders import remove
+from lastbit.isolation.limits import Limits
+from lastbit.isolation.messages import LENGTH, LONGEST_ANSWER, is_whole, missing, received, send
+from lastbit.isolation.output import Output
+from lastbit.isolation.privileges import shield
+from lastbit.isolation.server import MAIN, preparation
+from lastbit.isolation.watch import Watch
 
 _GRACE = 20.0  # seconds for a process to come up
 _PARTING = 1.0  # seconds that a process has to end itself when it has closed its socket

@@ -299,11 +299,11 @@ class Bare:
         if message.get("plain"):
             self.call_of = {message["kernel"]: vars(executed(path))[message["plain"]]}
         elif "role" in message:
-            from harness.of_file import kernel_of_file, role_of
+            from lastbit.of_file import kernel_of_file, role_of
 
             self.call_of = {message["kernel"]: kernel_of_file(path, role_of(message["role"])).call}
         else:
-            from harness.kernel import loaded_kernels  # of which the kernel's own file imports
+            from lastbit.kernel import loaded_kernels  # of which the kernel's own file imports
 
             self.call_of = {one.kernel.name: one.kernel.call for one in loaded_kernels(path)}
         return {"kernels": []}

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from harness.files import BUILT_IN
-from harness.interpret.faults import collected
-from harness.isolation import runner, system
-from harness.isolation.confine import confine
-from harness.isolation.files import python_folders
-from harness.isolation.folders import remove
-from harness.isolation.inside import Work
-from harness.isolation.limits import Limits
-from harness.isolation.privileges import shield
+from lastbit.files import IMPORTED_FROM
+from lastbit.interpret.faults import collected
+from lastbit.isolation import runner, system
+from lastbit.isolation.confine import confine
+from lastbit.isolation.files import python_folders
+from lastbit.isolation.folders import remove
+from lastbit.isolation.inside import Work
+from lastbit.isolation.limits import Limits
+from lastbit.isolation.privileges import shield
 
 _PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at a process that is ending
 _PARTING = 2.0  # seconds that a guardian has to end its kernel process
@@ -48,8 +48,8 @@ if importlib.util.find_spec("triton"):
     del triton
 gc.collect()
 gc.freeze()  # pages that no collection writes to are shared with kernel processes
-sys.path.insert(0, {str(BUILT_IN)!r})
-from harness.isolation.server import forked
+sys.path.insert(0, {str(IMPORTED_FROM)!r})
+from lastbit.isolation.server import forked
 program = forked({descriptor}) or ("",)
 del gc, importlib, torch, forked
 """
@@ -89,7 +89,7 @@ def _prepare() -> None:
     """Import and set up what every kernel process needs."""
     torch.set_num_threads(1)
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from harness.interpret import install
+        from lastbit.interpret import install
 
         install()
     python_folders()
@@ -163,7 +163,7 @@ def _guarded(connection: socket.socket) -> Program:
     }
 
 
-_FORGOTTEN = ("harness", "reports", "hypothesis", "pytest", "_pytest")
+_FORGOTTEN = ("lastbit", "hypothesis", "pytest", "_pytest")
 """What a bare process forgets: whatever speaks of a test."""
 
 

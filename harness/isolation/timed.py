@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from harness.isolation.runner import Bare, Mapped
+    from lastbit.isolation.runner import Bare, Mapped
 
 Call = Callable[..., Any]
 Said = Mapping[str, Any]

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.isolation.limits import GB, Limits
-from harness.isolation.processes import Family, family
+from lastbit.isolation.limits import GB, Limits
+from lastbit.isolation.processes import Family, family
 
 _PAUSE = 0.2  # seconds between two looks
 _PAUSE_OF_FILES = 1.0  # seconds between two looks at its files

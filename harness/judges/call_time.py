@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from harness.bench.asked import bound_of
-from harness.bench.samples import QUICK, Effort
-from harness.bench.subjects import bench_cases
-from harness.case import Case, parse_case
-from harness.errors import LastbitError, UnsupportedCase, UsageError
-from harness.isolation.isolated import Isolated
-from harness.judges.conclusions import Repro
-from harness.judges.opening import Desk
-from harness.judges.question import Question
-from harness.kernel import Kernel
-from harness.outcomes.file_verdict import CallTime, CaseFinding, FileVerdict
-from harness.outcomes.speed import Bound
-from harness.result import Verdict
-from harness.verify.check import Subject, unsupported
+from lastbit.bench.asked import bound_of
+from lastbit.bench.samples import QUICK, Effort
+from lastbit.bench.subjects import bench_cases
+from lastbit.case import Case, parse_case
+from lastbit.errors import LastbitError, UnsupportedCase, UsageError
+from lastbit.isolation.isolated import Isolated
+from lastbit.judges.conclusions import Repro
+from lastbit.judges.opening import Desk
+from lastbit.judges.question import Question
+from lastbit.kernel import Kernel
+from lastbit.outcomes.file_verdict import CallTime, CaseFinding, FileVerdict
+from lastbit.outcomes.speed import Bound
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, unsupported
 
 TIMED = "timed"
 """The kind of a finding: what the kernel gave is wrong where it was timed."""

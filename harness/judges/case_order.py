@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.case import Case, Group, parse_case
-from harness.config import PROFILES
-from harness.inputs.values import check_regime
-from harness.judges.question import RANDOM, Question
-from harness.verify.design import designed
-from harness.verify.drawing import draw
-from harness.verify.fuzz import reseeded
-from harness.verify.project import Project
+from lastbit.case import Case, Group, parse_case
+from lastbit.config import PROFILES
+from lastbit.inputs.values import check_regime
+from lastbit.judges.question import RANDOM, Question
+from lastbit.verify.design import designed
+from lastbit.verify.drawing import draw
+from lastbit.verify.fuzz import reseeded
+from lastbit.verify.project import Project
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.case import parse_case
-from harness.judges.case_order import elements
-from harness.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
-from harness.result import BAD, CaseResult, Finding, Verdict, simplest
-from harness.run import Run
+from lastbit.case import parse_case
+from lastbit.judges.case_order import elements
+from lastbit.outcomes.file_verdict import CaseFinding, Contracts, DecidedShare, FileVerdict
+from lastbit.result import BAD, CaseResult, Finding, Verdict, simplest
+from lastbit.run import Run
 
 ERRORED = "errored"
 """The kind of a finding: the kernel gave nothing that can be judged."""

@@ -8,18 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing.explain import FOLLOWED, KEEPS, explain_kernel
-from harness.errors import LastbitError
-from harness.files import BUILT_IN
-from harness.isolation.declared import Kernels
-from harness.isolation.process import ForkServer
-from harness.outcomes.explanation import Explanation
-from harness.result import Verdict
-from harness.verify.inprocess import open_workplace, unwatched
-from harness.verify.run import environment_for
-from reports.encoding import decoded, encoded
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing.explain import FOLLOWED, KEEPS, explain_kernel
+from lastbit.errors import LastbitError
+from lastbit.files import BUILT_IN
+from lastbit.isolation.declared import Kernels
+from lastbit.isolation.process import ForkServer
+from lastbit.outcomes.explanation import Explanation
+from lastbit.reports.encoding import decoded, encoded
+from lastbit.result import Verdict
+from lastbit.verify.inprocess import open_workplace, unwatched
+from lastbit.verify.run import environment_for
 
 
 class Named(NamedTuple):

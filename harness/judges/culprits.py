@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from harness.errors import LastbitError
-from harness.isolation.process import KernelProcessEnded
-from harness.judges import explaining
-from harness.judges.opening import Desk
-from harness.judges.question import Question
-from harness.outcomes.file_verdict import Culprit, FileVerdict
-from harness.result import CaseResult
+from lastbit.errors import LastbitError
+from lastbit.isolation.process import KernelProcessEnded
+from lastbit.judges import explaining
+from lastbit.judges.opening import Desk
+from lastbit.judges.question import Question
+from lastbit.outcomes.file_verdict import Culprit, FileVerdict
+from lastbit.result import CaseResult
 
 
 def with_culprit(found: FileVerdict, desk: Desk, question: Question, failure: CaseResult | None) -> FileVerdict:

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from harness.calibrate import load_premises
-from harness.case import parse_case
-from harness.config import Config
-from harness.diagnosing.explain import KEEPS, explain_case
-from harness.of_file import held_to, kernel_of_file, role_of
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.file_verdict import Culprit
-from harness.result import Verdict
-from harness.verify.check import Subject
-from harness.verify.project import open_project
-from reports.encoding import decoded, encoded
-from reports.explanation import computed, decision
+from lastbit.calibrate import load_premises
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.diagnosing.explain import KEEPS, explain_case
+from lastbit.of_file import held_to, kernel_of_file, role_of
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.file_verdict import Culprit
+from lastbit.reports.encoding import decoded, encoded
+from lastbit.reports.explanation import computed, decision
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject
+from lastbit.verify.project import open_project
 
 NOT_FOUND = "the kernel fails, but no line of it was found to be the one that is wrong"
 

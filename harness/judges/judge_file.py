@@ -15,19 +15,19 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from harness.case import Case, Group, parse_case
-from harness.errors import LastbitError, UsageError, unknown
-from harness.judges.case_order import Chosen, elements
-from harness.judges.conclusions import concluded, failure_of
-from harness.judges.culprits import with_culprit
-from harness.judges.opening import Desk, Opened, desk_of, opened
-from harness.judges.question import Question
-from harness.outcomes.file_verdict import FileVerdict
-from harness.result import BAD, CaseResult, Finding, Verdict
-from harness.verify.check import Subject, unsupported
-from harness.verify.fuzz import Explorer, kind_of
-from harness.verify.inprocess import Workplace
-from harness.verify.plan import Item
+from lastbit.case import Case, Group, parse_case
+from lastbit.errors import LastbitError, UsageError, unknown
+from lastbit.judges.case_order import Chosen, elements
+from lastbit.judges.conclusions import concluded, failure_of
+from lastbit.judges.culprits import with_culprit
+from lastbit.judges.opening import Desk, Opened, desk_of, opened
+from lastbit.judges.question import Question
+from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.result import BAD, CaseResult, Finding, Verdict
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.fuzz import Explorer, kind_of
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import Item
 
 TORCH_OP = "torch_op"
 """The kind of a finding: the kernel calls torch's own operator for the whole op, where that is forbidden."""
@@ -144,7 +144,7 @@ def _judged(desk: Desk, kernel: Opened, question: Question, empty: FileVerdict) 
         results, declined = [replace(result, declined=False) for result in results], 0
     found = concluded(replace(empty, torch_ops=called), desk.run_of(results), len(chosen), repro, declined)
     if question.speed and found.verdict is Verdict.PASSED:
-        from harness.judges.call_time import with_speed  # which a judge that times nothing does without
+        from lastbit.judges.call_time import with_speed  # which a judge that times nothing does without
 
         return with_speed(found, desk, subject, question, repro)
     return with_culprit(found, desk, question, failure_of(results))

@@ -10,36 +10,36 @@ from pathlib import Path
 
 import torch
 
-from harness.calibrate import load_premises
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.errors import KernelError, UsageError
-from harness.files import BUILT_IN
-from harness.inputs import build
-from harness.isolation.answers import Raised
-from harness.isolation.declared import Kernels
-from harness.isolation.isolated import Isolated
-from harness.isolation.limits import Limits
-from harness.isolation.process import ForkServer
-from harness.judges.case_order import CaseOrder
-from harness.judges.question import Question
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.of_file import held_to
-from harness.ops import Contract, Op
-from harness.outcomes.file_verdict import Held
-from harness.outcomes.speed import Roof
-from harness.result import BAD, CaseResult, Verdict
-from harness.run import Run
-from harness.verify.calls import Caller
-from harness.verify.check import Subject
-from harness.verify.declarations import check_kernel
-from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
-from harness.verify.plan import Plan
-from harness.verify.power import Separable, power_of, undecidable_of
-from harness.verify.project import open_project
-from harness.verify.run import environment_for
-from harness.verify.sharing import SharedDevice, Verify, directly
+from lastbit.calibrate import load_premises
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.errors import KernelError, UsageError
+from lastbit.files import BUILT_IN
+from lastbit.inputs import build
+from lastbit.isolation.answers import Raised
+from lastbit.isolation.declared import Kernels
+from lastbit.isolation.isolated import Isolated
+from lastbit.isolation.limits import Limits
+from lastbit.isolation.process import ForkServer
+from lastbit.judges.case_order import CaseOrder
+from lastbit.judges.question import Question
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.of_file import held_to
+from lastbit.ops import Contract, Op
+from lastbit.outcomes.file_verdict import Held
+from lastbit.outcomes.speed import Roof
+from lastbit.result import BAD, CaseResult, Verdict
+from lastbit.run import Run
+from lastbit.verify.calls import Caller
+from lastbit.verify.check import Subject
+from lastbit.verify.declarations import check_kernel
+from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
+from lastbit.verify.plan import Plan
+from lastbit.verify.power import Separable, power_of, undecidable_of
+from lastbit.verify.project import open_project
+from lastbit.verify.run import environment_for
+from lastbit.verify.sharing import SharedDevice, Verify, directly
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Desk(Workplace):
     @cached_property
     def roof(self) -> Roof:
         """What the device does at best, measured once."""
-        from harness.bench.samples import QUICK
-        from harness.bench.speed import roof
+        from lastbit.bench.samples import QUICK
+        from lastbit.bench.speed import roof
 
         return roof(self, QUICK)
 

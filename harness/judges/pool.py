@@ -11,16 +11,16 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
-from harness.config import LONGEST_TIMEOUT, Config
-from harness.devices import DevicePlan, plan_devices
-from harness.errors import UsageError
-from harness.judges.judge_file import judge_file, ready, unjudged
-from harness.judges.opening import open_desk
-from harness.judges.question import Question
-from harness.outcomes.file_verdict import FileVerdict
-from harness.result import Verdict
-from harness.verify.run import workers_for
-from harness.verify.worker import Worker, WorkerEnded
+from lastbit.config import LONGEST_TIMEOUT, Config
+from lastbit.devices import DevicePlan, plan_devices
+from lastbit.errors import UsageError
+from lastbit.judges.judge_file import judge_file, ready, unjudged
+from lastbit.judges.opening import open_desk
+from lastbit.judges.question import Question
+from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.result import Verdict
+from lastbit.verify.run import workers_for
+from lastbit.verify.worker import Worker, WorkerEnded
 
 _TRIES = 2
 """How often a file is given to a judge: one that ends may have ended for another reason than the file."""
@@ -29,7 +29,7 @@ _TRIES = 2
 class Judges:
     """Judges that wait for files, as a context manager.
 
-        with harness.Judges(op="OP", contract="OPTION", fail_fast=True) as judges:
+        with lastbit.Judges(op="OP", contract="OPTION", fail_fast=True) as judges:
             futures = [judges.judge(path) for path in paths]
             for future in futures:
                 print(future.result().verdict)
@@ -127,13 +127,13 @@ def default_count(devices: Sequence[str], *, speed: bool = False) -> int:
 def judge(path: str | Path, *, device: str = "cpu", projects: Sequence[str | Path] = (), **asked: Any) -> FileVerdict:
     """The verdict on the kernel of one file; a program that has several keeps `Judges`, which start once.
 
-        verdict = harness.judge("kernel.py", op="OP", contract="OPTION")
+        verdict = lastbit.judge("kernel.py", op="OP", contract="OPTION")
 
     Args:
         path: the file.
         device: the one device that it is judged on.
         projects: folders with references/ and cases/ of your own ops.
-        asked: see `harness.judges.question.Question`.
+        asked: see `lastbit.judges.question.Question`.
 
     Raises:
         UsageError: the question means nothing, such as an op that there is not.

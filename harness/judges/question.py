@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from harness.config import LONGEST_TIMEOUT, PROFILES
-from harness.errors import UsageError, unknown
-from harness.kernel import PLACEMENTS
-from harness.of_file import Role
+from lastbit.config import LONGEST_TIMEOUT, PROFILES
+from lastbit.errors import UsageError, unknown
+from lastbit.kernel import PLACEMENTS
+from lastbit.of_file import Role
 
 RANDOM = "random"
 """The seed of a question whose cases get seeds that nobody knows before the kernel is loaded."""

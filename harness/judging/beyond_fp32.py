@@ -19,13 +19,13 @@ from operator import add
 import torch
 from torch import Tensor
 
-from harness.judging.expected import Expected, Numbers, RowSum
-from harness.judging.latent import check_rows, explain_rows
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.judging.trace import Trace
-from harness.numerics import Enclosure, Format, round_to
-from harness.numerics.formats import from_ordinals, ordinals
+from lastbit.judging.expected import Expected, Numbers, RowSum
+from lastbit.judging.latent import check_rows, explain_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Trace
+from lastbit.numerics import Enclosure, Format, round_to
+from lastbit.numerics.formats import from_ordinals, ordinals
 
 _MOST_CHECKS = 256  # row checks; rows that are not tried count as not explained, beside others that are not
 

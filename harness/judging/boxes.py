@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.rows import Range, Rows, Searched
-from harness.numerics import Enclosure
-from harness.numerics.formats import FP32, from_ordinals, ordinals
+from lastbit.judging.rows import Range, Rows, Searched
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import FP32, from_ordinals, ordinals
 
 _MOST_STEPS = 16  # times that a box shrinks on the way to a point
 _STALLED = 0.75  # share of a side from which on it counts as not shrunk

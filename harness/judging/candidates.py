@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.judging.boxes import explained_together
-from harness.judging.rows import Range, Rows, Searched
-from harness.numerics.formats import FP32, from_ordinals
+from lastbit.judging.boxes import explained_together
+from lastbit.judging.rows import Range, Rows, Searched
+from lastbit.numerics.formats import FP32, from_ordinals
 
 _MOST_CANDIDATES = 31
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harness.judging import torch_compare
-from harness.numerics import Enclosure, Format, Indices
-from harness.numerics.formats import FP64
-from harness.result import Comparison
-from harness.timing import COMPARING, timed
-from harness.trust import fuses
+from lastbit.judging import torch_compare
+from lastbit.numerics import Enclosure, Format, Indices
+from lastbit.numerics.formats import FP64
+from lastbit.result import Comparison
+from lastbit.timing import COMPARING, timed
+from lastbit.trust import fuses
 
 if TYPE_CHECKING:
-    from harness.judging.fused_compare import Pair
+    from lastbit.judging.fused_compare import Pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ def _pair(actual: Tensor, expected: Enclosure | Tensor) -> Pair | None:
     """What the kernels take, where they may be used; Triton is not imported for tensors in the memory of the CPU."""
     if not fuses(actual):
         return None
-    from harness.judging.compare_selftest import trusted
-    from harness.judging.fused_compare import Pair
+    from lastbit.judging.compare_selftest import trusted
+    from lastbit.judging.fused_compare import Pair
 
     pair = Pair.of(actual, expected)
     return pair if pair is not None and trusted(pair.sort) else None

@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.judging.torch_compare import FARTHEST
-from harness.numerics.fused.numbers import bits_of, number_of
-from harness.result import NEAR
+from lastbit.judging.torch_compare import FARTHEST
+from lastbit.numerics.fused.numbers import bits_of, number_of
+from lastbit.result import NEAR
 
 # Columns that a program of `float_statistics` writes before the worst element.
 FLOAT_SUMS = 14

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.judging.compare_kernels import SHAPE, as_fp64, is_outside, offsets, store_worst
+from lastbit.judging.compare_kernels import SHAPE, as_fp64, is_outside, offsets, store_worst
 
 INTEGER_SUMS = 8  # columns that a program of `integer_statistics` writes before the worst element
 

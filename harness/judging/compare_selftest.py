@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness import trust
-from harness.judging import torch_compare
-from harness.judging.compare import finished
-from harness.judging.fused_compare import Pair, Sort
-from harness.numerics import Enclosure
-from harness.numerics.formats import FORMATS, FP64, cast
-from harness.result import NEAR, Comparison
+from lastbit import trust
+from lastbit.judging import torch_compare
+from lastbit.judging.compare import finished
+from lastbit.judging.fused_compare import Pair, Sort
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import FORMATS, FP64, cast
+from lastbit.result import NEAR, Comparison
 
 TESTED = tuple(fmt for fmt in FORMATS.values() if fmt is not FP64)
 

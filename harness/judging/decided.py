@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.judging.expected import Numbers
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.numerics.formats import ordinals
-from harness.result import Judgement, StageResult
+from lastbit.judging.expected import Numbers
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.numerics.formats import ordinals
+from lastbit.result import Judgement, StageResult
 
 _MOST = 1 << 20  # elements of the main input of which the rows are asked how well their latent value is known
 

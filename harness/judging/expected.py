@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count, outside_mask
-from harness.numerics import Enclosure, Following, Format, Indices, Premises, Sum, format_of, using
-from harness.numerics.formats import Integers
-from harness.result import Comparison
-from harness.timing import REFERENCES, timed
+from lastbit.judging.compare import Begun, begin, begin_choices, begin_integers, finished, outside_count, outside_mask
+from lastbit.numerics import Enclosure, Following, Format, Indices, Premises, Sum, format_of, using
+from lastbit.numerics.formats import Integers
+from lastbit.result import Comparison
+from lastbit.timing import REFERENCES, timed
 
 
 class Expected(ABC):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from harness.judging.lanes import MOST_COLUMNS
-from harness.ops import Contract
-from harness.result import Comparison, Finding, StageResult
-from harness.row_check import Need, Needs, RowCheck
+from lastbit.judging.lanes import MOST_COLUMNS
+from lastbit.ops import Contract
+from lastbit.result import Comparison, Finding, StageResult
+from lastbit.row_check import Need, Needs, RowCheck
 
 
 def describe_stage(stage: StageResult, contract: Contract) -> Finding:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from harness.judging.torch_compare import FARTHEST, unravel
-from harness.result import Comparison, Worst
+from lastbit.judging.torch_compare import FARTHEST, unravel
+from lastbit.result import Comparison, Worst
 
 
 class FloatFigures(NamedTuple):

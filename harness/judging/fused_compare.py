@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from harness.inputs.bits import bits_of_float
-from harness.judging import compare_kernels as kernels
-from harness.judging import compare_plain_kernels as plain_kernels
-from harness.judging.compare import Begun
-from harness.judging.figures import FloatFigures, IntegerFigures, comparison, comparison_of_integers
-from harness.numerics import Enclosure, Format
-from harness.numerics.formats import ordinals
-from harness.numerics.fused import LARGE
-from harness.numerics.fused.compiled import launcher, unspecialized
+from lastbit.inputs.bits import bits_of_float
+from lastbit.judging import compare_kernels as kernels
+from lastbit.judging import compare_plain_kernels as plain_kernels
+from lastbit.judging.compare import Begun
+from lastbit.judging.figures import FloatFigures, IntegerFigures, comparison, comparison_of_integers
+from lastbit.numerics import Enclosure, Format
+from lastbit.numerics.formats import ordinals
+from lastbit.numerics.fused import LARGE
+from lastbit.numerics.fused.compiled import launcher, unspecialized
 
 FLOATS = frozenset(
     {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}

@@ -14,10 +14,10 @@ from operator import add
 
 import torch
 
-from harness.errors import KernelError, UsageError, no_stage, wrong_kind
-from harness.floating_point import default_floating_point
-from harness.inputs import fingerprints_of
-from harness.judging.beyond_fp32 import (
+from lastbit.errors import KernelError, UsageError, no_stage, wrong_kind
+from lastbit.floating_point import default_floating_point
+from lastbit.inputs import fingerprints_of
+from lastbit.judging.beyond_fp32 import (
     Beyond,
     explained_beyond_fp32,
     gives_codes,
@@ -27,19 +27,19 @@ from harness.judging.beyond_fp32 import (
     nearest,
     sums_in_real_arithmetic,
 )
-from harness.judging.decided import constants
-from harness.judging.expected import Numbers
-from harness.judging.explain import describe_rows, describe_split, describe_stage
-from harness.judging.lanes import forgiven
-from harness.judging.latent import explain_rows
-from harness.judging.observation import Observation
-from harness.judging.other_contracts import OtherContracts
-from harness.judging.problem import Problem, Tensors
-from harness.judging.screen import Screened
-from harness.judging.tally import Tally
-from harness.judging.trace import Steps, Trace
-from harness.result import Comparison, Judgement, StageResult, Verdict
-from harness.row_check import RowCheck
+from lastbit.judging.decided import constants
+from lastbit.judging.expected import Numbers
+from lastbit.judging.explain import describe_rows, describe_split, describe_stage
+from lastbit.judging.lanes import forgiven
+from lastbit.judging.latent import explain_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.other_contracts import OtherContracts
+from lastbit.judging.problem import Problem, Tensors
+from lastbit.judging.screen import Screened
+from lastbit.judging.tally import Tally
+from lastbit.judging.trace import Steps, Trace
+from lastbit.result import Comparison, Judgement, StageResult, Verdict
+from lastbit.row_check import RowCheck
 
 _BLOCK = {"cpu": 1 << 17}  # elements of the main input evaluated at once; an enclosure holds four fp64 tensors of them
 _BLOCK_ELSEWHERE = 1 << 22  # with fewer, a GPU takes less long for an operation than the host takes to start it

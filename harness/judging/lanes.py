@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.candidates import explained_groups
-from harness.judging.expected import Numbers
-from harness.judging.rows import Rows
-from harness.judging.trace import Trace
-from harness.numerics import Enclosure
-from harness.numerics.formats import FP32, from_ordinals
-from harness.ops import Latent
+from lastbit.judging.candidates import explained_groups
+from lastbit.judging.expected import Numbers
+from lastbit.judging.rows import Rows
+from lastbit.judging.trace import Trace
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import FP32, from_ordinals
+from lastbit.ops import Latent
 
 MOST_COLUMNS = 32
 """Columns that the lanes of one warp hold one each of."""

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from harness.judging.candidates import explained_groups
-from harness.judging.expected import Numbers
-from harness.judging.lanes import Shown, split_rows
-from harness.judging.observation import Observation
-from harness.judging.problem import Tensors
-from harness.judging.rows import Range, Rows
-from harness.judging.trace import Trace
-from harness.numerics.formats import FP32, from_ordinals, ordinals
-from harness.row_check import Need, Needs, RowCheck
-from harness.timing import ROWS, timed
+from lastbit.judging.candidates import explained_groups
+from lastbit.judging.expected import Numbers
+from lastbit.judging.lanes import Shown, split_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Tensors
+from lastbit.judging.rows import Range, Rows
+from lastbit.judging.trace import Trace
+from lastbit.numerics.formats import FP32, from_ordinals, ordinals
+from lastbit.row_check import Need, Needs, RowCheck
+from lastbit.timing import ROWS, timed
 
 _NO_NEEDS = Needs()
 _MOST_NEEDS = 64  # rows of a block that are searched for a value beyond the enclosure

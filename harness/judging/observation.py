@@ -10,14 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.judging.compare import finished
-from harness.judging.expected import Expected
-from harness.judging.problem import Problem, Tensors
-from harness.judging.trace import Trace
-from harness.numerics import Enclosure
-from harness.ops import Contract
-from harness.result import Comparison
-from harness.row_check import RowCheck
+from lastbit.judging.compare import finished
+from lastbit.judging.expected import Expected
+from lastbit.judging.problem import Problem, Tensors
+from lastbit.judging.trace import Trace
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract
+from lastbit.result import Comparison
+from lastbit.row_check import RowCheck
 
 KNOWN = 2.0**-40
 """What an exact value may err, as a share of it."""

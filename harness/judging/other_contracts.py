@@ -8,12 +8,12 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.inputs.bits import numbers
-from harness.judging.latent import check_rows
-from harness.judging.observation import Observation
-from harness.ops import Contract
-from harness.timing import OTHERS, timed
+from lastbit.errors import UsageError
+from lastbit.inputs.bits import numbers
+from lastbit.judging.latent import check_rows
+from lastbit.judging.observation import Observation
+from lastbit.ops import Contract
+from lastbit.timing import OTHERS, timed
 
 
 class OtherContracts:

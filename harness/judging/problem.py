@@ -7,18 +7,18 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.dtypes import DTYPE_NAMES
-from harness.errors import OpError, UsageError, no_such
-from harness.inputs import row_blocks
-from harness.judging.expected import Chosen, Exact, Numbers, RowSum
-from harness.judging.trace import Steps, Trace
-from harness.numerics import (
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.errors import OpError, UsageError, no_such
+from lastbit.files import BUILT_IN, PACKAGE
+from lastbit.inputs import row_blocks
+from lastbit.judging.expected import Chosen, Exact, Numbers, RowSum
+from lastbit.judging.trace import Steps, Trace
+from lastbit.numerics import (
     TARGETS,
     Enclosure,
     Following,
@@ -31,13 +31,13 @@ from harness.numerics import (
     hull,
     using,
 )
-from harness.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers
-from harness.numerics.premises import EXACT, REAL, put_in_force
-from harness.ops import Contract, Op
-from harness.timing import REFERENCES, timed
+from lastbit.numerics.formats import FP32, PRECISE, WIDE_FP32, Integers
+from lastbit.numerics.premises import EXACT, REAL, put_in_force
+from lastbit.ops import Contract, Op
+from lastbit.timing import REFERENCES, timed
 
 _MISTAKES = (TypeError, AttributeError, NameError, LookupError, ArithmeticError)  # of code, not of memory or a device
-_HARNESS = str(Path(__file__).parents[1])
+_OWN, _REFERENCES = str(PACKAGE), str(BUILT_IN / "references")
 _FEW = 1 << 16  # elements of the first input that are evaluated as fast as a row
 
 Tensors = Mapping[str, Tensor]
@@ -274,7 +274,7 @@ def _other_numbers(tensor: Tensor) -> Tensor:
 def _told(error: Exception) -> str:
     """The error, and the last line of the project that led to it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_HARNESS)]
+    own = [f for f in frames if f.filename.startswith(_REFERENCES) or not f.filename.startswith(_OWN)]
     place = f" in {own[-1].filename}:{own[-1].lineno}, `{own[-1].line}`" if own else ""
     return f"{type(error).__name__}{place}: {error}"
 

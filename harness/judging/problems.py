@@ -10,10 +10,10 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from harness.inputs import Inputs, unequal
-from harness.judging.problem import Problem, Tensors
-from harness.numerics import Premises
-from harness.ops import Contract, Op
+from lastbit.inputs import Inputs, unequal
+from lastbit.judging.problem import Problem, Tensors
+from lastbit.numerics import Premises
+from lastbit.ops import Contract, Op
 
 _MOST_BYTES = 1 << 29
 _MOST_CASES = 256

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from harness.judging.problem import Given, Problem, Tensors
-from harness.numerics.formats import from_ordinals, ordinals
-from harness.ops import Contract
+from lastbit.judging.problem import Given, Problem, Tensors
+from lastbit.numerics.formats import from_ordinals, ordinals
+from lastbit.ops import Contract
 
 Range = tuple[Tensor, Tensor]
 """The lowest and the highest of something."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from harness.judging.compare import Begun, finished
-from harness.judging.expected import Expected, RowSum
-from harness.judging.latent import explain_rows
-from harness.judging.observation import Observation
-from harness.judging.tally import Tally
-from harness.judging.trace import Trace
-from harness.result import Comparison
+from lastbit.judging.compare import Begun, finished
+from lastbit.judging.expected import Expected, RowSum
+from lastbit.judging.latent import explain_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.tally import Tally
+from lastbit.judging.trace import Trace
+from lastbit.result import Comparison
 
 
 @dataclass

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from harness.judging.expected import RowSum
-from harness.result import Comparison
-from harness.row_check import RowCheck
+from lastbit.judging.expected import RowSum
+from lastbit.result import Comparison
+from lastbit.row_check import RowCheck
 
 _Addend = TypeVar("_Addend", Comparison, RowSum, int)
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure, Format, Indices, round_to
-from harness.numerics.formats import ordinals, round_bits
-from harness.result import NEAR, ULP_BINS, Comparison, Worst
+from lastbit.numerics import Enclosure, Format, Indices, round_to
+from lastbit.numerics.formats import ordinals, round_bits
+from lastbit.result import NEAR, ULP_BINS, Comparison, Worst
 
 FARTHEST = 2.0**40
 """More than any distance in ulp of a format of 32 bits; an infinite distance counts as this."""
@@ -55,7 +55,7 @@ class _Strays(NamedTuple):
 
 
 def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `harness.judging.compare.compare`."""
+    """Statistics of `actual`, which is not empty; see `lastbit.judging.compare.compare`."""
     a = actual.to(torch.float64)
     e = expected[(None,) * (a.ndim - len(expected.shape))]
     e = Enclosure(e.parts.expand(len(e.parts), *a.shape))
@@ -79,12 +79,12 @@ def compare(actual: Tensor, expected: Enclosure, fmt: Format) -> Comparison:
 
 
 def compare_integers(actual: Tensor, expected: Tensor) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `harness.judging.compare.compare_integers`."""
+    """Statistics of `actual`, which is not empty; see `lastbit.judging.compare.compare_integers`."""
     return _of_integers(actual, expected, actual != expected, actual.numel())  # fp64 does not hold all of int64
 
 
 def compare_choices(actual: Tensor, expected: Indices) -> Comparison:
-    """Statistics of `actual`, which is not empty; see `harness.judging.compare.begin_choices`.
+    """Statistics of `actual`, which is not empty; see `lastbit.judging.compare.begin_choices`.
 
     An index that is allowed and not the contract's own is a mismatch, at 0 ulp.
     """
@@ -115,7 +115,7 @@ def _of_integers(actual: Tensor, expected: Tensor, wrong: Tensor, decided: int) 
 
 
 def outside_mask(actual: Tensor, expected: Enclosure | Tensor) -> Tensor:
-    """Elements that lie outside what is expected; see `harness.judging.compare.outside_mask`."""
+    """Elements that lie outside what is expected; see `lastbit.judging.compare.outside_mask`."""
     if isinstance(expected, Tensor):
         return actual != expected
     actual = actual.to(torch.float64)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from harness.judging.expected import Expected, Numbers, RowSum
-from harness.numerics import Enclosure, Format
-from harness.numerics.formats import Integers
+from lastbit.judging.expected import Expected, Numbers, RowSum
+from lastbit.numerics import Enclosure, Format
+from lastbit.numerics.formats import Integers
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from harness.numerics.accumulation import (
+from lastbit.numerics.accumulation import (
     mean,
     mean_of_products,
     mean_of_squares,
@@ -12,9 +12,9 @@ from harness.numerics.accumulation import (
     total_of_products,
     variance_about,
 )
-from harness.numerics.any_order import sum_in_any_order
-from harness.numerics.dots import dot
-from harness.numerics.enclosure import (
+from lastbit.numerics.any_order import sum_in_any_order
+from lastbit.numerics.dots import dot
+from lastbit.numerics.enclosure import (
     Enclosure,
     at_least,
     clamp,
@@ -27,21 +27,21 @@ from harness.numerics.enclosure import (
     product_in_any_order,
     stack,
 )
-from harness.numerics.factors import Factor
-from harness.numerics.formats import CODES, FORMATS, TARGETS, Format, cast, format_of, round_to
-from harness.numerics.functions import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
-from harness.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer
-from harness.numerics.integers import ceil, floor, round_half_away, round_half_even, trunc
-from harness.numerics.moments import difference_of_products, mean_and_variance
-from harness.numerics.own import Primitive, primitive
-from harness.numerics.powers import power_of_two_from, power_of_two_to, two_to_the
-from harness.numerics.prefixes import cumsum
-from harness.numerics.premises import DOCUMENTED, Bound, Premises, current, using
-from harness.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
-from harness.numerics.quantized import dequantized
-from harness.numerics.remembered import remembered, remembering
-from harness.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
-from harness.numerics.selection import (
+from lastbit.numerics.factors import Factor
+from lastbit.numerics.formats import CODES, FORMATS, TARGETS, Format, cast, format_of, round_to
+from lastbit.numerics.functions import cos, erf, exp2, expm1, log, log1p, log2, sin, tanh
+from lastbit.numerics.grouped import Groups, Matrices, grouped_dot, grouped_outer
+from lastbit.numerics.integers import ceil, floor, round_half_away, round_half_even, trunc
+from lastbit.numerics.moments import difference_of_products, mean_and_variance
+from lastbit.numerics.own import Primitive, primitive
+from lastbit.numerics.powers import power_of_two_from, power_of_two_to, two_to_the
+from lastbit.numerics.prefixes import cumsum
+from lastbit.numerics.premises import DOCUMENTED, Bound, Premises, current, using
+from lastbit.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
+from lastbit.numerics.quantized import dequantized
+from lastbit.numerics.remembered import remembered, remembering
+from lastbit.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
+from lastbit.numerics.selection import (
     Indices,
     Truth,
     abs,
@@ -53,7 +53,7 @@ from harness.numerics.selection import (
     minimum,
     where,
 )
-from harness.numerics.softmax import (
+from lastbit.numerics.softmax import (
     Exponentials,
     exponentials,
     log_softmax,
@@ -61,8 +61,8 @@ from harness.numerics.softmax import (
     rescaled_accumulation,
     softmax,
 )
-from harness.numerics.sums import Following, Sum
-from harness.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
+from lastbit.numerics.sums import Following, Sum
+from lastbit.numerics.tensor_cores import BY_CAPABILITY, LOOSEST, TensorCores
 
 __all__ = [
     "BY_CAPABILITY",

@@ -13,11 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, settled, unrounded_product
-from harness.numerics.parts import unknown_if
-from harness.numerics.premises import current
-from harness.numerics.remembered import remembered
-from harness.numerics.sums import UNKNOWN, Sum, averaged, facts_of_squares, flushed
+from lastbit.numerics.enclosure import Enclosure, settled, unrounded_product
+from lastbit.numerics.parts import unknown_if
+from lastbit.numerics.premises import current
+from lastbit.numerics.remembered import remembered
+from lastbit.numerics.sums import UNKNOWN, Sum, averaged, facts_of_squares, flushed
 
 _FP64_U = 2.0**-53
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.formats import Format
-from harness.numerics.parts import added, hull, rounded
-from harness.numerics.premises import current
-from harness.numerics.remembered import remembered
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.formats import Format
+from lastbit.numerics.parts import added, hull, rounded
+from lastbit.numerics.premises import current
+from lastbit.numerics.remembered import remembered
 
 
 @remembered

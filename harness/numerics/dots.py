@@ -12,15 +12,15 @@ from operator import add
 import torch
 from torch import Tensor
 
-from harness.errors import OpError
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
-from harness.numerics.formats import FP16, FP32, Format, round_to
-from harness.numerics.fused import one_kernel_on_cuda
-from harness.numerics.ordered import block_of, losing
-from harness.numerics.parts import rounded, unknown_where
-from harness.numerics.premises import current
-from harness.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed
+from lastbit.errors import OpError
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.factors import KIND, KNOWN, LARGEST, NAN, QUANTUM, Factor
+from lastbit.numerics.formats import FP16, FP32, Format, round_to
+from lastbit.numerics.fused import one_kernel_on_cuda
+from lastbit.numerics.ordered import block_of, losing
+from lastbit.numerics.parts import rounded, unknown_where
+from lastbit.numerics.premises import current
+from lastbit.numerics.sums import LATTICE_UNITS, UNDERFLOW, flushed
 
 _FP64_U = 2.0**-53
 FITS_FP16 = FP16.quantum / 4, FP16.max
@@ -106,7 +106,7 @@ def _spreads(left: Factor, right: Factor) -> list[Tensor]:
     return of_left if right.radius is None else [*of_left, _times(left.middle.abs(), right.radius)]
 
 
-# The operations, as in `harness.numerics.parts`
+# The operations, as in `lastbit.numerics.parts`
 
 
 @one_kernel_on_cuda

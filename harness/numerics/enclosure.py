@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from harness.numerics import parts as arithmetic
-from harness.numerics.formats import E4M3, E5M2, PRECISE, Format
-from harness.numerics.premises import current
-from harness.numerics.remembered import remembered
+from lastbit.numerics import parts as arithmetic
+from lastbit.numerics.formats import E4M3, E5M2, PRECISE, Format
+from lastbit.numerics.premises import current
+from lastbit.numerics.remembered import remembered
 
 if TYPE_CHECKING:
-    from harness.numerics.selection import Truth
+    from lastbit.numerics.selection import Truth
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +183,7 @@ class Enclosure:
     @classmethod
     def __torch_function__(cls, function: Callable[..., object], *_: object) -> Enclosure:
         what = f"torch.{function.__name__} takes no enclosure"
-        raise TypeError(f"{what}; a reference uses the functions of harness.numerics (docs/primitives.md)")
+        raise TypeError(f"{what}; a reference uses the functions of lastbit.numerics (docs/primitives.md)")
 
     __radd__ = __add__
     __rmul__ = __mul__
@@ -191,14 +191,14 @@ class Enclosure:
 
 def _divide(a: Enclosure | float, b: Enclosure | float) -> Enclosure:
     """`divide`, of a module that imports this one."""
-    from harness.numerics.primitives import divide
+    from lastbit.numerics.primitives import divide
 
     return divide(a, b)
 
 
 def _less(a: Enclosure | float, b: Enclosure | float, *, or_equal: bool = False) -> Truth:
     """`less`, of a module that imports this one."""
-    from harness.numerics.selection import less
+    from lastbit.numerics.selection import less
 
     return less(a, b, or_equal=or_equal)
 

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.fused import one_kernel_on_cuda
-from harness.numerics.sums import units_of
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.fused import one_kernel_on_cuda
+from lastbit.numerics.sums import units_of
 
 QUANTUM, KIND, LARGEST = 0, 1, 2
 """Limits of a row or column: the largest power of two that divides all of it, its kind, and its largest magnitude,
@@ -106,7 +106,7 @@ def _finite(size: Tensor) -> Tensor:
     return torch.nan_to_num(size, nan=0.0, posinf=0.0)
 
 
-# The operations, as in `harness.numerics.parts`
+# The operations, as in `lastbit.numerics.parts`
 
 
 @one_kernel_on_cuda

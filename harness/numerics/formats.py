@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.errors import unknown
+from lastbit.errors import unknown
 
 _MANTISSA_BITS = 52
 _BIAS = 1023

@@ -1,6 +1,6 @@
 """Logarithms, powers of two, tanh, erf, sine and cosine: approximate, with bounds from the premises in force.
 
-The documented bounds are in `harness.numerics.premises`; docs/numerics.md derives them and says which ways to compute a
+The documented bounds are in `lastbit.numerics.premises`; docs/numerics.md derives them and says which ways to compute a
 function they cover.
 """
 
@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.own import Exact, Extent, primitive
-from harness.numerics.premises import DOCUMENTED
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.own import Exact, Extent, primitive
+from lastbit.numerics.premises import DOCUMENTED
 
 _FAR = 2.0**30
 """Arguments from which on an interval that is no point is taken to hold every phase."""

@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.numerics.dots import dot_of
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.factors import Factor
-from harness.numerics.remembered import remembered
+from lastbit.numerics.dots import dot_of
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.factors import Factor
+from lastbit.numerics.remembered import remembered
 
 Matrices = Callable[[Tensor], Factor]
 """Numbers of G groups → their matrices, [G, …], as right factors."""

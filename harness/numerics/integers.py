@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.remembered import remembered
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.remembered import remembered
 
 
 @remembered

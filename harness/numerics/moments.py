@@ -16,10 +16,10 @@ import math
 import torch
 from torch import Tensor
 
-from harness.numerics.accumulation import midpoint_radius
-from harness.numerics.enclosure import Enclosure, aligned, settled, unrounded_product, widened
-from harness.numerics.premises import current
-from harness.numerics.sums import flushed
+from lastbit.numerics.accumulation import midpoint_radius
+from lastbit.numerics.enclosure import Enclosure, aligned, settled, unrounded_product, widened
+from lastbit.numerics.premises import current
+from lastbit.numerics.sums import flushed
 
 _UNDERFLOW = 2.0**-149
 _THREADS = 10  # log2 of the most threads of a block, whose parts may be merged in any way

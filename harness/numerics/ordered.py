@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness.numerics.factors import Factor
-from harness.numerics.premises import U, current
+from lastbit.numerics.factors import Factor
+from lastbit.numerics.premises import U, current
 
 SHORTEST = 256
 """Products of the shortest dots that are walked: shorter ones gain little (docs/measurements/ordered_dots.md)."""

@@ -1,7 +1,7 @@
 """Primitives: a function of one argument, how it rises and falls, and how far what a kernel gives may be from it.
 
 Where a function is monotone, its values at the ends of an interval enclose those between. A bound then moves these ends
-outward. `primitive` makes one of a project's own; those of `harness.numerics.functions` are made by it, too.
+outward. `primitive` makes one of a project's own; those of `lastbit.numerics.functions` are made by it, too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.parts import extremes, full, rounded, unknown, unknown_where, widened
-from harness.numerics.premises import Bound, current
-from harness.numerics.primitives import LOST, SUBNORMAL
-from harness.numerics.remembered import remembered
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.parts import extremes, full, rounded, unknown, unknown_where, widened
+from lastbit.numerics.premises import Bound, current
+from lastbit.numerics.primitives import LOST, SUBNORMAL
+from lastbit.numerics.remembered import remembered
 
 SMALLEST_NORMAL = 2.0**-126
 """Of fp32. A result below it may be flushed to zero, and so may an argument."""
@@ -51,7 +51,7 @@ def primitive(name: str, exact: Exact, *, shape: Literal["rising", "falling"] | 
     """A primitive of a project's own.
 
     >>> import torch
-    >>> from harness.numerics import Bound, Enclosure, primitive
+    >>> from lastbit.numerics import Bound, Enclosure, primitive
     >>> atan = primitive("atan", torch.atan, shape="rising", bound=Bound(2.0**-22, "CUDA math table: atanf, 2 ulp"))
     >>> bool(atan(Enclosure.point(1.0)).lo < torch.pi / 4)
     True

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import PRECISE, Format, are_fp32, round_to, sum_to_odd
-from harness.numerics.fused import one_kernel_on_cuda
+from lastbit.numerics.formats import PRECISE, Format, are_fp32, round_to, sum_to_odd
+from lastbit.numerics.fused import one_kernel_on_cuda
 
 _LEAST = 2.0**-1022  # the smallest normal number of fp64
 

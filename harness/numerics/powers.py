@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.parts import unknown, unknown_where
-from harness.numerics.quantized import power_of_two
-from harness.numerics.remembered import remembered
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.parts import unknown, unknown_where
+from lastbit.numerics.quantized import power_of_two
+from lastbit.numerics.remembered import remembered
 
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**127
 _FRACTION = (1 << 52) - 1  # bits of fp64 below the exponent

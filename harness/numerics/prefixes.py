@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.parts import full
-from harness.numerics.premises import current
-from harness.numerics.remembered import remembered
-from harness.numerics.sums import bounded_each, finite, flushed, units_of
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.parts import full
+from lastbit.numerics.premises import current
+from lastbit.numerics.remembered import remembered
+from lastbit.numerics.sums import bounded_each, finite, flushed, units_of
 
 _FP64_U = 2.0**-53
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-from harness.errors import unknown
-from harness.numerics.formats import FP32, PRECISE, Format
-from harness.numerics.tensor_cores import LOOSEST, TensorCores
+from lastbit.errors import unknown
+from lastbit.numerics.formats import FP32, PRECISE, Format
+from lastbit.numerics.tensor_cores import LOOSEST, TensorCores
 
 U = 2.0**-24
 """Unit roundoff of fp32: half the spacing of the numbers in [1, 2)."""

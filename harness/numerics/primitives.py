@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, both
-from harness.numerics.formats import PRECISE, Format
-from harness.numerics.fused import one_kernel_on_cuda
-from harness.numerics.parts import (
+from lastbit.numerics.enclosure import Enclosure, both
+from lastbit.numerics.formats import PRECISE, Format
+from lastbit.numerics.fused import one_kernel_on_cuda
+from lastbit.numerics.parts import (
     aligned,
     all_finite,
     covered,
@@ -25,8 +25,8 @@ from harness.numerics.parts import (
     unknown_where,
     widened,
 )
-from harness.numerics.premises import current
-from harness.numerics.remembered import remembered
+from lastbit.numerics.premises import current
+from lastbit.numerics.remembered import remembered
 
 _SMALLEST_NORMAL = 2.0**-126
 SUBNORMAL = 2.0**-147
@@ -84,7 +84,7 @@ def sigmoid(x: Enclosure) -> Enclosure:
     return Enclosure(logistic(x.parts, gate, rest, relative, division, current().arithmetic))
 
 
-# What these do to stacked parts, as in `harness.numerics.parts`. Roots, exponentials and sigmoids are torch's own. They
+# What these do to stacked parts, as in `lastbit.numerics.parts`. Roots, exponentials and sigmoids are torch's own. They
 # are not correctly rounded everywhere, so an operation takes what they give on the device at hand.
 
 

@@ -14,8 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.formats import Format
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.formats import Format
 
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS, E8M0_NAN = 127, 255

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import Format, cast, ordinals, round_to
-from harness.numerics.quantized import E8M0_BIAS, LARGEST_ZERO, SCHEMES, Scheme, either, pack, power_of_two
+from lastbit.numerics.formats import Format, cast, ordinals, round_to
+from lastbit.numerics.quantized import E8M0_BIAS, LARGEST_ZERO, SCHEMES, Scheme, either, pack, power_of_two
 
 _E2M1 = Format("e2m1", torch.uint8, 2, 0, 6.0)
 _E2M1_LARGEST_EXPONENT = 2

@@ -18,8 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import Format
-from harness.numerics.premises import Premises, current
+from lastbit.numerics.formats import Format
+from lastbit.numerics.premises import Premises, current
 
 P = ParamSpec("P")
 R = TypeVar("R")

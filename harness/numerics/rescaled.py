@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.numerics.dots import dot
-from harness.numerics.enclosure import Enclosure, unrounded_product, widened
-from harness.numerics.formats import FP16, FP32, Format, round_to
-from harness.numerics.parts import full, rounded, unknown, unknown_where
-from harness.numerics.premises import current
-from harness.numerics.primitives import exp
-from harness.numerics.remembered import remembered
-from harness.numerics.sums import flushed
+from lastbit.numerics.dots import dot
+from lastbit.numerics.enclosure import Enclosure, unrounded_product, widened
+from lastbit.numerics.formats import FP16, FP32, Format, round_to
+from lastbit.numerics.parts import full, rounded, unknown, unknown_where
+from lastbit.numerics.premises import current
+from lastbit.numerics.primitives import exp
+from lastbit.numerics.remembered import remembered
+from lastbit.numerics.sums import flushed
 
 
 @remembered

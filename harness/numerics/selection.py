@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure, aligned, both
-from harness.numerics.parts import full, hull, magnitudes, negated, unknown, unknown_where
-from harness.numerics.remembered import remembered
+from lastbit.numerics.enclosure import Enclosure, aligned, both
+from lastbit.numerics.parts import full, hull, magnitudes, negated, unknown, unknown_where
+from lastbit.numerics.remembered import remembered
 
 NaN = Literal["propagate", "ignore"]
 

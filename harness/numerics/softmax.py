@@ -16,12 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.formats import PRECISE, round_to
-from harness.numerics.parts import full, rounded, widened
-from harness.numerics.premises import current
-from harness.numerics.primitives import FLUSHED, LOST, SUBNORMAL
-from harness.numerics.remembered import remembered
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.formats import PRECISE, round_to
+from lastbit.numerics.parts import full, rounded, widened
+from lastbit.numerics.premises import current
+from lastbit.numerics.primitives import FLUSHED, LOST, SUBNORMAL
+from lastbit.numerics.remembered import remembered
 
 Empty = Literal["nan", "zero", "any"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.errors import OpError
-from harness.numerics.enclosure import Enclosure
-from harness.numerics.formats import FP32, Format
-from harness.numerics.fused import one_kernel_on_cuda
-from harness.numerics.parts import all_finite, full, magnitudes, rounded, unknown_where, widened
-from harness.numerics.premises import current
+from lastbit.errors import OpError
+from lastbit.numerics.enclosure import Enclosure
+from lastbit.numerics.formats import FP32, Format
+from lastbit.numerics.fused import one_kernel_on_cuda
+from lastbit.numerics.parts import all_finite, full, magnitudes, rounded, unknown_where, widened
+from lastbit.numerics.premises import current
 
 _MANTISSA_BITS = 52
 _HIDDEN_BIT = 1 << _MANTISSA_BITS
@@ -149,7 +149,7 @@ def units_of(x: Tensor) -> Tensor:
     return lowest.mul_(last_place).masked_fill_(x == 0, torch.inf)
 
 
-# The operations on stacked parts, as in `harness.numerics.parts`
+# The operations on stacked parts, as in `lastbit.numerics.parts`
 
 
 @one_kernel_on_cuda

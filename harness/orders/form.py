@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.outcomes.order import TERM, Form, SumTree
+from lastbit.outcomes.order import TERM, Form, SumTree
 
 
 def form_of(tree: SumTree) -> Form:

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import Group
-from harness.config import Config
-from harness.devices import made_current
-from harness.dtypes import DTYPES
-from harness.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
-from harness.orders.form import form_of
-from harness.orders.reveal import Revealed, reveal
-from harness.orders.tree import prefixes
-from harness.outcomes.order import Declared, Order, SumTree
-from harness.sums import ProbedSum
-from harness.verify.check import Subject
-from harness.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
-from harness.verify.plan import Item, Plan
-from harness.verify.project import open_project
+from lastbit.case import Group
+from lastbit.config import Config
+from lastbit.devices import made_current
+from lastbit.dtypes import DTYPES
+from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
+from lastbit.orders.form import form_of
+from lastbit.orders.reveal import Revealed, reveal
+from lastbit.orders.tree import prefixes
+from lastbit.outcomes.order import Declared, Order, SumTree
+from lastbit.sums import ProbedSum
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, prepare
+from lastbit.verify.plan import Item, Plan
+from lastbit.verify.project import open_project
 
 _WHY = "the probe"
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.errors import LastbitError
-from harness.orders.tree import Indices, Truths
-from harness.orders.values import Values
+from lastbit.errors import LastbitError
+from lastbit.orders.tree import Indices, Truths
+from lastbit.orders.values import Values
 
 SumOf = Callable[[Tensor, float], Tensor]
 """Rows of terms [R, N] and a tuning → results [R, …], whose row is a function of the sum of that row of terms."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.orders.probing import NotRevealed, NotVisible, Probes, Reading
-from harness.orders.search import around, kind_of, search
-from harness.orders.tree import Indices, Truths, added, within
-from harness.orders.visible import signed_reading, squared_reading
-from harness.outcomes.order import SumTree
+from lastbit.errors import UsageError
+from lastbit.orders.probing import NotRevealed, NotVisible, Probes, Reading
+from lastbit.orders.search import around, kind_of, search
+from lastbit.orders.tree import Indices, Truths, added, within
+from lastbit.orders.visible import signed_reading, squared_reading
+from lastbit.outcomes.order import SumTree
 
 _CHECKED = 256
 """Triples that a tree is checked on which are drawn at random, and as many of terms that meet late."""

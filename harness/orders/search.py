@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from harness.orders.tree import Indices, Node, Truths, numbered
-from harness.outcomes.order import SumTree
+from lastbit.orders.tree import Indices, Node, Truths, numbered
+from lastbit.outcomes.order import SumTree
 
 Ask = Callable[[Indices], Truths]
 """Triples (i, j, k) of columns [Q, 3] → whether i lies in the smallest node that holds j and k."""

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.outcomes.order import SumTree
+from lastbit.errors import UsageError
+from lastbit.outcomes.order import SumTree
 
 Indices = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]

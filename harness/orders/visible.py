@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.orders.probing import NotRevealed, NotVisible, Probes, Reading, witnesses
-from harness.orders.tree import Indices
-from harness.orders.values import Values, mantissas, signed_values, squared_values
+from lastbit.orders.probing import NotRevealed, NotVisible, Probes, Reading, witnesses
+from lastbit.orders.tree import Indices
+from lastbit.orders.values import Values, mantissas, signed_values, squared_values
 
 _TRIES, _LEAST_ROWS = 96, 512
 _BINADES = 3  # of B: so many powers of two by which it may be larger than the root of the number of terms

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.result import CaseResult, Comparison, StageResult, Verdict
+from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
 Figure = Callable[[Comparison], float]
 

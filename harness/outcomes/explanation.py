@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from harness.outcomes.trace import Element, KernelTrace, Source, Step
-from harness.result import Verdict, Worst
+from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
+from lastbit.result import Verdict, Worst
 
 GIVES = "gives"
 """The verb of what a kernel did that is no rounding, such as `gives 1.5, 3 ulp away`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.result import Verdict
+from lastbit.result import Verdict
 
 SCHEMA = "lastbit.judge/1"
 """The form of the document. Fields may be added to it; one that goes, or changes its type, makes it another form."""

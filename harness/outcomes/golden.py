@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.result import CaseResult, Comparison
+from lastbit.result import CaseResult, Comparison
 
 Index = tuple[int, ...]
 

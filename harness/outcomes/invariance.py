@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.property_result import Outcome, PropertyResult, together
+from lastbit.property_result import Outcome, PropertyResult, together
 
 
 @dataclass(frozen=True)

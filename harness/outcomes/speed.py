@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.outcomes.bench import Sample
+from lastbit.outcomes.bench import Sample
 
 GRAPH = "graph"
 EVENTS = "events"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.result import Comparison, Verdict
-from harness.row_check import RowCheck
+from lastbit.result import Comparison, Verdict
+from lastbit.row_check import RowCheck
 
 
 class Kind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.result import Verdict, Worst
+from lastbit.result import Verdict, Worst
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.devices import made_current
-from harness.errors import UnsupportedCase
-from harness.inputs import bare, build
-from harness.verify.check import Subject, first_line
-from harness.verify.inprocess import Workplace
+from lastbit.case import parse_case
+from lastbit.devices import made_current
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import bare, build
+from lastbit.verify.check import Subject, first_line
+from lastbit.verify.inprocess import Workplace
 
 
 @dataclass(frozen=True)

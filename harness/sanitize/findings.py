@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from harness.result import Finding
-from harness.sanitize.call import Memory
-from harness.sanitize.report import Nearest, Report
-from harness.sanitize.tool import MOST_REPORTS
+from lastbit.result import Finding
+from lastbit.sanitize.call import Memory
+from lastbit.sanitize.report import Nearest, Report
+from lastbit.sanitize.tool import MOST_REPORTS
 
 
 def findings(tool: str, reports: Sequence[Report], memory: Sequence[Memory]) -> list[Finding]:

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.errors import LastbitError
-from harness.result import CaseResult, Finding
-from harness.sanitize.call import Called, call_bare
-from harness.sanitize.findings import findings
-from harness.sanitize.report import Report, remarks, reports
-from harness.sanitize.tool import UNCACHED, Sanitizer
-from harness.verify.worker import Worker, WorkerEnded
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import LastbitError
+from lastbit.result import CaseResult, Finding
+from lastbit.sanitize.call import Called, call_bare
+from lastbit.sanitize.findings import findings
+from lastbit.sanitize.report import Report, remarks, reports
+from lastbit.sanitize.tool import UNCACHED, Sanitizer
+from lastbit.verify.worker import Worker, WorkerEnded
 
 AFTER = "it reports something for an earlier case of the kernel"
 

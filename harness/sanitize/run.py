@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from threading import Event
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.result import TURNED_DOWN, CaseResult, Finding, Verdict
-from harness.run import NotRun, Run
-from harness.sanitize.looking import Looking, Seen
-from harness.sanitize.tool import NAME, TOOLS, Sanitizer
-from harness.verify.assemble import INTERRUPTED
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.result import TURNED_DOWN, CaseResult, Finding, Verdict
+from lastbit.run import NotRun, Run
+from lastbit.sanitize.looking import Looking, Seen
+from lastbit.sanitize.tool import NAME, TOOLS, Sanitizer
+from lastbit.verify.assemble import INTERRUPTED
 
 MOST_ELEMENTS = 1 << 20
 """Elements of the inputs of the largest cases that are looked at: compute-sanitizer visits every access."""

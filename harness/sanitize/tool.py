@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.config import Config
-from harness.errors import UsageError
+from lastbit.config import Config
+from lastbit.errors import UsageError
 
 NAME = "compute-sanitizer"
 

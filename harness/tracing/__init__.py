@@ -7,10 +7,10 @@ led to an element, back to the tensors that the kernel was given.
 
 from __future__ import annotations
 
-from harness.interpret.places import Place
-from harness.tracing.events import Event, Launch, Operand
-from harness.tracing.follow import Path, follow
-from harness.tracing.log import Log, TraceLimit
-from harness.tracing.record import traced
+from lastbit.interpret.places import Place
+from lastbit.tracing.events import Event, Launch, Operand
+from lastbit.tracing.follow import Path, follow
+from lastbit.tracing.log import Log, TraceLimit
+from lastbit.tracing.record import traced
 
 __all__ = ["Event", "Launch", "Log", "Operand", "Path", "Place", "TraceLimit", "follow", "traced"]

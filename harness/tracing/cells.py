@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.interpret.formats import Array
-from harness.tracing.events import Event, Operand
-from harness.tracing.follow import matters
-from harness.tracing.log import Log
+from lastbit.interpret.formats import Array
+from lastbit.tracing.events import Event, Operand
+from lastbit.tracing.follow import matters
+from lastbit.tracing.log import Log
 
 INPUT = "input "
 """What the name of an event begins with that stands for a tensor of the case."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.interpret.formats import Array, is_float
-from harness.interpret.places import Place
-from harness.tracing.lanes import Shape, Source
-from harness.tracing.memory import Addresses
-from harness.tracing.places import Places
+from lastbit.interpret.formats import Array, is_float
+from lastbit.interpret.places import Place
+from lastbit.tracing.lanes import Shape, Source
+from lastbit.tracing.memory import Addresses
+from lastbit.tracing.places import Places
 
 NOWHERE = Place("", 0, 0, 0, 0, "")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import LastbitError
-from harness.interpret.formats import Array
-from harness.tracing.events import Again, Event, Launch, Operand, Origin, Program, dtype_name
-from harness.tracing.memory import Write, Writes, finder
-from harness.tracing.places import Places, places
+from lastbit.errors import LastbitError
+from lastbit.interpret.formats import Array
+from lastbit.tracing.events import Again, Event, Launch, Operand, Origin, Program, dtype_name
+from lastbit.tracing.memory import Write, Writes, finder
+from lastbit.tracing.places import Places, places
 
 LIMIT = 2 << 30
 """Bytes of values beyond which a trace is given up."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.interpret.formats import Array
-from harness.tracing.lanes import Shape
-from harness.tracing.places import Places
+from lastbit.interpret.formats import Array
+from lastbit.tracing.lanes import Shape
+from lastbit.tracing.places import Places
 
 if TYPE_CHECKING:
-    from harness.tracing.events import Event, Launch, Program
+    from lastbit.tracing.events import Event, Launch, Program
 
 Find = Callable[[Array], Array]
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.interpret.formats import BFLOAT16, E4M3, E5M2, Array
-from harness.tracing import lanes
-from harness.tracing.arguments import flat, swapped
-from harness.tracing.events import Again, Event, Operand
-from harness.tracing.lanes import Source
-from harness.tracing.log import Log
-from harness.tracing.memory import Addresses, of_layout
-from harness.tracing.places import is_lastbits_own, places
-from harness.tracing.torch_lanes import MOVERS, source_of
+from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, Array
+from lastbit.tracing import lanes
+from lastbit.tracing.arguments import flat, swapped
+from lastbit.tracing.events import Again, Event, Operand
+from lastbit.tracing.lanes import Source
+from lastbit.tracing.log import Log
+from lastbit.tracing.memory import Addresses, of_layout
+from lastbit.tracing.places import is_lastbits_own, places
+from lastbit.tracing.torch_lanes import MOVERS, source_of
 
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 """Operations that make tensors and write nothing."""

@@ -16,23 +16,23 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle, interpreter_semantic
 
-from harness.interpret.builder import Builder
-from harness.interpret.formats import NUMPY, Array, is_float
-from harness.tracing import lanes
-from harness.tracing.arguments import flat, swapped
-from harness.tracing.events import Again, Event, Launch, Operand, Origin, Program
-from harness.tracing.lanes import Source
-from harness.tracing.log import Log
-from harness.tracing.memory import of_array
-from harness.tracing.places import Places, places
-from harness.tracing.triton_lanes import Call, of_whole, sources_of
+from lastbit.interpret.builder import Builder
+from lastbit.interpret.formats import NUMPY, Array, is_float
+from lastbit.tracing import lanes
+from lastbit.tracing.arguments import flat, swapped
+from lastbit.tracing.events import Again, Event, Launch, Operand, Origin, Program
+from lastbit.tracing.lanes import Source
+from lastbit.tracing.log import Log
+from lastbit.tracing.memory import of_array
+from lastbit.tracing.places import Places, places
+from lastbit.tracing.triton_lanes import Call, of_whole, sources_of
 
 OF_PROGRAM = ("get_program_id", "get_num_programs", "make_range")
 """Operations without operands that are no constants."""
 
 
 class Watch:
-    """Tells a log of launches; see `harness.interpret.watching.Watcher`."""
+    """Tells a log of launches; see `lastbit.interpret.watching.Watcher`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log

@@ -8,7 +8,7 @@ import sysconfig
 from functools import cache
 from types import FrameType
 
-from harness.interpret.places import Place, place_of
+from lastbit.interpret.places import Place, place_of
 
 Places = tuple[Place, ...]
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from harness.interpret.watching import watched
-from harness.tracing.events import Program
-from harness.tracing.log import LIMIT, Log
-from harness.tracing.of_torch import TorchWatch, record_input
-from harness.tracing.of_triton import Watch
+from lastbit.interpret.watching import watched
+from lastbit.tracing.events import Program
+from lastbit.tracing.log import LIMIT, Log
+from lastbit.tracing.of_torch import TorchWatch, record_input
+from lastbit.tracing.of_triton import Watch
 
 
 @contextmanager

@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from harness.interpret.formats import Array
-from harness.tracing.cells import Ancestry
-from harness.tracing.events import Event, Operand
+from lastbit.interpret.formats import Array
+from lastbit.tracing.cells import Ancestry
+from lastbit.tracing.events import Event, Operand
 
 Values = Sequence[Array | None]
 Change = Callable[[Event, Values], Array]

@@ -10,10 +10,10 @@ import numpy as np
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-from harness.interpret.formats import Array
-from harness.tracing import lanes
-from harness.tracing.arguments import swapped
-from harness.tracing.lanes import Shape, Source
+from lastbit.interpret.formats import Array
+from lastbit.tracing import lanes
+from lastbit.tracing.arguments import swapped
+from lastbit.tracing.lanes import Shape, Source
 
 MOVERS = ("splat", "unsplat", "broadcast", "expand_dims", "reshape", "trans", "cat", "join", "split", "gather")
 """Operations that give elements of their operands and compute none."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from harness.case import Case
-from harness.inputs.layouts import LAYOUTS
-from harness.takes import TENSORS, WORDS, told
+from lastbit.case import Case
+from lastbit.inputs.layouts import LAYOUTS
+from lastbit.takes import TENSORS, WORDS, told
 
 _OF_LAYOUT: tuple[tuple[str, ...], ...] = (
     ("aligned",),

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import torch
 
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.inputs import build
-from harness.invariance.basis import Anew
-from harness.kernel import REVISION_MARK
-from harness.relations import Tensors
-from harness.verify.calls import Caller
-from harness.verify.check import Subject
-from harness.verify.inprocess import Workplace
-from harness.verify.worker import Worker
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.inputs import build
+from lastbit.invariance.basis import Anew
+from lastbit.kernel import REVISION_MARK
+from lastbit.relations import Tensors
+from lastbit.verify.calls import Caller
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import Worker
 
 
 def anew_for(config: Config, subject: Subject, case: Case) -> Anew:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import Tensor
 
-from harness.errors import KernelError, UsageError
-from harness.inputs import Poison, differences, unequal
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.result import Finding
-from harness.timing import GUARDS, REST, timed
-from harness.verify.calls import Call
+from lastbit.errors import KernelError, UsageError
+from lastbit.inputs import Poison, differences, unequal
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.result import Finding
+from lastbit.timing import GUARDS, REST, timed
+from lastbit.verify.calls import Call
 
 _UNGUARDED = "when torch's allocations are not guarded and inputs lie where others lay"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.case import parse_case
-from harness.invariance.properties import properties_of
-from harness.property_result import PropertyResult
-from harness.verify.anew import anew_for
-from harness.verify.check import unsupported
-from harness.verify.inprocess import Workplace
-from harness.verify.narrowing import groups_of
-from harness.verify.properties import properties_on
-from harness.verify.property_cases import asked_cases
+from lastbit.case import parse_case
+from lastbit.invariance.properties import properties_of
+from lastbit.property_result import PropertyResult
+from lastbit.verify.anew import anew_for
+from lastbit.verify.check import unsupported
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.narrowing import groups_of
+from lastbit.verify.properties import properties_on
+from lastbit.verify.property_cases import asked_cases
 
 
 @dataclass(frozen=True)

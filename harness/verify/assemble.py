@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.result import CaseResult, Verdict
-from harness.run import NotRun, Run, Spent
-from harness.timing import Clock, listening
-from harness.verify.coverage import coverage_of
-from harness.verify.notes import HAS_FAILED
-from harness.verify.plan import Planned
-from harness.verify.power import agreement_of, power_of, undecidable_of
-from harness.verify.project import open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import NotRun, Run, Spent
+from lastbit.timing import Clock, listening
+from lastbit.verify.coverage import coverage_of
+from lastbit.verify.notes import HAS_FAILED
+from lastbit.verify.plan import Planned
+from lastbit.verify.power import agreement_of, power_of, undecidable_of
+from lastbit.verify.project import open_project
 
 _MOST_GROUPS = 3
 Key = tuple[str, str, str]  # of an item: kernel, device, group
@@ -37,7 +37,7 @@ class UnderWay:
     """A case in the middle of which a process ended.
 
     Attributes:
-        note: what `harness.verify.recorder.note_of` made of the case.
+        note: what `lastbit.verify.recorder.note_of` made of the case.
         died: the kernel is what ended the process, and not whoever told it to end.
         hung: it took longer than it may.
         trace: the file with the lines that were under way.

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.calibrate import load_premises
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.devices import parse_device
-from harness.errors import UsageError, told_to_the_caller
-from harness.interpret import install
-from harness.kernel import Kernel, declarations_of
-from harness.property_result import Outcome, PropertyResult
-from harness.verify.check import Subject, unsupported
-from harness.verify.declarations import check_kernel
-from harness.verify.narrowing import groups_of
-from harness.verify.project import open_project
-from harness.verify.properties import check_names, properties_on, sentence_of
-from harness.verify.property_cases import asked_cases
+from lastbit.calibrate import load_premises
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.devices import parse_device
+from lastbit.errors import UsageError, told_to_the_caller
+from lastbit.interpret import install
+from lastbit.kernel import Kernel, declarations_of
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.declarations import check_kernel
+from lastbit.verify.narrowing import groups_of
+from lastbit.verify.project import open_project
+from lastbit.verify.properties import check_names, properties_on, sentence_of
+from lastbit.verify.property_cases import asked_cases
 
 
 class InvarianceViolation(AssertionError):

@@ -16,28 +16,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.calibrate import load_premises
-from harness.config import Config
-from harness.declared import is_order
-from harness.devices import one_thread
-from harness.errors import KernelError, UsageError, told_to_the_caller, unknown
-from harness.floating_point import default_floating_point
-from harness.interpret import another_has_run
-from harness.judging.decided import shares
-from harness.judging.judge import judge
-from harness.judging.problem import Params, Problem, Tensors
-from harness.kernel import Kernel, declarations_of
-from harness.numerics import Premises
-from harness.ops import Contract, Op, check_arguments
-from harness.result import Judgement, Verdict, simplest
-from harness.run import LEAST_DECIDED
-from harness.verify.project import Project, open_project
+from lastbit.calibrate import load_premises
+from lastbit.config import Config
+from lastbit.declared import is_order
+from lastbit.devices import one_thread
+from lastbit.errors import KernelError, UsageError, told_to_the_caller, unknown
+from lastbit.floating_point import default_floating_point
+from lastbit.interpret import another_has_run
+from lastbit.judging.decided import shares
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Params, Problem, Tensors
+from lastbit.kernel import Kernel, declarations_of
+from lastbit.numerics import Premises
+from lastbit.ops import Contract, Op, check_arguments
+from lastbit.result import Judgement, Verdict, simplest
+from lastbit.run import LEAST_DECIDED
+from lastbit.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
 
 _ANOTHER = (
     "Triton's own interpreter has run kernels in this process; it rounds otherwise than a GPU. Call "
-    "harness.interpret_triton() before anything imports triton, or run pytest -p harness.pytest_interpreter."
+    "lastbit.interpret_triton() before anything imports triton, or run pytest -p lastbit.pytest_interpreter."
 )
 
 

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from harness.calling.attempting import Attempt
-from harness.calling.performing import INPUT, Asked, Performed, perform, results_of
-from harness.calling.process_state import left_by_loading
-from harness.inputs import Inputs, Poison, violations
-from harness.kernel import Kernel
-from harness.result import Finding
-from harness.verify import placed
+from lastbit.calling.attempting import Attempt
+from lastbit.calling.performing import INPUT, Asked, Performed, perform, results_of
+from lastbit.calling.process_state import left_by_loading
+from lastbit.inputs import Inputs, Poison, violations
+from lastbit.kernel import Kernel
+from lastbit.result import Finding
+from lastbit.verify import placed
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Caller:
         return self._called(inputs, self._asked(inputs, poison=1, stages=self.kernel.stages, descending=True))
 
     def attempt(self, inputs: Inputs, device: torch.device | None) -> Attempt:
-        """A call on inputs that may be on any device, or on copies of them on one: see `harness.verify.placed`."""
+        """A call on inputs that may be on any device, or on copies of them on one: see `lastbit.verify.placed`."""
         return self._performer.attempt(inputs, self._asked(inputs), device)
 
     def after(self, first: Call) -> Caller:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.case import Case, parse_case
-from harness.errors import UsageError
-from harness.files import replace_file
+from lastbit.case import Case, parse_case
+from lastbit.errors import UsageError
+from lastbit.files import replace_file
 
 
 def read_cases(path: Path) -> list[Case]:

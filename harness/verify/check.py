@@ -12,26 +12,26 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from harness.case import Case
-from harness.devices import machine, made_current
-from harness.errors import UnsupportedCase
-from harness.inputs import Inputs, build, fingerprints
-from harness.interpret import races
-from harness.isolation.answers import Raised
-from harness.isolation.process import KernelProcessEnded
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.judging.problems import PROBLEMS
-from harness.kernel import Kernel
-from harness.numerics import Premises, remembering
-from harness.ops import Contract, Op, check_arguments
-from harness.result import CaseResult, Finding, Judgement, Verdict
-from harness.takes import beyond
-from harness.verify.calls import Caller, Performer
-from harness.verify.memory import out_of_memory
-from harness.verify.other_values import ELSEWHERE
-from harness.verify.placed import placement_findings
-from harness.verify.repeats import Calls, make_calls
+from lastbit.case import Case
+from lastbit.devices import machine, made_current
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import Inputs, build, fingerprints
+from lastbit.interpret import races
+from lastbit.isolation.answers import Raised
+from lastbit.isolation.process import KernelProcessEnded
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.judging.problems import PROBLEMS
+from lastbit.kernel import Kernel
+from lastbit.numerics import Premises, remembering
+from lastbit.ops import Contract, Op, check_arguments
+from lastbit.result import CaseResult, Finding, Judgement, Verdict
+from lastbit.takes import beyond
+from lastbit.verify.calls import Caller, Performer
+from lastbit.verify.memory import out_of_memory
+from lastbit.verify.other_values import ELSEWHERE
+from lastbit.verify.placed import placement_findings
+from lastbit.verify.repeats import Calls, make_calls
 
 _REST = "the other cases of its group did not run"
 _LARGE = 1 << 26  # elements of a case after which memory goes back to the device, which other processes share

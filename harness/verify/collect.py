@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.result import BAD, CaseResult
-from harness.run import NotRun, Run, Spent
-from harness.trees import MixedTrees
-from harness.verify.assemble import INTERRUPTED, STOPPED, Ended, Key, UnderWay, assembled, isolation_of
-from harness.verify.notes import LEFT, TIME, read_json
-from harness.verify.plan import Planned
-from harness.verify.run import Child, environment_of
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.result import BAD, CaseResult
+from lastbit.run import NotRun, Run, Spent
+from lastbit.trees import MixedTrees
+from lastbit.verify.assemble import INTERRUPTED, STOPPED, Ended, Key, UnderWay, assembled, isolation_of
+from lastbit.verify.notes import LEFT, TIME, read_json
+from lastbit.verify.plan import Planned
+from lastbit.verify.run import Child, environment_of
 
 _RAN, _STOPPED = (0, 1, 5), 2  # statuses of pytest: all passed, some failed, nothing selected; stopped by -x
 

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from harness.case import Case, Choices, Option, parse_case
-from harness.errors import UsageError
-from harness.inputs.choices import Feature, all_features, features_of
-from harness.result import TURNED_DOWN, CaseResult
-from harness.run import Coverage
-from harness.verify.plan import Planned
+from lastbit.case import Case, Choices, Option, parse_case
+from lastbit.errors import UsageError
+from lastbit.inputs.choices import Feature, all_features, features_of
+from lastbit.result import TURNED_DOWN, CaseResult
+from lastbit.run import Coverage
+from lastbit.verify.plan import Planned
 
 Subject = tuple[str, str]
 

@@ -8,13 +8,13 @@ from difflib import get_close_matches
 
 import torch
 
-from harness.errors import OpError, UsageError, nearest, unknown
-from harness.invariance.properties import check_declared
-from harness.kernel import Kernel
-from harness.ops import REQUIRED, Op
-from harness.run import NotRun
-from harness.stage_names import StageNames, stage_names
-from harness.takes import check_takes
+from lastbit.errors import OpError, UsageError, nearest, unknown
+from lastbit.invariance.properties import check_declared
+from lastbit.kernel import Kernel
+from lastbit.ops import REQUIRED, Op
+from lastbit.run import NotRun
+from lastbit.stage_names import StageNames, stage_names
+from lastbit.takes import check_takes
 
 _DEVICE_TYPES = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "privateuseone", "xla", "xpu")  # to suggest; torch decides
 _ALIKE = 0.8  # of difflib: a letter more, less or in another place, in names of five letters or more

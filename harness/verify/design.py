@@ -13,8 +13,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from harness.case import Chosen, Group, Option
-from harness.inputs.choices import Feature, feature, features
+from lastbit.case import Chosen, Group, Option
+from lastbit.inputs.choices import Feature, feature, features
 
 
 def designed(groups: Sequence[Group], cases: int, *, whole: bool = True) -> list[Group]:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
-from harness.case import Case, Group
-from harness.inputs.bits import key_of
+from lastbit.case import Case, Group
+from lastbit.inputs.bits import key_of
 
 
 def free(group: Group) -> Any:

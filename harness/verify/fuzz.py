@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from harness.case import Case, parse_case
-from harness.inputs.given import is_given
-from harness.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
-from harness.verify.advice import advice_for
-from harness.verify.check import takes, verify_case
-from harness.verify.drawing import draw
-from harness.verify.notes import HAS_FAILED, KnownFailures
-from harness.verify.plan import Item
-from harness.verify.properties import with_properties
-from harness.verify.sharing import Verify, directly
-from harness.verify.shrink import shrink
+from lastbit.case import Case, parse_case
+from lastbit.inputs.given import is_given
+from lastbit.result import BAD, OF_PROPERTIES, TURNED_DOWN, CaseResult, Verdict
+from lastbit.verify.advice import advice_for
+from lastbit.verify.check import takes, verify_case
+from lastbit.verify.drawing import draw
+from lastbit.verify.notes import HAS_FAILED, KnownFailures
+from lastbit.verify.plan import Item
+from lastbit.verify.properties import with_properties
+from lastbit.verify.sharing import Verify, directly
+from lastbit.verify.shrink import shrink
 
 Record = Callable[[CaseResult], None]
 Started = Callable[..., None]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.config import Config
-from harness.errors import LastbitError, UsageError
-from harness.interpret import install
-from harness.result import CaseResult
-from harness.verify.check import Subject
-from harness.verify.plan import Plan, Planned, make_plan
-from harness.verify.project import Project, open_project
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.interpret import install
+from lastbit.result import CaseResult
+from lastbit.verify.check import Subject
+from lastbit.verify.plan import Plan, Planned, make_plan
+from lastbit.verify.project import Project, open_project
 
 Watch = Callable[[object], AbstractContextManager[object]]
 """Makes the context in which a case runs, so that something may be done about one that hangs or ends its process."""

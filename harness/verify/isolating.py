@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.config import Config
-from harness.files import BUILT_IN
-from harness.isolation.declared import Kernels
-from harness.isolation.isolated import Isolated
-from harness.isolation.process import ForkServer
-from harness.verify.plan import Item
-from harness.verify.run import caches_of
+from lastbit.config import Config
+from lastbit.files import IMPORTED_FROM
+from lastbit.isolation.declared import Kernels
+from lastbit.isolation.isolated import Isolated
+from lastbit.isolation.process import ForkServer
+from lastbit.verify.plan import Item
+from lastbit.verify.run import caches_of
 
 _SLACK = 60.0  # seconds after which the judge of a kernel in another process is taken to hang itself
 
@@ -39,7 +39,7 @@ def kernels_for(config: Config, device_type: str, *, caches: Path | None = None)
 def _on_the_path() -> Iterator[Path]:
     """What kernels may import of the working directory and of PYTHONPATH, lastbit's own folder left out there."""
     named = (Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(name))
-    for folder in dict.fromkeys([Path.cwd(), *(folder for folder in named if folder != BUILT_IN)]):
+    for folder in dict.fromkeys([Path.cwd(), *(folder for folder in named if folder != IMPORTED_FROM)]):
         if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
             yield from _importable(folder)
 

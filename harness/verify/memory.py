@@ -9,9 +9,9 @@ import traceback
 
 import torch
 
-from harness.isolation.answers import Raised
-from harness.kernel import Kernel
-from harness.result import CaseResult, Verdict
+from lastbit.isolation.answers import Raised
+from lastbit.kernel import Kernel
+from lastbit.result import CaseResult, Verdict
 
 _OUT = "out of memory on "
 LATER = "in a later call of the same case"

@@ -14,16 +14,16 @@ from typing import Any
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from harness.case import Case, Chosen, Group, Option, TensorSpec
-from harness.inputs.choices import DRAWN
-from harness.inputs.layouts import LAYOUTS
-from harness.kernel import Kernel
-from harness.ops import REQUIRED, Op
-from harness.run import NotRun
-from harness.takes import WORDS, placed_inside, told, words_of
-from harness.verify.check import unsupported
-from harness.verify.drawing import drawing, free
-from harness.verify.project import Project
+from lastbit.case import Case, Chosen, Group, Option, TensorSpec
+from lastbit.inputs.choices import DRAWN
+from lastbit.inputs.layouts import LAYOUTS
+from lastbit.kernel import Kernel
+from lastbit.ops import REQUIRED, Op
+from lastbit.run import NotRun
+from lastbit.takes import WORDS, placed_inside, told, words_of
+from lastbit.verify.check import unsupported
+from lastbit.verify.drawing import drawing, free
+from lastbit.verify.project import Project
 
 _TRIES = 64
 """Cases that are drawn for one that the kernel takes."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.errors import LastbitError
-from harness.files import replace_file
-from harness.trees import MixedTrees
+from lastbit.errors import LastbitError
+from lastbit.files import replace_file
+from lastbit.trees import MixedTrees
 
 TIME = ".time.json"
 """Suffix of the file in which a worker notes where its time went, part by part."""

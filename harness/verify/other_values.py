@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from harness.case import Case
-from harness.errors import UnsupportedCase
-from harness.inputs import Inputs, build
-from harness.inputs.guards import Guarded
-from harness.judging.problem import Problem
-from harness.result import Finding
-from harness.verify.apart import forbidden, guard_dependent
-from harness.verify.calls import Caller
+from lastbit.case import Case
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import Inputs, build
+from lastbit.inputs.guards import Guarded
+from lastbit.judging.problem import Problem
+from lastbit.result import Finding
+from lastbit.verify.apart import forbidden, guard_dependent
+from lastbit.verify.calls import Caller
 
 ELSEWHERE = "with other values of the same shapes"
 

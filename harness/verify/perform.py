@@ -6,17 +6,17 @@ from typing import Protocol
 
 import torch
 
-from harness.case import Case
-from harness.floating_point import kept_floating_point
-from harness.isolation.declared import Kernels
-from harness.result import CaseResult
-from harness.verify.check import first_line
-from harness.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
-from harness.verify.isolating import in_processes
-from harness.verify.memory import give_back
-from harness.verify.notes import KnownFailures, Unrecorded
-from harness.verify.plan import Item
-from harness.verify.sharing import Verify
+from lastbit.case import Case
+from lastbit.floating_point import kept_floating_point
+from lastbit.isolation.declared import Kernels
+from lastbit.result import CaseResult
+from lastbit.verify.check import first_line
+from lastbit.verify.fuzz import CaseFailed, Stopped, run_item, unfinished
+from lastbit.verify.isolating import in_processes
+from lastbit.verify.memory import give_back
+from lastbit.verify.notes import KnownFailures, Unrecorded
+from lastbit.verify.plan import Item
+from lastbit.verify.sharing import Verify
 
 _MUCH = 1 << 30  # bytes that a worker may hold between items: to look for what can be given back takes 0.1 s
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from harness.calling.attempting import Attempt, Results, attempted
-from harness.devices import indexed
-from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs
-from harness.inputs.bits import bits_of
-from harness.isolation.answers import Raised
-from harness.kernel import Kernel
-from harness.placement import PlacementWarning
-from harness.result import Finding
+from lastbit.calling.attempting import Attempt, Results, attempted
+from lastbit.devices import indexed
+from lastbit.errors import KernelError, UnsupportedCase
+from lastbit.inputs import Inputs
+from lastbit.inputs.bits import bits_of
+from lastbit.isolation.answers import Raised
+from lastbit.kernel import Kernel
+from lastbit.placement import PlacementWarning
+from lastbit.result import Finding
 
 KIND = "placement"
 
@@ -118,7 +118,7 @@ def _moves(attempt: Attempt, displaced: Mapping[str, torch.device], device: torc
                 KIND,
                 name,
                 f"The kernel read {name} on {where} while it runs on {device}, and no warning names {name}, both "
-                "devices and that this may be an upstream bug. Let harness.placement.moved move it.",
+                "devices and that this may be an upstream bug. Let lastbit.placement.moved move it.",
             )
         if count > 1:
             yield Finding(KIND, name, f"{count} warnings say in one call that {name} is on {where}; one is enough.")

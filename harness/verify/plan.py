@@ -15,25 +15,25 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from harness.calibrate import load_premises
-from harness.case import PEER, Case, Choices, Group, parse_case
-from harness.config import PROFILES, Config
-from harness.devices import machine
-from harness.errors import UsageError, unknown
-from harness.inputs.values import check_regime
-from harness.kernel import REVISION_MARK, Kernel, load_kernels
-from harness.ops import Op
-from harness.run import NotRun
-from harness.stage_names import stage_names
-from harness.trees import check_trees, imported
-from harness.verify.check import Subject
-from harness.verify.declarations import likely_slips
-from harness.verify.design import designed
-from harness.verify.drawing import free
-from harness.verify.narrowing import groups_of, narrowed, not_asked, takes_less
-from harness.verify.project import Load, Project, kernel_folders, open_project
-from harness.verify.properties import check_names
-from harness.verify.property_cases import ordinary_group
+from lastbit.calibrate import load_premises
+from lastbit.case import PEER, Case, Choices, Group, parse_case
+from lastbit.config import PROFILES, Config
+from lastbit.devices import machine
+from lastbit.errors import UsageError, unknown
+from lastbit.inputs.values import check_regime
+from lastbit.kernel import REVISION_MARK, Kernel, load_kernels
+from lastbit.ops import Op
+from lastbit.run import NotRun
+from lastbit.stage_names import stage_names
+from lastbit.trees import check_trees, imported
+from lastbit.verify.check import Subject
+from lastbit.verify.declarations import likely_slips
+from lastbit.verify.design import designed
+from lastbit.verify.drawing import free
+from lastbit.verify.narrowing import groups_of, narrowed, not_asked, takes_less
+from lastbit.verify.project import Load, Project, kernel_folders, open_project
+from lastbit.verify.properties import check_names
+from lastbit.verify.property_cases import ordinary_group
 
 _PROPERTIES = 6
 """Cases that take as long as one whose properties are asked, as measured on an H200 (invariance_h200.md)."""

@@ -9,17 +9,17 @@ from itertools import islice
 
 import torch
 
-from harness.case import Case, parse_case
-from harness.devices import one_thread
-from harness.inputs import build
-from harness.judging.decided import decidable
-from harness.judging.problem import Problem
-from harness.numerics import Premises
-from harness.ops import Contract, Op
-from harness.result import BAD, CaseResult
-from harness.run import LEAST_DECIDED, Agreement, Power, Run, Undecidable
-from harness.timing import POWER, timed
-from harness.verify.project import Project
+from lastbit.case import Case, parse_case
+from lastbit.devices import one_thread
+from lastbit.inputs import build
+from lastbit.judging.decided import decidable
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Premises
+from lastbit.ops import Contract, Op
+from lastbit.result import BAD, CaseResult
+from lastbit.run import LEAST_DECIDED, Agreement, Power, Run, Undecidable
+from lastbit.timing import POWER, timed
+from lastbit.verify.project import Project
 
 _PROBES = 4  # cases whose inputs are drawn anew to ask whether two contracts can be told apart at all
 _PROBE_SIZE = 1 << 16

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from harness.case import Case, Group
-from harness.config import Config
-from harness.errors import LastbitError, OpError, UsageError, unknown
-from harness.files import BUILT_IN, PACKAGE
-from harness.inputs.choices import check_choices
-from harness.kernel import REVISION_MARK, Kernel, load_file, load_kernels
-from harness.ops import Op
-from harness.run import NotRun
-from harness.siblings import siblings
-from harness.verify.case_files import read_cases
-from harness.verify.declarations import check_kernel, check_op
+from lastbit.case import Case, Group
+from lastbit.config import Config
+from lastbit.errors import LastbitError, OpError, UsageError, unknown
+from lastbit.files import BUILT_IN, KERNELS
+from lastbit.inputs.choices import check_choices
+from lastbit.kernel import REVISION_MARK, Kernel, load_file, load_kernels
+from lastbit.ops import Op
+from lastbit.run import NotRun
+from lastbit.siblings import siblings
+from lastbit.verify.case_files import read_cases
+from lastbit.verify.declarations import check_kernel, check_op
 
 Load = Callable[[Path], tuple[Kernel, ...]]
 """Finds the kernels of a file or folder; raises as `load_kernels` does."""
@@ -130,9 +130,8 @@ def open_project(config: Config) -> Project:
 
 def kernel_folders(config: Config) -> tuple[Path, ...]:
     """Return the folders that kernels are loaded from: those that were named, or lastbit's and those of projects."""
-    built_in = BUILT_IN / "kernels" if (BUILT_IN / "kernels").is_dir() else PACKAGE / "_kernels"
     own = (folder for path in config.projects if (folder := Path(path, "kernels")).is_dir())
-    return tuple(map(Path, config.kernel_folders)) or (built_in, *own)
+    return tuple(map(Path, config.kernel_folders)) or (KERNELS, *own)
 
 
 def _modules(folder: Path) -> Iterable[Path]:

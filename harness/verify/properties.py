@@ -8,24 +8,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from harness.case import Case
-from harness.devices import made_current
-from harness.errors import LastbitError, UnsupportedCase, unknown
-from harness.inputs import Inputs, build
-from harness.invariance.basis import Anew, Basis
-from harness.invariance.properties import properties_of
-from harness.invariance.property import Property, result_of
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.ops import Op
-from harness.property_result import Outcome, PropertyResult
-from harness.relations import Independent, Tensors
-from harness.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
-from harness.takes import beyond
-from harness.timing import PROPERTIES, timed
-from harness.verify.calls import Caller
-from harness.verify.check import Subject, after_raising
-from harness.verify.memory import is_lost
+from lastbit.case import Case
+from lastbit.devices import made_current
+from lastbit.errors import LastbitError, UnsupportedCase, unknown
+from lastbit.inputs import Inputs, build
+from lastbit.invariance.basis import Anew, Basis
+from lastbit.invariance.properties import properties_of
+from lastbit.invariance.property import Property, result_of
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.ops import Op
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.relations import Independent, Tensors
+from lastbit.result import BAD, TURNED_DOWN, CaseResult, Finding, Verdict
+from lastbit.takes import beyond
+from lastbit.timing import PROPERTIES, timed
+from lastbit.verify.calls import Caller
+from lastbit.verify.check import Subject, after_raising
+from lastbit.verify.memory import is_lost
 
 _VERDICTS = {Outcome.BROKEN: Verdict.FAILED, Outcome.ERRORED: Verdict.ERRORED}
 
@@ -90,7 +90,7 @@ def properties_on(
 ) -> tuple[PropertyResult, ...]:
     """What is found of the named properties on a case, or of all that its op has.
 
-    `anew` makes the call in a new process: see `harness.verify.anew`; `begins` is called before each property. Raises
+    `anew` makes the call in a new process: see `lastbit.verify.anew`; `begins` is called before each property. Raises
     what the kernel raises on the case itself, unless it says that it does not take the case: then no property is
     applicable.
     """

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from harness.case import Case, Group, Option
-from harness.verify.check import Subject, unsupported
-from harness.verify.drawing import draw
+from lastbit.case import Case, Group, Option
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.drawing import draw
 
 NAME = "properties"
 """Name of the group that is made for such an op."""

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, differences, refilled
-from harness.kernel import Kernel
-from harness.result import Finding
-from harness.timing import GUARDS, timed
-from harness.verify.apart import another_kind, apart, guard_dependent
-from harness.verify.calls import Call, Caller
-from harness.verify.memory import LATER
-from harness.verify.other_values import OtherValues, ProblemOf, call_elsewhere
+from lastbit.errors import KernelError, UnsupportedCase
+from lastbit.inputs import Inputs, differences, refilled
+from lastbit.kernel import Kernel
+from lastbit.result import Finding
+from lastbit.timing import GUARDS, timed
+from lastbit.verify.apart import another_kind, apart, guard_dependent
+from lastbit.verify.calls import Call, Caller
+from lastbit.verify.memory import LATER
+from lastbit.verify.other_values import OtherValues, ProblemOf, call_elsewhere
 
 
 @dataclass(frozen=True)

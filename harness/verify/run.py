@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
-from harness.config import Config
-from harness.files import BUILT_IN
-from harness.isolation.folders import remove
-from harness.result import CaseResult
-from harness.trees import image
-from harness.verify.notes import Notes
+from lastbit.config import Config
+from lastbit.files import IMPORTED_FROM
+from lastbit.isolation.folders import remove
+from lastbit.result import CaseResult
+from lastbit.trees import image
+from lastbit.verify.notes import Notes
 
 _OF_PYTEST = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 """Variables by which a test run beside lastbit is set up: they must not choose what is verified."""
@@ -89,12 +89,12 @@ def environment_for(device_type: str, site: Sequence[str] = (), tree: str = "") 
     Packages in the folders `site` come before installed ones. With the `tree` of a revision, folders of other checkouts
     of its repository are that one's: those of PYTHONPATH, those that editable installations add, and the last one.
     """
-    # The working directory comes last: a folder `reports` or `harness` there must not hide lastbit's own.
+    # The working directory comes last: what lies there must not hide what was installed.
     named = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     if tree:
         added = (folder for folder in sys.path if os.path.isabs(folder) and image(folder, tree) != folder)
         named = [image(folder, tree) for folder in [*named, *added]]
-    path = os.pathsep.join(dict.fromkeys([*site, str(BUILT_IN), *named, working_folder(tree)]))
+    path = os.pathsep.join(dict.fromkeys([*site, str(IMPORTED_FROM), *named, working_folder(tree)]))
     mode = "1" if device_type == "cpu" else "0"
     return dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
 
@@ -117,7 +117,7 @@ def _start(config: Config, path: Path, device_type: str, arguments: Sequence[str
     environment = {name: value for name, value in environment.items() if name not in _OF_PYTEST}
     log = Path(config.folder) / f"{device_type}.log"
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(_SUITE.parent), str(_SUITE)]
-    command += ["-p", "harness.plugin", "-p", "no:hypothesispytest", "--no-header", "-q", "-rN"]
+    command += ["-p", "lastbit.plugin", "-p", "no:hypothesispytest", "--no-header", "-q", "-rN"]
     command += ["--assert=plain"]  # to rewrite the assertions of Hypothesis, a plugin of pytest, takes a second
     command += ["-o", f"cache_dir={Path('.lastbit', 'cache').resolve()}", "--max-worker-restart=10000"]
     command += ["-n", str(workers_for(device_type, config)), *arguments]
@@ -194,7 +194,7 @@ def environment_of(config: Config) -> dict[str, str]:
     """Versions, devices and settings that results depend on."""
     import torch
 
-    from harness.calibrate import load_premises
+    from lastbit.calibrate import load_premises
 
     devices = [torch.device(d) for d in config.devices]
     accelerators = [torch.get_device_module(d).get_device_name(d) for d in devices if d.type != "cpu"]

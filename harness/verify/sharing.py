@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from harness.judging.problems import PROBLEMS
-from harness.result import CaseResult
-from harness.verify.memory import give_back, ran_out
+from lastbit.judging.problems import PROBLEMS
+from lastbit.result import CaseResult
+from lastbit.verify.memory import give_back, ran_out
 
 Attempt = Callable[[], CaseResult]
 """Says that a case has started, and verifies it."""

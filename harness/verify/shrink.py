@@ -16,10 +16,10 @@ from functools import partial
 from itertools import chain, combinations
 from typing import Any, Protocol
 
-from harness.case import Case, TensorSpec
-from harness.inputs.given import is_given
-from harness.inputs.layouts import LAYOUTS, contiguous, padded
-from harness.ops import REQUIRED, Op
+from lastbit.case import Case, TensorSpec
+from lastbit.inputs.given import is_given
+from lastbit.inputs.layouts import LAYOUTS, contiguous, padded
+from lastbit.ops import REQUIRED, Op
 
 MOST_TRIES = 60
 """Cases that are run after a failure: a smaller one helps the reader, but not at any price."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.isolation.declared import Kernels
-from harness.verify.fuzz import CaseFailed, Stopped
-from harness.verify.perform import perform
-from harness.verify.plan import Item
-from harness.verify.recorder import Recorder
+from lastbit.isolation.declared import Kernels
+from lastbit.verify.fuzz import CaseFailed, Stopped
+from lastbit.verify.perform import perform
+from lastbit.verify.plan import Item
+from lastbit.verify.recorder import Recorder
 
 
 def test_kernel(item: Item, recorder: Recorder, kernels: Kernels | None) -> None:

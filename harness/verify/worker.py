@@ -26,13 +26,13 @@ from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from harness.config import Config
-from harness.errors import DeviceLost, LastbitError
-from harness.verify.check import first_line
-from harness.verify.inprocess import Tick, Watch, Workplace, one_device, open_workplace
-from harness.verify.memory import is_lost
-from harness.verify.plan import later_imports
-from harness.verify.run import environment_for, working_folder
+from lastbit.config import Config
+from lastbit.errors import DeviceLost, LastbitError
+from lastbit.verify.check import first_line
+from lastbit.verify.inprocess import Tick, Watch, Workplace, one_device, open_workplace
+from lastbit.verify.memory import is_lost
+from lastbit.verify.plan import later_imports
+from lastbit.verify.run import environment_for, working_folder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +43,7 @@ Opening = Callable[[Config, Watch, Tick], Workplace]
 LOG = "worker.log"
 """The file in the folder of a run that takes what the processes of its commands print."""
 
-_PROGRAM = "import sys; from harness.verify.worker import serve; serve(int(sys.argv[1]))"
+_PROGRAM = "import sys; from lastbit.verify.worker import serve; serve(int(sys.argv[1]))"
 _PAUSE = 0.5  # seconds between two looks at a process that says nothing
 _GRACE = 5.0  # seconds that a process has to end itself
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from norm_packages import refuse_elsewhere, upstream
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 WIDE_TILE = 64  # widest head for which flash attention on a GPU takes 128 keys at a time
 

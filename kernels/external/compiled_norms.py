@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from norm_packages import refuse_elsewhere
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 FOLDER = "LASTBIT_COMPILED_NORMS"
 VECTOR_BYTES = 16

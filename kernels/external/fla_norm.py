@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from norm_packages import as_rows, refuse_elsewhere, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 FEATURE_BYTES = 65536
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from norm_packages import refuse_elsewhere, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 
 def losses_of(logits, labels, ignore_index, label_smoothing, logit_scale, z_loss):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from norm_packages import as_rows, refuse_elsewhere, refuse_lanes_without_value, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 FEATURE_BYTES = 65536
 FLA = ("fla.modules.norm.layernorm_gated", "fla-core einops", "")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 WIDTHS = 8
 """What the sizes of matrices must be multiples of: rows begin at multiples of 16 bytes."""

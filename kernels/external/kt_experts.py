@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 PACKAGE = "kt_kernel"
 ADAPTERS = ("gate_lora_a", "gate_lora_b", "up_lora_a", "up_lora_b", "down_lora_a", "down_lora_b")

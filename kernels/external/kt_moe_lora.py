@@ -22,7 +22,7 @@ from kt_room import Room
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 WIDE = ("avx512_bf16", "amx")
 SAVED = ("saved_gate", "saved_up", "intermediate")

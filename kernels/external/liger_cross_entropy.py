@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from norm_packages import refuse_elsewhere, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 
 def function():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from norm_packages import as_rows, refuse_elsewhere, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 REQUIREMENT = "liger-kernel"
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from harness import UnsupportedCase
+from lastbit import UnsupportedCase
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from norm_packages import refuse_elsewhere, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 
 def rotated(function, heads, cos, sin, positions, interleaved=False):

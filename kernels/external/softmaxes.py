@@ -14,7 +14,7 @@ import torch
 from norm_packages import as_rows, refuse_elsewhere, upstream
 from torch_norms import run
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 LONGEST_BLOCK = 65536
 

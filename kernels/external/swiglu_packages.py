@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from norm_packages import as_rows, refuse_elsewhere, upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 LIGER = ("liger_kernel.ops.swiglu", "liger-kernel")
 FLA = ("fla.modules.activations", "fla-core einops")

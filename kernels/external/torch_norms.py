@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from norm_packages import as_rows, refuse_elsewhere
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 FP8_MAX = 448.0
 SMALLEST_SCALE = 1 / (448.0 * 512.0)

@@ -11,7 +11,7 @@ import importlib
 
 import torch
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 LEAST_AMAX = 1e-5
 LARGEST = 127

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from norm_packages import upstream
 
-from harness import UnsupportedCase, kernel
+from lastbit import UnsupportedCase, kernel
 
 
 @kernel("rms_norm", contract="native_multiply", name="transformers[LlamaRMSNorm]")

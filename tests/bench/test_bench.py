@@ -12,23 +12,23 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.bench import judging, rate
-from harness.bench.cost import cost
-from harness.bench.judging import comparing
-from harness.bench.plain import Plain, Request, _answer, plain, plain_test, seconds_of
-from harness.bench.samples import Effort, in_turn, peak_memory, wall
-from harness.bench.subjects import bench_cases, case_lines, eager_for, ops_of, subject_for
-from harness.case import Group, parse_case
-from harness.cli import main
-from harness.config import Config
-from harness.errors import LastbitError, UsageError
-from harness.kernel import Kernel
-from harness.outcomes.bench import MEMORY, OPERATIONS, PARTS, RATE, VERIFIED, Bench, Measurement, Sample
-from harness.verify.check import Subject, unsupported
-from harness.verify.inprocess import Workplace
-from harness.verify.plan import Item, Plan
-from harness.verify.project import Project, open_project
-from reports.bench import amount, as_jsonl, page
+from lastbit.bench import judging, rate
+from lastbit.bench.cost import cost
+from lastbit.bench.judging import comparing
+from lastbit.bench.plain import Plain, Request, _answer, plain, plain_test, seconds_of
+from lastbit.bench.samples import Effort, in_turn, peak_memory, wall
+from lastbit.bench.subjects import bench_cases, case_lines, eager_for, ops_of, subject_for
+from lastbit.case import Group, parse_case
+from lastbit.cli import main
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.kernel import Kernel
+from lastbit.outcomes.bench import MEMORY, OPERATIONS, PARTS, RATE, VERIFIED, Bench, Measurement, Sample
+from lastbit.reports.bench import amount, as_jsonl, page
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import Item, Plan
+from lastbit.verify.project import Project, open_project
 
 CPU = torch.device("cpu")
 LINE = "completion_mask ids=int64[2,3]:sequences_1 eos_ids=int64[1]:counting seed=0"
@@ -303,7 +303,7 @@ def test_what_was_measured_is_kept_whatever_comes_after(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("harness.verify.worker.Worker", Canned(error))
+    monkeypatch.setattr("lastbit.verify.worker.Worker", Canned(error))
     assert main(["bench", "--quick", "--out", str(tmp_path / "new")]) == code
     assert "3 GiB" in (shown := capsys.readouterr().out)
     assert "Not measured" in shown and said in shown.replace("\\", "")

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from harness import cli
-from harness.bench import asked, speed
-from harness.errors import LastbitError
-from harness.judges import call_time, opening
-from harness.kernel import Kernel
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import Bound, Roof
-from harness.verify.project import open_project
-from reports.bound import Bounds, as_jsonl, page, sentence
+from lastbit import cli
+from lastbit.bench import asked, speed
+from lastbit.errors import LastbitError
+from lastbit.judges import call_time, opening
+from lastbit.kernel import Kernel
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import Bound, Roof
+from lastbit.reports.bound import Bounds, as_jsonl, page, sentence
+from lastbit.verify.project import open_project
 
 ROOF = Roof(Sample.of([1e12]), Sample.of([5e14]))
 LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"

@@ -10,19 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bench import isolated
-from harness.bench.isolated import Timed, bound, one_call
-from harness.bench.samples import Effort
-from harness.bench.unseen import ALIGNMENT, Layout, Shaped, contiguous, drawn, places_in, shapes_of, take, write
-from harness.case import parse_case
-from harness.inputs import build
-from harness.isolation.timed import Prepared, nothing
-from harness.kernel import Kernel
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import Roof
-from harness.result import Judgement, Verdict
-from harness.verify.check import Subject
-from references.rms_norm import rms_norm
+from lastbit.bench import isolated
+from lastbit.bench.isolated import Timed, bound, one_call
+from lastbit.bench.samples import Effort
+from lastbit.bench.unseen import ALIGNMENT, Layout, Shaped, contiguous, drawn, places_in, shapes_of, take, write
+from lastbit.case import parse_case
+from lastbit.inputs import build
+from lastbit.isolation.timed import Prepared, nothing
+from lastbit.kernel import Kernel
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import Roof
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import Judgement, Verdict
+from lastbit.verify.check import Subject
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="the kernels are for the CPU")

@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bench import calls, speed
-from harness.bench.calls import device_seconds, host_seconds
-from harness.bench.samples import Effort
-from harness.bench.subjects import bench_cases
-from harness.case import Group, parse_case
-from harness.cli import main
-from harness.config import Config
-from harness.errors import LastbitError, UnsupportedCase
-from harness.kernel import Kernel
-from harness.outcomes.bench import Sample
-from harness.outcomes.speed import CLOCK, Speed
-from harness.verify.check import Subject, unsupported
-from harness.verify.inprocess import Workplace
-from harness.verify.plan import Item, Plan
-from harness.verify.project import Project, open_project
+from lastbit.bench import calls, speed
+from lastbit.bench.calls import device_seconds, host_seconds
+from lastbit.bench.samples import Effort
+from lastbit.bench.subjects import bench_cases
+from lastbit.case import Group, parse_case
+from lastbit.cli import main
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.kernel import Kernel
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.speed import CLOCK, Speed
+from lastbit.verify.check import Subject, unsupported
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import Item, Plan
+from lastbit.verify.project import Project, open_project
 from tests.reports.test_speed_report import OF, ROOF, measured
 
 CPU = torch.device("cpu")
@@ -227,7 +227,7 @@ def test_what_was_measured_is_kept_whatever_comes_after(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("harness.verify.worker.Worker", Canned(error))
+    monkeypatch.setattr("lastbit.verify.worker.Worker", Canned(error))
     assert main(["bench", "kernels", "--quick", "--out", str(tmp_path / "new")]) == code
     shown = capsys.readouterr().out.replace("\\", "")
     assert "| there | a | PASSED |" in shown and "declines: not today" in shown and said in shown

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.calibrate import __main__ as command
-from harness.calibrate import coverage, functions, kernels, measure, store
-from harness.calibrate.functions import EVERY, FUNCTIONS, arguments, measured, ways
-from harness.calibrate.store import SUBNORMAL_PRODUCTS, Measurement, load_premises, save
-from harness.errors import LastbitError
-from harness.interpret import install
-from harness.numerics import BY_CAPABILITY, DOCUMENTED, LOOSEST, Premises
+from lastbit.calibrate import __main__ as command
+from lastbit.calibrate import coverage, functions, kernels, measure, store
+from lastbit.calibrate.functions import EVERY, FUNCTIONS, arguments, measured, ways
+from lastbit.calibrate.store import SUBNORMAL_PRODUCTS, Measurement, load_premises, save
+from lastbit.errors import LastbitError
+from lastbit.interpret import install
+from lastbit.numerics import BY_CAPABILITY, DOCUMENTED, LOOSEST, Premises
 
 install()
 CPU = torch.device("cpu")

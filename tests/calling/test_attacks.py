@@ -13,19 +13,19 @@ import pytest
 import torch
 from attacks import NO_HARM, NO_PASS
 
-from harness.calling.performing import Asked
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import LastbitError, UnsupportedCase
-from harness.inputs import build
-from harness.interpret import install
-from harness.isolation.answers import parsed, results_of
-from harness.isolation.declared import Kernels
-from harness.isolation.isolated import Isolated, _performed
-from harness.isolation.process import ForkServer
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.calling.performing import Asked
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.inputs import build
+from lastbit.interpret import install
+from lastbit.isolation.answers import parsed, results_of
+from lastbit.isolation.declared import Kernels
+from lastbit.isolation.isolated import Isolated, _performed
+from lastbit.isolation.process import ForkServer
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")

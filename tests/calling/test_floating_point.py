@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import ContractViolation, assert_contract
-from harness.calling.process_state import kept_process_state
-from harness.case import parse_case
-from harness.floating_point import FloatingPoint, default_floating_point, kept_floating_point
-from harness.inputs import build
-from harness.kernel import Kernel, load_kernels
-from harness.of_file import Role, kernel_of_file
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from references.rms_norm import rms_norm
+from lastbit import ContractViolation, assert_contract
+from lastbit.calling.process_state import kept_process_state
+from lastbit.case import parse_case
+from lastbit.floating_point import FloatingPoint, default_floating_point, kept_floating_point
+from lastbit.inputs import build
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.of_file import Role, kernel_of_file
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
 from tests.faults.hostile import norm
 
 LINE = "rms_norm x=fp32[3,16] weight=fp32[16]:subnormal eps=1e-06 seed=0"
@@ -147,7 +147,7 @@ def fast_math(folder: Path) -> str:
 
 KERNEL = """
 from tests.faults.hostile import norm
-from harness import kernel
+from lastbit import kernel
 
 @kernel("rms_norm")
 def {name}(x, weight, *, eps):

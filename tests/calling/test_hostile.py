@@ -7,13 +7,13 @@ import os
 import pytest
 import torch
 
-from harness.calling.process_state import kept_process_state
-from harness.case import parse_case
-from harness.inputs import build, guarded_allocations
-from harness.kernel import Kernel
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from references.rms_norm import rms_norm
+from lastbit.calling.process_state import kept_process_state
+from lastbit.case import parse_case
+from lastbit.inputs import build, guarded_allocations
+from lastbit.kernel import Kernel
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
 from tests.faults.hostile import HOSTILE, RIGHT, Hostile, is_wrapped, norm, static_output
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 

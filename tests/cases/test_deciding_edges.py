@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 import torch
 
-from harness.config import Config
-from harness.numerics import BY_CAPABILITY, Premises, TensorCores
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.config import Config
+from lastbit.numerics import BY_CAPABILITY, Premises, TensorCores
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 
 PROJECT = open_project(Config(folder=""))
 KERNELS = {kernel.name: kernel for kernel in PROJECT.kernels()}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.case import Case
-from harness.config import Config
-from harness.inputs import build
-from harness.verify.project import Project, open_project
+from lastbit.case import Case
+from lastbit.config import Config
+from lastbit.inputs import build
+from lastbit.verify.project import Project, open_project
 
 CASES = Path(__file__).resolve().parents[2] / "cases"
 OPS = sorted(path.stem for path in CASES.glob("[a-z]*.py"))

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import layer_norm_gated_backward
-from cases._experts import Sizes
-from cases.layer_norm_gated_backward import ONE_SIGN
-from cases.moe_lora_backward import _REGIMES, _saved
-from harness.calibrate import load_premises
-from harness.case import Case, TensorSpec, parse_case
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.result import Judgement, Verdict
+from lastbit.calibrate import load_premises
+from lastbit.case import Case, TensorSpec, parse_case
+from lastbit.cases import layer_norm_gated_backward
+from lastbit.cases._experts import Sizes
+from lastbit.cases.layer_norm_gated_backward import ONE_SIGN
+from lastbit.cases.moe_lora_backward import _REGIMES, _saved
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.result import Judgement, Verdict
 from tests.faults.hunt import clean_kernels, op_of
 from tests.faults.plant import without_faults
 

@@ -12,23 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.chains import Part, chain
-from harness.config import Config
-from harness.diagnosing.formulas import FormulaTrace
-from harness.diagnosing.identify import identify
-from harness.errors import OpError, UsageError
-from harness.judging.problem import Problem
-from harness.kernel import Kernel, load_kernels
-from harness.numerics import Enclosure
-from harness.ops import Contract, Latent, Op, StageRecorder, op
-from harness.stage_names import stage_names
-from harness.verify.check import Subject
-from harness.verify.declarations import check_op
-from harness.verify.drawing import draw
-from harness.verify.project import Project, open_project
-from references.all_reduce import all_reduce
-from references.all_reduce_rms_norm import all_reduce_rms_norm
-from references.rms_norm import rms_norm
+from lastbit.chains import Part, chain
+from lastbit.config import Config
+from lastbit.diagnosing.formulas import FormulaTrace
+from lastbit.diagnosing.identify import identify
+from lastbit.errors import OpError, UsageError
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, Latent, Op, StageRecorder, op
+from lastbit.references.all_reduce import all_reduce
+from lastbit.references.all_reduce_rms_norm import all_reduce_rms_norm
+from lastbit.references.rms_norm import rms_norm
+from lastbit.stage_names import stage_names
+from lastbit.verify.check import Subject
+from lastbit.verify.declarations import check_op
+from lastbit.verify.drawing import draw
+from lastbit.verify.project import Project, open_project
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "fused_codes"
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.result import Verdict
-from reports.identification import kept
+from lastbit.reports.identification import kept
+from lastbit.result import Verdict
 from tests.chain_ranks import LINES, contracts_of, judged, results_of
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cluster.connection import Cluster
-from harness.cluster.ledger import GRACE, MOST_LOST
-from harness.cluster.pool import Heard
-from harness.cluster.resources import Kind
-from harness.cluster.run import Worked, work_on
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.errors import LastbitError
-from harness.result import CaseResult, Verdict
-from harness.verify.plan import Planned
-from reports.records import dump, parse
+from lastbit.cluster.connection import Cluster
+from lastbit.cluster.ledger import GRACE, MOST_LOST
+from lastbit.cluster.pool import Heard
+from lastbit.cluster.resources import Kind
+from lastbit.cluster.run import Worked, work_on
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import LastbitError
+from lastbit.reports.records import dump, parse
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.plan import Planned
 
 CONTRACT = "native_multiply+rounded_sum"
 CPU, GPU = Kind("cpu", "", 4, 3), Kind("cuda:0", "H200", 2, 2)

@@ -11,14 +11,14 @@ from typing import NoReturn
 
 import pytest
 
-from harness import cli
-from harness.cluster import pool
-from harness.cluster.connection import _lacking
-from harness.cluster.resources import Kind, Node, chosen, device_plan, kinds_of, side_by_side
-from harness.cluster.travel import packed, unpacked
-from harness.config import Config
-from harness.errors import LastbitError, UsageError
-from harness.files import BUILT_IN
+from lastbit import cli
+from lastbit.cluster import pool
+from lastbit.cluster.connection import _lacking
+from lastbit.cluster.resources import Kind, Node, chosen, device_plan, kinds_of, side_by_side
+from lastbit.cluster.travel import packed, unpacked
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.files import BUILT_IN
 
 HOPPERS, AMPERES, CORES = (
     Node("h", "10.0.0.1", 16, 2, "H200"),
@@ -94,11 +94,13 @@ def test_folders_are_found_on_a_node_and_called_as_at_home(tmp_path: Path, monke
     [mine], [project] = there.config.kernel_folders, there.config.projects
     assert there.at_home(f"{mine}/k.py:3") == f"{tmp_path}/mine/k.py:3"
     assert there.at_home(f"{project}/kernels/k.py") == f"{tmp_path}/project/kernels/k.py"
-    assert there.at_home(f"{folder}/harness/ops.py") == f"{BUILT_IN}/harness/ops.py"
+    assert there.at_home(f"{folder}/lastbit/ops.py") == f"{BUILT_IN}/harness/ops.py"
     own = {name for name in files if name.startswith("travelled")}
-    assert own == {"travelled/1/mine/k.py", "travelled/2/project/kernels/k.py"}
+    assert own == {"travelled/5/mine/k.py", "travelled/6/project/kernels/k.py"}
     assert (there.config.revision, there.config.tree) == ("main", ""), "no node has the worktree"
-    assert {"harness/cli.py", "references/rms_norm.py", "cases/shapes.toml"} <= files
+    assert there.at_home(f"{folder}/lastbit/references/softmax.py") == f"{BUILT_IN}/references/softmax.py"
+    assert {"lastbit/cli.py", "lastbit/references/rms_norm.py", "lastbit/cases/shapes.toml"} <= files
+    assert not any(name.startswith("lastbit/checkout") for name in files), "there, it is as if installed"
     assert not any("golden/" in name or name.startswith(("tests", "docs")) for name in files)
 
 

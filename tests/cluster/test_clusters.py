@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from harness.cli import main
-from harness.cluster.connection import on_cluster
-from harness.cluster.pool import RayPool
-from harness.cluster.run import work_on
-from harness.commands.running import execute
-from harness.config import Config
-from harness.devices import plan_devices
-from harness.result import CaseResult, Verdict
-from harness.run import Run
-from reports import records
+from lastbit.cli import main
+from lastbit.cluster.connection import on_cluster
+from lastbit.cluster.pool import RayPool
+from lastbit.cluster.run import work_on
+from lastbit.commands.running import execute
+from lastbit.config import Config
+from lastbit.devices import plan_devices
+from lastbit.reports import records
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Run
 
 Cluster = pytest.importorskip("ray.cluster_utils", reason="lastbit[cluster] is not installed").Cluster
 
@@ -222,7 +222,7 @@ def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(
 def test_ctrl_c_reports_what_is_there_and_leaves_nothing(settings: Path, tmp_path: Path) -> None:
     begun = Path(os.environ["DAWDLED"])
     begun.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "harness", *verify("local", tmp_path, "deadly", "--kernel", "dawdles", "-n", "1")]
+    command = [sys.executable, "-m", "lastbit", *verify("local", tmp_path, "deadly", "--kernel", "dawdles", "-n", "1")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(begun.exists)
         running = below(process.pid)

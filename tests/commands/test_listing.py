@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness import cli
-from harness.commands import listing
-from harness.inputs import LAYOUTS, regimes
+from lastbit import cli
+from lastbit.commands import listing
+from lastbit.inputs import LAYOUTS, regimes
 
 REFERENCE = '''\
 """Three times x.
@@ -19,7 +19,7 @@ REFERENCE = '''\
 More about it.
 """
 
-from harness.ops import op
+from lastbit.ops import op
 
 
 @op(
@@ -33,7 +33,7 @@ def thrice(x, scale=None, *, eps, mode="fast", contract, stage):
 '''
 
 KERNELS = """\
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("thrice", name="mine[1]", devices=("cuda",), stages=("product",))

@@ -7,15 +7,15 @@ from types import ModuleType
 import pytest
 import torch
 
-from harness import cli
-from harness.commands.new import written
-from harness.config import Config
-from harness.devices import plan_devices
-from harness.errors import UsageError
-from harness.result import Verdict
-from harness.verify.check import verify_case
-from harness.verify.drawing import draw
-from harness.verify.plan import make_plan
+from lastbit import cli
+from lastbit.commands.new import written
+from lastbit.config import Config
+from lastbit.devices import plan_devices
+from lastbit.errors import UsageError
+from lastbit.result import Verdict
+from lastbit.verify.check import verify_case
+from lastbit.verify.drawing import draw
+from lastbit.verify.plan import make_plan
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 ROOT = Path(__file__).resolve().parents[2]

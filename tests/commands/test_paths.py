@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.cluster.travel import packed, unpacked
-from harness.commands import verify
-from harness.config import Config
-from harness.errors import UsageError
-from harness.kernel import load_kernels
+from lastbit import cli
+from lastbit.cluster.travel import packed, unpacked
+from lastbit.commands import verify
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.kernel import load_kernels
 
 KERNEL = """\
-from harness import kernel
+from lastbit import kernel
 
 @kernel("rms_norm", contract="fp32_multiply")
 def {name}(x, weight=None, *, eps):
@@ -79,7 +79,7 @@ def test_words_that_belong_to_no_option_are_paths(
 def test_a_word_that_names_nothing_is_told_before_torch_is_imported(words: str, said: str, here: Path) -> None:
     """Whatever takes seconds comes later; what was meant is named where something is called nearly so."""
     words = words.replace("'rms_norm'", "'rms_norm x=bf16[2,2] eps=1e-06 seed=1'")
-    code = f"import shlex, sys; from harness.cli import main; code = main(shlex.split({words!r}))"
+    code = f"import shlex, sys; from lastbit.cli import main; code = main(shlex.split({words!r}))"
     ended = "if code is not None: assert code == 2 and 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", f"{code}\n{ended}"], cwd=here, capture_output=True, text=True)
     assert said in done.stderr

@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from harness import cli
-from harness.case import parse_case
-from harness.commands import verify
-from harness.config import Config
-from harness.devices import DevicePlan, plan_devices
-from harness.errors import UsageError
-from harness.inputs import build
-from harness.verify.plan import make_plan
+from lastbit import cli
+from lastbit.case import parse_case
+from lastbit.commands import verify
+from lastbit.config import Config
+from lastbit.devices import DevicePlan, plan_devices
+from lastbit.errors import UsageError
+from lastbit.files import IMPORTED_FROM
+from lastbit.inputs import build
+from lastbit.verify.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 
 REFERENCE = """\
-from harness.ops import op
+from lastbit.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})
@@ -39,7 +40,7 @@ import ctypes
 
 import torch
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("thrice")
@@ -116,7 +117,7 @@ Run = Callable[..., Done]
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs lastbit on a project: the command line in this process, the kernels in others; nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
+    monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
 
     def call(folder: Path, name: str, *options: str) -> Done:
         monkeypatch.chdir(folder)
@@ -144,9 +145,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """One run of all kernels, of which two take their process with them; the command line has one of its own, too."""
     folder = make_project(tmp_path_factory.mktemp("project"))
     arguments = command(folder, "verify", "--cases", str(folder / "lines.txt"), "--timeout", "3", "-n", "2")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(IMPORTED_FROM), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
+        [sys.executable, "-m", "lastbit", *arguments],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     return Done(done.returncode, done.stdout, done.stderr, folder / "run")
@@ -314,7 +315,7 @@ def test_a_path_in_place_of_a_name_is_told_as_one(project: Path) -> None:
     ],
 )
 def test_a_kernel_that_is_declared_wrongly(project: Path, declaration: str, message: str) -> None:
-    source = f"from harness.kernel import kernel\n\n\n@{declaration}\ndef another(x):\n    return x\n"
+    source = f"from lastbit.kernel import kernel\n\n\n@{declaration}\ndef another(x):\n    return x\n"
     (project / "kernels" / "another.py").write_text(source)
     with pytest.raises(UsageError, match=message):
         make_plan(config(project), "cpu")
@@ -468,5 +469,5 @@ def test_a_number_of_processes_out_of_range_is_refused(capsys: pytest.CaptureFix
 
 def test_the_command_line_leaves_triton_to_whoever_knows_the_device() -> None:
     """Triton decides at its import whether it compiles or interprets."""
-    program = "import harness.cli, sys; assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], env=dict(os.environ, PYTHONPATH=str(ROOT)), check=True)
+    program = "import lastbit.cli, sys; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], env=dict(os.environ, PYTHONPATH=str(IMPORTED_FROM)), check=True)

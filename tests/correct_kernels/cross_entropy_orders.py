@@ -9,7 +9,7 @@ import torch
 from summation import halves, library, reversed_, running
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 LogSum = Callable[[Tensor], Tensor]  # x [T, V] in fp32 → [T, 1]
 LN_2 = math.log(2.0)

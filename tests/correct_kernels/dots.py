@@ -8,7 +8,7 @@ import torch
 from summation import Sum
 from torch import Tensor
 
-from harness.numerics.formats import FP16, FP32, round_to
+from lastbit.numerics.formats import FP16, FP32, round_to
 
 Dot = Callable[[Tensor, Tensor], Tensor]
 

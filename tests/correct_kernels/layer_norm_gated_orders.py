@@ -10,7 +10,7 @@ import torch
 from summation import SUMS, Depth, Sum
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 Product = Callable[..., Tensor]
 MultiplyAdd = Callable[[Tensor, Tensor, Tensor], Tensor]

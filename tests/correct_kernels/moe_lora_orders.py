@@ -16,7 +16,7 @@ from dots import Dot, fused, separately, truncated
 from summation import SUMS, Depth, Sum, tree
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 MAPS = ("gate", "up", "down")
 LORA = tuple(f"{name}_lora_{part}" for name in MAPS for part in "ab")

@@ -13,7 +13,7 @@ import torch
 from summation import SUMS, Depth, Sum, halves
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 Finish = Callable[[Tensor, int, float], Tensor]  # sum, number of terms, eps → inverse rms
 

@@ -9,7 +9,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 LOG2_E = math.log2(math.e)
 Form = Callable[[Tensor, Tensor, float, float], Tensor]

@@ -12,20 +12,20 @@ import torch
 from in_this_process import InThisProcess
 from torch import Tensor
 
-from harness.case import Group
-from harness.cli import main
-from harness.commands import agree as command
-from harness.config import Config
-from harness.diagnosing.agree import _compare, _in_order, agree_kernels
-from harness.errors import UsageError
-from harness.kernel import Kernel
-from harness.outcomes.agreement import Agreement, Side, StageAgreement
-from harness.verify.check import Subject
-from harness.verify.inprocess import Workplace
-from harness.verify.plan import Item, Plan
-from harness.verify.project import Project, open_project
-from harness.verify.worker import WorkerEnded
-from reports.agreement import as_json, sentences
+from lastbit.case import Group
+from lastbit.cli import main
+from lastbit.commands import agree as command
+from lastbit.config import Config
+from lastbit.diagnosing.agree import _compare, _in_order, agree_kernels
+from lastbit.errors import UsageError
+from lastbit.kernel import Kernel
+from lastbit.outcomes.agreement import Agreement, Side, StageAgreement
+from lastbit.reports.agreement import as_json, sentences
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import Item, Plan
+from lastbit.verify.project import Project, open_project
+from lastbit.verify.worker import WorkerEnded
 
 LINES = (
     "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1",
@@ -196,7 +196,7 @@ def test_kernels_of_two_ops(project: Project) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, contract in (("native", "native_multiply"), ("in_fp32", "fp32_multiply")):
-        text = f"from harness.kernel import kernel\nfrom tests.diagnosing.test_agree import {name} as f\n\n"
+        text = f"from lastbit.kernel import kernel\nfrom tests.diagnosing.test_agree import {name} as f\n\n"
         (tmp_path / f"{name}.py").write_text(
             f"{text}\n@kernel('rms_norm', contract='{contract}')\ndef {name}(x, weight, *, eps):\n"
             "    return f(x, weight, eps=eps)\n"

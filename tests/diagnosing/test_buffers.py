@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.diagnosing.buffers import Buffer, Held, agreeing
-from harness.diagnosing.in_memory import Onward, first_wrong
-from harness.diagnosing.reads import Needs
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure
-from harness.ops import op
-from harness.tracing.of_torch import addresses_of
+from lastbit.diagnosing.buffers import Buffer, Held, agreeing
+from lastbit.diagnosing.in_memory import Onward, first_wrong
+from lastbit.diagnosing.reads import Needs
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure
+from lastbit.ops import op
+from lastbit.tracing.of_torch import addresses_of
 
 
 @op(rows=(), rounds={"hidden": "x", "y": "x"})

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import triton
 
-from harness.case import parse_case
-from harness.diagnosing.trace import stages_of_case, trace_case
-from harness.interpret import install
-from harness.kernel import Kernel, load_kernels
-from harness.outcomes.trace import KernelTrace
-from harness.result import Verdict
-from harness.verify.check import Subject
+from lastbit.case import parse_case
+from lastbit.diagnosing.trace import stages_of_case, trace_case
+from lastbit.interpret import install
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.outcomes.trace import KernelTrace
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject
 from tests.faults import hunt
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
@@ -29,7 +29,7 @@ TRITON = """
 import torch
 import triton
 import triton.language as tl
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 @triton.jit
 def _norm(x_ptr, w_ptr, y_ptr, n, stride, eps, BLOCK: tl.constexpr):
@@ -56,7 +56,7 @@ def mine(x, weight, *, eps):
 
 TORCH = """
 import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 @kernel("rms_norm", contract="native_multiply")
 def mine(x, weight, *, eps):
@@ -71,7 +71,7 @@ MASK = """
 import torch
 import triton
 import triton.language as tl
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 @triton.jit
 def _mask(ids_ptr, eos_ptr, mask_ptr, n, truncated, BLOCK: tl.constexpr):

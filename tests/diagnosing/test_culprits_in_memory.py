@@ -6,10 +6,10 @@ import pytest
 import torch
 import triton
 
-from harness.case import parse_case
-from harness.diagnosing.trace import trace_case
-from harness.interpret import install
-from harness.outcomes.trace import KernelTrace
+from lastbit.case import parse_case
+from lastbit.diagnosing.trace import trace_case
+from lastbit.interpret import install
+from lastbit.outcomes.trace import KernelTrace
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS
 from tests.faults.plant import planted

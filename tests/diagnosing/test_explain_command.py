@@ -21,29 +21,29 @@ from explanations import explained as explained_result
 from in_this_process import InThisProcess
 from rich.console import Console
 
-from harness.case import parse_case
-from harness.commands import explain as command
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing import explain as explaining
-from harness.diagnosing.deeds import deed, in_ulp, neighbours, ways_of_all
-from harness.diagnosing.explain import Explainer, explain_case, explain_kernel
-from harness.diagnosing.formulas import FormulaTrace
-from harness.diagnosing.worked import number_of, of_match
-from harness.inputs import build
-from harness.interpret import install
-from harness.judging.expected import Numbers
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.numerics import FORMATS, Enclosure, round_to
-from harness.ops import op
-from harness.outcomes.explanation import Explanation, Worked
-from harness.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
-from harness.result import Verdict, Worst
-from harness.verify.check import Subject
-from harness.verify.worker import WorkerEnded
-from reports.encoding import encoded
-from reports.explanation import NO_TEST, computed, decision, explanation_lines, print_explanation
+from lastbit.case import parse_case
+from lastbit.commands import explain as command
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing import explain as explaining
+from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, ways_of_all
+from lastbit.diagnosing.explain import Explainer, explain_case, explain_kernel
+from lastbit.diagnosing.formulas import FormulaTrace
+from lastbit.diagnosing.worked import number_of, of_match
+from lastbit.inputs import build
+from lastbit.interpret import install
+from lastbit.judging.expected import Numbers
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.numerics import FORMATS, Enclosure, round_to
+from lastbit.ops import op
+from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.trace import Element, KernelTrace, Source, StageMatch, Step
+from lastbit.reports.encoding import encoded
+from lastbit.reports.explanation import NO_TEST, computed, decision, explanation_lines, print_explanation
+from lastbit.result import Verdict, Worst
+from lastbit.verify.check import Subject
+from lastbit.verify.worker import WorkerEnded
 from tests.diagnosing.test_trace_command import BF16, RIGHT, TORCH, TRITON, kernel_of
 from tests.faults import hunt
 from tests.reports.test_reports import failed
@@ -504,7 +504,7 @@ def test_the_examples_of_the_documentation(
     kernel = (DOCS / "trace.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```\n")[0]
     blocks = (DOCS / "explain.md").read_text(encoding="utf-8").split("```\n")[1::2]
     printed = blocks[number].partition("  diagnosis ")[0].strip()
-    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom harness.kernel import kernel\n\n\n"
+    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom lastbit.kernel import kernel\n\n\n"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     Path("my_kernels").mkdir()

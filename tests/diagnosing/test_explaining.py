@@ -12,18 +12,18 @@ from typing import Any, ClassVar
 import pytest
 from explanations import explained as explanation
 
-from harness.commands import explaining, running, seen_stages
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.outcomes.explanation import Explanation
-from harness.outcomes.trace import KernelTrace, Step
-from harness.result import CaseResult, Finding, Verdict
-from harness.run import Run
-from harness.verify.worker import WorkerEnded
-from reports import records
-from reports.encoding import encoded
-from reports.explained import explanation_fields
-from reports.summary import problems
+from lastbit.commands import explaining, running, seen_stages
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import KernelTrace, Step
+from lastbit.reports import records
+from lastbit.reports.encoding import encoded
+from lastbit.reports.explained import explanation_fields
+from lastbit.reports.summary import problems
+from lastbit.result import CaseResult, Finding, Verdict
+from lastbit.run import Run
+from lastbit.verify.worker import WorkerEnded
 from tests.reports.test_reports import bare, failed, passed, stage
 
 SMALL = "rms_norm x=bf16[1,2] weight=bf16[2] eps=1e-06 seed=1"

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.diagnosing.identify import identify
-from harness.diagnosing.roundings import Rounding, subsets
-from harness.dtypes import DTYPES
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel
-from harness.numerics import Enclosure
-from harness.ops import Contract, StageRecorder, op
-from harness.outcomes.identification import Candidate, Identification
-from harness.verify.check import Subject
-from harness.verify.project import Project, open_project
-from reports.identification import answer, elements, name, remarks
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.diagnosing.identify import identify
+from lastbit.diagnosing.roundings import Rounding, subsets
+from lastbit.dtypes import DTYPES
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, StageRecorder, op
+from lastbit.outcomes.identification import Candidate, Identification
+from lastbit.reports.identification import answer, elements, name, remarks
+from lastbit.verify.check import Subject
+from lastbit.verify.project import Project, open_project
 from tests.faults.hunt import clean_kernels
 
 BF16 = "rms_norm x=bf16[24,96] weight=bf16[96] eps=1e-06 seed=1"

@@ -10,12 +10,12 @@ import pytest
 from in_this_process import InThisProcess
 from rich.console import Console
 
-from harness.commands import identify as command
-from harness.diagnosing.identify import identify_kernel
-from harness.outcomes.identification import Answer, Candidate, Identification, Tally
-from harness.verify.inprocess import Workplace
-from harness.verify.worker import WorkerEnded
-from reports.identification import elements, print_identification, print_overview
+from lastbit.commands import identify as command
+from lastbit.diagnosing.identify import identify_kernel
+from lastbit.outcomes.identification import Answer, Candidate, Identification, Tally
+from lastbit.reports.identification import elements, print_identification, print_overview
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.worker import WorkerEnded
 
 # What is printed
 
@@ -121,7 +121,7 @@ def test_the_command_with_generated_cases(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_exit_code_of_a_wrong_claim(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from harness.kernel import kernel\nimport torch.nn.functional as F\n\n"
+        "from lastbit.kernel import kernel\nimport torch.nn.functional as F\n\n"
         '@kernel("rms_norm", contract="native_multiply")\n'
         "def mine(x, weight=None, *, eps):\n    return F.rms_norm(x, x.shape[-1:], weight, eps)\n"
     )

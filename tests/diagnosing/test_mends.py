@@ -9,9 +9,9 @@ import pytest
 import triton
 from rich.console import Console
 
-from harness.interpret import install
-from harness.outcomes.explanation import Explanation
-from reports.explanation import print_explanation
+from lastbit.interpret import install
+from lastbit.outcomes.explanation import Explanation
+from lastbit.reports.explanation import print_explanation
 from tests.diagnosing.test_culprits import STRIDED, TORCH, TRITON, kernel_of
 from tests.diagnosing.test_explain_command import explained
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import ContractViolation, kernel
-from harness.case import parse_case
-from harness.diagnosing.pasted import test_of as pasted
-from harness.inputs import bits_of, build
+from lastbit import ContractViolation, kernel
+from lastbit.case import parse_case
+from lastbit.diagnosing.pasted import test_of as pasted
+from lastbit.inputs import bits_of, build
 
 LINE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
 

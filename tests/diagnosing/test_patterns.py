@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.diagnosing.patterns import diagnose
-from harness.diagnosing.patterns.places import Unit, pattern_of
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem, Tensors
-from harness.numerics.formats import cast
-from harness.ops import op
-from harness.result import CaseResult, Verdict
+from lastbit.case import parse_case
+from lastbit.diagnosing.patterns import diagnose
+from lastbit.diagnosing.patterns.places import Unit, pattern_of
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem, Tensors
+from lastbit.numerics.formats import cast
+from lastbit.ops import op
+from lastbit.result import CaseResult, Verdict
 from tests.faults import hunt
 from tests.layer_norm_gated_formula import forward
 from tests.moe_lora_formula import formula
@@ -50,7 +50,7 @@ def said_of(problem: Problem, actual: Tensors, *, seconds: float = 60.0) -> str:
     """All sentences about what a kernel gave, with so many seconds for guesses, whatever else the machine does."""
     judged = judge(problem, actual)
     blank = CaseResult(Verdict.FAILED, case="", op="", kernel="", contract="", device="cpu", dtypes="")
-    with patch("harness.diagnosing.patterns.diagnose._SECONDS", seconds):
+    with patch("lastbit.diagnosing.patterns.diagnose._SECONDS", seconds):
         return "\n".join(diagnose(Observation.of(problem, actual), blank.judged(judged)))
 
 
@@ -336,6 +336,6 @@ def test_the_search_ends_in_time() -> None:
     problem = problem_of(RMS, "native_multiply")
     actual = {"output": rms(problem.tensors["x"], problem.tensors["weight"], n=512)}
     blank = CaseResult(Verdict.FAILED, case="", op="", kernel="", contract="", device="cpu", dtypes="")
-    with patch("harness.diagnosing.patterns.diagnose._SECONDS", -1.0):
+    with patch("lastbit.diagnosing.patterns.diagnose._SECONDS", -1.0):
         said = diagnose(Observation.of(problem, actual), blank.judged(judge(problem, actual)))
     assert said == ("Every element is 1.31 times the contract's, 1 / the root of 300 / 512.",)

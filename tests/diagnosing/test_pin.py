@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 from in_this_process import InThisProcess
 
-from harness import cli
-from harness.case import Case, parse_case
-from harness.commands import pin
-from harness.config import Config
-from harness.errors import UsageError
-from harness.result import Verdict
-from harness.verify.case_files import add_case, read_cases
-from harness.verify.check import Subject, verify_case
-from harness.verify.inprocess import Workplace
-from harness.verify.plan import make_plan
+from lastbit import cli
+from lastbit.case import Case, parse_case
+from lastbit.commands import pin
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.result import Verdict
+from lastbit.verify.case_files import add_case, read_cases
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import make_plan
 
 CASE = "rms_norm x=bf16[1,2]:values(-1.5,1) weight=bf16[2]:values(1.25,1) eps=1e-06 seed=0"
 PASSES = "mine passes the case: not pinned"
 KERNEL = """\
 import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("rms_norm", contract="native_multiply", name="mine")
@@ -139,7 +139,8 @@ def test_a_folder_without_a_project_is_none(
 
 def test_nothing_is_kept_where_lastbit_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "references").mkdir()
-    monkeypatch.setattr(pin, "BUILT_IN", tmp_path.resolve())
+    for folder in ("BUILT_IN", "PACKAGE"):
+        monkeypatch.setattr(pin, folder, tmp_path.resolve())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is where lastbit is installed"):
         pin._folder(())

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.diagnosing.drafts import Draft
-from harness.diagnosing.plainer import plainer_elements, plainer_tensors
-from harness.diagnosing.smallest import MOST_TRIES, smallest
-from harness.inputs import bits_of, build
-from harness.kernel import Kernel
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.diagnosing.drafts import Draft
+from lastbit.diagnosing.plainer import plainer_elements, plainer_tensors
+from lastbit.diagnosing.smallest import MOST_TRIES, smallest
+from lastbit.inputs import bits_of, build
+from lastbit.kernel import Kernel
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 
 PROJECT = open_project(Config(folder=""))
 CPU = torch.device("cpu")

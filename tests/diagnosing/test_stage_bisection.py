@@ -16,18 +16,18 @@ from in_this_process import InThisProcess
 from rich.console import Console
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.commands import stages as command
-from harness.diagnosing.handover import search_stages
-from harness.errors import UsageError
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.numerics import Enclosure, hull
-from harness.ops import Contract, StageRecorder, op
-from harness.outcomes.stages import Kind, StageSearch, Suspect
-from harness.verify.check import Subject
-from harness.verify.worker import WorkerEnded
-from reports.stages import print_stages, sentences
+from lastbit.case import Case, parse_case
+from lastbit.commands import stages as command
+from lastbit.diagnosing.handover import search_stages
+from lastbit.errors import UsageError
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.numerics import Enclosure, hull
+from lastbit.ops import Contract, StageRecorder, op
+from lastbit.outcomes.stages import Kind, StageSearch, Suspect
+from lastbit.reports.stages import print_stages, sentences
+from lastbit.verify.check import Subject
+from lastbit.verify.worker import WorkerEnded
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS
 from tests.faults.plant import Fault, planted

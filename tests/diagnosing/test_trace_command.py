@@ -12,17 +12,17 @@ import pytest
 import triton
 from in_this_process import InThisProcess
 
-from harness.case import parse_case
-from harness.commands import trace as command
-from harness.diagnosing.steps import element, folded
-from harness.diagnosing.trace import MOST_PROGRAMS, trace_case
-from harness.interpret import install
-from harness.interpret.formats import BFLOAT16
-from harness.kernel import Kernel, load_kernels
-from harness.outcomes.trace import KernelTrace, Step
-from harness.result import Verdict
-from harness.verify.check import Subject
-from harness.verify.worker import WorkerEnded
+from lastbit.case import parse_case
+from lastbit.commands import trace as command
+from lastbit.diagnosing.steps import element, folded
+from lastbit.diagnosing.trace import MOST_PROGRAMS, trace_case
+from lastbit.interpret import install
+from lastbit.interpret.formats import BFLOAT16
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.outcomes.trace import KernelTrace, Step
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject
+from lastbit.verify.worker import WorkerEnded
 from tests.faults import hunt
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="the traces are of the interpreter")
@@ -37,7 +37,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @triton.jit
@@ -62,7 +62,7 @@ RIGHT = {"variance": "tl.sum(x * x, axis=0) / n", "normalized": "x * tl.rsqrt(va
 
 TORCH = """
 import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 @kernel("rms_norm", contract="{contract}")
 def mine(x, weight, *, eps):
@@ -197,7 +197,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @triton.jit
@@ -287,7 +287,7 @@ def test_the_example_of_the_documentation(
     page = (Path(__file__).resolve().parents[2] / "docs" / "trace.md").read_text(encoding="utf-8")
     kernel, _, rest = page.partition("```python\n")[2].partition("```\n")
     printed = rest.partition("```\n")[2].partition("```")[0]
-    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom harness.kernel import kernel\n\n\n"
+    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom lastbit.kernel import kernel\n\n\n"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     Path("my_kernels").mkdir()

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.case import Case, Group
-from harness.config import Config
-from harness.inputs import build, guarded_allocations
-from harness.kernel import Kernel
-from harness.ops import Contract, Op
-from harness.result import BAD, CaseResult, Comparison
-from harness.verify.check import Subject, verify_case
-from harness.verify.design import designed
-from harness.verify.drawing import draw
-from harness.verify.project import Project, open_project
+from lastbit.case import Case, Group
+from lastbit.config import Config
+from lastbit.inputs import build, guarded_allocations
+from lastbit.kernel import Kernel
+from lastbit.ops import Contract, Op
+from lastbit.result import BAD, CaseResult, Comparison
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.design import designed
+from lastbit.verify.drawing import draw
+from lastbit.verify.project import Project, open_project
 from tests.faults.catalogue import GROUPS
 from tests.faults.plant import Fault, kernel_of, without_faults
 

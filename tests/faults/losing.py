@@ -2,8 +2,8 @@
 
 import os
 
-from harness.verify import worker
-from harness.verify.inprocess import Workplace
+from lastbit.verify import worker
+from lastbit.verify.inprocess import Workplace
 
 
 def process_of(place: Workplace) -> int:

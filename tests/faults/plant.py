@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
-from harness.kernel import Kernel, _collect, load_kernels
-from harness.siblings import siblings
+from lastbit.kernel import Kernel, _collect, load_kernels
+from lastbit.siblings import siblings
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels"
 Sources = Mapping[str, str]

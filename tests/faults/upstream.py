@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.inputs import guarded_allocations
-from harness.kernel import Kernel
-from harness.numerics.quantizers import encoded
+from lastbit.inputs import guarded_allocations
+from lastbit.kernel import Kernel
+from lastbit.numerics.quantizers import encoded
 from tests.faults import hunt
 from tests.faults.plant import Fault, kernel_of
 

@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 OUTCOMES = {
     "exits": "the process died without an exception",

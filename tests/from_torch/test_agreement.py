@@ -9,18 +9,18 @@ from types import ModuleType
 import pytest
 import torch
 
-from harness.case import Case, parse_case
-from harness.commands.reference import loaded, written
-from harness.config import Config
-from harness.from_torch.check import load_op
-from harness.inputs import build
-from harness.judging.expected import Exact
-from harness.judging.problem import Problem
-from harness.judging.trace import Trace
-from harness.kernel import load_file
-from harness.ops import Op
-from harness.siblings import siblings
-from harness.verify.project import Project, open_project
+from lastbit.case import Case, parse_case
+from lastbit.commands.reference import loaded, written
+from lastbit.config import Config
+from lastbit.from_torch.check import load_op
+from lastbit.inputs import build
+from lastbit.judging.expected import Exact
+from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Trace
+from lastbit.kernel import load_file
+from lastbit.ops import Op
+from lastbit.siblings import siblings
+from lastbit.verify.project import Project, open_project
 from tests.from_torch import functions
 
 ROOT = Path(__file__).resolve().parents[2]

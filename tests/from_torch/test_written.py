@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness import ContractViolation, assert_contract, cli
-from harness.case import parse_case
-from harness.commands.reference import written
-from harness.errors import UsageError
-from harness.from_torch.check import load_op
-from harness.from_torch.reference import wrapped
-from harness.judging.problem import Problem
+from lastbit import ContractViolation, assert_contract, cli
+from lastbit.case import parse_case
+from lastbit.commands.reference import written
+from lastbit.errors import UsageError
+from lastbit.from_torch.check import load_op
+from lastbit.from_torch.reference import wrapped
+from lastbit.judging.problem import Problem
 from tests.from_torch import functions
 from tests.from_torch.functions import EXAMPLES
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.bundles import flat
-from harness.case import parse_case
-from harness.errors import OpError, UsageError
-from harness.kernel import declarations_of, kernel
-from harness.numerics import Enclosure
-from harness.ops import Contract, Op, StageRecorder, op
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.declarations import check_kernel, check_op
+from lastbit.bundles import flat
+from lastbit.case import parse_case
+from lastbit.errors import OpError, UsageError
+from lastbit.kernel import declarations_of, kernel
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, Op, StageRecorder, op
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.declarations import check_kernel, check_op
 
 CPU = torch.device("cpu")
 

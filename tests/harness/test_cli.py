@@ -15,11 +15,11 @@ import pytest
 import safetensors.torch
 import torch
 
-import harness
-from harness import cli
-from harness.commands import diff, verify
-from harness.errors import LastbitError
-from reports.characters import visible
+import lastbit
+from lastbit import cli
+from lastbit.commands import diff, verify
+from lastbit.errors import LastbitError
+from lastbit.reports.characters import visible
 
 CASE = "rms_norm x=bf16[2,8] weight=bf16[8] eps=1e-06 seed=1"
 
@@ -137,7 +137,7 @@ def test_a_golden_that_is_nested_too_deeply(main: Main) -> None:
 @pytest.mark.parametrize("document", [DEEP, "[]", "{}", "no JSON"])
 def test_a_golden_with_another_document(main: Main, document: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checksum fits: another program wrote the file."""
-    monkeypatch.setattr("harness.history.golden_file._sum_of", lambda _: "0" * 64)
+    monkeypatch.setattr("lastbit.history.golden_file._sum_of", lambda _: "0" * 64)
     described = {"lastbit golden": document, "checksum": "0" * 64}
     Path("g.safetensors").write_bytes(safetensors.torch.save({"0/y": torch.zeros(2)}, described))
     code, said = main("golden", "diff", "g.safetensors", "g.safetensors")
@@ -216,27 +216,27 @@ def test_visible_keeps_text_and_shows_the_rest() -> None:
 # What it is
 
 
-@pytest.mark.parametrize("command", ["import harness", "from harness import cli; cli.make_parser(())"])
+@pytest.mark.parametrize("command", ["import lastbit", "from lastbit import cli; cli.make_parser(())"])
 def test_what_only_says_something_imports_nothing_that_takes_long(command: str) -> None:
-    """`lastbit --help` answers at once, and so does `import harness` in a program that needs no verdict."""
+    """`lastbit --help` answers at once, and so does `import lastbit` in a program that needs no verdict."""
     program = f"{command}; import sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "harness" in loaded
+    assert "lastbit" in loaded
     assert not {"torch", "numpy", "triton", "pandas", "pyarrow", "hypothesis", "rich", "pytest"}.intersection(loaded)
 
 
 def test_what_starts_a_run_and_what_hands_out_its_items_leave_torch_to_those_that_run_them() -> None:
-    program = "import harness.commands.verify, harness.plugin, sys; print(*sys.modules)"
+    program = "import lastbit.commands.verify, lastbit.plugin, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "triton", "pandas", "hypothesis", "rich"}.intersection(loaded)
 
 
 def test_names_of_the_package_are_there_when_they_are_asked_for() -> None:
-    assert harness.assert_contract.__module__ == "harness.verify.assertion"
-    assert {*harness.__all__} <= {*dir(harness)}
-    assert harness.kernel is sys.modules["harness.kernel"].kernel
+    assert lastbit.assert_contract.__module__ == "lastbit.verify.assertion"
+    assert {*lastbit.__all__} <= {*dir(lastbit)}
+    assert lastbit.kernel is sys.modules["lastbit.kernel"].kernel
     with pytest.raises(AttributeError, match="no attribute 'assert_contracts'"):
-        harness.assert_contracts  # noqa: B018
+        lastbit.assert_contracts  # noqa: B018
 
 
 def test_every_command_has_a_module_that_adds_its_options() -> None:
@@ -248,4 +248,4 @@ def test_every_command_has_a_module_that_adds_its_options() -> None:
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
-    assert (ended.value.code, capsys.readouterr().out) == (0, f"lastbit {harness.__version__}\n")
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"lastbit {lastbit.__version__}\n")

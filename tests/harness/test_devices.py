@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.devices import DevicePlan, Machine, indexed, machine, made_current, parse_device, plan_devices
-from harness.errors import UsageError
+from lastbit.devices import DevicePlan, Machine, indexed, machine, made_current, parse_device, plan_devices
+from lastbit.errors import UsageError
 
 BARE = Machine()
 ONE = Machine("xpu", 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.errors import MOST_NAMES, no_such
+from lastbit.errors import MOST_NAMES, no_such
 
 
 def test_few_names_are_all_told() -> None:

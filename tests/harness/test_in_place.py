@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UsageError
-from harness.kernel import Kernel, Out, declarations_of, kernel
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.declarations import check_kernel
-from harness.verify.project import open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.kernel import Kernel, Out, declarations_of, kernel
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.declarations import check_kernel
+from lastbit.verify.project import open_project
 
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.errors import KernelError, UsageError
-from harness.kernel import Kernel, declarations_of, kernel, load_file, load_kernels
+from lastbit.errors import KernelError, UsageError
+from lastbit.kernel import Kernel, declarations_of, kernel, load_file, load_kernels
 
 Folder = Callable[..., Path]
 
-HEAD = "from harness.kernel import kernel\n"
+HEAD = "from lastbit.kernel import kernel\n"
 
 
 def declared(name: str, result: object = None, op: str = "op") -> str:
@@ -211,9 +211,9 @@ def test_a_file_that_changed_is_loaded_anew(folder: Folder) -> None:
     assert [before[0].call(0), load_kernels(path)[0].call(0)] == ["before", "afterwards"]
 
 
-@pytest.mark.parametrize("stem", ["torch", "random", "harness", "kernel", "test_kernel_loading"])
+@pytest.mark.parametrize("stem", ["torch", "random", "lastbit", "kernel", "test_kernel_loading"])
 def test_a_file_shadows_no_module_of_its_name(folder: Folder, stem: str) -> None:
-    other = "import random\nimport torch\nimport harness.ops\nassert torch.ones(1) == random.Random(0).randint(1, 1)\n"
+    other = "import random\nimport torch\nimport lastbit.ops\nassert torch.ones(1) == random.Random(0).randint(1, 1)\n"
     path = folder(a=other + declared("first"), **{stem: declared("second", stem)})
     assert sorted(names(load_kernels(path))) == ["first", "second"]
     assert sys.modules["torch"] is torch
@@ -223,7 +223,7 @@ def test_a_file_shadows_no_module_of_its_name(folder: Folder, stem: str) -> None
 def test_dataclasses_of_a_kernel_file_work(folder: Folder) -> None:
     source = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n@dataclass\nclass Tiles:\n"
-        "    rows: int = 4\n\n\n" + declared("k").replace("from harness", "\nfrom harness")
+        "    rows: int = 4\n\n\n" + declared("k").replace("from lastbit", "\nfrom lastbit")
     )
     assert names(load_kernels(folder(a=source))) == ["k"]
 
@@ -231,7 +231,7 @@ def test_dataclasses_of_a_kernel_file_work(folder: Folder) -> None:
 def test_a_load_within_a_load_collects_its_own(folder: Folder) -> None:
     inner = folder("inner", b=declared("inner"))
     source = (
-        f"from pathlib import Path\nfrom harness.kernel import load_kernels\n"
+        f"from pathlib import Path\nfrom lastbit.kernel import load_kernels\n"
         f"assert [k.name for k in load_kernels(Path({str(inner)!r}))] == ['inner']\n" + declared("outer")
     )
     assert names(load_kernels(folder(a=source))) == ["outer"]

@@ -7,15 +7,15 @@ from textwrap import dedent
 
 import pytest
 
-from harness.config import Config
-from harness.errors import KernelError, UsageError
-from harness.of_file import Role, held_to, kernel_of_file
-from harness.ops import Op
-from harness.verify.project import open_project
+from lastbit.config import Config
+from lastbit.errors import KernelError, UsageError
+from lastbit.of_file import Role, held_to, kernel_of_file
+from lastbit.ops import Op
+from lastbit.verify.project import open_project
 
 PLAIN = "def {name}(x, weight=None, *, eps): return x\n"
 DECLARED = '@kernel("rms_norm", contract="{contract}", name="{name}")\ndef f_{name}(x, weight=None, *, eps): return x\n'
-IMPORT = "from harness.kernel import kernel\n"
+IMPORT = "from lastbit.kernel import kernel\n"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_caller_says_what_a_plain_function_is(tmp_path: Path, op: Op) -> Non
 
 def test_what_the_file_claims_is_told_and_not_believed(tmp_path: Path, op: Op) -> None:
     text = dedent("""\
-        from harness.kernel import kernel
+        from lastbit.kernel import kernel
 
         @kernel("rms_norm", contract="fp32_multiply", mutates={"x": "output"}, unordered=("output",),
                 placement="moves", depth=lambda terms: 3, order=16, takes="contiguous")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import OpError, UsageError
-from harness.ops import REQUIRED, Contract, Latent, Op, op
-from references.moe_lora import moe_lora
-from references.moe_lora_backward import moe_lora_backward
-from references.rms_norm import rms_norm
+from lastbit.errors import OpError, UsageError
+from lastbit.ops import REQUIRED, Contract, Latent, Op, op
+from lastbit.references.moe_lora import moe_lora
+from lastbit.references.moe_lora_backward import moe_lora_backward
+from lastbit.references.rms_norm import rms_norm
 
 
 @op(

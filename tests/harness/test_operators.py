@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.config import Config
-from harness.errors import OpError
-from harness.isolation.runner import replaced
-from harness.ops import op
-from harness.verify.project import open_project
+from lastbit.config import Config
+from lastbit.errors import OpError
+from lastbit.isolation.runner import replaced
+from lastbit.ops import op
+from lastbit.verify.project import open_project
 
 X, WEIGHT = torch.ones(2, 8), torch.ones(8)
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 from torch import Tensor
 
-from harness.case import PEER, Case, Group, parse_case
-from harness.config import Config
-from harness.devices import DevicePlan, Machine, machine
-from harness.errors import UnsupportedCase, UsageError
-from harness.inputs import build
-from harness.inputs.of_case import device_of
-from harness.numerics import Premises
-from harness.placement import Misplaced, PlacementWarning, check, moved
-from harness.verify import plan as plans
-from harness.verify.plan import Plan, displaced_cases, make_plan
+from lastbit.case import PEER, Case, Group, parse_case
+from lastbit.config import Config
+from lastbit.devices import DevicePlan, Machine, machine
+from lastbit.errors import UnsupportedCase, UsageError
+from lastbit.inputs import build
+from lastbit.inputs.of_case import device_of
+from lastbit.numerics import Premises
+from lastbit.placement import Misplaced, PlacementWarning, check, moved
+from lastbit.verify import plan as plans
+from lastbit.verify.plan import Plan, displaced_cases, make_plan
 
 # moved
 
@@ -161,7 +161,7 @@ def test_without_a_peer_none_is_drawn() -> None:
 
 PROJECT = {
     "references/scale.py": """\
-from harness.ops import op
+from lastbit.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})
@@ -169,7 +169,7 @@ def scale(x, weight=None, *, contract, stage):
     stage("y", x if weight is None else x * weight, result=True)
 """,
     "cases/scale.py": """\
-from harness.case import Case, Group, TensorSpec
+from lastbit.case import Case, Group, TensorSpec
 
 
 def groups(accepts, *, small):
@@ -177,7 +177,7 @@ def groups(accepts, *, small):
     yield Group("all", examples=(Case("scale", tuple(t for t in tensors if t.name in accepts)),))
 """,
     "kernels/scale.py": """\
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("scale")

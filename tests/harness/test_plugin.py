@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.plugin import _Session
-from harness.verify.notes import Notes
-from harness.verify.plan import Planned
-from harness.verify.schedule import Schedule
+from lastbit.plugin import _Session
+from lastbit.verify.notes import Notes
+from lastbit.verify.plan import Planned
+from lastbit.verify.schedule import Schedule
 
 NODE = SimpleNamespace(gateway=SimpleNamespace(id="gw3"))
 ITEM = Planned("a", "kernel", "op", "contract", "cpu", "group", "k.py:1", cases=2, cost=6)

@@ -12,12 +12,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from harness import timing
-from harness.case import parse_case
-from harness.config import Config
-from harness.kernel import Kernel
-from harness.run import Run, Spent
-from harness.timing import (
+from lastbit import timing
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.kernel import Kernel
+from lastbit.reports import html, markdown, records, wording
+from lastbit.reports.records import dump
+from lastbit.reports.terminal import print_run
+from lastbit.run import Run, Spent
+from lastbit.timing import (
     COMPARING,
     GUARDS,
     INPUTS,
@@ -31,14 +34,11 @@ from harness.timing import (
     seconds_so_far,
     timed,
 )
-from harness.verify.check import Subject, verify_case
-from harness.verify.collect import _spent
-from harness.verify.notes import TIME, read_json, write_json
-from harness.verify.project import open_project
-from harness.verify.recorder import Recorder
-from reports import html, markdown, records, wording
-from reports.records import dump
-from reports.terminal import print_run
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.collect import _spent
+from lastbit.verify.notes import TIME, read_json, write_json
+from lastbit.verify.project import open_project
+from lastbit.verify.recorder import Recorder
 
 
 class Hands:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from lastbit.files import IMPORTED_FROM
+
 ROOT = Path(__file__).resolve().parents[2]
 
 REFERENCE = '''\
 """y = x² · factor + bias."""
 
-from harness.numerics import Enclosure
-from harness.ops import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, StageRecorder, op
 
 
 @op(
@@ -33,7 +35,7 @@ def squared(
 CASES = """\
 from hypothesis import strategies as st
 
-from harness.case import Case, Group, TensorSpec
+from lastbit.case import Case, Group, TensorSpec
 
 
 @st.composite
@@ -53,7 +55,7 @@ def groups(accepts, *, small):
 """
 
 KERNELS = """\
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 def with_bias(y, bias, dtype):
@@ -71,7 +73,7 @@ def wide(x, *, factor):
 """
 
 WRONG = '''\
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("squared")
@@ -93,9 +95,9 @@ def project(tmp_path: Path) -> Path:
 
 def verify(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `lastbit verify` in the project, in one process."""
-    command = [sys.executable, "-m", "harness", "verify", "--project", str(project)]
+    command = [sys.executable, "-m", "lastbit", "verify", "--project", str(project)]
     command += ["--kernels", str(project / "kernels"), "--cases-per-group", "3", "-n", "1", *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(IMPORTED_FROM), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
 
 

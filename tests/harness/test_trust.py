@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from harness import trust
-from harness.trust import fuses, trusted
+from lastbit import trust
+from lastbit.trust import fuses, trusted
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from bisect_demo import COMMITS, Demo, git, make_demo
 
-from harness.commands import bisect
-from harness.config import Config
-from harness.errors import LastbitError, UsageError
-from harness.run import Run
-from harness.verify.check import verify_case
-from harness.verify.plan import make_plan
+from lastbit.commands import bisect
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.run import Run
+from lastbit.verify.check import verify_case
+from lastbit.verify.plan import make_plan
 
 CASE = "rms_norm x=bf16[8,64] weight=bf16[64] eps=1e-06 seed=1"
 LONG = "rms_norm x=fp32[16,2048] weight=fp32[2048] eps=1e-06 seed=2"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from bisect_histories import result
 
-from harness.errors import UsageError
-from harness.history.criterion import Question, criterion_of, objection
-from harness.result import CaseResult, Comparison, StageResult, Verdict
+from lastbit.errors import UsageError
+from lastbit.history.criterion import Question, criterion_of, objection
+from lastbit.result import CaseResult, Comparison, StageResult, Verdict
 
 
 def of_error(rel_l2: float) -> CaseResult:

@@ -16,13 +16,13 @@ import pytest
 from bisect_demo import git
 from bisect_histories import commit_all, line_of, result
 
-from harness import cli
-from harness.errors import LastbitError, UsageError
-from harness.history.bisect import bisect
-from harness.history.criterion import Question
-from harness.history.revisions import kernels_at, open_revisions
-from harness.outcomes.bisection import Bisection, Mark
-from harness.run import Run
+from lastbit import cli
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.bisect import bisect
+from lastbit.history.criterion import Question
+from lastbit.history.revisions import kernels_at, open_revisions
+from lastbit.outcomes.bisection import Bisection, Mark
+from lastbit.run import Run
 
 FIRST_BAD = 11
 
@@ -134,7 +134,7 @@ def test_sigterm_leaves_nothing_behind(repository: tuple[Path, list[str]], monke
         return 0
 
     module = SimpleNamespace(add_wait=lambda parser: parser.set_defaults(command=terminated))
-    monkeypatch.setitem(sys.modules, "harness.commands.wait", module)
+    monkeypatch.setitem(sys.modules, "lastbit.commands.wait", module)
     monkeypatch.setattr(cli, "COMMANDS", {"wait": ("wait", "for a signal")})
     assert cli.main(["wait"]) == 143
     assert signal.getsignal(signal.SIGTERM) is before

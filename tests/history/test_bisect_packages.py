@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy
 import pytest
 
-from harness.config import Config
-from harness.errors import LastbitError, UsageError
-from harness.history import packages
-from harness.history.packages import open_versions
-from harness.verify.run import environment_of
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history import packages
+from lastbit.history.packages import open_versions
+from lastbit.verify.run import environment_of
 from tests.history.test_bisect_command import run_bisect
 
 VERSIONS = ("1.0", "1.1", "1.2", "1.9", "1.10", "2.0rc1", "2.0", "2.1")
@@ -29,7 +29,7 @@ KERNEL = """\
 import torch
 from roundings import normalized
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("rms_norm", contract="native_multiply")

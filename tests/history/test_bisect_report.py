@@ -10,8 +10,8 @@ import pytest
 from bisect_histories import FAILS, result
 from rich.console import Console
 
-from harness.outcomes.bisection import Bisection, Criterion, Mark, Point, Recipe, Step
-from reports.bisection import MOST_LINES, print_bisection, print_extent, print_step
+from lastbit.outcomes.bisection import Bisection, Criterion, Mark, Point, Recipe, Step
+from lastbit.reports.bisection import MOST_LINES, print_bisection, print_extent, print_step
 
 POINTS = [Point(f"{i}" * 40, f"{i}" * 7, f"Change {i}", "2024-05-06") for i in range(4)]
 STEPS = (

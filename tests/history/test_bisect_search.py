@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from bisect_histories import FAILS, History, commit_all, line_of, random_history, result, with_merges
 
-from harness.errors import LastbitError, UsageError
-from harness.history.bisect import Place, Space, bisect, search
-from harness.history.criterion import Question
-from harness.history.packages import Versions
-from harness.history.revisions import open_revisions
-from harness.outcomes.bisection import Bisection, Criterion, Mark, Step
-from harness.result import CaseResult, Verdict
-from harness.run import Run
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.bisect import Place, Space, bisect, search
+from lastbit.history.criterion import Question
+from lastbit.history.packages import Versions
+from lastbit.history.revisions import open_revisions
+from lastbit.outcomes.bisection import Bisection, Criterion, Mark, Step
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Run
 
 COMMITS = 40
 MOST = math.log2(COMMITS) + 3

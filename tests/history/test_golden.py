@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from golden_bench import FP32_MULTIPLY, OTHER_SUM, SAME_SUM, TRITON, Bench, output
 
-from harness.commands import golden
-from harness.history.golden_file import read, write
-from harness.verify.worker import WorkerEnded
+from lastbit.commands import golden
+from lastbit.history.golden_file import read, write
+from lastbit.verify.worker import WorkerEnded
 
 
 @pytest.fixture

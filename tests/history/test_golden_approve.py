@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from golden_bench import FP32_MULTIPLY, OTHER_SUM, SAME_SUM, TRITON, Bench, lastbit, output
 
-from harness.errors import UsageError
-from harness.history.golden_file import read, write
+from lastbit.errors import UsageError
+from lastbit.history.golden_file import read, write
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.config import Config
-from harness.history.golden_file import read
-from harness.history.golden_folder import Target, held, load, targets
-from harness.outcomes.golden import Status
-from harness.verify.inprocess import plan_for, prepare, unwatched
+from lastbit.config import Config
+from lastbit.history.golden_file import read
+from lastbit.history.golden_folder import Target, held, load, targets
+from lastbit.outcomes.golden import Status
+from lastbit.verify.inprocess import plan_for, prepare, unwatched
 from tests.faults.hunt import subject_of
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ import torch
 from golden_bench import lastbit, output
 from torch import Tensor
 
-from harness.errors import LastbitError, UsageError
-from harness.history.golden_file import Golden, RecordedCase, RecordedStage, write
-from harness.history.golden_values import store
-from harness.outcomes.golden import Figures
+from lastbit.errors import LastbitError, UsageError
+from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, write
+from lastbit.history.golden_values import store
+from lastbit.outcomes.golden import Figures
 
 VALUES = torch.linspace(-2, 2, 24).reshape(4, 6)
 PROVENANCE = {"source": "00", "revision": "aa", "device": "a CPU", "torch": "2.13.0"}

@@ -8,11 +8,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from harness.history.golden_check import Take, compare
-from harness.history.golden_file import Golden
-from harness.outcomes.golden import GoldenReport, Status
-from harness.property_result import Outcome, PropertyResult
-from reports.golden import print_check
+from lastbit.history.golden_check import Take, compare
+from lastbit.history.golden_file import Golden
+from lastbit.outcomes.golden import GoldenReport, Status
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.reports.golden import print_check
 
 BEFORE = Golden("mine", "rms_norm", "fp32_multiply", "cpu", {"device": "one processor"}, (), {"layout": ("line",)})
 HERE = replace(BEFORE, properties={})

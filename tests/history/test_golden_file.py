@@ -12,12 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from harness.dtypes import DTYPES
-from harness.errors import LastbitError
-from harness.history import golden_file
-from harness.history.golden_file import Golden, RecordedCase, RecordedStage, path_of, read, write
-from harness.history.golden_values import same, store
-from harness.outcomes.golden import Figures
+from lastbit.dtypes import DTYPES
+from lastbit.errors import LastbitError
+from lastbit.history import golden_file
+from lastbit.history.golden_file import Golden, RecordedCase, RecordedStage, path_of, read, write
+from lastbit.history.golden_values import same, store
+from lastbit.outcomes.golden import Figures
 
 PROVENANCE = {"source": "0123456789abcdef", "revision": "", "device": "a CPU", "torch": "2.13.0", "triton": "3.7.1"}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.history.golden_provenance import REVISION_VARIABLE, differences, kind_of, provenance
-from harness.kernel import Kernel
-from harness.outcomes.golden import Difference
-from harness.verify.check import Subject
-from references.rms_norm import rms_norm
+from lastbit.history.golden_provenance import REVISION_VARIABLE, differences, kind_of, provenance
+from lastbit.kernel import Kernel
+from lastbit.outcomes.golden import Difference
+from lastbit.references.rms_norm import rms_norm
+from lastbit.verify.check import Subject
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.dtypes import DTYPES
-from harness.history.golden_values import WHOLE, change, same, store
-from harness.outcomes.golden import Change
+from lastbit.dtypes import DTYPES
+from lastbit.history.golden_values import WHOLE, change, same, store
+from lastbit.outcomes.golden import Change
 
 LARGE = (64, 1024)
 

@@ -15,22 +15,22 @@ import torch
 from bisect_demo import git
 from bisect_histories import result
 
-from harness import cli, trees
-from harness.commands.running import Interrupted
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.history.golden_provenance import differences, provenance
-from harness.history.revisions import kernels_at
-from harness.run import Run
-from harness.trees import MixedTrees, check_trees, checkout_of
-from harness.verify.plan import later_imports, make_plan
-from harness.verify.run import environment_for, working_folder
+from lastbit import cli, trees
+from lastbit.commands.running import Interrupted
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.history.golden_provenance import differences, provenance
+from lastbit.history.revisions import kernels_at
+from lastbit.run import Run
+from lastbit.trees import MixedTrees, check_trees, checkout_of
+from lastbit.verify.plan import later_imports, make_plan
+from lastbit.verify.run import environment_for, working_folder
 
 COMMITS, FIRST_BAD = 12, 7
 LINE = "thrice x=bf16[4,64] seed=1"
 
 REFERENCE = """\
-from harness.ops import op
+from lastbit.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})
@@ -42,7 +42,7 @@ ADAPTER = """\
 import sys
 from pathlib import Path
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine import layers
@@ -101,7 +101,7 @@ Lastbit = Callable[..., tuple[int, str, str]]
 def lastbit(repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lastbit:
     """Runs a command line in the repository: its exit code, output and errors. Nothing is explained."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
+    monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
     monkeypatch.chdir(repository)
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -165,7 +165,7 @@ def test_what_is_of_no_checkout_or_of_lastbit_is_nobodys(repository: Path, workt
     check(
         worktree, {"torch": Path(torch.__file__), "json": Path(json.__file__), "elsewhere": tmp_path / "elsewhere.py"}
     )
-    check(worktree, {"harness.trees": Path(trees.__file__)})
+    check(worktree, {"lastbit.trees": Path(trees.__file__)})
     assert checkout_of(tmp_path / "x") is None
     within = repository / "env" / "lib" / "site-packages" / "engine.py"  # an environment in the working tree
     check(worktree, {"engine": within})
@@ -314,7 +314,7 @@ def test_a_base_that_cannot_be_compared(
             raise type(error)(str(error).replace("ROOT", config.tree)) if error.args else error
         return Run((replace(result(failed=False, decided=1000), kernel="triple"),))
 
-    monkeypatch.setattr("harness.commands.verify.execute", execute)
+    monkeypatch.setattr("lastbit.commands.verify.execute", execute)
     found, printed, errors = lastbit("verify", "--base", "v3")
     assert (found, words in printed) == (code, True), printed + errors
     assert "NOTHING GOT WORSE" not in printed

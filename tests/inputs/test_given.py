@@ -8,15 +8,15 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.dtypes import DTYPES
-from harness.errors import UsageError
-from harness.inputs import bits_of, build
-from harness.inputs.given import MOST_GIVEN, given
-from harness.run import Coverage
-from harness.verify.coverage import covered
-from harness.verify.plan import make_plan
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.dtypes import DTYPES
+from lastbit.errors import UsageError
+from lastbit.inputs import bits_of, build
+from lastbit.inputs.given import MOST_GIVEN, given
+from lastbit.run import Coverage
+from lastbit.verify.coverage import covered
+from lastbit.verify.plan import make_plan
 
 
 def tensor_of(text: str) -> Tensor:

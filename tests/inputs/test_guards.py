@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.dtypes import DTYPES
-from harness.errors import UsageError
-from harness.inputs import (
+from lastbit.case import parse_case
+from lastbit.dtypes import DTYPES
+from lastbit.errors import UsageError
+from lastbit.inputs import (
     Inputs,
     Poison,
     Violation,
@@ -25,8 +25,8 @@ from harness.inputs import (
     unwritten,
     written,
 )
-from harness.inputs.bits import bits_of, numbers
-from harness.inputs.guards import MANTISSA_BITS, canary, integer_of
+from lastbit.inputs.bits import bits_of, numbers
+from lastbit.inputs.guards import MANTISSA_BITS, canary, integer_of
 
 EVERY_DTYPE = sorted(DTYPES)
 

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from harness.case import TensorSpec, contiguous_strides, parse_case
-from harness.dtypes import DTYPES
-from harness.errors import UsageError
-from harness.inputs import LAYOUTS, applicable_layouts, build, fingerprint, fingerprints, regimes, row_blocks
-from harness.inputs.bits import bits_of, hashed
-from harness.inputs.guards import separates
-from harness.inputs.regimes import REGIMES
-from harness.inputs.values import fill
-from harness.numerics.formats import format_of
+from lastbit.case import TensorSpec, contiguous_strides, parse_case
+from lastbit.dtypes import DTYPES
+from lastbit.errors import UsageError
+from lastbit.inputs import LAYOUTS, applicable_layouts, build, fingerprint, fingerprints, regimes, row_blocks
+from lastbit.inputs.bits import bits_of, hashed
+from lastbit.inputs.guards import separates
+from lastbit.inputs.regimes import REGIMES
+from lastbit.inputs.values import fill
+from lastbit.numerics.formats import format_of
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "e4m3", "e5m2")
 

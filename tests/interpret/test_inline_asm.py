@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.interpret import install
-from harness.interpret.inline_asm import assembled
-from harness.interpret.tensor_cores import tensor_cores
+from lastbit.interpret import install
+from lastbit.interpret.inline_asm import assembled
+from lastbit.interpret.tensor_cores import tensor_cores
 from tests import interpret_wild as wild
 from tests.interpret_kernels import raw_bits, values
 

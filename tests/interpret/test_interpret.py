@@ -16,8 +16,8 @@ import triton.language as tl
 from triton.language.extra.libdevice import rsqrt as imported_rsqrt
 from triton.language.math import exp2 as imported_exp2
 
-from harness.interpret import descending, install
-from harness.interpret.rewrite import SUBSTITUTES
+from lastbit.interpret import descending, install
+from lastbit.interpret.rewrite import SUBSTITUTES
 from tests import interpret_kernels as kernels
 from tests.interpret_wild import BLOCK_POINTERS
 
@@ -441,12 +441,12 @@ def test_kernel_modules_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("setting", "code", "words"),
     [
-        (None, "import harness.interpret as i; i.install()", "TRITON_INTERPRET is None"),
-        ("0", "import harness.interpret as i; i.install()", "TRITON_INTERPRET is '0'"),
+        (None, "import lastbit.interpret as i; i.install()", "TRITON_INTERPRET is None"),
+        ("0", "import lastbit.interpret as i; i.install()", "TRITON_INTERPRET is '0'"),
         (
             None,
             "import triton.language, os; os.environ['TRITON_INTERPRET'] = '1'; "
-            "import harness.interpret as i; i.install()",
+            "import lastbit.interpret as i; i.install()",
             "is '1' now but was not when Triton was imported",
         ),
     ],
@@ -462,7 +462,7 @@ def test_without_interpreter_mode_the_error_names_the_setting(setting: str | Non
 
 
 def test_self_test_passes_here_and_names_what_differs() -> None:
-    from harness.interpret import selftest
+    from lastbit.interpret import selftest
 
     assert selftest.differences() == []
     wrong = selftest.Check("one", lambda: torch.tensor([1.0]), [2.0])
@@ -471,7 +471,7 @@ def test_self_test_passes_here_and_names_what_differs() -> None:
 
 def test_a_language_that_asks_a_builder_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs could not be recorded, and all but the first would do nothing."""
-    from harness.interpret import selftest
+    from lastbit.interpret import selftest
 
     selftest.check_that_one_builder_is_asked()
     monkeypatch.setattr(tl, "arange", lambda start, end: np.arange(start, end))

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from harness.interpret import descending, install, one_by_one
+from lastbit.interpret import descending, install, one_by_one
 
 if triton.knobs.runtime.interpret:
     install()
-    from harness.interpret import launch
-    from harness.interpret.tape import Tape, Tapes, Trust
+    from lastbit.interpret import launch
+    from lastbit.interpret.tape import Tape, Tapes, Trust
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
 

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.interpret import install, races
-from harness.interpret.faults import Fault, collected
+from lastbit.interpret import install, races
+from lastbit.interpret.faults import Fault, collected
 
 if triton.knobs.runtime.interpret:
     install()

@@ -10,15 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.interpret import install
+from lastbit.interpret import install
 
 if triton.knobs.runtime.interpret:
     install()
     from triton.runtime.errors import InterpreterError
     from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
 
-    from harness.interpret import launch, operations, tape
-    from harness.interpret.builder import _dot
+    from lastbit.interpret import launch, operations, tape
+    from lastbit.interpret.builder import _dot
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
 

@@ -8,13 +8,13 @@ import pytest
 import triton
 from hypothesis import Phase, given, settings
 
-from harness.case import parse_case
-from harness.kernel import load_kernels
+from lastbit.case import parse_case
+from lastbit.kernel import load_kernels
 
 if not triton.knobs.runtime.interpret:
     pytest.skip("TRITON_INTERPRET=1 was not set", allow_module_level=True)
 
-from harness.interpret import descending
+from lastbit.interpret import descending
 from tests import kernel_bytes, triton_programs
 from tests.kernel_bytes import case_differences
 from tests.triton_programs import Launch, Outcome, Program, Tensor, differences

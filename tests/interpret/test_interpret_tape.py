@@ -11,12 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.interpret import descending, install
+from lastbit.interpret import descending, install
 
 if triton.knobs.runtime.interpret:
     install()
-    from harness.interpret import launch, recorder, tape
-    from harness.interpret.arguments import constant_key
+    from lastbit.interpret import launch, recorder, tape
+    from lastbit.interpret.arguments import constant_key
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")
 

@@ -15,9 +15,9 @@ import triton.language as tl
 from triton.runtime.errors import InterpreterError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from harness.interpret import install, launch, one_by_one
-from harness.interpret.driver import MULTIPROCESSORS
-from harness.interpret.tensor_cores import HOPPER, dot, tensor_cores
+from lastbit.interpret import install, launch, one_by_one
+from lastbit.interpret.driver import MULTIPROCESSORS
+from lastbit.interpret.tensor_cores import HOPPER, dot, tensor_cores
 from tests import interpret_wild as wild
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr", "ignore::RuntimeWarning")

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import ContractViolation, assert_contract, interpret
-from harness.case import parse_case
-from harness.diagnosing.pasted import test_of as pasted
-from harness.errors import InterpreterError
+from lastbit import ContractViolation, assert_contract, interpret
+from lastbit.case import parse_case
+from lastbit.diagnosing.pasted import test_of as pasted
+from lastbit.errors import InterpreterError
+from lastbit.files import IMPORTED_FROM
 
 pytestmark = pytest.mark.skipif(torch.accelerator.is_available(), reason="kernels are compiled where a GPU is")
 
@@ -22,7 +23,7 @@ KERNEL = """
 import torch
 import triton
 import triton.language as tl
-from harness import kernel
+from lastbit import kernel
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def norm(x, weight, *, eps):
 """
 TEST = """
 import torch
-from harness import assert_contract
+from lastbit import assert_contract
 from norms import norm
 
 
@@ -69,13 +70,13 @@ def run(folder: Path, test: str, *options: str) -> str:
     (folder / "norms.py").write_text(KERNEL)
     (folder / "test_norm.py").write_text(test)
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    own["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), str(folder)])
+    own["PYTHONPATH"] = os.pathsep.join([str(IMPORTED_FROM), str(folder)])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", *options, "test_norm.py"]
     return subprocess.run(command, cwd=folder, env=own, text=True, capture_output=True).stdout
 
 
 def test_the_plugin_interprets_what_test_modules_import_and_tracebacks_end_at_the_test(tmp_path: Path) -> None:
-    printed = run(tmp_path, TEST, "-p", "harness.pytest_interpreter")
+    printed = run(tmp_path, TEST, "-p", "lastbit.pytest_interpreter")
     assert "1 failed, 1 passed" in printed, printed
     assert "ContractViolation: rms_norm does not keep" in printed
     assert [line for line in printed.splitlines() if line.startswith("test_norm.py:")] == [
@@ -108,5 +109,5 @@ def test_triton_that_compiles_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(interpret, "_installed", False)
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    with pytest.raises(InterpreterError, match=r"by harness\.interpret_triton\(\) at the top of conftest\.py"):
+    with pytest.raises(InterpreterError, match=r"by lastbit\.interpret_triton\(\) at the top of conftest\.py"):
         interpret.interpret_triton()

@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import LastbitError, UnsupportedCase
-from harness.kernel import Kernel
-from harness.property_result import Outcome
-from harness.relations import Related, Relation
-from harness.verify import properties
-from harness.verify.check import Subject
-from harness.verify.project import open_project
-from harness.verify.properties import properties_on
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UnsupportedCase
+from lastbit.kernel import Kernel
+from lastbit.property_result import Outcome
+from lastbit.relations import Related, Relation
+from lastbit.verify import properties
+from lastbit.verify.check import Subject
+from lastbit.verify.project import open_project
+from lastbit.verify.properties import properties_on
 
 CPU = torch.device("cpu")
 CASE = parse_case("rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1")

@@ -2,8 +2,8 @@
 
 import torch
 
-from harness.errors import UnsupportedCase
-from harness.property_result import Outcome
+from lastbit.errors import UnsupportedCase
+from lastbit.property_result import Outcome
 from tests.property_kernels import GRADIENTS, found_in, found_on, gradients, nudged, rms_norm, some
 
 

@@ -10,35 +10,35 @@ import pytest
 import torch
 from in_this_process import InThisProcess
 
-import harness
-from harness.case import Case, Group, parse_case
-from harness.commands import invariance as command
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.errors import UsageError
-from harness.invariance.properties import properties_of
-from harness.kernel import Kernel, kernel
-from harness.ops import Op
-from harness.outcomes.invariance import Invariance
-from harness.property_result import Outcome, PropertyResult, together
-from harness.result import CaseResult, Verdict
-from harness.verify import asking
-from harness.verify.check import Subject, verify_case
-from harness.verify.fuzz import Explorer
-from harness.verify.plan import Item, make_plan
-from harness.verify.project import open_project
-from harness.verify.properties import check_names, with_properties
-from harness.verify.property_cases import ordinary_group
-from harness.verify.worker import WorkerEnded
-from reports.invariance import print_invariance
-from reports.paper import make_console
+import lastbit
+from lastbit.case import Case, Group, parse_case
+from lastbit.commands import invariance as command
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import UsageError
+from lastbit.invariance.properties import properties_of
+from lastbit.kernel import Kernel, kernel
+from lastbit.ops import Op
+from lastbit.outcomes.invariance import Invariance
+from lastbit.property_result import Outcome, PropertyResult, together
+from lastbit.reports.invariance import print_invariance
+from lastbit.reports.paper import make_console
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify import asking
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.fuzz import Explorer
+from lastbit.verify.plan import Item, make_plan
+from lastbit.verify.project import open_project
+from lastbit.verify.properties import check_names, with_properties
+from lastbit.verify.property_cases import ordinary_group
+from lastbit.verify.worker import WorkerEnded
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
 CASE = parse_case(LINE)
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")
 PLANTED = """
 import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 @kernel("rms_norm", contract="fp32_multiply", invariant=("rows",))
 def by_number_of_rows(x, weight, *, eps):
@@ -187,7 +187,7 @@ def test_a_plan_asks_kernels_that_declare_something_also_of_an_op_without_cases_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(PLANTED)
-    monkeypatch.setattr("harness.verify.project.Project.groups", lambda *_, **__: [Group("some", examples=(CASE,))])
+    monkeypatch.setattr("lastbit.verify.project.Project.groups", lambda *_, **__: [Group("some", examples=(CASE,))])
     groups = groups_of(tmp_path)
     assert [(g.name, g.properties, g.examples) for g in groups["by_number_of_rows"]] == [
         ("some", False, (CASE,)),
@@ -299,23 +299,23 @@ def test_a_question_that_ends_the_process_costs_its_own_answer_alone(
 
 def test_a_kernel_that_holds_passes_and_one_that_does_not_is_told() -> None:
     own = {"op": "rms_norm", "contract": "fp32_multiply", "cases": [LINE]}
-    [rows] = harness.assert_invariant(in_one_sum, "rows", **own)
+    [rows] = lastbit.assert_invariant(in_one_sum, "rows", **own)
     assert rows.outcome is Outcome.HOLDS
-    with pytest.raises(harness.InvarianceViolation, match="changes between 18 and 19 rows") as raised:
-        harness.assert_invariant(by_number_of_rows, "rows", **own)
+    with pytest.raises(lastbit.InvarianceViolation, match="changes between 18 and 19 rows") as raised:
+        lastbit.assert_invariant(by_number_of_rows, "rows", **own)
     assert raised.value.results[0].outcome is Outcome.BROKEN
     with pytest.raises(
-        harness.InvarianceViolation, match="rows cannot be asked on any of 1 cases: the case has 1 rows"
+        lastbit.InvarianceViolation, match="rows cannot be asked on any of 1 cases: the case has 1 rows"
     ):
-        harness.assert_invariant(in_one_sum, "rows", **{**own, "cases": [LINE.replace("[40,", "[1,")]})
+        lastbit.assert_invariant(in_one_sum, "rows", **{**own, "cases": [LINE.replace("[40,", "[1,")]})
 
 
 def test_what_a_decorated_function_declares_is_asserted() -> None:
     declares = kernel("rms_norm", contract="fp32_multiply", invariant=("rows",))(by_number_of_rows)
-    with pytest.raises(harness.InvarianceViolation, match="rows, which the kernel declares, is broken"):
-        harness.assert_invariant(declares, cases=[LINE])
+    with pytest.raises(lastbit.InvarianceViolation, match="rows, which the kernel declares, is broken"):
+        lastbit.assert_invariant(declares, cases=[LINE])
     with pytest.raises(UsageError, match="is not decorated"):
-        harness.assert_invariant(wrong_alone, "rows")
+        lastbit.assert_invariant(wrong_alone, "rows")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_what_a_decorated_function_declares_is_asserted() -> None:
 )
 def test_what_cannot_be_asserted_is_told(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        harness.assert_invariant(in_one_sum, "rows", op="rms_norm", contract="fp32_multiply", **options)
+        lastbit.assert_invariant(in_one_sum, "rows", op="rms_norm", contract="fp32_multiply", **options)
 
 
 # Words

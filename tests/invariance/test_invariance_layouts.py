@@ -1,11 +1,11 @@
 """Planted: kernels whose bits depend on strides, on alignment, or on the memory of their result."""
 
-from harness.case import parse_case
-from harness.errors import UnsupportedCase
-from harness.kernel import kernel
-from harness.property_result import Outcome
-from harness.verify.check import Subject
-from harness.verify.properties import properties_on
+from lastbit.case import parse_case
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import kernel
+from lastbit.property_result import Outcome
+from lastbit.verify.check import Subject
+from lastbit.verify.properties import properties_on
 from tests.property_kernels import CPU, PROJECT, ahead, found_in, rms_norm
 
 

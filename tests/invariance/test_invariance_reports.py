@@ -9,23 +9,23 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness.case import Group, parse_case
-from harness.config import Config
-from harness.history.golden_check import Take, compare, take
-from harness.history.golden_file import Golden, read, write
-from harness.history.golden_folder import Target, held
-from harness.history.golden_properties import asked_of
-from harness.kernel import Kernel
-from harness.outcomes.golden import KernelOutcome, Status
-from harness.property_result import Outcome, PropertyResult
-from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from harness.run import Run
-from harness.verify.check import Subject
-from harness.verify.inprocess import unwatched
-from harness.verify.project import open_project
-from reports import changes, changes_json, changes_text, html, junit, markdown, records, sarif
-from reports.summary import repro_line
-from reports.terminal import print_run
+from lastbit.case import Group, parse_case
+from lastbit.config import Config
+from lastbit.history.golden_check import Take, compare, take
+from lastbit.history.golden_file import Golden, read, write
+from lastbit.history.golden_folder import Target, held
+from lastbit.history.golden_properties import asked_of
+from lastbit.kernel import Kernel
+from lastbit.outcomes.golden import KernelOutcome, Status
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.reports import changes, changes_json, changes_text, html, junit, markdown, records, sarif
+from lastbit.reports.summary import repro_line
+from lastbit.reports.terminal import print_run
+from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
+from lastbit.run import Run
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import unwatched
+from lastbit.verify.project import open_project
 
 LINE = "rms_norm x=fp32[40,256] weight=fp32[256] eps=1e-06 seed=1"
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")

@@ -5,11 +5,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.errors import UnsupportedCase
-from harness.inputs import build
-from harness.invariance import sizes
-from harness.property_result import Outcome
+from lastbit.case import parse_case
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import build
+from lastbit.invariance import sizes
+from lastbit.property_result import Outcome
 from tests.property_kernels import CPU, GRADIENTS, ahead, found_in, found_on, gradients, nudged, rms_norm, some
 
 

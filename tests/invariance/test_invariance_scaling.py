@@ -5,10 +5,10 @@ from random import Random
 import pytest
 import torch
 
-from harness.invariance.property import of_relation, result_of
-from harness.property_result import Outcome
-from harness.relations import NotApplicable, scaled
-from harness.verify.properties import basis_of
+from lastbit.invariance.property import of_relation, result_of
+from lastbit.property_result import Outcome
+from lastbit.relations import NotApplicable, scaled
+from lastbit.verify.properties import basis_of
 from tests.property_kernels import GRADIENTS, gradients, subject_of
 
 SCALED = scaled(("dy",), {"dx": 1, "dw": 1})

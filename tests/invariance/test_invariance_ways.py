@@ -14,20 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.inputs import Inputs
-from harness.invariance import direct, graphs, other_device
-from harness.invariance.basis import Basis
-from harness.invariance.property import Property, result_of
-from harness.invariance.ways import WAYS
-from harness.kernel import Kernel, load_kernels
-from harness.property_result import Outcome, PropertyResult
-from harness.verify import anew
-from harness.verify.check import Subject
-from harness.verify.inprocess import open_workplace, plan_for, prepare, unwatched
-from harness.verify.project import open_project
-from harness.verify.properties import basis_of
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.inputs import Inputs
+from lastbit.invariance import direct, graphs, other_device
+from lastbit.invariance.basis import Basis
+from lastbit.invariance.property import Property, result_of
+from lastbit.invariance.ways import WAYS
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.verify import anew
+from lastbit.verify.check import Subject
+from lastbit.verify.inprocess import open_workplace, plan_for, prepare, unwatched
+from lastbit.verify.project import open_project
+from lastbit.verify.properties import basis_of
 from tests.rms_norm_contract import INTERPRETED
 
 CPU = torch.device("cpu")
@@ -207,7 +207,7 @@ PROGRAM = """
     import triton
     import triton.language as tl
     from sibling import blocks
-    from harness.kernel import kernel
+    from lastbit.kernel import kernel
 
     @triton.jit
     def _program(x_ptr, weight_ptr, out_ptr, eps, n, BLOCK: tl.constexpr):
@@ -332,7 +332,7 @@ class Here:
 def test_a_new_process_has_the_environment_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = """
         import os
-        from harness.kernel import kernel
+        from lastbit.kernel import kernel
 
         @kernel("rms_norm", contract="fp32_multiply")
         def by_environment(x, weight, *, eps):

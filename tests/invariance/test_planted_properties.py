@@ -5,14 +5,14 @@ import functools
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.kernel import Kernel, load_kernels
-from harness.property_result import Outcome
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import Project, open_project
-from harness.verify.properties import properties_on
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.property_result import Outcome
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import Project, open_project
+from lastbit.verify.properties import properties_on
 from tests.planted_properties import FOLDER, PLANTED, Planted
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.errors import OpError
-from harness.invariance.independent import worded
-from harness.invariance.properties import properties_of
-from harness.kernel import Kernel
-from harness.ops import op
-from harness.property_result import Outcome, PropertyResult
-from harness.relations import Independent, NotApplicable, extended, shuffled
-from harness.verify.check import Subject
-from harness.verify.project import Project, open_project
-from harness.verify.properties import properties_on
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.errors import OpError
+from lastbit.invariance.independent import worded
+from lastbit.invariance.properties import properties_of
+from lastbit.kernel import Kernel
+from lastbit.ops import op
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.relations import Independent, NotApplicable, extended, shuffled
+from lastbit.verify.check import Subject
+from lastbit.verify.project import Project, open_project
+from lastbit.verify.properties import properties_on
 
 CPU = torch.device("cpu")
 OF_EXPERTS = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.kernel import load_file, load_kernels
+from lastbit.kernel import load_file, load_kernels
 from tests.planted_properties import FOLDER
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs" / "measurements"

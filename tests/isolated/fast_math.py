@@ -2,8 +2,8 @@
 
 import torch
 
-from harness.kernel import kernel
 from kernels import right
+from lastbit.kernel import kernel
 
 torch.set_flush_denormal(True)
 

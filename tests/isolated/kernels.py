@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernel import UnsupportedCase, kernel
-from harness.placement import PlacementWarning
+from lastbit.kernel import UnsupportedCase, kernel
+from lastbit.placement import PlacementWarning
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def caching(x, weight, *, eps):
 
 @kernel("rms_norm")
 def watchful(x, weight, *, eps):
-    return right(x, weight, eps) if "harness.inputs" in sys.modules else torch.zeros_like(x)
+    return right(x, weight, eps) if "lastbit.inputs" in sys.modules else torch.zeros_like(x)
 
 
 @kernel("rms_norm")

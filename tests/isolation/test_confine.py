@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from confined import confined, limited, outcome, raised
 
-from harness.isolation import confine as module
-from harness.isolation import landlock, namespaces, seccomp
-from harness.isolation.environment import clean_environment, own_environment
-from harness.isolation.folders import remove
+from lastbit.isolation import confine as module
+from lastbit.isolation import landlock, namespaces, seccomp
+from lastbit.isolation.environment import clean_environment, own_environment
+from lastbit.isolation.folders import remove
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing.explain import FOLLOWED, KEEPS
-from harness.isolation.declared import Kernels
-from harness.isolation.process import KernelProcessEnded
-from harness.judges.confined import ConfinedExplainer
-from harness.judges.explaining import read
-from harness.outcomes.explanation import Explanation, Worked
-from harness.outcomes.trace import Step
-from harness.result import Verdict
-from reports.encoding import encoded
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing.explain import FOLLOWED, KEEPS
+from lastbit.isolation.declared import Kernels
+from lastbit.isolation.process import KernelProcessEnded
+from lastbit.judges.confined import ConfinedExplainer
+from lastbit.judges.explaining import read
+from lastbit.outcomes.explanation import Explanation, Worked
+from lastbit.outcomes.trace import Step
+from lastbit.reports.encoding import encoded
+from lastbit.result import Verdict
 
 LINE = "rms_norm x=bf16[2,8] weight=bf16[8] eps=0.001 seed=5"
 KERNEL = """import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 @kernel("rms_norm", contract="fp32_multiply")
 def mine(x, weight, *, eps):

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.bench.asked import bound_of
-from harness.bench.samples import Effort
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UsageError
-from harness.isolation.declared import Kernels
-from harness.isolation.isolated import Isolated
-from harness.isolation.limits import Limits
-from harness.isolation.process import ForkServer
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.bench.asked import bound_of
+from lastbit.bench.samples import Effort
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.isolation.declared import Kernels
+from lastbit.isolation.isolated import Isolated
+from lastbit.isolation.limits import Limits
+from lastbit.isolation.process import ForkServer
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 from tests.hostile import FILES, HOSTILE, LINES, Hostile, planted, rows
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 

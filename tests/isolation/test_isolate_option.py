@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
-from harness.commands import explain, explaining, verify
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.errors import UsageError
-from harness.run import Run
-from harness.verify.run import environment_of, options_of
+from lastbit.cli import main
+from lastbit.commands import explain, explaining, verify
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import UsageError
+from lastbit.run import Run
+from lastbit.verify.run import environment_of, options_of
 from tests.diagnosing.test_explaining import Explainer, found
 from tests.reports.test_reports import failed, passed
 

@@ -16,27 +16,27 @@ from typing import Any
 import pytest
 import torch
 
-from harness.calling.performing import Asked
-from harness.case import Case, Group, parse_case
-from harness.config import Config
-from harness.errors import KernelError, LastbitError
-from harness.files import BUILT_IN
-from harness.inputs import build, unequal
-from harness.interpret import install
-from harness.isolation import answers
-from harness.isolation.answers import Raised, Unreadable
-from harness.isolation.declared import Elsewhere, Kernels
-from harness.isolation.isolated import Isolated
-from harness.isolation.process import ForkServer
-from harness.kernel import Kernel, load_kernels
-from harness.result import CaseResult, Verdict
-from harness.verify.calls import Here
-from harness.verify.check import Subject, verify_case
-from harness.verify.fuzz import CaseFailed, reseeded, run_item
-from harness.verify.isolating import _on_the_path, in_processes
-from harness.verify.notes import Failures
-from harness.verify.plan import Item, make_plan
-from harness.verify.project import open_project
+from lastbit.calling.performing import Asked
+from lastbit.case import Case, Group, parse_case
+from lastbit.config import Config
+from lastbit.errors import KernelError, LastbitError
+from lastbit.files import IMPORTED_FROM
+from lastbit.inputs import build, unequal
+from lastbit.interpret import install
+from lastbit.isolation import answers
+from lastbit.isolation.answers import Raised, Unreadable
+from lastbit.isolation.declared import Elsewhere, Kernels
+from lastbit.isolation.isolated import Isolated
+from lastbit.isolation.process import ForkServer
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.calls import Here
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.fuzz import CaseFailed, reseeded, run_item
+from lastbit.verify.isolating import _on_the_path, in_processes
+from lastbit.verify.notes import Failures
+from lastbit.verify.plan import Item, make_plan
+from lastbit.verify.project import open_project
 
 FOLDER = Path(__file__).parents[1] / "isolated"
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def test_nothing_of_it_is_left(isolation: Isolation) -> None:
 
 def test_the_server_has_one_thread_and_ends_with_its_judge() -> None:
     program = """
-from harness.isolation.process import ForkServer, Start
+from lastbit.isolation.process import ForkServer, Start
 import os
 server = ForkServer()
 process = server.start(Start())
@@ -360,7 +360,7 @@ def test_kernels_can_import_what_lies_on_the_path(tmp_path: Path, monkeypatch: p
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("PYTHONPATH", f"{BUILT_IN}:{tmp_path / 'path'}:{tmp_path / 'none'}:relative:")
+    monkeypatch.setenv("PYTHONPATH", f"{IMPORTED_FROM}:{tmp_path / 'path'}:{tmp_path / 'none'}:relative:")
     assert {str(path.relative_to(tmp_path)) for path in _on_the_path()} == {
         "path/mine.py",
         "path/package",

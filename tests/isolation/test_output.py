@@ -3,7 +3,7 @@
 import os
 import threading
 
-from harness.isolation.output import MOST, Output
+from lastbit.isolation.output import MOST, Output
 
 
 def printed(*pieces):

@@ -10,10 +10,10 @@ import time
 import pytest
 from confined import confined, limited
 
-from harness.isolation import namespaces
-from harness.isolation.folders import remove
-from harness.isolation.limits import GB, MB, Limits
-from harness.isolation.watch import Watch, look
+from lastbit.isolation import namespaces
+from lastbit.isolation.folders import remove
+from lastbit.isolation.limits import GB, MB, Limits
+from lastbit.isolation.watch import Watch, look
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are confined on Linux only")
 

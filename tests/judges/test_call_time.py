@@ -13,19 +13,19 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness.config import Config
-from harness.errors import LastbitError, UnsupportedCase, UsageError
-from harness.judges import call_time
-from harness.judges.judge_file import unjudged
-from harness.judges.question import Question
-from harness.kernel import Kernel
-from harness.outcomes.bench import Sample
-from harness.outcomes.file_verdict import Contracts, FileVerdict
-from harness.outcomes.speed import Bound
-from harness.result import Verdict
-from harness.verify.inprocess import unwatched
-from harness.verify.project import open_project
-from reports.judged import print_judged
+from lastbit.config import Config
+from lastbit.errors import LastbitError, UnsupportedCase, UsageError
+from lastbit.judges import call_time
+from lastbit.judges.judge_file import unjudged
+from lastbit.judges.question import Question
+from lastbit.kernel import Kernel
+from lastbit.outcomes.bench import Sample
+from lastbit.outcomes.file_verdict import Contracts, FileVerdict
+from lastbit.outcomes.speed import Bound
+from lastbit.reports.judged import print_judged
+from lastbit.result import Verdict
+from lastbit.verify.inprocess import unwatched
+from lastbit.verify.project import open_project
 from tests.bench.test_bench_file import ROOF, kernel_of, measured
 
 CONFIG = Config("")

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from harness.outcomes.file_verdict import (
+from lastbit.outcomes.file_verdict import (
     SCHEMA,
     CallTime,
     CaseFinding,
@@ -22,8 +22,8 @@ from harness.outcomes.file_verdict import (
     FileVerdict,
     Held,
 )
-from harness.result import Verdict
-from reports.judged import as_json_line, document, print_judged, schema
+from lastbit.reports.judged import as_json_line, document, print_judged, schema
+from lastbit.result import Verdict
 
 FOUND = FileVerdict(
     file="kernel.py",

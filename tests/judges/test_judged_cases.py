@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UsageError
-from harness.judges.case_order import CaseOrder, elements
-from harness.judges.conclusions import concluded, contracts_of, failure_of
-from harness.judges.judge_file import unjudged
-from harness.judges.question import Question
-from harness.outcomes.file_verdict import FileVerdict
-from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from harness.run import Power, Run
-from harness.verify.project import Project, open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.judges.case_order import CaseOrder, elements
+from lastbit.judges.conclusions import concluded, contracts_of, failure_of
+from lastbit.judges.judge_file import unjudged
+from lastbit.judges.question import Question
+from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
+from lastbit.run import Power, Run
+from lastbit.verify.project import Project, open_project
 
 PLAIN = frozenset({"x", "weight", "eps"})
 LINE = "rms_norm x=bf16[1,3]:values(1.5,-2,0.5) eps=1e-06 seed=0"

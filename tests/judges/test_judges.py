@@ -13,15 +13,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-import harness
-from harness.cli import main
-from harness.commands import judge as command
-from harness.errors import UsageError
-from harness.judges.judge_file import unjudged
-from harness.judges.question import Question
-from harness.outcomes.file_verdict import FileVerdict
-from harness.result import Verdict
-from reports.judged import document, schema
+import lastbit
+from lastbit.cli import main
+from lastbit.commands import judge as command
+from lastbit.errors import UsageError
+from lastbit.judges.judge_file import unjudged
+from lastbit.judges.question import Question
+from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.reports.judged import document, schema
+from lastbit.result import Verdict
 
 LINES = (
     "rms_norm x=bf16[2,8] weight=bf16[8] eps=0.001 seed=5",
@@ -42,8 +42,8 @@ LIBRARY = "F.rms_norm(value, value.shape[-1:], None, eps)"
 
 
 @pytest.fixture(scope="module")
-def judges() -> Iterator[harness.Judges]:
-    with harness.Judges(1, op="rms_norm", contract="fp32_multiply", lines=LINES, timeout=5.0, explain=0.0) as judges:
+def judges() -> Iterator[lastbit.Judges]:
+    with lastbit.Judges(1, op="rms_norm", contract="fp32_multiply", lines=LINES, timeout=5.0, explain=0.0) as judges:
         yield judges
 
 
@@ -53,14 +53,14 @@ def written(folder: Path, value: str = RIGHT, body: str = "pass") -> Path:
     return path
 
 
-def asked(judges: harness.Judges, path: Path, **question: Any) -> FileVerdict:
+def asked(judges: lastbit.Judges, path: Path, **question: Any) -> FileVerdict:
     """The verdict on a file, whose document is as the schema says."""
     found = judges.judge(path, **question).result(120)
     jsonschema.validate(document(found), schema())
     return found
 
 
-def test_a_right_file(judges: harness.Judges, tmp_path: Path) -> None:
+def test_a_right_file(judges: lastbit.Judges, tmp_path: Path) -> None:
     found = asked(judges, written(tmp_path))
     assert (found.verdict, found.kernel, found.cases["PASSED"], found.planned) == ("PASSED", "rms_norm", 3, 3)
     assert found.contracts.keeps == (found.contract,) == ("fp32_multiply+rounded_sum",)
@@ -68,7 +68,7 @@ def test_a_right_file(judges: harness.Judges, tmp_path: Path) -> None:
     assert not found.findings and not found.torch_ops and not found.notes and found.exit_code == 0
 
 
-def test_a_file_does_not_choose_its_cases(judges: harness.Judges, tmp_path: Path) -> None:
+def test_a_file_does_not_choose_its_cases(judges: lastbit.Judges, tmp_path: Path) -> None:
     choosy = written(tmp_path, body="class UnsupportedCase(Exception): ...\nif x.numel() > 48: raise UnsupportedCase")
     found = asked(judges, choosy)
     assert (found.verdict, found.exit_code, found.contracts.keeps) == ("INCONCLUSIVE", 1, ())
@@ -77,7 +77,7 @@ def test_a_file_does_not_choose_its_cases(judges: harness.Judges, tmp_path: Path
     assert (found.verdict, found.reason, found.cases["UNSUPPORTED"]) == ("PASSED", "", 1)
 
 
-def test_a_wrong_file_and_its_line(judges: harness.Judges, tmp_path: Path) -> None:
+def test_a_wrong_file_and_its_line(judges: lastbit.Judges, tmp_path: Path) -> None:
     wrong = written(tmp_path, RIGHT.replace("+ eps", "+ 2 * eps"))
     found = asked(judges, wrong, fail_fast=True, explain=30.0)
     assert (found.verdict, found.cases["FAILED"], found.exit_code) == ("FAILED", 1, 1)
@@ -98,14 +98,14 @@ def test_a_wrong_file_and_its_line(judges: harness.Judges, tmp_path: Path) -> No
     ],
 )  # fmt: skip
 def test_a_file_that_does_something_else(
-    judges: harness.Judges, tmp_path: Path, body: str, verdict: str, kind: str, reason: str
+    judges: lastbit.Judges, tmp_path: Path, body: str, verdict: str, kind: str, reason: str
 ) -> None:
     found = asked(judges, written(tmp_path, body=body), fail_fast=True, timeout=0.5 if "sleep" in body else 5.0)
     assert found.verdict == verdict and reason in found.reason
     assert kind in {finding.kind for finding in found.findings}
 
 
-def test_a_file_that_cannot_be_loaded(judges: harness.Judges, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_loaded(judges: lastbit.Judges, tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     for text, reason in {
         "def a(x): ...\ndef b(x): ...\n": "kernel.py defines a, b; --function says which",
@@ -118,9 +118,9 @@ def test_a_file_that_cannot_be_loaded(judges: harness.Judges, tmp_path: Path) ->
         assert found.verdict is Verdict.ERRORED and reason in found.reason and not sum(found.cases.values())
 
 
-def test_what_is_declared_otherwise_is_told(judges: harness.Judges, tmp_path: Path) -> None:
+def test_what_is_declared_otherwise_is_told(judges: lastbit.Judges, tmp_path: Path) -> None:
     path = written(tmp_path)
-    declared = "from harness.kernel import kernel\n" + path.read_text().replace(
+    declared = "from lastbit.kernel import kernel\n" + path.read_text().replace(
         "def rms_norm", '@kernel("rms_norm", contract="native_multiply", name="mine")\ndef rms_norm'
     )
     path.write_text(declared)
@@ -131,7 +131,7 @@ def test_what_is_declared_otherwise_is_told(judges: harness.Judges, tmp_path: Pa
     )
 
 
-def test_torchs_own_operator_is_told_and_can_be_forbidden(judges: harness.Judges, tmp_path: Path) -> None:
+def test_torchs_own_operator_is_told_and_can_be_forbidden(judges: lastbit.Judges, tmp_path: Path) -> None:
     path = written(tmp_path, LIBRARY)
     found = asked(judges, path)
     assert found.verdict is Verdict.PASSED and "aten::rms_norm" in found.torch_ops
@@ -146,13 +146,13 @@ HIDING = {
 
 
 @pytest.mark.parametrize("how", HIDING)
-def test_a_call_of_torchs_own_operator_cannot_be_hidden(judges: harness.Judges, tmp_path: Path, how: str) -> None:
+def test_a_call_of_torchs_own_operator_cannot_be_hidden(judges: lastbit.Judges, tmp_path: Path, how: str) -> None:
     path = written(tmp_path, "found[0]" if how == "thread" else LIBRARY, HIDING[how])
     found = asked(judges, path, forbid_torch_op=True)
     assert found.verdict is Verdict.FAILED and [finding.kind for finding in found.findings] == ["torch_op"]
 
 
-def test_a_kernel_that_passes_is_timed_where_that_is_asked_for(judges: harness.Judges, tmp_path: Path) -> None:
+def test_a_kernel_that_passes_is_timed_where_that_is_asked_for(judges: lastbit.Judges, tmp_path: Path) -> None:
     found = asked(judges, written(tmp_path), speed=True)
     assert found.verdict is Verdict.PASSED and found.speed is not None, found.speed_reason
     assert found.speed.case == LINES[0] and found.speed.calls >= 8 and not found.speed.beside
@@ -161,7 +161,7 @@ def test_a_kernel_that_passes_is_timed_where_that_is_asked_for(judges: harness.J
     assert wrong.verdict is Verdict.FAILED and wrong.speed is None and not wrong.speed_reason
 
 
-def test_an_input_that_may_be_overwritten(judges: harness.Judges, tmp_path: Path) -> None:
+def test_an_input_that_may_be_overwritten(judges: lastbit.Judges, tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     body = f"    value = x.float()\n    x.copy_({RIGHT} * weight.float())\n"
     path.write_text(f"import torch\n\ndef rms_norm(x, weight, *, eps):\n{body}")
@@ -170,7 +170,7 @@ def test_an_input_that_may_be_overwritten(judges: harness.Judges, tmp_path: Path
     assert asked(judges, path).verdict is Verdict.ERRORED, "it returns nothing"
 
 
-def test_a_question_that_means_nothing(judges: harness.Judges, tmp_path: Path) -> None:
+def test_a_question_that_means_nothing(judges: lastbit.Judges, tmp_path: Path) -> None:
     path = written(tmp_path)
     for wrong, message in {
         "op": "unknown op 'rms_nrom'; did you mean 'rms_norm'?",

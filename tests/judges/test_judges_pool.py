@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import harness
-from harness.config import Config
-from harness.errors import UsageError
-from harness.judges import pool
-from harness.judges.judge_file import judge_file, ready, unjudged
-from harness.judges.question import Question
-from harness.outcomes.file_verdict import FileVerdict
-from harness.result import Verdict
-from harness.verify.worker import WorkerEnded
+import lastbit
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.judges import pool
+from lastbit.judges.judge_file import judge_file, ready, unjudged
+from lastbit.judges.question import Question
+from lastbit.outcomes.file_verdict import FileVerdict
+from lastbit.result import Verdict
+from lastbit.verify.worker import WorkerEnded
 
 Answer = Callable[[str, Question], FileVerdict]
 
@@ -65,7 +65,7 @@ def passed(path: str, question: Question) -> FileVerdict:
 
 def test_every_file_is_judged_once_and_answers_have_the_order_of_questions(workers: list[FakeWorker]) -> None:
     paths = [f"{number}.py" for number in range(20)]
-    with harness.Judges(3, op="an_op", contract="a") as judges:
+    with lastbit.Judges(3, op="an_op", contract="a") as judges:
         found = [future.result() for future in [judges.judge(path) for path in paths]]
     assert [one.file for one in found] == paths
     assert sorted(path for worker in workers for path in worker.asked) == sorted(paths) and len(workers) == 3
@@ -79,7 +79,7 @@ def test_a_question_is_that_of_the_pool_unless_the_call_says_otherwise() -> None
         return passed(path, question)
 
     FakeWorker.answer = staticmethod(answer)  # type: ignore[assignment]
-    with harness.Judges(1, op="an_op", contract="a", fail_fast=True) as judges:
+    with lastbit.Judges(1, op="an_op", contract="a", fail_fast=True) as judges:
         judges.judge("1.py").result()
         judges.judge("2.py", contract="b", mutates={"x": ""}).result()
     assert asked == [
@@ -98,7 +98,7 @@ def test_a_judge_that_ends_is_replaced_and_the_file_tried_once_more() -> None:
         return passed(path, question)
 
     FakeWorker.answer = staticmethod(answer)  # type: ignore[assignment]
-    with harness.Judges(1, op="an_op") as judges:
+    with lastbit.Judges(1, op="an_op") as judges:
         futures = [judges.judge(path) for path in ("once.py", "always.py", "after.py")]
         found = [future.result() for future in futures]
     assert [one.verdict for one in found] == ["PASSED", "ERRORED", "PASSED"]
@@ -110,14 +110,14 @@ def test_a_question_that_means_nothing_is_an_error_of_the_caller() -> None:
         raise UsageError("unknown op 'an_po'")
 
     FakeWorker.answer = staticmethod(answer)  # type: ignore[assignment]
-    with harness.Judges(1, op="an_po") as judges:
+    with lastbit.Judges(1, op="an_po") as judges:
         with pytest.raises(UsageError, match="an_po"):
             judges.judge("1.py").result()
         for wrong in ({"profile": "cii"}, {"placement": "stays"}, {"seed": "-1"}):
             with pytest.raises(UsageError):
                 judges.judge("1.py", **wrong)
     with pytest.raises(UsageError, match="0 judges judge nothing"):
-        harness.Judges(0)
+        lastbit.Judges(0)
 
 
 def test_an_interruption_ends_the_judges_and_what_waits_is_not_judged(workers: list[FakeWorker]) -> None:
@@ -129,7 +129,7 @@ def test_an_interruption_ends_the_judges_and_what_waits_is_not_judged(workers: l
         raise WorkerEnded("it was ended")
 
     FakeWorker.answer = staticmethod(answer)  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt), harness.Judges(1, op="an_op") as judges:
+    with pytest.raises(KeyboardInterrupt), lastbit.Judges(1, op="an_op") as judges:
         futures = [judges.judge(path) for path in ("1.py", "2.py")]
         assert begun.wait(10)
         workers[0].kill = over.set  # type: ignore[method-assign]
@@ -138,7 +138,7 @@ def test_an_interruption_ends_the_judges_and_what_waits_is_not_judged(workers: l
 
 
 def test_one_file_is_a_pool_of_one(workers: list[FakeWorker]) -> None:
-    assert harness.judge("1.py", op="an_op").verdict is Verdict.PASSED
+    assert lastbit.judge("1.py", op="an_op").verdict is Verdict.PASSED
     assert len(workers) == 1 and workers[0].config.devices == ("cpu",)
 
 

@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.numerics import cast
-from harness.ops import Op
-from harness.result import Judgement, Verdict
-from references.all_reduce import all_reduce
-from references.cross_entropy import cross_entropy
-from references.cross_entropy_backward import cross_entropy_backward
-from references.layer_norm_gated import layer_norm_gated
-from references.rms_norm import rms_norm
-from references.softmax import softmax
-from references.swiglu import swiglu
+from lastbit.case import parse_case
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics import cast
+from lastbit.ops import Op
+from lastbit.references.all_reduce import all_reduce
+from lastbit.references.cross_entropy import cross_entropy
+from lastbit.references.cross_entropy_backward import cross_entropy_backward
+from lastbit.references.layer_norm_gated import layer_norm_gated
+from lastbit.references.rms_norm import rms_norm
+from lastbit.references.softmax import softmax
+from lastbit.references.swiglu import swiglu
+from lastbit.result import Judgement, Verdict
 
 CANCELLING = "cross_entropy logits=bf16[1,70]:gates labels=int64[1]:labels_70 logit_scale=-1.0 seed=19"
 LOSS = 1.953842e-27  # log1p of the exponentials of the other logits, which fp64 gives to the last digit

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.judging import boxes
-from harness.judging.judge import judge
-from harness.judging.latent import check_rows
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure, product_in_any_order, total
-from harness.numerics.formats import sum_to_odd
-from harness.ops import Latent, op
-from harness.result import Verdict
-from harness.row_check import RowCheck
-from references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.judging import boxes
+from lastbit.judging.judge import judge
+from lastbit.judging.latent import check_rows
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure, product_in_any_order, total
+from lastbit.numerics.formats import sum_to_odd
+from lastbit.ops import Latent, op
+from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.result import Verdict
+from lastbit.row_check import RowCheck
 
 ROWS = 4
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

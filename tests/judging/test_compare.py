@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.judging.compare import compare, outside_count, outside_mask
-from harness.numerics import Enclosure
-from harness.numerics.formats import BF16, E4M3, FORMATS, FP16, FP32, Format
-from harness.result import ULP_BINS, Comparison
+from lastbit.judging.compare import compare, outside_count, outside_mask
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import BF16, E4M3, FORMATS, FP16, FP32, Format
+from lastbit.result import ULP_BINS, Comparison
 from tests import whole_compare
 from tests.comparisons import comparisons
 
@@ -353,6 +353,6 @@ def test_the_number_outside_of_nothing() -> None:
 
 
 def test_a_comparison_on_the_cpu_does_not_load_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "harness.judging.fused_compare", None)
-    monkeypatch.setitem(sys.modules, "harness.judging.compare_selftest", None)
+    monkeypatch.setitem(sys.modules, "lastbit.judging.fused_compare", None)
+    monkeypatch.setitem(sys.modules, "lastbit.judging.compare_selftest", None)
     assert compare(tensor(1.0), points(1.0), FP32).numel == 1

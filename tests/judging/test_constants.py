@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.judging import judge as judging
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure, clamp, gather, total, where
-from harness.ops import Op, op
-from harness.result import Judgement, Verdict
-from references.cross_entropy import cross_entropy
-from references.rms_norm import rms_norm
-from references.softmax import softmax
+from lastbit.judging import judge as judging
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure, clamp, gather, total, where
+from lastbit.ops import Op, op
+from lastbit.references.cross_entropy import cross_entropy
+from lastbit.references.rms_norm import rms_norm
+from lastbit.references.softmax import softmax
+from lastbit.result import Judgement, Verdict
 
 KEEP = torch.tensor([True, False, True, True])
 

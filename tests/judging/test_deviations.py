@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.ops import Op
-from harness.result import Verdict
-from references.layer_norm_gated import layer_norm_gated
-from references.layer_norm_gated_backward import layer_norm_gated_backward
-from references.rms_norm import rms_norm
+from lastbit.errors import UsageError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.ops import Op
+from lastbit.references.layer_norm_gated import layer_norm_gated
+from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import Verdict
 
 BF16, FP16, FLOAT = torch.bfloat16, torch.float16, torch.float32
 EPS = 1e-6

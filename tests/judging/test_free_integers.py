@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import KernelError
-from harness.judging import judge as judging
-from harness.judging.judge import judge
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.numerics import (
+from lastbit.errors import KernelError
+from lastbit.judging import judge as judging
+from lastbit.judging.judge import judge
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.numerics import (
     Enclosure,
     amax,
     argmax,
@@ -25,8 +25,8 @@ from harness.numerics import (
     sum_of_rows,
     total,
 )
-from harness.ops import Contract, StageRecorder, op
-from harness.result import Judgement, Verdict
+from lastbit.ops import Contract, StageRecorder, op
+from lastbit.result import Judgement, Verdict
 
 
 @op(rows=("x",), axes={"format": {"int8": {"codes": "int8"}, "int4": {"codes": "int4"}, "uint8": {"codes": "uint8"}}})

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness import trust
-from harness.interpret import install
-from harness.judging import compare_selftest, fused_compare, torch_compare
-from harness.judging.compare import Begun, finished
-from harness.judging.compare_selftest import agree
-from harness.judging.figures import FloatFigures
-from harness.judging.fused_compare import FLOATS, Grid, Pair, Sort, walk_of
-from harness.numerics import Enclosure
-from harness.numerics.formats import BF16, FP32, Format
-from harness.result import ULP_BINS, Comparison
+from lastbit import trust
+from lastbit.interpret import install
+from lastbit.judging import compare_selftest, fused_compare, torch_compare
+from lastbit.judging.compare import Begun, finished
+from lastbit.judging.compare_selftest import agree
+from lastbit.judging.figures import FloatFigures
+from lastbit.judging.fused_compare import FLOATS, Grid, Pair, Sort, walk_of
+from lastbit.numerics import Enclosure
+from lastbit.numerics.formats import BF16, FP32, Format
+from lastbit.result import ULP_BINS, Comparison
 from tests.comparisons import comparisons
 
 CPU = torch.device("cpu")

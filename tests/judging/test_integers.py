@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import KernelError, UsageError
-from harness.judging.compare import compare_integers, outside_mask
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.ops import op
-from harness.result import Judgement, Verdict
+from lastbit.errors import KernelError, UsageError
+from lastbit.judging.compare import compare_integers, outside_mask
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.ops import op
+from lastbit.result import Judgement, Verdict
 
 BIG = 2**62
 

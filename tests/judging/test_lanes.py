@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.result import Judgement, Verdict
-from references.layer_norm_gated import layer_norm_gated
-from references.rms_norm import rms_norm
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.references.layer_norm_gated import layer_norm_gated
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import Judgement, Verdict
 
 EPS = 1e-5
 ROWS = 48

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.diagnosing.handover import search_stages
-from harness.errors import KernelError, OpError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.numerics import Enclosure
-from harness.ops import Contract, StageRecorder, op
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.declarations import check_op
-from harness.verify.power import Separable
+from lastbit.case import parse_case
+from lastbit.diagnosing.handover import search_stages
+from lastbit.errors import KernelError, OpError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, StageRecorder, op
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.declarations import check_op
+from lastbit.verify.power import Separable
 
 CPU = torch.device("cpu")
 CASE = parse_case("squared x=bf16[4,40] seed=1")

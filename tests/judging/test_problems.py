@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import OpError
-from harness.inputs import Inputs, build
-from harness.judging.expected import Numbers, RowSum
-from harness.judging.problem import Problem
-from harness.judging.problems import Problems
-from harness.numerics import Enclosure, Premises, sum_of_rows
-from harness.numerics.formats import FP32
-from harness.ops import Contract, StageRecorder, op
-from harness.verify.project import open_project
-from references.rms_norm import rms_norm
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import OpError
+from lastbit.inputs import Inputs, build
+from lastbit.judging.expected import Numbers, RowSum
+from lastbit.judging.problem import Problem
+from lastbit.judging.problems import Problems
+from lastbit.numerics import Enclosure, Premises, sum_of_rows
+from lastbit.numerics.formats import FP32
+from lastbit.ops import Contract, StageRecorder, op
+from lastbit.references.rms_norm import rms_norm
+from lastbit.verify.project import open_project
 
 NATIVE, FP32_MULTIPLY = rms_norm.contract("native_multiply"), rms_norm.contract("fp32_multiply")
 
@@ -90,7 +90,7 @@ def test_both_problems_of_a_case_are_weighed_when_the_next_one_is_asked_for(monk
     held = sum(t.untyped_storage().nbytes() for problem in (own, other) for t in problem.tensors.values())
     assert own.trace.nbytes > 0
     with monkeypatch.context() as patch:
-        patch.setattr("harness.judging.problems._MOST_BYTES", held)
+        patch.setattr("lastbit.judging.problems._MOST_BYTES", held)
         problems.of(rms_norm, NATIVE, inputs(seed=3), Premises())
     assert problems.of(rms_norm, NATIVE, inputs(seed=1), Premises()) is not own
 
@@ -107,7 +107,7 @@ def tensors(x: Enclosure, *, contract: Contract, stage: StageRecorder) -> None:
     ("reference", "message"),
     [
         (powers, r"`stage\(.output., x\*\*3, result=True\)`: x \*\* 3 does not say how it is multiplied"),
-        (tensors, r"torch\.tanh takes no enclosure; a reference uses the functions of harness\.numerics"),
+        (tensors, r"torch\.tanh takes no enclosure; a reference uses the functions of lastbit\.numerics"),
     ],
 )
 def test_a_mistake_in_a_reference_is_told_with_its_line(reference: Callable[..., None], message: str) -> None:
@@ -129,5 +129,5 @@ def test_the_first_row_says_which_shapes_all_stages_have(line: str, monkeypatch:
     case = parse_case(line)
     asked = open_project(Config(folder="")).op(case.op)
     problem = Problem(asked, asked.contract(""), build(case, "cpu").tensors, dict(case.params))
-    monkeypatch.setattr("harness.judging.problem._FEW", 0)
+    monkeypatch.setattr("lastbit.judging.problem._FEW", 0)
     assert problem.shapes == {name: tuple(stage.shape) for name, stage in problem.trace.stages.items()}

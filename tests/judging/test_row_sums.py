@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import harness.judging.judge as judging
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure, Premises, Sum, sum_of_row_products, sum_of_rows
-from harness.ops import op
-from harness.result import Judgement, Verdict
+import lastbit.judging.judge as judging
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure, Premises, Sum, sum_of_row_products, sum_of_rows
+from lastbit.ops import op
+from lastbit.result import Judgement, Verdict
 
 ROWS, WIDTH = 64, 24
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import harness.judging.judge as judging
-from harness.judging.judge import judge
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.judging.screen import Screened
-from harness.result import Judgement, Verdict
-from references.rms_norm import rms_norm
+import lastbit.judging.judge as judging
+from lastbit.judging.judge import judge
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.judging.screen import Screened
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import Judgement, Verdict
 from tests.judging.test_judge import EPS, eager
 
 CONTRACT = "native_multiply+rounded_sum"

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import harness.judging.judge as judging
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure, Premises, dot, exp, mean_of_squares, multiply_add, total, using, variance_about
-from harness.numerics.formats import FP32, WIDE_FP32, Format, round_to
-from harness.result import Judgement, Verdict
-from references.layer_norm_gated import layer_norm_gated
-from references.layer_norm_gated_backward import layer_norm_gated_backward
-from references.rms_norm import rms_norm
+import lastbit.judging.judge as judging
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure, Premises, dot, exp, mean_of_squares, multiply_add, total, using, variance_about
+from lastbit.numerics.formats import FP32, WIDE_FP32, Format, round_to
+from lastbit.references.layer_norm_gated import layer_norm_gated
+from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import Judgement, Verdict
 
 EPS = 1e-6
 ROWS, WIDTH = 6, 64

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.devices import machine
-from harness.errors import UnsupportedCase, UsageError
-from harness.inputs import build
-from harness.judging.problem import Problem
-from harness.kernel import Kernel, load_file, load_kernels
-from harness.placement import PlacementWarning
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.drawing import free
+from lastbit.case import Case, parse_case
+from lastbit.devices import machine
+from lastbit.errors import UnsupportedCase, UsageError
+from lastbit.inputs import build
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel, load_file, load_kernels
+from lastbit.placement import PlacementWarning
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.drawing import free
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 
 pytestmark = needs_device

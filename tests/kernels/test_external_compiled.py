@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel, load_kernels
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "external"
 CASE = "rms_norm x={0}[9,64] weight={0}[64]:near_one {1}eps=1e-06 seed=1"

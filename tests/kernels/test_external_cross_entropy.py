@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel, load_kernels
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "external"

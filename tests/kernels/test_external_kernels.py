@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel, load_kernels
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel, load_kernels
 from tests.moe_lora_formula import lattice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def test_the_forward_keeps_its_contract(tmp_path: Path) -> None:
     cases = tmp_path / "cases.txt"
     cases.write_text("\n".join(lines) + "\n")
     options = ["--kernels", str(FOLDER), "--cases", str(cases), "--run-folder", str(tmp_path / "run"), "-n", "1"]
-    done = run("-m", "harness", "verify", "--kernel", KERNEL, *options)
+    done = run("-m", "lastbit", "verify", "--kernel", KERNEL, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cases: 4 passed, 2 unsupported" in done.stdout, done.stdout
 
@@ -98,8 +98,8 @@ REFUSED = """
 import sys, torch
 sys.path.insert(0, {folder!r})
 from pathlib import Path
-from harness.errors import UnsupportedCase
-from harness.kernel import load_kernels
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import load_kernels
 sys.path.insert(0, {problems!r})
 from problem import problem
 kernels = {{k.name: k for k in load_kernels(Path({folder!r}))}}
@@ -136,7 +136,7 @@ def test_refused_cases_say_why() -> None:
 @installed
 def test_another_build_is_refused() -> None:
     code = (
-        "import sys; from pathlib import Path; from harness.kernel import load_kernels; from tests.moe_lora_formula "
+        "import sys; from pathlib import Path; from lastbit.kernel import load_kernels; from tests.moe_lora_formula "
         f"import lattice; k = {{k.name: k for k in load_kernels(Path({str(FOLDER)!r}))}}; "
         "k['kt-kernel[AMXBF16_SFT_MOE,avx512_bf16]'].call(**lattice(2))"
     )

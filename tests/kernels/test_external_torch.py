@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel, load_kernels
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import Project, open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import Project, open_project
 
 FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "external"
 PAIRS = "expert_ids=int64[12,2]:below_6 routing_weights=fp32[12,2]:uniform"

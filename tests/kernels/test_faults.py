@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.case import Case
-from harness.kernel import load_kernels
-from harness.result import BAD, Verdict
-from harness.verify.check import verify_case
+from lastbit.case import Case
+from lastbit.kernel import load_kernels
+from lastbit.result import BAD, Verdict
+from lastbit.verify.check import verify_case
 from tests.faults import hunt, upstream
 from tests.faults.catalogue import FAULTS
 from tests.faults.known_bugs import NOT_PLANTED, ROWS, rows_of

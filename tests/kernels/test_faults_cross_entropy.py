@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.result import Verdict
-from harness.verify.check import verify_case
+from lastbit.case import parse_case
+from lastbit.result import Verdict
+from lastbit.verify.check import verify_case
 from tests.faults import hunt
 from tests.faults.cross_entropy import SHOWN, Shown
 from tests.faults.plant import alternatives, planted

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from harness.case import Case
-from harness.judging.problems import PROBLEMS
-from harness.result import Verdict
-from harness.verify.check import verify_case
-from harness.verify.memory import give_back
+from lastbit.case import Case
+from lastbit.judging.problems import PROBLEMS
+from lastbit.result import Verdict
+from lastbit.verify.check import verify_case
+from lastbit.verify.memory import give_back
 from tests.faults import hunt
 from tests.faults.catalogue import FAULTS as SMALL_FAULTS
 from tests.faults.large import FAULTS

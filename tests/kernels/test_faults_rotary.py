@@ -8,10 +8,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.kernel import Kernel
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject, verify_case
+from lastbit.case import parse_case
+from lastbit.kernel import Kernel
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject, verify_case
 from tests.faults.hunt import op_of
 from tests.faults.plant import Edit, Fault, kernel_of, planted, without_faults
 from tests.rms_norm_contract import INTERPRETED  # installs the bit-faithful interpreter

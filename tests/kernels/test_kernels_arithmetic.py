@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernel import load_file
+from lastbit.kernel import load_file
 from tests.rms_norm_contract import DEVICE, FOLDER, assert_bits, needs_device
 
 pytestmark = needs_device

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.errors import UnsupportedCase
-from harness.kernel import load_file, load_kernels
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
+from lastbit.case import Case, parse_case
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import load_file, load_kernels
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
 from tests.attention_formula import attention as formula
 from tests.faults.hunt import op_of
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel, load_file
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel, load_file
 from tests.faults.plant import without_faults
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 

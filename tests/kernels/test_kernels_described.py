@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.siblings import siblings
+from lastbit.siblings import siblings
 from tests.rms_norm_contract import FOLDER
 
 with siblings(FOLDER):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Case, TensorSpec
+from lastbit.case import Case, TensorSpec
 from tests.faults import hunt
 from tests.moe_lora_formula import TRITON
 from tests.rms_norm_contract import BF16

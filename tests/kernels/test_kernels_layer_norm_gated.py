@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases.layer_norm_gated import GROUPS, groups
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel
-from harness.numerics.formats import cast
+from lastbit.cases.layer_norm_gated import GROUPS, groups
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel
+from lastbit.numerics.formats import cast
 from tests.layer_norm_gated_formula import (
     KERNELS,
     OPTIONS,

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases.layer_norm_gated_backward import groups
-from harness.errors import UnsupportedCase
-from harness.numerics.formats import cast
+from lastbit.cases.layer_norm_gated_backward import groups
+from lastbit.errors import UnsupportedCase
+from lastbit.numerics.formats import cast
 from tests.layer_norm_gated_formula import (
     KERNELS,
     OPTIONS,

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from harness.errors import UnsupportedCase
-from harness.numerics.formats import cast
+from lastbit.errors import UnsupportedCase
+from lastbit.numerics.formats import cast
 from tests.moe_lora_formula import (
     KERNELS,
     NAN,

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cases.moe_lora_backward import groups
-from harness import assert_contract
-from harness.errors import UnsupportedCase
-from harness.kernel import load_kernels
-from harness.numerics.formats import cast
-from harness.verify.assertion import ContractViolation
+from lastbit import assert_contract
+from lastbit.cases.moe_lora_backward import groups
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import load_kernels
+from lastbit.numerics.formats import cast
+from lastbit.verify.assertion import ContractViolation
 from tests.moe_lora_exact import limited
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, assert_bits, needs_device, normals
 

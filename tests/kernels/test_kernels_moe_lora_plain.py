@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import assert_contract
-from harness.kernel import load_kernels
-from references._layer_weights import LayerWeights
-from references.moe_lora import moe_lora
-from references.moe_lora_backward import OldGradients, moe_lora_backward
+from lastbit import assert_contract
+from lastbit.kernel import load_kernels
+from lastbit.references._layer_weights import LayerWeights
+from lastbit.references.moe_lora import moe_lora
+from lastbit.references.moe_lora_backward import OldGradients, moe_lora_backward
 from tests.moe_lora_formula import lattice
 from tests.quantized_weights import stored
 from tests.rms_norm_contract import BF16, FOLDER, assert_bits, needs_device, normals

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.kernel import load_kernels
-from harness.numerics.formats import cast, format_of
-from harness.numerics.quantized import SCHEMES, dequantized, pack, unpack
-from harness.numerics.quantizers import Quantized
+from lastbit.kernel import load_kernels
+from lastbit.numerics.formats import cast, format_of
+from lastbit.numerics.quantized import SCHEMES, dequantized, pack, unpack
+from lastbit.numerics.quantizers import Quantized
 from tests.quantized_weights import STORED, every_storage, stored
 from tests.rms_norm_contract import BF16, DEVICE, FOLDER, FP16, INTERPRETED, assert_bits, needs_device, normals
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases.quantize import _GROUPS, groups
-from harness.errors import UnsupportedCase
-from harness.kernel import load_kernels
-from harness.siblings import siblings
+from lastbit.cases.quantize import _GROUPS, groups
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import load_kernels
+from lastbit.siblings import siblings
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, needs_device, normals, strided
 
 pytestmark = needs_device

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernel import load_file
-from harness.numerics.formats import cast, format_of
-from harness.numerics.quantized import SCHEMES, dequantized, pack
-from harness.numerics.quantizers import Quantized, encoded
+from lastbit.kernel import load_file
+from lastbit.numerics.formats import cast, format_of
+from lastbit.numerics.quantized import SCHEMES, dequantized, pack
+from lastbit.numerics.quantizers import Quantized, encoded
 from tests.quantized_weights import every_storage, stored, weights
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, FP16, assert_bits, needs_device
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UnsupportedCase
+from lastbit.errors import UnsupportedCase
 from tests.rms_norm_contract import (
     BF16,
     CONTRACTS,

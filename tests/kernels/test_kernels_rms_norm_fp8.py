@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.siblings import siblings
+from lastbit.siblings import siblings
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device
 
 pytestmark = needs_device

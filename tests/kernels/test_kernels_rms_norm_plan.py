@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from cases.rms_norm import _GROUPS, groups
-from harness.case import Case, TensorSpec, contiguous_strides
-from harness.dtypes import DTYPES
-from harness.siblings import siblings
+from lastbit.case import Case, TensorSpec, contiguous_strides
+from lastbit.cases.rms_norm import _GROUPS, groups
+from lastbit.dtypes import DTYPES
+from lastbit.siblings import siblings
 from tests.rms_norm_contract import BF16, DEVICE, EPS, FOLDER, KERNELS, integers, needs_device, triton_kernel
 
 pytestmark = needs_device

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from harness.errors import UnsupportedCase
-from harness.kernel import load_kernels
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import load_kernels
 from tests.faults.plant import FOLDER, without_faults
 from tests.rms_norm_contract import DEVICE, needs_device  # installs the bit-faithful interpreter
 

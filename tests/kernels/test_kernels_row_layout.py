@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.siblings import siblings
+from lastbit.siblings import siblings
 from tests.rms_norm_contract import BF16, FOLDER, LAYOUTS, needs_device, strided
 
 pytestmark = needs_device

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import load_kernels
-from harness.verify.project import open_project
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import load_kernels
+from lastbit.verify.project import open_project
 from tests.faults.plant import without_faults
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 

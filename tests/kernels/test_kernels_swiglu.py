@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel, load_kernels
-from harness.placement import PlacementWarning
-from harness.result import Verdict
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.placement import PlacementWarning
+from lastbit.result import Verdict
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
 from tests.faults.plant import without_faults
 from tests.rms_norm_contract import DEVICE, FOLDER, needs_device  # installs the bit-faithful interpreter
 

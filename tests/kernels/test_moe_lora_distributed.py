@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness import assert_contract
-from harness.kernel import load_kernels
-from harness.verify.assertion import ContractViolation
+from lastbit import assert_contract
+from lastbit.kernel import load_kernels
+from lastbit.verify.assertion import ContractViolation
 from tests.moe_lora_ranks import LEARNING_RATE, LORA, SCALING, STALE, Record, Sizes, problem, trained
 from tests.rms_norm_contract import FOLDER, INTERPRETED, assert_bits
 

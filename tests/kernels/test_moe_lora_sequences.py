@@ -16,9 +16,9 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, rule, run_state_machine_as_test
 from torch import Tensor
 
-from harness import assert_contract
-from harness.inputs.overlap import overlaps
-from harness.kernel import load_kernels
+from lastbit import assert_contract
+from lastbit.inputs.overlap import overlaps
+from lastbit.kernel import load_kernels
 from tests.rms_norm_contract import BF16, DEVICE, FOLDER, assert_bits, needs_device, normals
 
 pytestmark = needs_device

@@ -13,15 +13,15 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from harness import assert_contract
-from harness.config import Config
-from harness.judging.problem import Problem
-from harness.kernel import load_kernels
-from harness.numerics.formats import BF16 as BF16_FORMAT
-from harness.numerics.formats import cast
-from harness.numerics.quantized import dequantized
-from harness.verify.assertion import ContractViolation
-from harness.verify.project import open_project
+from lastbit import assert_contract
+from lastbit.config import Config
+from lastbit.judging.problem import Problem
+from lastbit.kernel import load_kernels
+from lastbit.numerics.formats import BF16 as BF16_FORMAT
+from lastbit.numerics.formats import cast
+from lastbit.numerics.quantized import dequantized
+from lastbit.verify.assertion import ContractViolation
+from lastbit.verify.project import open_project
 from tests.quantized_weights import every_storage, stored
 from tests.rms_norm_contract import BF16, DEVICE, FLOAT, FOLDER, assert_bits, needs_device, normals
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from harness.kernel import load_kernels
+from lastbit.kernel import load_kernels
 from tests.moe_lora_training import (
     LORA,
     StaleShards,

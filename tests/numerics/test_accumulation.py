@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.numerics import Enclosure, Premises, dot, hull, mean, mean_of_squares, total, using
+from lastbit.numerics import Enclosure, Premises, dot, hull, mean, mean_of_squares, total, using
 
 FLOAT_MAX = float(np.finfo(np.float32).max)
 Row = np.ndarray

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.numerics import (
+from lastbit.numerics import (
     BY_CAPABILITY,
     Enclosure,
     Factor,
@@ -26,7 +26,7 @@ from harness.numerics import (
     total_of_products,
     using,
 )
-from harness.numerics.dots import cut_off
+from lastbit.numerics.dots import cut_off
 
 INF, NAN = math.inf, math.nan
 

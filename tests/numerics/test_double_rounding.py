@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from harness.numerics import Enclosure, clamp, divide_rn, fusible_product, mean, multiply_add, sqrt_rn, variance_about
+from lastbit.numerics import Enclosure, clamp, divide_rn, fusible_product, mean, multiply_add, sqrt_rn, variance_about
 
 Triple = tuple[float, float, float]
 

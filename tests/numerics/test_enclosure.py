@@ -12,7 +12,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from harness.numerics import (
+from lastbit.numerics import (
     Enclosure,
     at_least,
     clamp,
@@ -28,7 +28,7 @@ from harness.numerics import (
     stack,
     total,
 )
-from harness.numerics.formats import BF16, E4M3, FP32, round_to
+from lastbit.numerics.formats import BF16, E4M3, FP32, round_to
 
 INF, NAN = math.inf, math.nan
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.errors import UsageError
-from harness.numerics.formats import (
+from lastbit.errors import UsageError
+from lastbit.numerics.formats import (
     BF16,
     E4M3,
     E5M2,

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness import trust
-from harness.interpret import install
-from harness.numerics import dots, factors, fused, parts, primitives, sums
-from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
-from harness.numerics.fused import elements, launch, products, selftest
-from harness.numerics.fused import primitives as fused_primitives
-from harness.numerics.fused import sums as fused_sums
-from harness.numerics.fused.launch import layout_of, run
+from lastbit import trust
+from lastbit.interpret import install
+from lastbit.numerics import dots, factors, fused, parts, primitives, sums
+from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32, Format
+from lastbit.numerics.fused import elements, launch, products, selftest
+from lastbit.numerics.fused import primitives as fused_primitives
+from lastbit.numerics.fused import sums as fused_sums
+from lastbit.numerics.fused.launch import layout_of, run
 
 CPU = torch.device("cpu")
 Operation = Callable[..., Tensor]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure, Factor, Groups, dot, grouped, grouped_dot, grouped_outer, hull
+from lastbit.numerics import Enclosure, Factor, Groups, dot, grouped, grouped_dot, grouped_outer, hull
 
 NAN = float("nan")
 NUMBERS = torch.tensor([2, 0, -1, 2, 5, 3, 0, 2])  # of groups 0 to 3, of which 1 has no rows

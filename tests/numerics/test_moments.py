@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure, Premises, hull, mean, mean_and_variance, rsqrt, using, variance_about
-from harness.numerics.moments import difference_of_products
+from lastbit.numerics import Enclosure, Premises, hull, mean, mean_and_variance, rsqrt, using, variance_about
+from lastbit.numerics.moments import difference_of_products
 
 Part = tuple[int, Tensor, Tensor]
 """How many elements; their mean and M2, one of each per row."""

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.calibrate import measure
-from harness.errors import UsageError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.numerics import (
+from lastbit.calibrate import measure
+from lastbit.errors import UsageError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.numerics import (
     BY_CAPABILITY,
     LOOSEST,
     Enclosure,
@@ -30,12 +30,12 @@ from harness.numerics import (
     round_to,
     using,
 )
-from harness.numerics.dots import dot_of
-from harness.numerics.formats import BF16
-from harness.ops import Contract, StageRecorder, op
-from harness.result import Verdict
-from harness.verify.assertion import assert_contract
-from harness.verify.check import Subject
+from lastbit.numerics.dots import dot_of
+from lastbit.numerics.formats import BF16
+from lastbit.ops import Contract, StageRecorder, op
+from lastbit.result import Verdict
+from lastbit.verify.assertion import assert_contract
+from lastbit.verify.check import Subject
 from tests.numerics.test_tensor_cores import simulated
 
 CPU = Premises(tensor_cores=None)

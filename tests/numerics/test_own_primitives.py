@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import assert_contract
-from harness.verify.assertion import ContractViolation
+from lastbit import assert_contract
+from lastbit.verify.assertion import ContractViolation
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "primitives.md"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from harness.numerics import Enclosure, ceil, divide, log2, power_of_two_from, power_of_two_to, round_to, two_to_the
-from harness.numerics.formats import FP32
+from lastbit.numerics import Enclosure, ceil, divide, log2, power_of_two_from, power_of_two_to, round_to, two_to_the
+from lastbit.numerics.formats import FP32
 
 INF, NAN = math.inf, math.nan
 

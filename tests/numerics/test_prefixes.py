@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import OpError
-from harness.numerics import Enclosure, Premises, cumsum, divide_rn, sum_of_rows, total, using
+from lastbit.errors import OpError
+from lastbit.numerics import Enclosure, Premises, cumsum, divide_rn, sum_of_rows, total, using
 
 
 def forwards(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.numerics import (
+from lastbit.numerics import (
     DOCUMENTED,
     Bound,
     Enclosure,
@@ -28,7 +28,7 @@ from harness.numerics import (
     sqrt_rn,
     using,
 )
-from harness.numerics.premises import current
+from lastbit.numerics.premises import current
 
 INF, NAN = math.inf, math.nan
 U = 2.0**-24

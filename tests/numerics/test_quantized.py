@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.numerics.formats import BF16, FP16, FP32, Format
-from harness.numerics.quantized import SCHEMES, dequantized, pack, unpack
-from harness.numerics.quantizers import Quantized
+from lastbit.numerics.formats import BF16, FP16, FP32, Format
+from lastbit.numerics.quantized import SCHEMES, dequantized, pack, unpack
+from lastbit.numerics.quantizers import Quantized
 from tests.quantized_weights import STORED, every_storage, stored, value, weights
 
 NIBBLES = torch.arange(16)

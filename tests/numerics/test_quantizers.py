@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.numerics.quantized import unpack
-from harness.numerics.quantizers import Quantized, encoded
+from lastbit.numerics.quantized import unpack
+from lastbit.numerics.quantizers import Quantized, encoded
 from tests.quantized_weights import STORED, every_storage, stored, value, weights
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure, Groups, Premises, Tensor, remembered, remembering, using
-from harness.numerics.formats import BF16
-from harness.numerics.remembered import _alike, _Call, _Memory
-from references.rms_norm import rms_norm
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure, Groups, Premises, Tensor, remembered, remembering, using
+from lastbit.numerics.formats import BF16
+from lastbit.numerics.remembered import _alike, _Call, _Memory
+from lastbit.references.rms_norm import rms_norm
 
 Made = list[tuple[object, ...]]
 

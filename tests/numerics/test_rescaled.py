@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from harness.numerics import Enclosure, Premises, dot, total, using
-from harness.numerics.formats import BF16, FP16, FP32
-from harness.numerics.premises import U
-from harness.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
-from harness.numerics.tensor_cores import LOOSEST
+from lastbit.numerics import Enclosure, Premises, dot, total, using
+from lastbit.numerics.formats import BF16, FP16, FP32
+from lastbit.numerics.premises import U
+from lastbit.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
+from lastbit.numerics.tensor_cores import LOOSEST
 
 ROUNDED = Premises(tensor_cores=None)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.judging.torch_compare import _ulp_distance
-from harness.numerics import (
+from lastbit.judging.torch_compare import _ulp_distance
+from lastbit.numerics import (
     CODES,
     FORMATS,
     TARGETS,
@@ -24,7 +24,7 @@ from harness.numerics import (
     round_to,
     trunc,
 )
-from harness.numerics.formats import from_ordinals, ordinals
+from lastbit.numerics.formats import from_ordinals, ordinals
 
 INF, NAN = math.inf, math.nan
 every_format = pytest.mark.parametrize("fmt", CODES.values(), ids=str)

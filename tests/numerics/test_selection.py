@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics import (
+from lastbit.numerics import (
     Enclosure,
     Truth,
     abs,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics import (
+from lastbit.numerics import (
     Enclosure,
     Premises,
     exponentials,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.calibrate import load_premises
-from harness.calibrate.store import Measurement, save
-from harness.errors import OpError
-from harness.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, TensorCores, dot, format_of, using
-from harness.numerics.formats import FP32, round_to
+from lastbit.calibrate import load_premises
+from lastbit.calibrate.store import Measurement, save
+from lastbit.errors import OpError
+from lastbit.numerics import BY_CAPABILITY, LOOSEST, Enclosure, Premises, TensorCores, dot, format_of, using
+from lastbit.numerics.formats import FP32, round_to
 
 U = 2.0**-24
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.numerics import Enclosure, Premises, hull, mean, mean_of_squares, using, variance_about
+from lastbit.numerics import Enclosure, Premises, hull, mean, mean_of_squares, using, variance_about
 
 SIZE = 1024
 

@@ -13,25 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Group
-from harness.cli import main
-from harness.config import Config
-from harness.errors import KernelError, OpError, UnsupportedCase, UsageError
-from harness.kernel import Kernel
-from harness.numerics import Enclosure
-from harness.ops import Contract, Op, StageRecorder, op
-from harness.orders.form import form_of
-from harness.orders.of_kernel import Probe, open_orders, order_of, sums_of
-from harness.orders.tree import tree_of
-from harness.outcomes.order import Order
-from harness.sums import ProbedSum
-from harness.verify.check import Subject
-from harness.verify.declarations import check_op
-from harness.verify.inprocess import Workplace
-from harness.verify.plan import Item, Plan
-from harness.verify.project import Project
-from reports.order import difference, from_json, print_order, to_json
-from reports.paper import make_console
+from lastbit.case import Group
+from lastbit.cli import main
+from lastbit.config import Config
+from lastbit.errors import KernelError, OpError, UnsupportedCase, UsageError
+from lastbit.kernel import Kernel
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, Op, StageRecorder, op
+from lastbit.orders.form import form_of
+from lastbit.orders.of_kernel import Probe, open_orders, order_of, sums_of
+from lastbit.orders.tree import tree_of
+from lastbit.outcomes.order import Order
+from lastbit.reports.order import difference, from_json, print_order, to_json
+from lastbit.reports.paper import make_console
+from lastbit.sums import ProbedSum
+from lastbit.verify.check import Subject
+from lastbit.verify.declarations import check_op
+from lastbit.verify.inprocess import Workplace
+from lastbit.verify.plan import Item, Plan
+from lastbit.verify.project import Project
 from tests.correct_kernels.known_trees import chain, halves, lanes, neighbours
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness.errors import UsageError
-from harness.orders.form import form_of, progression
-from harness.orders.reveal import reveal
-from harness.orders.search import search
-from harness.orders.tree import added, prefixes, tree_of, within
-from reports.order import notation, tree_lines
+from lastbit.errors import UsageError
+from lastbit.orders.form import form_of, progression
+from lastbit.orders.reveal import reveal
+from lastbit.orders.search import search
+from lastbit.orders.tree import added, prefixes, tree_of, within
+from lastbit.reports.order import notation, tree_lines
 from tests.correct_kernels.known_trees import (
     Nested,
     blocks,

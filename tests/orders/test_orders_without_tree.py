@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.orders.reveal import reveal
-from harness.orders.search import search
-from harness.orders.tree import tree_of
+from lastbit.errors import UsageError
+from lastbit.orders.reveal import reveal
+from lastbit.orders.search import search
+from lastbit.orders.tree import tree_of
 from tests.correct_kernels.known_trees import (
     chain,
     kahan,

@@ -8,7 +8,7 @@ import itertools
 import torch
 from planted_sums import normalized, striped
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 PARTS = 8
 

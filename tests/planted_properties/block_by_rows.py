@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 THRESHOLD = 17
 """From so many rows on a row has a small block."""

@@ -5,7 +5,7 @@ A CUDA graph that is captured on one address and replayed on tensors copied ther
 
 from planted_sums import rms_norm
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 ALIGNMENT = 256
 

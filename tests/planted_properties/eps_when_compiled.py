@@ -6,7 +6,7 @@ Both are within the bound of the inverse root, so that the contract allows both.
 import torch
 from planted_sums import normalized, striped
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 LANES = 8
 

@@ -6,7 +6,7 @@ experts of odd number. `place within an expert`: for the second half of an exper
 
 from planted_experts import mixture
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 MANY = 25
 """From so many pairs on an expert has other tiles."""

@@ -2,7 +2,7 @@
 
 from planted_sums import normalized, striped
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel(

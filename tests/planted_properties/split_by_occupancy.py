@@ -3,7 +3,7 @@
 import torch
 from planted_sums import normalized, striped
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 CPU_PROCESSORS = 24
 MOST_PARTS = 8

@@ -2,7 +2,7 @@
 
 from planted_sums import rms_norm
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 VECTOR = 8
 

@@ -3,7 +3,7 @@
 import torch
 from planted_sums import rms_norm
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("rms_norm", contract="fp32_multiply", name="planted[when captured]")

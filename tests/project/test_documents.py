@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
+import lastbit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def test_the_site_has_every_guide() -> None:
 def test_one_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest and newest[1] == cited == harness.__version__
+    assert newest and newest[1] == cited == lastbit.__version__
 
 
 def test_the_lowest_versions_of_the_matrix_are_those_that_the_package_takes() -> None:

@@ -13,235 +13,246 @@ from pathlib import Path
 import pytest
 import torch
 
-import harness
-from harness import numerics
+import lastbit
+from lastbit import numerics
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("harness", "references", "cases", "reports", "kernels")
+FOLDERS = {name: f"lastbit.{name}" for name in ("references", "cases", "reports")}
+FOLDERS |= {"harness": "lastbit", "kernels": "kernels"}
+"""Folder → how its files are imported."""
 
 NOUNS = (
-    "harness.dtypes",
-    "harness.ops",
-    "harness.case",
-    "harness.kernel",
-    "harness.result",
-    "harness.run",
-    "harness.row_check",
-    "harness.relations",
-    "harness.property_result",
+    "lastbit.dtypes",
+    "lastbit.ops",
+    "lastbit.case",
+    "lastbit.kernel",
+    "lastbit.result",
+    "lastbit.run",
+    "lastbit.row_check",
+    "lastbit.relations",
+    "lastbit.property_result",
 )
-PUBLIC = {f"harness.{name}": module for name, module in harness._MODULE_OF.items()}
-"""What others than harness/ itself import from `harness` → the module that has it."""
+PUBLIC = {f"lastbit.{name}": module for name, module in lastbit._MODULE_OF.items()}
+"""What others than harness/ itself import from `lastbit` → the module that has it."""
 
 BELOW_VERIFY = (
-    "harness.errors",
-    "harness.files",
-    "harness.trees",
-    "harness.timing",
-    "harness.devices",
-    "harness.placement",
-    "harness.declared",
-    "harness.bundles",
-    "harness.in_place",
-    "harness.siblings",
-    "harness.floating_point",
-    "harness.takes",
-    "harness.of_file",
-    "harness.sums",
-    "harness.stage_names",
-    "harness.chains",
+    "lastbit.errors",
+    "lastbit.files",
+    "lastbit.trees",
+    "lastbit.timing",
+    "lastbit.devices",
+    "lastbit.placement",
+    "lastbit.declared",
+    "lastbit.bundles",
+    "lastbit.in_place",
+    "lastbit.siblings",
+    "lastbit.floating_point",
+    "lastbit.takes",
+    "lastbit.of_file",
+    "lastbit.sums",
+    "lastbit.stage_names",
+    "lastbit.chains",
     *NOUNS,
-    "harness.config",
-    "harness.numerics",
-    "harness.inputs",
-    "harness.interpret",
+    "lastbit.config",
+    "lastbit.numerics",
+    "lastbit.inputs",
+    "lastbit.interpret",
 )
-CALLS = ("harness.calling", "harness.isolation")
-ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "harness.judging", "harness.invariance", "harness.verify", "harness.outcomes")
+CALLS = ("lastbit.calling", "lastbit.isolation")
+ABOVE_VERIFY = (*BELOW_VERIFY, *CALLS, "lastbit.judging", "lastbit.invariance", "lastbit.verify", "lastbit.outcomes")
 BESIDE = tuple(
-    f"harness.{name}"
+    f"lastbit.{name}"
     for name in ("diagnosing", "history", "bench", "sanitize", "cluster", "judges", "orders", "from_torch")
 )
-TOP = ("harness", "harness.__main__", "harness.cli", "harness.commands", "harness.plugin", "harness.pytest_interpreter")
+TOP = (
+    "lastbit",
+    "lastbit.checkout",
+    "lastbit.__main__",
+    "lastbit.cli",
+    "lastbit.commands",
+    "lastbit.plugin",
+    "lastbit.pytest_interpreter",
+)
 
 # Layer → the layers of this repository that it may import, besides itself. The longest matching name counts,
-# and "harness" stands for harness/__init__.py alone. kernels/ is loaded by path: no layer may import it.
+# and "lastbit" stands for harness/__init__.py alone. kernels/ is loaded by path: no layer may import it.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "harness.errors": (),
-    "harness.files": (),
-    "harness.trees": ("harness.errors", "harness.files"),
-    "harness.timing": (),
-    "harness.trust": (),
-    "harness.templates": (
-        "harness.ops",
-        "harness.kernel",
-        "harness.case",
-        "harness.inputs",
-        "harness.numerics",
-        "harness.verify",
+    "lastbit.errors": (),
+    "lastbit.files": (),
+    "lastbit.trees": ("lastbit.errors", "lastbit.files"),
+    "lastbit.timing": (),
+    "lastbit.trust": (),
+    "lastbit.templates": (
+        "lastbit.ops",
+        "lastbit.kernel",
+        "lastbit.case",
+        "lastbit.inputs",
+        "lastbit.numerics",
+        "lastbit.verify",
     ),
-    "harness.numerics": ("harness.errors", "harness.trust"),
-    "harness.declared": ("harness.errors",),
-    "harness.bundles": ("harness.errors",),
-    "harness.in_place": ("harness.errors",),
-    "harness.siblings": (),
-    "harness.floating_point": (),
-    "harness.sums": (),
-    "harness.ops": (
-        "harness.errors",
-        "harness.declared",
-        "harness.bundles",
-        "harness.numerics",
-        "harness.sums",
+    "lastbit.numerics": ("lastbit.errors", "lastbit.trust"),
+    "lastbit.declared": ("lastbit.errors",),
+    "lastbit.bundles": ("lastbit.errors",),
+    "lastbit.in_place": ("lastbit.errors",),
+    "lastbit.siblings": (),
+    "lastbit.floating_point": (),
+    "lastbit.sums": (),
+    "lastbit.ops": (
+        "lastbit.errors",
+        "lastbit.declared",
+        "lastbit.bundles",
+        "lastbit.numerics",
+        "lastbit.sums",
         *NOUNS,
     ),
-    "harness.stage_names": ("harness.ops",),
-    "harness.chains": ("harness.errors", "harness.declared", "harness.stage_names", "harness.numerics", "harness.ops"),
-    "harness.dtypes": (),
-    "harness.case": ("harness.errors", *NOUNS),
-    "harness.kernel": (
-        "harness.errors",
-        "harness.declared",
-        "harness.bundles",
-        "harness.in_place",
-        "harness.siblings",
-        "harness.floating_point",
-        "harness.takes",
+    "lastbit.stage_names": ("lastbit.ops",),
+    "lastbit.chains": ("lastbit.errors", "lastbit.declared", "lastbit.stage_names", "lastbit.numerics", "lastbit.ops"),
+    "lastbit.dtypes": (),
+    "lastbit.case": ("lastbit.errors", *NOUNS),
+    "lastbit.kernel": (
+        "lastbit.errors",
+        "lastbit.declared",
+        "lastbit.bundles",
+        "lastbit.in_place",
+        "lastbit.siblings",
+        "lastbit.floating_point",
+        "lastbit.takes",
         *NOUNS,
     ),
-    "harness.takes": ("harness.errors", "harness.dtypes", "harness.case"),
-    "harness.of_file": ("harness.errors", "harness.siblings", "harness.takes", "harness.ops", "harness.kernel"),
-    "harness.result": ("harness.errors", *NOUNS),
-    "harness.run": ("harness.result", "harness.outcomes"),
-    "harness.row_check": (),
-    "harness.relations": (),
-    "harness.property_result": (),
-    "harness.devices": ("harness.errors",),
-    "harness.placement": ("harness.devices",),
-    "harness.config": ("harness.errors", "harness.devices", "harness.ops", "harness.case", "harness.kernel"),
-    "harness.inputs": (
-        "harness.errors",
-        "harness.timing",
-        "harness.trust",
-        "harness.devices",
-        "harness.dtypes",
-        "harness.ops",
-        "harness.case",
-        "harness.kernel",
-        "harness.numerics",
+    "lastbit.takes": ("lastbit.errors", "lastbit.dtypes", "lastbit.case"),
+    "lastbit.of_file": ("lastbit.errors", "lastbit.siblings", "lastbit.takes", "lastbit.ops", "lastbit.kernel"),
+    "lastbit.result": ("lastbit.errors", *NOUNS),
+    "lastbit.run": ("lastbit.result", "lastbit.outcomes"),
+    "lastbit.row_check": (),
+    "lastbit.relations": (),
+    "lastbit.property_result": (),
+    "lastbit.devices": ("lastbit.errors",),
+    "lastbit.placement": ("lastbit.devices",),
+    "lastbit.config": ("lastbit.errors", "lastbit.devices", "lastbit.ops", "lastbit.case", "lastbit.kernel"),
+    "lastbit.inputs": (
+        "lastbit.errors",
+        "lastbit.timing",
+        "lastbit.trust",
+        "lastbit.devices",
+        "lastbit.dtypes",
+        "lastbit.ops",
+        "lastbit.case",
+        "lastbit.kernel",
+        "lastbit.numerics",
     ),
-    "harness.interpret": ("harness.errors", "harness.numerics"),
-    "harness.tracing": ("harness.errors", "harness.interpret"),
-    "harness.calibrate": (
-        "harness.errors",
-        "harness.files",
-        "harness.devices",
-        "harness.numerics",
-        "harness.interpret",
+    "lastbit.interpret": ("lastbit.errors", "lastbit.numerics"),
+    "lastbit.tracing": ("lastbit.errors", "lastbit.interpret"),
+    "lastbit.calibrate": (
+        "lastbit.errors",
+        "lastbit.files",
+        "lastbit.devices",
+        "lastbit.numerics",
+        "lastbit.interpret",
     ),
-    "harness.judging": (
-        "harness.errors",
-        "harness.floating_point",
-        "harness.timing",
-        "harness.trust",
-        "harness.dtypes",
-        "harness.ops",
-        "harness.case",
-        "harness.result",
-        "harness.row_check",
-        "harness.numerics",
-        "harness.inputs",
+    "lastbit.judging": (
+        "lastbit.errors",
+        "lastbit.files",
+        "lastbit.floating_point",
+        "lastbit.timing",
+        "lastbit.trust",
+        "lastbit.dtypes",
+        "lastbit.ops",
+        "lastbit.case",
+        "lastbit.result",
+        "lastbit.row_check",
+        "lastbit.numerics",
+        "lastbit.inputs",
     ),
-    "harness.calling": (
-        "harness.errors",
-        "harness.floating_point",
-        "harness.timing",
-        "harness.result",
-        "harness.inputs",
-        "harness.interpret",
+    "lastbit.calling": (
+        "lastbit.errors",
+        "lastbit.floating_point",
+        "lastbit.timing",
+        "lastbit.result",
+        "lastbit.inputs",
+        "lastbit.interpret",
     ),
-    "harness.isolation": (
-        "harness.errors",
-        "harness.files",
-        "harness.trees",
-        "harness.placement",
-        "harness.timing",
-        "harness.dtypes",
-        "harness.kernel",
-        "harness.takes",
-        "harness.of_file",
-        "harness.result",
-        "harness.inputs",
-        "harness.interpret",
-        "harness.calling",
-        "harness.isolation.runner",
-        "reports.characters",
+    "lastbit.isolation": (
+        "lastbit.errors",
+        "lastbit.files",
+        "lastbit.trees",
+        "lastbit.placement",
+        "lastbit.timing",
+        "lastbit.dtypes",
+        "lastbit.kernel",
+        "lastbit.takes",
+        "lastbit.of_file",
+        "lastbit.result",
+        "lastbit.inputs",
+        "lastbit.interpret",
+        "lastbit.calling",
+        "lastbit.isolation.runner",
+        "lastbit.reports.characters",
     ),
-    "harness.isolation.runner": ("harness.kernel", "harness.of_file"),
-    "harness.invariance": (
-        "harness.errors",
-        "harness.dtypes",
-        "harness.ops",
-        "harness.case",
-        "harness.kernel",
-        "harness.relations",
-        "harness.property_result",
-        "harness.devices",
-        "harness.siblings",
-        "harness.numerics",
-        "harness.inputs",
-        "harness.interpret",
-        "harness.calling",
+    "lastbit.isolation.runner": ("lastbit.kernel", "lastbit.of_file"),
+    "lastbit.invariance": (
+        "lastbit.errors",
+        "lastbit.dtypes",
+        "lastbit.ops",
+        "lastbit.case",
+        "lastbit.kernel",
+        "lastbit.relations",
+        "lastbit.property_result",
+        "lastbit.devices",
+        "lastbit.siblings",
+        "lastbit.numerics",
+        "lastbit.inputs",
+        "lastbit.interpret",
+        "lastbit.calling",
     ),
-    "harness.verify": (*BELOW_VERIFY, *CALLS, "harness.calibrate", "harness.judging", "harness.invariance"),
-    "harness.diagnosing": (
-        "harness.errors",
-        "harness.config",
-        "harness.devices",
-        "harness.dtypes",
-        "harness.interpret",
-        "harness.tracing",
-        "harness.chains",
-        "harness.ops",
-        "harness.case",
-        "harness.result",
-        "harness.numerics",
-        "harness.inputs",
-        "harness.outcomes",
-        "harness.judging",
-        "harness.calling",
-        "harness.verify",
+    "lastbit.verify": (*BELOW_VERIFY, *CALLS, "lastbit.calibrate", "lastbit.judging", "lastbit.invariance"),
+    "lastbit.diagnosing": (
+        "lastbit.errors",
+        "lastbit.config",
+        "lastbit.devices",
+        "lastbit.dtypes",
+        "lastbit.interpret",
+        "lastbit.tracing",
+        "lastbit.chains",
+        "lastbit.ops",
+        "lastbit.case",
+        "lastbit.result",
+        "lastbit.numerics",
+        "lastbit.inputs",
+        "lastbit.outcomes",
+        "lastbit.judging",
+        "lastbit.calling",
+        "lastbit.verify",
     ),
-    "harness.outcomes": ("harness.errors", "harness.result", "harness.row_check", "harness.property_result"),
-    "harness.history": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing"),
-    "harness.bench": ABOVE_VERIFY,
-    "harness.orders": ABOVE_VERIFY,
-    "harness.from_torch": ABOVE_VERIFY,
-    "harness.judges": (*ABOVE_VERIFY, "harness.calibrate", "harness.diagnosing", "harness.bench", "reports"),
-    "harness.sanitize": ABOVE_VERIFY,
-    "harness.cluster": (*ABOVE_VERIFY, "harness.calibrate", "reports"),
-    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "reports", "reports.characters", *TOP)),
-    "references": ("harness.ops", "harness.chains", "harness.numerics", "harness.relations", "harness.sums"),
-    "cases": ("harness.case", "harness.inputs"),
-    "reports.characters": (),
-    "reports": (
-        "reports.characters",
-        "harness.errors",
-        "harness.files",
-        "harness.result",
-        "harness.property_result",
-        "harness.run",
-        "harness.outcomes",
+    "lastbit.outcomes": ("lastbit.errors", "lastbit.result", "lastbit.row_check", "lastbit.property_result"),
+    "lastbit.history": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing"),
+    "lastbit.bench": ABOVE_VERIFY,
+    "lastbit.orders": ABOVE_VERIFY,
+    "lastbit.from_torch": ABOVE_VERIFY,
+    "lastbit.judges": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.diagnosing", "lastbit.bench", "lastbit.reports"),
+    "lastbit.sanitize": ABOVE_VERIFY,
+    "lastbit.cluster": (*ABOVE_VERIFY, "lastbit.calibrate", "lastbit.reports"),
+    **dict.fromkeys(TOP, (*ABOVE_VERIFY, *BESIDE, "lastbit.reports", "lastbit.reports.characters", *TOP)),
+    "lastbit.references": ("lastbit.ops", "lastbit.chains", "lastbit.numerics", "lastbit.relations", "lastbit.sums"),
+    "lastbit.cases": ("lastbit.case", "lastbit.inputs"),
+    "lastbit.reports.characters": (),
+    "lastbit.reports": (
+        "lastbit.reports.characters",
+        "lastbit.errors",
+        "lastbit.files",
+        "lastbit.result",
+        "lastbit.property_result",
+        "lastbit.run",
+        "lastbit.outcomes",
     ),
-    "kernels": ("harness.errors", "harness.kernel", "harness.placement"),
+    "kernels": ("lastbit.errors", "lastbit.kernel", "lastbit.placement"),
 }
 
 # Layer → the packages from outside that it may import, besides the standard library. Layers not named here
 # may import any.
 OUTSIDE: dict[str, tuple[str, ...]] = {
-    "harness.errors": (),
-    "references": (),
-    "cases": ("hypothesis",),
+    "lastbit.errors": (),
+    "lastbit.references": (),
+    "lastbit.cases": ("hypothesis",),
     "kernels": ("torch", "triton"),
 }
 
@@ -253,21 +264,20 @@ def sources() -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """`harness/verify/run.py` → `harness.verify.run`; a package is named by its folder."""
-    parts = path.with_suffix("").parts
+    """`harness/verify/run.py` → `lastbit.verify.run`; a package is named by its folder."""
+    parts = (*FOLDERS[path.parts[0]].split("."), *path.with_suffix("").parts[1:])
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def known_modules(paths: Collection[Path]) -> set[str]:
     """The dotted names of the files and of every folder above them."""
     names = {module_name(path) for path in paths}
-    folders = {".".join(folder.parts) for path in paths for folder in path.parents}
-    return (names | folders) - {""}
+    return names | {name[:place] for name in names for place, letter in enumerate(name) if letter == "."}
 
 
 def layer_of(module: str) -> str | None:
     """The layer a module belongs to, or None for one that `LAYERS` does not name."""
-    matches = [layer for layer in LAYERS if module == layer or (layer != "harness" and module.startswith(f"{layer}."))]
+    matches = [layer for layer in LAYERS if module == layer or (layer != "lastbit" and module.startswith(f"{layer}."))]
     return max(matches, key=len, default=None)
 
 
@@ -294,7 +304,7 @@ def absolute_base(path: Path, node: ast.ImportFrom) -> str:
     """The module after `from`, with leading dots resolved against the file's folder."""
     if not node.level:
         return node.module or ""
-    folder = path.parts[: -node.level]
+    folder = (*FOLDERS[path.parts[0]].split("."), *path.parts[1:])[: -node.level]
     return ".".join((*folder, node.module) if node.module else folder)
 
 
@@ -316,7 +326,7 @@ def objection(layer: str, target: str, known: Collection[str]) -> str:
     top = target.split(".")[0]
     if layer == "kernels" and any(name.startswith("kernels.") and name.endswith(f".{top}") for name in known):
         return ""  # a sibling: kernels are loaded by path, with their own folder in reach
-    if top in FOLDERS:
+    if top in {"lastbit", "kernels"}:
         return objection_inside(layer, target)
     allowed = OUTSIDE.get(layer)
     if allowed is None or top in sys.stdlib_module_names or top in allowed:
@@ -332,7 +342,7 @@ def objection_inside(layer: str, target: str) -> str:
     if target_layer is not None and target_layer in (layer, *LAYERS[layer]):
         return ""
     allowed = ", ".join(LAYERS[layer]) or "nothing of this repository"
-    hint = "; import from the module that defines the name" if target_layer == "harness" else ""
+    hint = "; import from the module that defines the name" if target_layer == "lastbit" else ""
     return f"{layer} may import {allowed}{hint}"
 
 
@@ -428,28 +438,28 @@ SYNTHETIC = {
     [
         (
             "harness/errors.py",
-            "import harness.ops",
-            "imports harness.ops, but harness.errors may",
+            "import lastbit.ops",
+            "imports lastbit.ops, but lastbit.errors may",
         ),
         ("harness/errors.py", "import torch", "may import only the standard library"),
-        ("harness/ops.py", "from harness import verify", "imports harness.verify, but harness.ops may import"),
-        ("harness/ops.py", "from . import verify", "imports harness.verify"),
-        ("harness/ops.py", "from .verify.run import x", "imports harness.verify.run"),
-        ("harness/ops.py", "def f():\n    import harness.cli", ":2: imports harness.cli"),
-        ("harness/ops.py", "import_module('harness.cli')", "imports harness.cli"),
-        ("harness/ops.py", "from harness import Op", "import from the module that defines the name"),
-        ("harness/ops.py", "import references.plain_sum", "imports references.plain_sum"),
-        ("harness/verify/run.py", "from ..cli import main", "imports harness.cli"),
-        ("harness/verify/run.py", "import reports.html", "imports reports.html"),
-        ("harness/verify/__init__.py", "from ..plugin import x", "imports harness.plugin"),
+        ("harness/ops.py", "from lastbit import verify", "imports lastbit.verify, but lastbit.ops may import"),
+        ("harness/ops.py", "from . import verify", "imports lastbit.verify"),
+        ("harness/ops.py", "from .verify.run import x", "imports lastbit.verify.run"),
+        ("harness/ops.py", "def f():\n    import lastbit.cli", ":2: imports lastbit.cli"),
+        ("harness/ops.py", "import_module('lastbit.cli')", "imports lastbit.cli"),
+        ("harness/ops.py", "from lastbit import Op", "import from the module that defines the name"),
+        ("harness/ops.py", "import lastbit.references.plain_sum", "imports lastbit.references.plain_sum"),
+        ("harness/verify/run.py", "from ..cli import main", "imports lastbit.cli"),
+        ("harness/verify/run.py", "import lastbit.reports.html", "imports lastbit.reports.html"),
+        ("harness/verify/__init__.py", "from ..plugin import x", "imports lastbit.plugin"),
         ("harness/cli.py", "import kernels.plain_sum", "kernels/ is never imported"),
-        ("harness/helpers.py", "", "harness.helpers is in no layer"),
+        ("harness/helpers.py", "", "lastbit.helpers is in no layer"),
         ("references/plain_sum.py", "from torch import sum", "may import only the standard library"),
-        ("references/plain_sum.py", "import harness.case", "imports harness.case"),
+        ("references/plain_sum.py", "import lastbit.case", "imports lastbit.case"),
         ("cases/plain_sum.py", "import numpy", "the standard library, hypothesis"),
-        ("reports/html.py", "from harness.verify import run", "imports harness.verify.run"),
+        ("reports/html.py", "from lastbit.verify import run", "imports lastbit.verify.run"),
         ("kernels/plain_sum.py", "import numpy", "the standard library, torch, triton"),
-        ("kernels/plain_sum.py", "from harness.ops import Op", "kernels may import harness.errors, harness.kernel"),
+        ("kernels/plain_sum.py", "from lastbit.ops import Op", "kernels may import lastbit.errors, lastbit.kernel"),
     ],
 )
 def test_checker_finds_violation(path: str, source: str, expected: str) -> None:
@@ -462,10 +472,10 @@ def test_checker_finds_violation(path: str, source: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("harness/ops.py", "import os, torch\nfrom harness.errors import E\nfrom .numerics import mean"),
+        ("harness/ops.py", "import os, torch\nfrom lastbit.errors import E\nfrom .numerics import mean"),
         ("harness/verify/__init__.py", "from .run import x\nfrom ..ops import Op\nfrom . import run"),
-        ("harness/__init__.py", "from .verify import run\nfrom harness.cli import main"),
-        ("references/plain_sum.py", "import math\nfrom harness.numerics.primitives import exp"),
+        ("harness/__init__.py", "from .verify import run\nfrom lastbit.cli import main"),
+        ("references/plain_sum.py", "import math\nfrom lastbit.numerics.primitives import exp"),
         ("kernels/plain_sum.py", "import triton.language as tl\nimport tiles\nfrom .tiles import tile"),
     ],
 )
@@ -482,7 +492,7 @@ def test_checker_accepts(path: str, source: str) -> None:
         "def plain_sum(): ...",
         "def f(plain_sum): ...",
         "op.plain_sum_triton",
-        "from references.plain_sum import x",
+        "from lastbit.references.plain_sum import x",
     ],
 )
 def test_checker_finds_op_name(source: str) -> None:

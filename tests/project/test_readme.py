@@ -16,17 +16,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.diagnosing.explain import explain_case
-from harness.kernel import load_kernels
-from harness.result import Verdict
-from harness.run import Run
-from harness.verify.check import Subject, verify_case
-from harness.verify.drawing import draw
-from harness.verify.plan import make_plan
-from references.rms_norm import rms_norm
-from reports.terminal import print_run
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.diagnosing.explain import explain_case
+from lastbit.kernel import load_kernels
+from lastbit.references.rms_norm import rms_norm
+from lastbit.reports.terminal import print_run
+from lastbit.result import Verdict
+from lastbit.run import Run
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.drawing import draw
+from lastbit.verify.plan import make_plan
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 SAMPLE = README.partition("## Reading the output")[2].partition("```\n")[2].partition("```")[0]
@@ -36,9 +36,9 @@ SAMPLE = README.partition("## Reading the output")[2].partition("```\n")[2].part
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with README's kernel, under the claim of the sample."""
     folder = tmp_path_factory.mktemp("my_kernels")
-    source = README.partition("```python\nimport torch\nfrom harness ")[2].partition("```")[0]
+    source = README.partition("```python\nimport torch\nfrom lastbit ")[2].partition("```")[0]
     claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
-    (folder / "norms.py").write_text(f"import torch\nfrom harness {claimed}")
+    (folder / "norms.py").write_text(f"import torch\nfrom lastbit {claimed}")
     return folder
 
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.errors import UsageError
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.numerics import Premises
-from harness.result import Verdict
-from harness.verify.project import open_project
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Premises
+from lastbit.result import Verdict
+from lastbit.verify.project import open_project
 from tests.attention_formula import attention as formula
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "correct_kernels"))

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.case import TensorSpec, parse_case
-from harness.errors import UsageError
-from harness.inputs import build
-from harness.judging.judge import judge
-from harness.judging.observation import Observation
-from harness.judging.problem import Problem
-from harness.kernel import load_file
-from harness.ops import Op
+from lastbit.case import TensorSpec, parse_case
+from lastbit.errors import UsageError
+from lastbit.inputs import build
+from lastbit.judging.judge import judge
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Problem
+from lastbit.kernel import load_file
+from lastbit.ops import Op
 
 FOLDER = Path(__file__).resolve().parents[2] / "references"
 FORWARD: Op = load_file(FOLDER / "cross_entropy.py").cross_entropy

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.result import Verdict
-from references.layer_norm_gated import layer_norm_gated
-from references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.errors import UsageError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.references.layer_norm_gated import layer_norm_gated
+from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.result import Verdict
 
 EPS = 1e-5
 Difference = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.judging.expected import RowSum
-from harness.judging.problem import Problem
-from harness.judging.trace import Trace
-from references.layer_norm_gated import layer_norm_gated
-from references.layer_norm_gated_backward import layer_norm_gated_backward
+from lastbit.judging.expected import RowSum
+from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Trace
+from lastbit.references.layer_norm_gated import layer_norm_gated
+from lastbit.references.layer_norm_gated_backward import layer_norm_gated_backward
 
 ROWS, SIZE = 7, 24
 EPS = 2.0**-17  # a number of fp32: the reference takes parameters as kernels do

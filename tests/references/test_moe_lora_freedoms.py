@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.judging.compare import outside_mask
-from harness.judging.problem import Problem
-from harness.judging.trace import Trace
-from harness.kernel import load_kernels
-from harness.numerics import Enclosure, Premises, dot, using
-from harness.ops import Op
-from references.moe_lora import moe_lora
-from references.moe_lora_backward import moe_lora_backward
+from lastbit.judging.compare import outside_mask
+from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Trace
+from lastbit.kernel import load_kernels
+from lastbit.numerics import Enclosure, Premises, dot, using
+from lastbit.ops import Op
+from lastbit.references.moe_lora import moe_lora
+from lastbit.references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import problem, with_gradient
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.problem import Problem
-from harness.judging.trace import Trace
-from references._layer_weights import WEIGHTS, LayerWeights
-from references.moe_lora import moe_lora
-from references.moe_lora_backward import moe_lora_backward
+from lastbit.errors import UsageError
+from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Trace
+from lastbit.references._layer_weights import WEIGHTS, LayerWeights
+from lastbit.references.moe_lora import moe_lora
+from lastbit.references.moe_lora_backward import moe_lora_backward
 from tests.moe_lora_exact import ADAPTERS, STORED, forward, problem, whole_numbers, without_adapters
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.numerics.formats import FP32, TARGETS, round_to
-from harness.ops import Op
-from harness.result import Verdict
-from references._codes import LARGEST
-from references.quantize import quantize
-from references.rms_norm import SMALLEST_SCALE, rms_norm
-from references.rms_norm_quantize import rms_norm_quantize
+from lastbit.errors import UsageError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.numerics.formats import FP32, TARGETS, round_to
+from lastbit.ops import Op
+from lastbit.references._codes import LARGEST
+from lastbit.references.quantize import quantize
+from lastbit.references.rms_norm import SMALLEST_SCALE, rms_norm
+from lastbit.references.rms_norm_quantize import rms_norm_quantize
+from lastbit.result import Verdict
 
 BF16 = torch.bfloat16
 

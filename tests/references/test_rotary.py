@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import assert_contract
-from harness.errors import UsageError
-from harness.judging.problem import Problem
-from harness.verify.assertion import ContractViolation
-from references.qk_norm_rope import qk_norm_rope
-from references.rms_norm import rms_norm
-from references.rotary import rotary
+from lastbit import assert_contract
+from lastbit.errors import UsageError
+from lastbit.judging.problem import Problem
+from lastbit.references.qk_norm_rope import qk_norm_rope
+from lastbit.references.rms_norm import rms_norm
+from lastbit.references.rotary import rotary
+from lastbit.verify.assertion import ContractViolation
 
 DTYPES = (torch.bfloat16, torch.float16)
 

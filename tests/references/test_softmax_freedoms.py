@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from harness.result import Verdict
-from references.softmax import softmax
+from lastbit.errors import UsageError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.references.softmax import softmax
+from lastbit.result import Verdict
 
 SCALE = 0.08838834764831845
 Formula = Callable[[Tensor, Tensor], Tensor]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.errors import UsageError
-from harness.judging.judge import judge
-from harness.judging.problem import Problem
-from references.swiglu import swiglu
-from references.swiglu_backward import swiglu_backward
+from lastbit.errors import UsageError
+from lastbit.judging.judge import judge
+from lastbit.judging.problem import Problem
+from lastbit.references.swiglu import swiglu
+from lastbit.references.swiglu_backward import swiglu_backward
 
 PARAMETERS: tuple[dict[str, Any], ...] = (
     {},

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.commands import diff
-from harness.errors import LastbitError
-from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from harness.run import NotRun, Power, Run
-from reports import changes_text, records
-from reports.changes import Changes, Fate, compare, names_of, revisions
-from reports.changes_json import as_json
-from reports.changes_terminal import print_changes
+from lastbit.commands import diff
+from lastbit.errors import LastbitError
+from lastbit.reports import changes_text, records
+from lastbit.reports.changes import Changes, Fate, compare, names_of, revisions
+from lastbit.reports.changes_json import as_json
+from lastbit.reports.changes_terminal import print_changes
+from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
+from lastbit.run import NotRun, Power, Run
 
 CONTRACT = "native_multiply"
 

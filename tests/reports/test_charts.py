@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import vl_convert
 
-from harness.result import CaseResult
-from reports import chart_data, charts, stage_summary
+from lastbit.reports import chart_data, charts, stage_summary
+from lastbit.result import CaseResult
 from tests.reports.test_html import failed, full_run, measured, passed, stage
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from explanations import BLAMED, LINES, explained, kernel_file, step
 
-from harness.outcomes.explanation import Explanation
-from harness.result import StageResult
-from harness.run import Run
-from reports import alerts, annotations, html, junit, markdown, sarif
-from reports.explained import MOST_STEPS, excerpt
-from reports.html_tables import stage_anchor
+from lastbit.outcomes.explanation import Explanation
+from lastbit.reports import alerts, annotations, html, junit, markdown, sarif
+from lastbit.reports.explained import MOST_STEPS, excerpt
+from lastbit.reports.html_tables import stage_anchor
+from lastbit.result import StageResult
+from lastbit.run import Run
 from tests.reports.test_html import read
 from tests.reports.test_reports import SOURCE, failed, full_run, shown
 

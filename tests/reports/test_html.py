@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from harness.errors import LastbitError
-from harness.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from harness.run import Agreement, NotRun, Power, Run
-from reports import charts, html, stage_summary, summary
+from lastbit.errors import LastbitError
+from lastbit.reports import charts, html, stage_summary, summary
+from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
+from lastbit.run import Agreement, NotRun, Power, Run
 
 NASTY = """k<b>&amp;"'</script><script>alert(1)</script>\u2028"""
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from harness.run import Run
-from reports import html, summary
+from lastbit.reports import html, summary
+from lastbit.run import Run
 from tests.reports.test_html import NASTY, full_run, passed
 
 MISSING = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]

@@ -18,14 +18,14 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from harness import cli
-from harness.cli import make_parser
-from harness.commands import report
-from harness.errors import LastbitError, UsageError
-from harness.result import Finding, Verdict
-from harness.run import Power, Run
-from reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
-from reports.terminal import print_run
+from lastbit import cli
+from lastbit.cli import make_parser
+from lastbit.commands import report
+from lastbit.errors import LastbitError, UsageError
+from lastbit.reports import alerts, annotations, junit, markdown, markdown_text, records, sarif
+from lastbit.reports.terminal import print_run
+from lastbit.result import Finding, Verdict
+from lastbit.run import Power, Run
 from tests.reports.test_reports import bare, failed, full_run, passed
 
 ROOT = Path(__file__).resolve().parents[2]

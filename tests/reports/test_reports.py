@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from harness.errors import LastbitError
-from harness.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
-from harness.row_check import RowCheck
-from harness.run import Agreement, Coverage, NotRun, Power, Run
-from reports import markdown, records, stage_summary, summary, wording
-from reports.terminal import RunProgress, print_run
+from lastbit.errors import LastbitError
+from lastbit.reports import markdown, records, stage_summary, summary, wording
+from lastbit.reports.terminal import RunProgress, print_run
+from lastbit.result import ULP_BINS, CaseResult, Comparison, Finding, StageResult, Verdict, Worst
+from lastbit.row_check import RowCheck
+from lastbit.run import Agreement, Coverage, NotRun, Power, Run
 
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
 NATIVE, FP32 = "native_multiply+rounded_sum", "fp32_multiply+rounded_sum"

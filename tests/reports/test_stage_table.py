@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judging.trace import Steps
-from harness.numerics.formats import BF16, FP32
-from harness.outcomes.trace import KernelTrace, StageMatch, Step
-from harness.result import CaseResult, Comparison, StageResult, Verdict, Worst
-from harness.run import Run
-from reports import html, markdown, records, traced, wording
-from reports.changes import compare
-from reports.changes_text import cells
-from reports.stage_summary import STAGE_HEADERS, extremes, stage_summaries
+from lastbit.judging.trace import Steps
+from lastbit.numerics.formats import BF16, FP32
+from lastbit.outcomes.trace import KernelTrace, StageMatch, Step
+from lastbit.reports import html, markdown, records, traced, wording
+from lastbit.reports.changes import compare
+from lastbit.reports.changes_text import cells
+from lastbit.reports.stage_summary import STAGE_HEADERS, extremes, stage_summaries
+from lastbit.result import CaseResult, Comparison, StageResult, Verdict, Worst
+from lastbit.run import Run
 from tests.reports.test_html import Page
 from tests.reports.test_reports import comparison, passed, shown
 

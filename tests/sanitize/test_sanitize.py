@@ -15,19 +15,19 @@ from typing import ClassVar
 
 import pytest
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.errors import UsageError
-from harness.result import CaseResult, Finding, Verdict
-from harness.run import Run
-from harness.sanitize import looking, tool
-from harness.sanitize.call import Called, Memory
-from harness.sanitize.looking import AFTER, Looking, Seen
-from harness.sanitize.run import MOST_ELEMENTS, chosen_of, sanitized, with_seen
-from harness.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
-from harness.verify.assemble import INTERRUPTED
-from harness.verify.worker import WorkerEnded
-from reports.summary import problems, repro_line
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import UsageError
+from lastbit.reports.summary import problems, repro_line
+from lastbit.result import CaseResult, Finding, Verdict
+from lastbit.run import Run
+from lastbit.sanitize import looking, tool
+from lastbit.sanitize.call import Called, Memory
+from lastbit.sanitize.looking import AFTER, Looking, Seen
+from lastbit.sanitize.run import MOST_ELEMENTS, chosen_of, sanitized, with_seen
+from lastbit.sanitize.tool import TOOLS, Sanitizer, sanitizer_for
+from lastbit.verify.assemble import INTERRUPTED
+from lastbit.verify.worker import WorkerEnded
 from tests.reports.test_reports import passed, shown
 
 SANITIZER = Sanitizer("true")
@@ -143,7 +143,7 @@ def test_an_interruption_keeps_what_was_found(
         wait(under_way)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.sanitize.run.wait", interrupted)
+    monkeypatch.setattr("lastbit.sanitize.run.wait", interrupted)
     stand_in.SAID = {"k": REPORT}
     run = sanitized(Config(str(tmp_path)), SANITIZER, Run((result(),)), lambda result: None)
     assert run.broken == INTERRUPTED and run.results[0].verdict is Verdict.FAILED

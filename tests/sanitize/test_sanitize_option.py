@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.cli import make_parser
-from harness.commands import verify
-from harness.commands.options import config_of
-from harness.config import PROFILES, Config
-from harness.devices import DevicePlan
-from harness.inputs import bare, build
-from harness.interpret import races
-from harness.interpret.order import watching_races
-from harness.kernel import Kernel
-from harness.result import SANITIZED, Finding, Verdict
-from harness.sanitize.call import call_bare
-from harness.sanitize.tool import TOOLS
-from harness.verify.check import Subject, verify_case
-from harness.verify.inprocess import Workplace, plan_for
-from harness.verify.plan import make_plan
-from harness.verify.project import open_project
-from harness.verify.worker import Worker
-from references.rms_norm import rms_norm
-from reports.summary import repro_line
+from lastbit.case import parse_case
+from lastbit.cli import make_parser
+from lastbit.commands import verify
+from lastbit.commands.options import config_of
+from lastbit.config import PROFILES, Config
+from lastbit.devices import DevicePlan
+from lastbit.inputs import bare, build
+from lastbit.interpret import races
+from lastbit.interpret.order import watching_races
+from lastbit.kernel import Kernel
+from lastbit.references.rms_norm import rms_norm
+from lastbit.reports.summary import repro_line
+from lastbit.result import SANITIZED, Finding, Verdict
+from lastbit.sanitize.call import call_bare
+from lastbit.sanitize.tool import TOOLS
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.inprocess import Workplace, plan_for
+from lastbit.verify.plan import make_plan
+from lastbit.verify.project import open_project
+from lastbit.verify.worker import Worker
 from tests.reports.test_reports import failed, passed
 
 CASE = "rms_norm x=bf16[4,8]@24,1+3 eps=1e-06 seed=1"

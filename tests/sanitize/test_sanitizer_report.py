@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.sanitize.call import Memory
-from harness.sanitize.findings import findings
-from harness.sanitize.report import Nearest, Place, Report, remarks, reports
+from lastbit.sanitize.call import Memory
+from lastbit.sanitize.findings import findings
+from lastbit.sanitize.report import Nearest, Place, Report, remarks, reports
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER

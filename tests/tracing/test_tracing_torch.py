@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.tracing import Log, Path, follow, traced
-from harness.tracing.of_torch import addresses_of, array_of
+from lastbit.tracing import Log, Path, follow, traced
+from lastbit.tracing.of_torch import addresses_of, array_of
 
 
 def back(log: Log, tensor: Tensor, number: int) -> Path:

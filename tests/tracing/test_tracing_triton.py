@@ -11,9 +11,9 @@ import traced_kernels as kernels
 import triton
 from torch import Tensor
 
-from harness.interpret import install
-from harness.tracing import Event, Log, Path, TraceLimit, follow, traced
-from harness.tracing.of_torch import addresses_of
+from lastbit.interpret import install
+from lastbit.tracing import Event, Log, Path, TraceLimit, follow, traced
+from lastbit.tracing.of_torch import addresses_of
 from tests.interpret_wild import BLOCK_POINTERS
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="TRITON_INTERPRET=1 was not set")

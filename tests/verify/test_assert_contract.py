@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness import ContractViolation, Undecided, assert_contract, kernel
-from harness.errors import KernelError, LastbitError, UsageError
-from harness.numerics import Bound, Premises
-from harness.result import Verdict
-from harness.verify import assertion
+from lastbit import ContractViolation, Undecided, assert_contract, kernel
+from lastbit.errors import KernelError, LastbitError, UsageError
+from lastbit.numerics import Bound, Premises
+from lastbit.result import Verdict
+from lastbit.verify import assertion
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPS = 1e-6
@@ -344,7 +344,7 @@ def test_the_premises_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -
 
     arguments = inputs(torch.bfloat16)
     before = assert_contract("rms_norm", native(**arguments), **arguments, eps=EPS).stages[0].cumulative.decided
-    monkeypatch.setattr("harness.verify.assertion.load_premises", measured)
+    monkeypatch.setattr("lastbit.verify.assertion.load_premises", measured)
     after = assert_contract("rms_norm", native(**arguments), **arguments, eps=EPS).stages[0].cumulative.decided
     assert asked == [torch.device("cpu")]
     assert after < before
@@ -401,7 +401,7 @@ def test_results_of_the_wrong_kind(change, message: str) -> None:
 def test_an_op_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "references").mkdir()
     (tmp_path / "references" / "thrice.py").write_text(
-        'from harness.ops import op\n\n\n@op(rows=("x",), rounds={"y": "x"})\n'
+        'from lastbit.ops import op\n\n\n@op(rows=("x",), rounds={"y": "x"})\n'
         'def thrice(x, *, contract, stage):\n    stage("y", x * 3.0, result=True)\n'
     )
     x = inputs(torch.bfloat16)["x"]
@@ -452,7 +452,7 @@ def test_a_value_that_no_sum_can_take_is_told_of_a_parameter_without_a_type(tmp_
     """Where the reference does not say what its parameter is, its own line is named."""
     (tmp_path / "references").mkdir()
     (tmp_path / "references" / "shifted.py").write_text(
-        "from harness.ops import op\n\n@op(rows=('x',), rounds={'y': 'x'})\n"
+        "from lastbit.ops import op\n\n@op(rows=('x',), rounds={'y': 'x'})\n"
         "def shifted(x, *, by, contract, stage):\n    stage('y', x + by, result=True)\n"
     )
     with pytest.raises(LastbitError, match=r"shifted.py:5, .*'one' is neither an enclosure nor a number"):

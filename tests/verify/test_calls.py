@@ -15,16 +15,16 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.case import Case, parse_case
-from harness.config import Config
-from harness.inputs import bits, build, written
-from harness.kernel import Kernel
-from harness.result import Judgement, Verdict
-from harness.verify import apart, check
-from harness.verify.calls import Caller
-from harness.verify.check import Subject, verify_case
-from harness.verify.project import open_project
-from harness.verify.repeats import Calls, make_calls
+from lastbit.case import Case, parse_case
+from lastbit.config import Config
+from lastbit.inputs import bits, build, written
+from lastbit.kernel import Kernel
+from lastbit.result import Judgement, Verdict
+from lastbit.verify import apart, check
+from lastbit.verify.calls import Caller
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.project import open_project
+from lastbit.verify.repeats import Calls, make_calls
 
 CPU = torch.device("cpu")
 RMS_NORM = open_project(Config(folder="")).op("rms_norm")

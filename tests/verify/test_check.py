@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Case, parse_case
-from harness.errors import UnsupportedCase
-from harness.inputs import build
-from harness.kernel import Kernel
-from harness.ops import op
-from harness.result import CaseResult, Verdict, simplest
-from harness.verify.check import Subject, first_line, unsupported, verify_case
-from references.rms_norm import rms_norm
+from lastbit.case import Case, parse_case
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import build
+from lastbit.kernel import Kernel
+from lastbit.ops import op
+from lastbit.references.rms_norm import rms_norm
+from lastbit.result import CaseResult, Verdict, simplest
+from lastbit.verify.check import Subject, first_line, unsupported, verify_case
 
 LINE = "rms_norm x=bf16[6,64]@72,1 weight=bf16[64] eps=1e-06 seed=3"
 WITH_RESIDUAL = "rms_norm x=bf16[6,64] residual=bf16[6,64] eps=1e-06 seed=3"

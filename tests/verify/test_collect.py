@@ -13,20 +13,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.commands.running import kept
-from harness.config import Config
-from harness.errors import LastbitError
-from harness.plugin import _Session
-from harness.result import CaseResult, Verdict
-from harness.run import Run
-from harness.trees import MixedTrees
-from harness.verify.collect import collect
-from harness.verify.notes import Failures, Unrecorded, write_json
-from harness.verify.plan import Planned
-from harness.verify.recorder import Recorder
-from harness.verify.run import Child
-from reports import markdown
-from reports.records import dump
+from lastbit.commands.running import kept
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.plugin import _Session
+from lastbit.reports import markdown
+from lastbit.reports.records import dump
+from lastbit.result import CaseResult, Verdict
+from lastbit.run import Run
+from lastbit.trees import MixedTrees
+from lastbit.verify.collect import collect
+from lastbit.verify.notes import Failures, Unrecorded, write_json
+from lastbit.verify.plan import Planned
+from lastbit.verify.recorder import Recorder
+from lastbit.verify.run import Child
 
 LINE = "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1"
 CONTRACT = "native_multiply+rounded_sum"
@@ -321,7 +321,7 @@ def test_an_interrupt_while_power_is_found_out_keeps_the_run(left: Left, monkeyp
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.verify.assemble.power_of", interrupted)
+    monkeypatch.setattr("lastbit.verify.assemble.power_of", interrupted)
     left.plan(planned("k"))
     run = left.run(DONE, result("k"))
     assert (len(run.results), run.broken, run.power) == (1, "interrupted", ())

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import Config
-from harness.errors import OpError, UsageError
-from harness.inputs import build
-from harness.judging.problem import Problem
-from harness.kernel import Kernel
-from harness.numerics import Enclosure
-from harness.ops import Contract, Latent, StageRecorder, op
-from harness.stage_names import StageNames, stage_names
-from harness.verify.declarations import check_kernel, check_op, likely_slips
-from harness.verify.drawing import draw
-from harness.verify.plan import make_plan
-from harness.verify.project import Project, open_project
-from references.rms_norm import rms_norm
+from lastbit.config import Config
+from lastbit.errors import OpError, UsageError
+from lastbit.inputs import build
+from lastbit.judging.problem import Problem
+from lastbit.kernel import Kernel
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, Latent, StageRecorder, op
+from lastbit.references.rms_norm import rms_norm
+from lastbit.stage_names import StageNames, stage_names
+from lastbit.verify.declarations import check_kernel, check_op, likely_slips
+from lastbit.verify.drawing import draw
+from lastbit.verify.plan import make_plan
+from lastbit.verify.project import Project, open_project
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,7 +132,7 @@ def test_a_stage_with_a_wrong_letter_among_names_that_are_put_together() -> None
 )
 def test_a_wrong_letter_is_seen_when_a_project_is_opened(tmp_path: Path, wrong: str, right: str) -> None:
     source = (
-        "from harness.ops import Latent, op\n\n\n"
+        "from lastbit.ops import Latent, op\n\n\n"
         f'@op(rows=("x",), rounds={{"{wrong}": "x"}})\n'
         f'def thrice(x, *, contract, stage):\n    stage("y", stage({right}, x) * 3.0, result=True)\n'
     )
@@ -153,7 +153,7 @@ def test_cases_of_no_op_or_without_groups(tmp_path: Path, stem: str) -> None:
 
 def test_an_op_that_is_not_called_as_its_file(tmp_path: Path) -> None:
     (tmp_path / "references").mkdir()
-    source = "from harness.ops import op\n\n\n@op(rows=())\ndef other(x, *, contract, stage): ...\n\n\nthrice = other\n"
+    source = "from lastbit.ops import op\n\n\n@op(rows=())\ndef other(x, *, contract, stage): ...\n\n\nthrice = other\n"
     (tmp_path / "references" / "thrice.py").write_text(source)
     with pytest.raises(OpError, match=r"op other .* must be called 'thrice'"):
         opened(tmp_path)
@@ -290,7 +290,7 @@ def test_an_optional_parameter_that_is_nearly_one_of_the_op_is_noted() -> None:
 
 
 def test_the_plan_lists_what_a_misspelled_parameter_leaves_out(tmp_path: Path) -> None:
-    source = "from harness.kernel import kernel\n\n\n@kernel('rms_norm')\ndef mine(x, weigth=None, *, eps): ...\n"
+    source = "from lastbit.kernel import kernel\n\n\n@kernel('rms_norm')\ndef mine(x, weigth=None, *, eps): ...\n"
     (tmp_path / "mine.py").write_text(source)
     plan = make_plan(Config("", kernel_folders=(str(tmp_path),), cases=0), "cpu")
     assert "cases of mine with weight" in [note.what for note in plan.not_run]

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.case import Case, Chosen, Group, TensorSpec, parse_case
-from harness.config import PROFILES, Config
-from harness.errors import UsageError
-from harness.inputs import DRAWN, chosen_tensor, layouts_like, least_rows, residues, tensor_choices
-from harness.inputs.choices import Feature, all_features, check_choices, features, features_of
-from harness.inputs.layouts import LAYOUTS, layout_of
-from harness.inputs.shapes import leading_dims, widths_with
-from harness.verify.coverage import covered
-from harness.verify.design import designed
-from harness.verify.drawing import designed_cases, draw
-from harness.verify.project import open_project
+from lastbit.case import Case, Chosen, Group, TensorSpec, parse_case
+from lastbit.config import PROFILES, Config
+from lastbit.errors import UsageError
+from lastbit.inputs import DRAWN, chosen_tensor, layouts_like, least_rows, residues, tensor_choices
+from lastbit.inputs.choices import Feature, all_features, check_choices, features, features_of
+from lastbit.inputs.layouts import LAYOUTS, layout_of
+from lastbit.inputs.shapes import leading_dims, widths_with
+from lastbit.verify.coverage import covered
+from lastbit.verify.design import designed
+from lastbit.verify.drawing import designed_cases, draw
+from lastbit.verify.project import open_project
 
 PROJECT = open_project(Config(folder=""))
 CI = PROFILES["ci"]

@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.judges.opening import Desk
-from harness.kernel import Kernel
-from harness.result import CaseResult, Verdict
-from harness.verify import check, sharing
-from harness.verify.check import Subject, verify_case
-from harness.verify.plan import Plan
-from harness.verify.project import open_project
-from harness.verify.recorder import Recorder
-from harness.verify.sharing import Attempt, SharedDevice, directly
-from reports.records import dump
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.judges.opening import Desk
+from lastbit.kernel import Kernel
+from lastbit.reports.records import dump
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify import check, sharing
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.plan import Plan
+from lastbit.verify.project import open_project
+from lastbit.verify.recorder import Recorder
+from lastbit.verify.sharing import Attempt, SharedDevice, directly
 
 CPU = torch.device("cpu")  # the turns that workers take do not depend on the device
 CASE = parse_case("rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1")

@@ -10,23 +10,23 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.cli import make_parser
-from harness.commands.options import config_of
-from harness.config import Config
-from harness.diagnosing.handover import search_stages
-from harness.kernel import Kernel
-from harness.outcomes.stages import Kind
-from harness.result import CaseResult, Finding, Verdict
-from harness.row_check import RowCheck
-from harness.run import Run
-from harness.verify.check import Subject, verify_case
-from harness.verify.run import options_of
-from references.rms_norm import rms_norm
-from reports import alerts, annotations, html, junit, markdown, records, sarif
-from reports.stage_summary import stage_order, stage_summaries
-from reports.stages import sentences
-from reports.summary import problems
+from lastbit.case import parse_case
+from lastbit.cli import make_parser
+from lastbit.commands.options import config_of
+from lastbit.config import Config
+from lastbit.diagnosing.handover import search_stages
+from lastbit.kernel import Kernel
+from lastbit.outcomes.stages import Kind
+from lastbit.references.rms_norm import rms_norm
+from lastbit.reports import alerts, annotations, html, junit, markdown, records, sarif
+from lastbit.reports.stage_summary import stage_order, stage_summaries
+from lastbit.reports.stages import sentences
+from lastbit.reports.summary import problems
+from lastbit.result import CaseResult, Finding, Verdict
+from lastbit.row_check import RowCheck
+from lastbit.run import Run
+from lastbit.verify.check import Subject, verify_case
+from lastbit.verify.run import options_of
 from tests.judging.test_lanes import by_columns
 from tests.reports.test_reports import failed, passed, shown
 

@@ -12,14 +12,14 @@ import torch
 from elsewhere import CPU, OTHER, Elsewhere
 from torch import Tensor
 
-from harness.case import parse_case
-from harness.devices import machine
-from harness.errors import KernelError, UnsupportedCase
-from harness.inputs import Inputs, build
-from harness.kernel import Kernel
-from harness.placement import PlacementWarning, moved
-from harness.result import Finding
-from harness.verify.placed import in_this_process, placement_findings
+from lastbit.case import parse_case
+from lastbit.devices import machine
+from lastbit.errors import KernelError, UnsupportedCase
+from lastbit.inputs import Inputs, build
+from lastbit.kernel import Kernel
+from lastbit.placement import PlacementWarning, moved
+from lastbit.result import Finding
+from lastbit.verify.placed import in_this_process, placement_findings
 
 LINE = "scale x=fp32[4,8] weight=fp32[8] bias=fp32[8] seed=3"
 

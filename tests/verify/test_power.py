@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.case import parse_case
-from harness.config import Config
-from harness.result import CaseResult, Comparison, StageResult, Verdict
-from harness.run import Agreement, Run
-from harness.verify.power import _probes, agreement_of, power_of, undecidable_of
-from harness.verify.project import open_project
-from reports.wording import undecided
+from lastbit.case import parse_case
+from lastbit.config import Config
+from lastbit.reports.wording import undecided
+from lastbit.result import CaseResult, Comparison, StageResult, Verdict
+from lastbit.run import Agreement, Run
+from lastbit.verify.power import _probes, agreement_of, power_of, undecidable_of
+from lastbit.verify.project import open_project
 
 FP32 = "fp32_multiply+rounded_sum"
 CONFIG = Config(folder="")
@@ -88,7 +88,7 @@ def test_a_result_that_no_order_of_sums_decides_is_no_gap_of_a_run(
 
 def test_threads_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("harness.verify.power._separable", lambda *_: bool(seen.append(torch.get_num_threads())))
+    monkeypatch.setattr("lastbit.verify.power._separable", lambda *_: bool(seen.append(torch.get_num_threads())))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.config import Config
-from harness.errors import UsageError
-from harness.trees import MixedTrees
-from harness.verify.plan import make_plan
-from harness.verify.project import open_project
+from lastbit.config import Config
+from lastbit.errors import UsageError
+from lastbit.trees import MixedTrees
+from lastbit.verify.plan import make_plan
+from lastbit.verify.project import open_project
 
 
 def test_a_kernel_gets_the_regressions_that_it_can_take() -> None:
@@ -26,7 +26,7 @@ def test_a_kernel_gets_the_regressions_that_it_can_take() -> None:
 
 
 KERNEL = """\
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("rms_norm", contract="{contract}")

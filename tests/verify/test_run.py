@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.verify import run
-from harness.verify.run import Child, end, wait, workers_for
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.verify import run
+from lastbit.verify.run import Child, end, wait, workers_for
 
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 PARENT = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-S', '-c', {DEAF!r}]); child.wait()"

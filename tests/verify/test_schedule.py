@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.verify.schedule import Schedule, units
+from lastbit.verify.schedule import Schedule, units
 
 CONTRACTS = ("exact", "loose")
 

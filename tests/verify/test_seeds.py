@@ -14,17 +14,17 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import Group, parse_case
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.errors import UnsupportedCase
-from harness.kernel import Kernel
-from harness.result import CaseResult, Verdict
-from harness.verify.check import Subject
-from harness.verify.drawing import draw, drawing
-from harness.verify.fuzz import CaseFailed, run_item
-from harness.verify.plan import Item, make_plan
-from harness.verify.project import open_project
+from lastbit.case import Group, parse_case
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.errors import UnsupportedCase
+from lastbit.kernel import Kernel
+from lastbit.result import CaseResult, Verdict
+from lastbit.verify.check import Subject
+from lastbit.verify.drawing import draw, drawing
+from lastbit.verify.fuzz import CaseFailed, run_item
+from lastbit.verify.plan import Item, make_plan
+from lastbit.verify.project import open_project
 
 PROJECT = open_project(Config(folder=""))
 OP = "completion_mask"

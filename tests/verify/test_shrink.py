@@ -11,15 +11,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.case import Case, Group, parse_case
-from harness.config import Config
-from harness.kernel import Kernel
-from harness.result import BAD, CaseResult, Verdict
-from harness.verify.fuzz import CaseFailed, Stopped, run_item
-from harness.verify.notes import Failures
-from harness.verify.plan import Item
-from harness.verify.project import open_project
-from harness.verify.shrink import shrink
+from lastbit.case import Case, Group, parse_case
+from lastbit.config import Config
+from lastbit.kernel import Kernel
+from lastbit.result import BAD, CaseResult, Verdict
+from lastbit.verify.fuzz import CaseFailed, Stopped, run_item
+from lastbit.verify.notes import Failures
+from lastbit.verify.plan import Item
+from lastbit.verify.project import open_project
+from lastbit.verify.shrink import shrink
 from tests.faults.hunt import subject_of
 
 PROJECT = open_project(Config(folder=""))

@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import Case, Group, parse_case
-from harness.config import Config
-from harness.errors import UnsupportedCase, UsageError
-from harness.kernel import Kernel, declarations_of, kernel
-from harness.result import TURNED_DOWN, CaseResult, Verdict
-from harness.run import Run
-from harness.takes import as_text, beyond, declared_takes, of_text, told
-from harness.verify.check import Subject, unsupported, verify_case
-from harness.verify.declarations import check_kernel
-from harness.verify.drawing import draw
-from harness.verify.fuzz import CaseFailed, run_item
-from harness.verify.plan import Item, Plan, make_plan
-from harness.verify.project import open_project
-from reports.wording import on_cases, undecided
+from lastbit.case import Case, Group, parse_case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase, UsageError
+from lastbit.kernel import Kernel, declarations_of, kernel
+from lastbit.reports.wording import on_cases, undecided
+from lastbit.result import TURNED_DOWN, CaseResult, Verdict
+from lastbit.run import Run
+from lastbit.takes import as_text, beyond, declared_takes, of_text, told
+from lastbit.verify.check import Subject, unsupported, verify_case
+from lastbit.verify.declarations import check_kernel
+from lastbit.verify.drawing import draw
+from lastbit.verify.fuzz import CaseFailed, run_item
+from lastbit.verify.plan import Item, Plan, make_plan
+from lastbit.verify.project import open_project
 
 PROJECT = open_project(Config(folder=""))
 NORM = PROJECT.op("rms_norm")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.commands.verify import _with_base
-from harness.config import Config
-from harness.run import Run, Undecidable
+from lastbit import cli
+from lastbit.commands.verify import _with_base
+from lastbit.config import Config
+from lastbit.run import Run, Undecidable
 
 REFERENCE = """\
-from harness.ops import op
+from lastbit.ops import op
 
 
 @op(rows=("x",), rounds={"y": "x"})
@@ -25,7 +25,7 @@ def thrice(x, *, contract, stage):
 
 KERNEL = """\
 import torch
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("thrice")
@@ -69,7 +69,7 @@ def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     Nothing is explained.
     """
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("harness.commands.explaining.failures_of", lambda run: [])
+    monkeypatch.setattr("lastbit.commands.explaining.failures_of", lambda run: [])
 
     def run(folder: Path, *options: str) -> tuple[int, str, str]:
         monkeypatch.chdir(folder)

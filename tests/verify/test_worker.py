@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.config import Config
-from harness.devices import DevicePlan
-from harness.diagnosing.handover import search_kernel
-from harness.diagnosing.identify import identify_kernel
-from harness.errors import DeviceLost, UsageError
-from harness.outcomes.stages import Kind
-from harness.verify.inprocess import planned
-from harness.verify.worker import Worker, WorkerEnded, pickled
+from lastbit.config import Config
+from lastbit.devices import DevicePlan
+from lastbit.diagnosing.handover import search_kernel
+from lastbit.diagnosing.identify import identify_kernel
+from lastbit.errors import DeviceLost, UsageError
+from lastbit.outcomes.stages import Kind
+from lastbit.verify.inprocess import planned
+from lastbit.verify.worker import Worker, WorkerEnded, pickled
 from tests.faults import vanishing
 from tests.faults.losing import losing, process_of
 

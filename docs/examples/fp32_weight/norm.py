@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness import kernel
+from lastbit import kernel
 
 
 @triton.jit

@@ -18,16 +18,16 @@ from problem import ROOT
 from rounding import contract_of, final
 from torch import Tensor
 
-from harness.case import Case
-from harness.config import Config
-from harness.errors import UnsupportedCase
-from harness.inputs import build
-from harness.judging import problem as verified
-from harness.judging.compare import outside_mask
-from harness.kernel import Kernel, load_kernels
-from harness.verify.drawing import draw
-from harness.verify.project import open_project
-from references.moe_lora_backward import moe_lora_backward
+from lastbit.case import Case
+from lastbit.config import Config
+from lastbit.errors import UnsupportedCase
+from lastbit.inputs import build
+from lastbit.judging import problem as verified
+from lastbit.judging.compare import outside_mask
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.references.moe_lora_backward import moe_lora_backward
+from lastbit.verify.drawing import draw
+from lastbit.verify.project import open_project
 
 ROUNDS: Mapping[str, tuple[str, ...]] = {
     "avx2": ("expert_output",),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "kernels" / "external")]
+sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT), str(ROOT / "kernels" / "external")]
 
 from kt_experts import ADAPTERS, GROUP_SIZE, Experts, Gradients  # noqa: E402
 

@@ -16,12 +16,12 @@ import torch
 from problem import ROOT, Problem, both, errors, expected, problem
 from torch import Tensor
 
-from harness.judging import problem as verified
-from harness.judging.compare import outside_mask
-from harness.kernel import Kernel, load_kernels
-from harness.ops import Contract, Op
-from references.moe_lora import moe_lora
-from references.moe_lora_backward import moe_lora_backward
+from lastbit.judging import problem as verified
+from lastbit.judging.compare import outside_mask
+from lastbit.kernel import Kernel, load_kernels
+from lastbit.ops import Contract, Op
+from lastbit.references.moe_lora import moe_lora
+from lastbit.references.moe_lora_backward import moe_lora_backward
 
 STATE = ("saved_gate", "saved_up", "intermediate")
 PRESETS = ("fused", "eager", "per_matrix")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gated_norm import as_rows, check_width, flat, launching_on, named, per_row
 from packages import imported
 
-from harness.kernel import UnsupportedCase, kernel
+from lastbit.kernel import UnsupportedCase, kernel
 
 UPSTREAM = imported("fla.modules.fused_norm_gate", "fla-core")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gated_norm import backward, forward
 from packages import imported
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 UPSTREAM = imported("fla.modules.layernorm_gated", "fla-core")
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from harness.kernel import UnsupportedCase
+from lastbit.kernel import UnsupportedCase
 
 FEATURE_BYTES = 65536
 CPU_MULTIPROCESSORS = 2

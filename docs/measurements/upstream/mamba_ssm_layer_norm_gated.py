@@ -5,7 +5,7 @@ from __future__ import annotations
 from gated_norm import backward, forward
 from packages import executed
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 UPSTREAM = executed("mamba_ssm", "ops/triton/layernorm_gated.py", "mamba-ssm")
 

@@ -12,8 +12,8 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-from harness.errors import UsageError
-from harness.kernel import load_file
+from lastbit.errors import UsageError
+from lastbit.kernel import load_file
 
 
 def imported(module: str, distribution: str) -> ModuleType:

@@ -7,17 +7,17 @@ import time
 
 import torch
 
-from harness.diagnosing.patterns.factors import Factors
-from harness.diagnosing.patterns.moved import moves
-from harness.diagnosing.patterns.places import places, region_of
-from harness.diagnosing.patterns.row_sums import row_sums
-from harness.diagnosing.patterns.search import explained
-from harness.diagnosing.patterns.terms import terms_of
-from harness.diagnosing.patterns.values import neighbours, values
-from harness.diagnosing.patterns.wrong import Wrong
-from harness.judging.observation import Observation
-from harness.numerics import remembering
-from harness.result import CaseResult
+from lastbit.diagnosing.patterns.factors import Factors
+from lastbit.diagnosing.patterns.moved import moves
+from lastbit.diagnosing.patterns.places import places, region_of
+from lastbit.diagnosing.patterns.row_sums import row_sums
+from lastbit.diagnosing.patterns.search import explained
+from lastbit.diagnosing.patterns.terms import terms_of
+from lastbit.diagnosing.patterns.values import neighbours, values
+from lastbit.diagnosing.patterns.wrong import Wrong
+from lastbit.judging.observation import Observation
+from lastbit.numerics import remembering
+from lastbit.result import CaseResult
 
 _SECONDS = 1.5  # that guesses are tried, about
 

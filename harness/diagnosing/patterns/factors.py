@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.terms import Term, products_of
-from harness.diagnosing.patterns.words import number, times
-from harness.diagnosing.patterns.wrong import ENOUGH, Wrong
+from lastbit.diagnosing.patterns.terms import Term, products_of
+from lastbit.diagnosing.patterns.words import number, times
+from lastbit.diagnosing.patterns.wrong import ENOUGH, Wrong
 
 _LARGEST = 4  # of the factors of a summand
 _MOST_TERMS = 24  # of which products are tried

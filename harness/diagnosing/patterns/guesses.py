@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from harness.judging.problem import Problem
-from harness.numerics import FORMATS, Enclosure, cast, format_of
+from lastbit.judging.problem import Problem
+from lastbit.numerics import FORMATS, Enclosure, cast, format_of
 
 _NARROW = ("bf16", "fp16")
 

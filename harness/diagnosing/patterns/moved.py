@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.words import listed
-from harness.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong
+from lastbit.diagnosing.patterns.words import listed
+from lastbit.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong
 
 _FARTHEST = 8  # places by which values are looked for along an axis, and every power of two beyond
 _MOST_PAIRS = 1 << 25  # elements that are compared when rows are looked for among the others

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.terms import Term
-from harness.diagnosing.patterns.words import listed, number, ordinal
-from harness.diagnosing.patterns.wrong import Wrong
+from lastbit.diagnosing.patterns.terms import Term
+from lastbit.diagnosing.patterns.words import listed, number, ordinal
+from lastbit.diagnosing.patterns.wrong import Wrong
 
 _DENSE = 0.75  # share of the indices of a pattern that have a wrong element
 _PART = 0.9  # of an axis, the largest part that counts as one

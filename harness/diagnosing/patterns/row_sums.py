@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.words import ordinal
-from harness.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong, upto
+from lastbit.diagnosing.patterns.words import ordinal
+from lastbit.diagnosing.patterns.wrong import ENOUGH, Ends, Wrong, upto
 
 _MOST = 64  # rows or parts of rows that are evaluated by themselves
 

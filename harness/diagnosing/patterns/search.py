@@ -12,16 +12,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.guesses import FREE_OF_PARAMS, Guess, inputs_rounded, of_inputs, of_params
-from harness.diagnosing.patterns.statistics import Statistics
-from harness.diagnosing.patterns.terms import Term, numbers_of, terms_of
-from harness.diagnosing.patterns.wrong import Ends, Wrong
-from harness.diagnosing.suspects import Question
-from harness.errors import UsageError
-from harness.numerics import Enclosure, Format, round_to
-from harness.numerics.enclosure import widened
-from harness.numerics.formats import FP32, from_ordinals, ordinals
-from harness.ops import deviation
+from lastbit.diagnosing.patterns.guesses import FREE_OF_PARAMS, Guess, inputs_rounded, of_inputs, of_params
+from lastbit.diagnosing.patterns.statistics import Statistics
+from lastbit.diagnosing.patterns.terms import Term, numbers_of, terms_of
+from lastbit.diagnosing.patterns.wrong import Ends, Wrong
+from lastbit.diagnosing.suspects import Question
+from lastbit.errors import UsageError
+from lastbit.numerics import Enclosure, Format, round_to
+from lastbit.numerics.enclosure import widened
+from lastbit.numerics.formats import FP32, from_ordinals, ordinals
+from lastbit.ops import deviation
 
 _MOST = 2  # guesses that are told
 _EVIDENCE = 8.0  # bits beyond what the choice among guesses takes

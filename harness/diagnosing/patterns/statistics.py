@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.guesses import Guess, tails
-from harness.diagnosing.patterns.terms import numbers_of
-from harness.diagnosing.patterns.words import times
-from harness.diagnosing.patterns.wrong import Wrong, upto
-from harness.judging.latent import explaining_values
-from harness.judging.problem import Problem
-from harness.numerics import Enclosure
-from harness.numerics.enclosure import widened
+from lastbit.diagnosing.patterns.guesses import Guess, tails
+from lastbit.diagnosing.patterns.terms import numbers_of
+from lastbit.diagnosing.patterns.words import times
+from lastbit.diagnosing.patterns.wrong import Wrong, upto
+from lastbit.judging.latent import explaining_values
+from lastbit.judging.problem import Problem
+from lastbit.numerics import Enclosure
+from lastbit.numerics.enclosure import widened
 
 _ROOM = 2.0**-21  # relative error of a statistic that is computed in fp64 here and in fp32 by a kernel
 _POWERS = (-0.5, 0.5)

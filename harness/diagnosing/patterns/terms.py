@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.wrong import Wrong
-from harness.judging.expected import Numbers
+from lastbit.diagnosing.patterns.wrong import Wrong
+from lastbit.judging.expected import Numbers
 
 _MOST_SLICES = 16
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from harness.diagnosing.patterns.terms import numbers_of
-from harness.diagnosing.patterns.words import all_of, number
-from harness.diagnosing.patterns.wrong import NEARLY, Wrong
-from harness.inputs.poison import held_before
-from harness.numerics import FORMATS, Format, round_to
-from harness.numerics.formats import ordinals
+from lastbit.diagnosing.patterns.terms import numbers_of
+from lastbit.diagnosing.patterns.words import all_of, number
+from lastbit.diagnosing.patterns.wrong import NEARLY, Wrong
+from lastbit.inputs.poison import held_before
+from lastbit.numerics import FORMATS, Format, round_to
+from lastbit.numerics.formats import ordinals
 
 _ALLOCATIONS = 32  # of which the filling is looked for
 _SEVERAL = 3  # elements that are no chance

@@ -9,13 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness.judging.expected import Expected, Numbers
-from harness.judging.observation import Observation
-from harness.judging.problem import Given, Problem, Tensors
-from harness.judging.trace import Trace
-from harness.numerics import Enclosure, Format
-from harness.numerics.formats import FP32
-from harness.result import CaseResult
+from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.observation import Observation
+from lastbit.judging.problem import Given, Problem, Tensors
+from lastbit.judging.trace import Trace
+from lastbit.numerics import Enclosure, Format
+from lastbit.numerics.formats import FP32
+from lastbit.result import CaseResult
 
 NEARLY = 0.98
 """Share of the wrong elements that a guess must explain."""

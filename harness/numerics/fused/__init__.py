@@ -6,7 +6,7 @@ function of that name in `elements`, `primitives` or `products`. It gives the sa
 definition leaves open: the sign of a zero that is an end of an interval, and to which side the exact part of a sum is
 rounded.
 
-A kernel is used on a device where it is trusted (`harness.trust`): `selftest` compares it there with the definition on
+A kernel is used on a device where it is trusted (`lastbit.trust`): `selftest` compares it there with the definition on
 the CPU. Elsewhere the definition runs on the device. Triton is imported when the first CUDA tensor comes.
 """
 
@@ -18,8 +18,8 @@ from typing import ParamSpec
 
 from torch import Tensor
 
-from harness.numerics.formats import PRECISE, Format
-from harness.trust import fuses, trusted
+from lastbit.numerics.formats import PRECISE, Format
+from lastbit.trust import fuses, trusted
 
 P = ParamSpec("P")
 
@@ -56,12 +56,12 @@ def _fused(name: str, definition: Callable[..., Tensor], args: tuple[object, ...
     large = any(operand[0].numel() >= LARGE for operand in operands)
 
     def difference() -> str:
-        from harness.numerics.fused import selftest
+        from lastbit.numerics.fused import selftest
 
         return selftest.difference(name, definition, len(operands), len(numbers), fmt, operands[0].device, large)
 
     if not trusted(operands[0].device, (name, len(operands), len(numbers), fmt, large), name, difference):
         return None
-    from harness.numerics.fused.launch import run
+    from lastbit.numerics.fused.launch import run
 
     return run(name, operands, numbers, fmt, large=large)

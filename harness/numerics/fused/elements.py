@@ -1,4 +1,4 @@
-"""The definitions of `harness.numerics.parts` for one element, a tuple (exact, value, lo, hi) of blocks.
+"""The definitions of `lastbit.numerics.parts` for one element, a tuple (exact, value, lo, hi) of blocks.
 
 A function has the name of its definition and gives what that gives for four parts. Where an operand has fewer, the
 tuple holds a number several times, and what is not stored in the end is not computed. `F` is the position of a format
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.numerics.fused.numbers import (
+from lastbit.numerics.fused.numbers import (
     INF,
     OVERFLOWS_TO_NAN,
     is_finite,

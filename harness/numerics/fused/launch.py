@@ -9,11 +9,11 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import Format
-from harness.numerics.fused import elements, primitives, products, sums
-from harness.numerics.fused.compiled import Start, launcher
-from harness.numerics.fused.kernel import elementwise
-from harness.numerics.fused.numbers import FORMATS
+from lastbit.numerics.formats import Format
+from lastbit.numerics.fused import elements, primitives, products, sums
+from lastbit.numerics.fused.compiled import Start, launcher
+from lastbit.numerics.fused.kernel import elementwise
+from lastbit.numerics.fused.numbers import FORMATS
 
 BLOCK = 512
 WIDENING = frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32
+from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, WIDE_FP32
 
 FORMATS = (FP32, BF16, FP16, E4M3, E5M2, FP64, WIDE_FP32)
 """The formats to round to. A kernel takes the position of one."""

@@ -1,13 +1,13 @@
-"""The definitions of `harness.numerics.primitives` for one element; see `elements`."""
+"""The definitions of `lastbit.numerics.primitives` for one element; see `elements`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from harness.numerics.fused.elements import EXTRA, extremes, is_unknown, rounded, unknown_where, widened, widened_end
-from harness.numerics.fused.numbers import INF, is_finite, like, magnitude
-from harness.numerics.premises import U as UNIT
+from lastbit.numerics.fused.elements import EXTRA, extremes, is_unknown, rounded, unknown_where, widened, widened_end
+from lastbit.numerics.fused.numbers import INF, is_finite, like, magnitude
+from lastbit.numerics.premises import U as UNIT
 
 U = tl.constexpr(UNIT)
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)

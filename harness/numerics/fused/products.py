@@ -1,17 +1,17 @@
-"""The definitions of `harness.numerics.factors` and `harness.numerics.dots` for one element; see `elements`."""
+"""The definitions of `lastbit.numerics.factors` and `lastbit.numerics.dots` for one element; see `elements`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from harness.numerics import factors
-from harness.numerics.dots import FITS_FP16
-from harness.numerics.formats import FP16, FP32
-from harness.numerics.fused.elements import rounded, unknown_where
-from harness.numerics.fused.numbers import MAX, is_finite, like, magnitude, most, negative
-from harness.numerics.fused.terms import LATTICE_UNITS, SMALLEST_QUANTUM, unit_of
-from harness.numerics.sums import UNDERFLOW as UNDERFLOW_OF_PRODUCT
+from lastbit.numerics import factors
+from lastbit.numerics.dots import FITS_FP16
+from lastbit.numerics.formats import FP16, FP32
+from lastbit.numerics.fused.elements import rounded, unknown_where
+from lastbit.numerics.fused.numbers import MAX, is_finite, like, magnitude, most, negative
+from lastbit.numerics.fused.terms import LATTICE_UNITS, SMALLEST_QUANTUM, unit_of
+from lastbit.numerics.sums import UNDERFLOW as UNDERFLOW_OF_PRODUCT
 
 KNOWN, APART, NAN = tl.constexpr(factors.KNOWN), tl.constexpr(factors.APART), tl.constexpr(factors.NAN)
 UNDERFLOW = tl.constexpr(UNDERFLOW_OF_PRODUCT)

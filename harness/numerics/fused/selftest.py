@@ -9,9 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
-from harness.numerics.fused import sums
-from harness.numerics.fused.launch import run
+from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16, FP32, Format
+from lastbit.numerics.fused import sums
+from lastbit.numerics.fused.launch import run
 
 _BROADCAST = ((2048,), (2048,)), ((8, 64), (64,)), ((4, 8, 16), (8, 1)), ((64, 1), (1, 32))
 FUNCTIONS = frozenset(("exponential", "logistic", "correct_root", "approximate_root", "inverse_root"))

@@ -1,4 +1,4 @@
-"""The operations of `harness.numerics.sums` on CUDA.
+"""The operations of `lastbit.numerics.sums` on CUDA.
 
 The order of a sum is not torch's, so that its last bits may differ; see `Sum.parts`. All else is the same.
 """
@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from harness.numerics.formats import Format
-from harness.numerics.fused.compiled import launcher
-from harness.numerics.fused.numbers import FORMATS
-from harness.numerics.fused.terms import bounds_kernel, facts_kernel
+from lastbit.numerics.formats import Format
+from lastbit.numerics.fused.compiled import launcher
+from lastbit.numerics.fused.numbers import FORMATS
+from lastbit.numerics.fused.terms import bounds_kernel, facts_kernel
 
 FACTS = 10
 TILE = 512
@@ -24,7 +24,7 @@ OPERATIONS = frozenset(("facts_of_rows", "facts_of_columns", "facts_of_squares",
 
 
 def run(name: str, operand: Tensor, numbers: tuple[float, ...], fmt: Format | None) -> Tensor:
-    """The result of an operation of `harness.numerics.sums`."""
+    """The result of an operation of `lastbit.numerics.sums`."""
     if fmt is not None:
         return _bounds(operand, numbers, fmt)
     if name == "facts_of_columns":

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from harness.numerics.formats import FP32
-from harness.numerics.fused.elements import is_unknown, magnitudes, rounded, unknown_where
-from harness.numerics.fused.numbers import INF, MAX, bits_of, is_finite, like, magnitude, most, number_of
+from lastbit.numerics.formats import FP32
+from lastbit.numerics.fused.elements import is_unknown, magnitudes, rounded, unknown_where
+from lastbit.numerics.fused.numbers import INF, MAX, bits_of, is_finite, like, magnitude, most, number_of
 
 FRACTION = tl.constexpr((1 << 52) - 1)
 HIDDEN_BIT = tl.constexpr(1 << 52)

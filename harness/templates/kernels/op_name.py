@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness import kernel
+from lastbit import kernel
 
 
 # `contract` is what the kernel claims. `stages` are stages besides the results that it can store: asked for some, it

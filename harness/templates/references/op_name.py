@@ -6,8 +6,8 @@ Replace the formula, then the names.
 
 from __future__ import annotations
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, at_least, product_in_any_order
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, at_least, product_in_any_order
 
 
 @op(

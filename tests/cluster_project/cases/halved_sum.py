@@ -7,8 +7,8 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from harness.case import Case, Chosen, Group, TensorSpec
-from harness.inputs import chosen_tensor, tensor_choices
+from lastbit.case import Case, Chosen, Group, TensorSpec
+from lastbit.inputs import chosen_tensor, tensor_choices
 
 GROUPS = 50
 _DTYPES = ("bf16", "fp16", "fp32")

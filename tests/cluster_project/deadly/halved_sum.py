@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("halved_sum", contract="fp32_sum")

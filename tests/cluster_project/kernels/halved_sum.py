@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("halved_sum", contract="fp32_sum")

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 
 @kernel("halved_sum", contract="fp32_sum", devices=("cuda",))

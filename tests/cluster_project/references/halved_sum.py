@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.numerics import Enclosure
-from harness.ops import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure
+from lastbit.ops import Contract, StageRecorder, op
 
 
 @op(

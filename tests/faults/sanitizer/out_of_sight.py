@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from harness.kernel import kernel
+from lastbit.kernel import kernel
 
 NEVER = 123456789
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness import kernel
+from lastbit import kernel
 
 
 def declare(name, *, store_sum, store_output):

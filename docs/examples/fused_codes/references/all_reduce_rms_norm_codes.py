@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from e4m3_codes import e4m3_codes
 
-from harness import Part, chain
-from references.all_reduce import all_reduce
-from references.rms_norm import rms_norm
+from lastbit import Part, chain
+from lastbit.references.all_reduce import all_reduce
+from lastbit.references.rms_norm import rms_norm
 
 all_reduce_rms_norm_codes = chain(
     "all_reduce_rms_norm_codes",

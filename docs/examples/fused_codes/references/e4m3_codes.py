@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, clamp, divide_rn
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, clamp, divide_rn
 
 LARGEST = 448.0
 

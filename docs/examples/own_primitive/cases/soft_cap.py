@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-from harness import Case, Group, TensorSpec
+from lastbit import Case, Group, TensorSpec
 
 
 def groups(accepts: frozenset[str], *, small: bool) -> Iterator[Group]:

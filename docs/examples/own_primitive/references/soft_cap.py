@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Bound, Enclosure, divide, primitive, tanh
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Bound, Enclosure, divide, primitive, tanh
 
 fast_tanh = primitive(
     "tanh.approx", torch.tanh, shape="rising", bound=Bound(2.0**-11, "PTX ISA, tanh.approx.f32: 2^-11, relative")

@@ -7,7 +7,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from harness import (
+from lastbit import (
     Case,
     Chosen,
     Group,

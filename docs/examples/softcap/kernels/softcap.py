@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from harness import kernel
+from lastbit import kernel
 
 
 @kernel("softcap", contract="fp32_steps", name="torch[softcap+fp32_steps]")

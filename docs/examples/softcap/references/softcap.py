@@ -6,8 +6,8 @@ logits, which rounds three times. Fused kernels do all of it in fp32 and round o
 
 from __future__ import annotations
 
-from harness import Contract, StageRecorder, op
-from harness.numerics import Enclosure, tanh
+from lastbit import Contract, StageRecorder, op
+from lastbit.numerics import Enclosure, tanh
 
 
 @op(

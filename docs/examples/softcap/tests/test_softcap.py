@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import ContractViolation, assert_contract
+from lastbit import ContractViolation, assert_contract
 
 PROJECT = Path(__file__).resolve().parents[1]
 X = torch.linspace(-200, 200, 4001).reshape(1, -1)
