@@ -35,7 +35,7 @@ TURNED_DOWN = frozenset({Verdict.SKIPPED, Verdict.UNSUPPORTED})
 
 @dataclass(frozen=True)
 class Worst:
-    """One element: its index and values; `lo` and `hi` bound what the contract allows."""
+    """One element: its index and values; `lo` and `hi` bound what the contract allows, `exact` is NaN if not known."""
 
     index: tuple[int, ...]
     actual: float

@@ -99,7 +99,7 @@ def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:
     actual = worked.actual or Element("not seen")
     return (
         name,
-        Text(number(worked.exact)),
+        Text("" if _is_open(worked) else number(worked.exact)),
         Text(_ends(worked)),
         Text(worked.format),
         Text(actual.decimal, "bold"),
@@ -108,6 +108,11 @@ def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:
         Text("" if math.isnan(worked.ulp) else f"{worked.ulp:.3g}"),
         Text(str(worked.line) if worked.line else ""),
     )
+
+
+def _is_open(worked: Worked) -> bool:
+    """Whether the exact value is not known: it is NaN only where NaN must be given."""
+    return math.isnan(worked.exact) and not math.isnan(worked.lo)
 
 
 def _ends(worked: Worked, between: str = " to ") -> str:
@@ -226,6 +231,8 @@ def decision(worked: Worked, *, sure: bool) -> str:
     exact = number(worked.exact)
     if not worked.rounds or not worked.misrounded:
         may = f"the contract allows {_ends(worked)} in {worked.format}"
+        if _is_open(worked):
+            return f"of {worked.stage} {may}; {where} {worked.did}."
         return f"{worked.stage} is {exact} exactly, and {may}; {where} {worked.did}."
     if worked.below == worked.above:
         lies = f"{exact} is a number of {worked.format}, which the contract keeps as {worked.stage}"

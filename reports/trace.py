@@ -190,10 +190,11 @@ def _sentences(found: KernelTrace) -> Iterator[tuple[str, str]]:
 def _leaving(step: Step, match: StageMatch) -> str:
     """With which line the value leaves the contract, and how far."""
     own = step.first[0] if step.direct and step.first else Element("unknown")
+    exact = "" if math.isnan(match.exact) else f", exact is {number(match.exact)}"
     return (
         f"The value leaves the contract in line {step.line}, {_expression(step)}: as stage {match.stage}, "
         f"{match.outside:,} of {match.of:,} elements are not possible. Here it is {own.decimal} in {step.dtype}; the "
-        f"contract allows {allowed(match.lo, match.hi)}, exact is {number(match.exact)}."
+        f"contract allows {allowed(match.lo, match.hi)}{exact}."
     )
 
 

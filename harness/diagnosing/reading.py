@@ -103,7 +103,7 @@ def _told(
     mended: Mending | None,
 ) -> Reading:
     first = ranked[0] if ranked else None
-    matches = {name: stages.all[name].match(e, grid.worst, leaves=e is first) for name, e in matched.items()}
+    matches = {name: stages.match(name, e, leaves=e is first) for name, e in matched.items()}
     steps = {name: _step(log, e, grid.worst, matches[name]) for name, e in matched.items()}
     of_expression = {id(e): matches[name] for name, e in matched.items()}
 

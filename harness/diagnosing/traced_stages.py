@@ -12,7 +12,7 @@ import torch
 from lastbit.diagnosing.deeds import ways_of_all
 from lastbit.diagnosing.grid import Grid
 from lastbit.interpret.formats import Array
-from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.expected import Expected, Numbers, known_exactly
 from lastbit.judging.problem import Given
 from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure, Format
@@ -84,27 +84,6 @@ class Stage:
         first[index[::-1]] = np.arange(len(index))[::-1]
         return bool(np.array_equal(values, values[first[index]], equal_nan=True))
 
-    def match(self, e: Expression, cell: int, *, leaves: bool = False) -> StageMatch:
-        """How an expression agrees with it."""
-        exact, value, lo, hi = self.parts
-        fmt, values = self.expected.format, torch.from_numpy(e.values[e.known])
-        legal = torch.from_numpy(np.stack(self.parts)[:, e.known])
-        ways = ways_of_all(values, legal, fmt, dtype=e.dtype) if isinstance(fmt, Format) else ()
-        return StageMatch(
-            self.name,
-            exact=float(exact[cell]),
-            lo=float(lo[cell]),
-            hi=float(hi[cell]),
-            outside=int(self.outside(e).sum()),
-            of=int(e.known.sum()),
-            leaves=leaves,
-            expected=float(value[cell]),
-            format=self.expected.format.name,
-            error=distance(e.values, exact, e.known),
-            contract_error=distance(value, exact, e.known),
-            ways=tuple(sorted(ways)),
-        )
-
 
 def _is_computed(e: Expression) -> bool:
     """Whether it stands in the text, and follows from more than arguments."""
@@ -145,6 +124,33 @@ class Stages:
     def all(self) -> dict[str, Stage]:
         """By name, in the reference's order."""
         return {stage.name: stage for stage in self._stages()}
+
+    def match(self, name: str, e: Expression, *, leaves: bool = False) -> StageMatch:
+        """How an expression agrees with a stage, for the cell to explain."""
+        stage, cell = self.all[name], self.grid.worst
+        exact, value, lo, hi = stage.parts
+        known = known_exactly(self._unrounded.stages[name]).expand(stage.expected.shape).reshape(-1)
+        fmt, values = stage.expected.format, torch.from_numpy(e.values[e.known])
+        legal = torch.from_numpy(np.stack(stage.parts)[:, e.known])
+        ways = ways_of_all(values, legal, fmt, dtype=e.dtype) if isinstance(fmt, Format) else ()
+        return StageMatch(
+            name,
+            exact=float(known[stage.index[cell]]),
+            lo=float(lo[cell]),
+            hi=float(hi[cell]),
+            outside=int(stage.outside(e).sum()),
+            of=int(e.known.sum()),
+            leaves=leaves,
+            expected=float(value[cell]),
+            format=fmt.name,
+            error=distance(e.values, exact, e.known),
+            contract_error=distance(value, exact, e.known),
+            ways=tuple(sorted(ways)),
+        )
+
+    @cached_property
+    def _unrounded(self) -> Trace:
+        return self.grid.problem.unrounded.evaluate()
 
     def _stages(self) -> Iterator[Stage]:
         for name, expected in self.trace.stages.items():

@@ -13,9 +13,10 @@ from lastbit.diagnosing.deeds import deed, in_ulp, neighbours, rounded, ways_of_
 from lastbit.diagnosing.formulas import FormulaTrace
 from lastbit.diagnosing.steps import elements
 from lastbit.dtypes import DTYPE_NAMES
-from lastbit.judging.expected import Expected, Numbers
+from lastbit.judging.expected import Expected, Numbers, known_exactly
 from lastbit.judging.observation import Observation
 from lastbit.judging.problem import Problem
+from lastbit.judging.trace import Trace
 from lastbit.numerics import Enclosure
 from lastbit.numerics.formats import FP32, FP64, Format, Integers
 from lastbit.outcomes.explanation import GIVES, Worked
@@ -34,10 +35,11 @@ def worked_arithmetic(seen: Observation, stage: str, index: Index, steps: Mappin
     """
     problem = seen.problem
     element_of = _ElementOf(seen, index, tuple(seen.actual[stage].shape), steps)
-    given = {name: own for name in problem.trace.stages if (own := element_of.given(name)) is not None}
-    trace = FormulaTrace(problem=problem, given=given).evaluate()
+    trace = FormulaTrace(problem=problem, given=element_of.given(problem.trace)).evaluate()
+    unrounded = problem.unrounded
+    exact = unrounded.evaluate(element_of.given(unrounded.trace))
     names = list(trace.stages)[: list(trace.stages).index(stage) + 1]
-    found = (element_of.worked(name, trace) for name in names)
+    found = (element_of.worked(name, trace, exact.stages[name]) for name in names)
     return tuple(worked for worked in found if worked is not None)
 
 
@@ -58,9 +60,14 @@ class _ElementOf:
             return Step("")
         return step if bool(shown.bits) == isinstance(fmt, Format) else Step("")
 
-    def given(self, name: str) -> Enclosure | None:
-        """What the reference goes on from: the kernel's tensor, or its own with the kernel's value in one place."""
-        expected = self.seen.problem.trace.stages[name]
+    def given(self, trace: Trace) -> dict[str, Enclosure]:
+        """What the reference goes on from that made a trace: the kernel's tensors, or else its own stages with the
+        kernel's value in one place.
+        """
+        given = {name: self._given(name, expected) for name, expected in trace.stages.items()}
+        return {name: own for name, own in given.items() if own is not None}
+
+    def _given(self, name: str, expected: Expected) -> Enclosure | None:
         if not isinstance(expected, Numbers):
             return None
         if name in self.seen.actual:
@@ -74,7 +81,7 @@ class _ElementOf:
             part[at] = number_of(own, step.dtype)
         return Enclosure(parts)
 
-    def worked(self, name: str, trace: FormulaTrace) -> Worked | None:
+    def worked(self, name: str, trace: FormulaTrace, unrounded: Expected) -> Worked | None:
         """The stage as the trace says; None if it has no such element, and no step shows one."""
         expected = trace.stages[name]
         step = self.step(name, expected.format)
@@ -89,7 +96,9 @@ class _ElementOf:
             rounds = rounds or expected.format != trace.formats[name]
             actual, dtype = elements(array_of(tensor[at]))[0], DTYPE_NAMES[tensor.dtype]
             ways = _ways(tensor, expected, dtype)
-        found = replace(_expected(name, at, expected, rounds=rounds), formula=trace.formulas[name], actual=actual)
+        exact = float(known_exactly(unrounded).expand(expected.shape)[at])
+        found = _expected(name, at, expected, exact, rounds=rounds)
+        found = replace(found, formula=trace.formulas[name], actual=actual)
         found = replace(found, dtype=dtype, file=step.file, line=step.line)
         return found if actual is None else _judged(found, number_of(actual, dtype), expected.format, ways)
 
@@ -167,11 +176,11 @@ def of_match(step: Step, expected: Expected, *, rounds: bool) -> Worked | None:
     return _judged(made, number_of(actual, step.dtype), expected.format, match.ways)
 
 
-def _expected(name: str, at: Index, expected: Expected, *, rounds: bool) -> Worked:
+def _expected(name: str, at: Index, expected: Expected, exact: float, *, rounds: bool) -> Worked:
     """What a stage must be, without what the kernel gave."""
     allowed = expected.allowed
-    parts = [allowed] * 4 if isinstance(allowed, Tensor) else [allowed.exact, allowed.value, allowed.lo, allowed.hi]
-    exact, value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
+    parts = [allowed] * 3 if isinstance(allowed, Tensor) else [allowed.value, allowed.lo, allowed.hi]
+    value, lo, hi = (float(part.expand(expected.shape)[at]) for part in parts)
     return _worked(name, at, (exact, value, lo, hi), expected.format, rounds=rounds)
 
 

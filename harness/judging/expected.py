@@ -75,6 +75,24 @@ class Expected(ABC):
         return self
 
 
+KNOWN = 2.0**-40
+"""What an exact value that is shown may err, as a share of it."""
+
+
+def known_exactly(expected: Expected) -> Tensor:
+    """Return the exact values of a stage in fp64: integers, and numbers known to 2^-40 of themselves; NaN elsewhere.
+
+    No other exact value is shown to anybody. The stage is one of a problem that is `unrounded`, whose ends enclose the
+    exact value of each number.
+    """
+    allowed = expected.finished.allowed
+    if isinstance(allowed, Tensor):
+        return allowed.to(torch.float64)
+    exact, _, lo, hi = allowed.full
+    narrow = (lo == hi) | (hi - lo <= KNOWN * exact.abs())
+    return torch.where((lo <= exact) & (exact <= hi) & narrow, exact, torch.nan)
+
+
 @dataclass(frozen=True, eq=False)
 class Numbers(Expected):
     """Numbers within an enclosure."""

@@ -7,6 +7,7 @@ explains no row is inconclusive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import reduce
@@ -205,8 +206,12 @@ def _judgement(
 
 
 def _with_exact(whole: Observation, name: str, found: Comparison, *, isolated: bool) -> Comparison:
-    """`found`, which says what is exact only where that is known; nobody reads it of elements that all are possible."""
-    return whole.with_exact(name, found, isolated=isolated) if found.outside else found
+    """`found`, which says what is exact only where that is known; of numbers that all are possible nobody asks."""
+    if found.outside:
+        return whole.with_exact(name, found, isolated=isolated)
+    if found.worst is None or not whole.actual[name].is_floating_point():
+        return found
+    return replace(found, worst=replace(found.worst, exact=math.nan))
 
 
 def _check_rows_agree(problem: Problem) -> None:

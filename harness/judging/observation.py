@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from lastbit.judging.compare import finished
-from lastbit.judging.expected import Expected
+from lastbit.judging.expected import Expected, known_exactly
 from lastbit.judging.problem import Problem, Tensors
 from lastbit.judging.trace import Trace
-from lastbit.numerics import Enclosure
 from lastbit.ops import Contract
 from lastbit.result import Comparison
 from lastbit.row_check import RowCheck
 
-KNOWN = 2.0**-40
-"""What an exact value may err, as a share of it."""
 _MOST = 1 << 17  # elements of the main input in which the exact value of a sum over all rows is sought
 
 
@@ -90,6 +87,22 @@ class Observation:
     def onward(self) -> Trace:
         """What every stage must be, seen from what the kernel gave for earlier stages."""
         return self.problem.evaluate(self.actual) if len(self.actual) > 1 else self.problem.trace
+
+    @cached_property
+    def real(self) -> Trace:
+        """What follows in real arithmetic from the inputs, and from what the kernel rounded to 16 bits, or chose."""
+        rounds, real = self.problem.contract.rounds, self.problem.in_real_arithmetic
+        given = {name: t for name, t in self.actual.items() if name in rounds or not t.is_floating_point()}
+        return real.evaluate(given) if given else real.trace
+
+    @cached_property
+    def _unrounded(self) -> Trace:
+        return self.problem.unrounded.trace
+
+    @cached_property
+    def _unrounded_onward(self) -> Trace:
+        """The same, seen from what the kernel gave for earlier stages."""
+        return self.problem.unrounded.evaluate(self.actual) if len(self.actual) > 1 else self._unrounded
 
     @cached_property
     def astray(self) -> dict[str, Tensor]:
@@ -210,13 +223,9 @@ class Observation:
                 self.only(torch.tensor([number], device=self.problem.main.device)),
                 (0, *index[len(self.leading) :]),
             )
-        trace = part.problem.unrounded.evaluate(part.actual if isolated else None)
-        enclosure = trace.stages[name].finished.allowed
-        if not isinstance(enclosure, Enclosure):
-            return comparison
-        exact, _, lo, hi = (float(end[index]) for end in enclosure.full)
-        known = lo == hi or hi - lo <= KNOWN * abs(exact)
-        return replace(comparison, worst=replace(worst, exact=exact if known else math.nan))
+        trace = part._unrounded_onward if isolated else part._unrounded
+        exact = known_exactly(trace.stages[name])[index]
+        return replace(comparison, worst=replace(worst, exact=float(exact)))
 
     def located(self, comparison: Comparison) -> Comparison:
         """The same statistics with the worst element's index counted from the start of the whole tensor."""

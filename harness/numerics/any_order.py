@@ -9,7 +9,7 @@ from torch import Tensor
 from lastbit.numerics.enclosure import Enclosure
 from lastbit.numerics.formats import Format
 from lastbit.numerics.parts import added, hull, rounded
-from lastbit.numerics.premises import current
+from lastbit.numerics.premises import EXACT, current
 from lastbit.numerics.remembered import remembered
 
 
@@ -20,11 +20,11 @@ def sum_in_any_order(terms: Sequence[Enclosure], fmt: Format | None = None) -> E
     25 additions for four terms, 3,025 for eight, and so on by the power of three. For two numbers of bf16 or fp16, to
     round their sum to fp32 first changes nothing (24 >= 2 * 11 + 2, Figueroa 1995). The value is that of one order.
     """
-    arithmetic = current().arithmetic
+    arithmetic, exact = current().arithmetic, current() == EXACT
 
     def add(x: Tensor, y: Tensor) -> Tensor:
         total = added(x, y, arithmetic)
-        return total if fmt is None else rounded(total, fmt)
+        return total if fmt is None or exact else rounded(total, fmt)
 
     everything = (1 << len(terms)) - 1
     sums = {1 << position: term.parts for position, term in enumerate(terms)}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lastbit.numerics import parts as arithmetic
 from lastbit.numerics.formats import E4M3, E5M2, PRECISE, Format
-from lastbit.numerics.premises import current
+from lastbit.numerics.premises import EXACT, current
 from lastbit.numerics.remembered import remembered
 
 if TYPE_CHECKING:
@@ -130,8 +130,11 @@ class Enclosure:
     def rounded(self, fmt: Format) -> Enclosure:
         """Value and ends correctly rounded to `fmt`; the exact part stays.
 
-        Nothing is known of what a number that may be NaN, or beyond the range of integers, is converted to.
+        Nothing is known of what a number that may be NaN, or beyond the range of integers, is converted to. Where
+        nothing is to be rounded, as for the exact value alone, ends that enclose it do so still.
         """
+        if current() == EXACT:
+            return self
         parts = (arithmetic.converted if fmt.is_integer else arithmetic.rounded)(self.parts, fmt)
         return Enclosure(parts, fmt if fmt in (E4M3, E5M2) else None)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from lastbit.numerics.formats import PRECISE, Format, are_fp32, round_to, sum_to_odd
 from lastbit.numerics.fused import one_kernel_on_cuda
 
-_LEAST = 2.0**-1022  # the smallest normal number of fp64
+LEAST = 2.0**-1022
+"""The smallest normal number of fp64."""
 
 
 def full(parts: Tensor) -> Tensor:
@@ -227,7 +228,7 @@ def magnitudes(x: Tensor) -> Tensor:
 def covered(parts: Tensor, exact: Tensor) -> Tensor:
     """Four parts whose ends cover what fp64 errs, underflow included; nothing where it is `exact`, a mask."""
     four = full(parts)
-    return unknown_where(torch.where(exact, four, widened(four, 0.0, _LEAST)), unknown(four))
+    return unknown_where(torch.where(exact, four, widened(four, 0.0, LEAST)), unknown(four))
 
 
 def holds_fp32(x: Tensor) -> Tensor:

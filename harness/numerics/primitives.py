@@ -14,6 +14,7 @@ from lastbit.numerics.enclosure import Enclosure, both
 from lastbit.numerics.formats import PRECISE, Format
 from lastbit.numerics.fused import one_kernel_on_cuda
 from lastbit.numerics.parts import (
+    LEAST,
     aligned,
     all_finite,
     covered,
@@ -151,7 +152,7 @@ def exponential(x: Tensor, power: Tensor, relative: float, fmt: Format) -> Tenso
     """e**x, `power`, with an error that grows with |x|. A subnormal result may be flushed to zero."""
     ends = _ends(power)
     if fmt is PRECISE:
-        tiny = some = (ends == 0) & ~torch.isneginf(_ends(x))  # too small for fp64
+        tiny = some = (ends < LEAST) & ~torch.isneginf(_ends(x))  # too small for fp64 to have all its digits
     else:
         tiny = (ends > 0) & (ends <= FLUSHED)
         some = tiny & (ends > LOST)

@@ -21,7 +21,7 @@ class Worked:
     Attributes:
         index: of the element of the stage.
         formula: what the reference computes, in names of inputs, parameters and stages; empty where it cannot be read.
-        exact: the result of the formula, not rounded.
+        exact: the result of the formula, not rounded; NaN where fp64 does not tell it.
         expected, lo, hi: what the contract makes of it, and what it allows.
         format: that of the stage under the contract.
         rounds: the contract rounds to it, and does not only hold the stage in it.

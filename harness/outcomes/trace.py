@@ -36,7 +36,8 @@ class StageMatch:
     """The stage of the reference that a step agrees with.
 
     Attributes:
-        exact, lo, hi: the exact value for the worst element, and what the contract allows.
+        exact: the exact value for the worst element; NaN where fp64 does not tell it.
+        lo, hi: what the contract allows.
         outside: elements that the contract excludes, of `of` that were compared.
         leaves: it is the step with which the value leaves the contract, the first culprit.
         expected: what the contract rounds the exact value to.

@@ -192,6 +192,35 @@ def test_a_kernel_in_pytorch(tmp_path: Path) -> None:
     assert found.culprit is not None and found.culprit.line == 7
 
 
+CANCELLING = "cross_entropy logits=bf16[1,70]:gates labels=int64[1]:labels_70 logit_scale=-1.0 z_loss=1e-40 seed=19"
+CROSS_ENTROPY = """
+import torch
+from lastbit.kernel import kernel
+
+@kernel("cross_entropy", contract="from_lse")
+def mine(logits, labels, *, logit_scale, z_loss):
+    x = logits.float() * logit_scale
+    lse = torch.logsumexp(x, -1)
+    return lse - x.gather(-1, labels[:, None])[:, 0] + {more}
+"""
+
+
+@pytest.mark.parametrize("more", [0.0, 1.0])
+def test_an_exact_value_that_fp64_does_not_tell_is_not_shown(tmp_path: Path, more: float) -> None:
+    """Here lse - x[label] is 0 in fp64 and 2e-27 in truth."""
+    found = explained(kernel_of(tmp_path, CROSS_ENTROPY, more=str(more)), CANCELLING)
+    assert (found.verdict is Verdict.FAILED) == bool(more)
+    assert found.worst is not None and math.isnan(found.worst.exact)
+    stages = {worked.stage: worked for worked in found.arithmetic}
+    assert stages["lse"].exact == pytest.approx(171.0) and math.isnan(stages["losses"].exact)
+    matched = {step.match.stage: step.match.exact for step in found.trace.stages if step.match}
+    assert matched["lse"] == pytest.approx(171.0) and math.isnan(matched["losses"])
+    if more:
+        assert found.deciding is not None
+        said = "of losses the contract allows 0 to 2.92408417e-36 in fp32; the kernel gives 1."
+        assert decision(found.deciding, sure=False) == said
+
+
 def test_a_kernel_that_keeps_its_contract(tmp_path: Path) -> None:
     found = explained(kernel_of(tmp_path, TRITON, contract="fp32_multiply", **RIGHT))
     assert (found.verdict, found.exit_code) == (Verdict.PASSED, 0)
