@@ -70,13 +70,14 @@ def explained_beyond_fp32(seen: Observation) -> list[Beyond]:
     failed = outside.clone()
     if seen.has_latent:
         failed[explain_rows(seen, seen.problem.trace).unexplained] = True
-    left = failed.nonzero()[:, 0]
+    left, rows = failed.nonzero()[:, 0], seen
     for attempt in _attempts(seen.problem):
         if attempt is _with_more_range:
             left = left[outside[left]]  # of rows whose elements all are possible in fp32, more range explains no more
         if not len(left):
             break
-        tried = attempt(seen.only(left))
+        rows = rows if rows.count == len(left) else seen.only(left)
+        tried = attempt(rows)
         if len(explained := tried.explained):
             found.append(tried.only(explained))
             left = left[~torch.isin(torch.arange(len(left), device=left.device), explained)]
@@ -107,23 +108,15 @@ def _with_more_range(rows: Observation, until: str = "") -> Beyond:
 
 def in_real_arithmetic(seen: Observation) -> Trace:
     """What stages are in real arithmetic, each rounded to its own format."""
-    real = _in_real_arithmetic(seen)
-    return replace(real, stages={name: _rounded(e) if seen.says(name, e) else e for name, e in real.stages.items()})
+    stages = {name: _rounded(e) if seen.says(name, e) else e for name, e in seen.real.stages.items()}
+    return replace(seen.real, stages=stages)
 
 
 def nearest(seen: Observation) -> Trace:
     """What stages are in fp32, or nearer to real arithmetic than that."""
-    own, real = seen.onward, _in_real_arithmetic(seen)
+    own, real = seen.onward, seen.real
     stages = {n: nearer(e, real.stages[n]) if seen.says(n, e) else e for n, e in own.stages.items()}
     return replace(own, stages=stages)
-
-
-def _in_real_arithmetic(seen: Observation) -> Trace:
-    """What follows in real arithmetic from the inputs, and from what the kernel rounded to 16 bits, or chose."""
-    rounds = seen.problem.contract.rounds
-    given = {name: t for name, t in seen.actual.items() if name in rounds or not t.is_floating_point()}
-    real = seen.problem.in_real_arithmetic
-    return real.evaluate(given) if given else real.trace
 
 
 def sums_in_real_arithmetic(whole: Observation, most: int) -> dict[str, RowSum]:
@@ -147,6 +140,8 @@ def _rounded(expected: Expected) -> Expected:
 def nearer(own: Expected, real: Expected) -> Expected:
     """The numbers that are possible in fp32, and those that are nearer to `real`, which is not rounded.
 
+    They are on both sides of it, as what errs less than fp32 may err either way. Where fp64 knows `real` no better than
+    by its ends, a number counts that lies between them, or is nearer to both of them than the numbers of fp32 are.
     Nothing is between an infinity and what real arithmetic has in its place.
     """
     own, real = own.finished, real.finished
@@ -155,8 +150,8 @@ def nearer(own: Expected, real: Expected) -> Expected:
     (_, value, lo, hi), (exact, _, least, most) = own.enclosure.full, real.enclosure.full
     below = (most < lo) & torch.isfinite(lo) & torch.isfinite(least)
     above = (least > hi) & torch.isfinite(hi) & torch.isfinite(most)
-    beyond = (2 * least - lo).nextafter(lo), (2 * most - hi).nextafter(hi)
-    least, most = (_next(end, own.format, up) for end, up in zip(beyond, (True, False), strict=True))
+    least, most = least.minimum((2 * most - lo).nextafter(lo)), most.maximum((2 * least - hi).nextafter(hi))
+    least, most = _next(least, own.format, up=True), _next(most, own.format, up=False)
     ends = torch.where(below, least, lo), torch.where(above, most, hi)
     return replace(own, enclosure=Enclosure(torch.stack([exact, value, *ends])))
 
@@ -191,7 +186,7 @@ def _with_an_element(seen: Observation, trace: Trace, mask: Callable[[str, Expec
     masks = [
         mask(name, expected).reshape(seen.count, -1).any(-1)
         for name, expected in seen.expected(trace).items()
-        if not trace.stages[name].of_all_rows
+        if name not in seen.problem.steps.sums
     ]
     return reduce(torch.logical_or, masks, torch.zeros(seen.count, dtype=torch.bool, device=seen.problem.main.device))
 

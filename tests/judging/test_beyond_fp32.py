@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +12,13 @@ from torch import Tensor
 
 from lastbit.case import parse_case
 from lastbit.inputs import build
+from lastbit.judging.beyond_fp32 import nearer
+from lastbit.judging.expected import Numbers, known_exactly
 from lastbit.judging.judge import judge
 from lastbit.judging.problem import Problem
-from lastbit.numerics import cast
+from lastbit.judging.trace import Trace
+from lastbit.numerics import FORMATS, Enclosure, Premises, cast, exp, sum_in_any_order, using
+from lastbit.numerics.premises import EXACT, REAL
 from lastbit.ops import Op
 from lastbit.references.all_reduce import all_reduce
 from lastbit.references.cross_entropy import cross_entropy
@@ -71,6 +76,19 @@ def test_a_gradient_that_did_not_cancel_is_legal() -> None:
     assert judged(cross_entropy_backward, inputs, actual, logit_scale=-1.0).verdict is Verdict.FAILED
 
 
+def test_a_failing_case_is_evaluated_in_real_arithmetic_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    premises, evaluate = list[Premises](), Problem.evaluate
+
+    def counted(problem: Problem, *given: Any) -> Trace:
+        premises.append(problem.premises)
+        return evaluate(problem, *given)
+
+    monkeypatch.setattr(Problem, "evaluate", counted)
+    ranks = {"x": normals(1, 4, 64), "peer_1": normals(2, 4, 64)}
+    judgement = judged(all_reduce, ranks, {"reduced": 2 * (ranks["x"] + ranks["peer_1"])})
+    assert judgement.verdict is Verdict.FAILED and premises.count(REAL) == 1
+
+
 @pytest.mark.parametrize(
     ("params", "stages", "said"),
     [
@@ -88,6 +106,46 @@ def test_what_is_called_exact_is(params: dict[str, Any], stages: dict[str, Tenso
     [finding] = judgement.findings
     assert said is None or said in finding.sentence
     assert ("exact" in finding.sentence) == (said is not None)
+
+
+@pytest.mark.parametrize(
+    ("made", "exact"),
+    [
+        (lambda one: one.rounded(FORMATS["bf16"]), 1 + 2.0**-10),  # the contract's roundings are none of its
+        (lambda one: sum_in_any_order([one, one, one], FORMATS["bf16"]), 3 + 3 * 2.0**-10),
+        (lambda one: sum_in_any_order([one - 2.0**-10, one * 1e-39], FORMATS["bf16"]) - 1.0, None),
+        (lambda one: exp(one * -740.0), None),  # a number of fp64 with few digits
+        (lambda one: exp(one * -740.0) * 1e38, None),
+        (lambda one: exp(one - one), 1.0),
+    ],
+)
+def test_an_exact_value_is_known_or_not(made: Callable[[Enclosure], Enclosure], exact: float | None) -> None:
+    with using(EXACT):
+        stage = Numbers(made(Enclosure.point(1 + 2.0**-10)), FORMATS["fp32"])
+    found = known_exactly(stage).item()
+    assert math.isnan(found) if exact is None else found == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("least", "most", "legal", "wrong"),
+    [
+        (0.75, 0.75, [0.51, 0.75, 1.0], [0.5, 0.49, 1.01]),  # on both sides, nearer than 1
+        (0.25, 0.75, [0.25, 0.51, 1.0], [0.249, 0.0, -0.4]),  # what is the truth, or nearer to it wherever it is
+        (0.75, 1.0, [1.0], [0.99, 1.01]),  # fp32 may be the truth
+        (-math.inf, 0.75, [1.0], [0.75]),
+    ],
+)
+def test_what_is_nearer_to_the_truth_than_fp32(
+    sign: float, least: float, most: float, legal: list[float], wrong: list[float]
+) -> None:
+    """The truth lies between `least` and `most`, and fp32 gives 1."""
+    ends = torch.tensor(sorted([sign * least, sign * most]))
+    middle = torch.tensor([0.75 * sign])
+    real = Numbers(Enclosure(torch.stack([middle, middle, ends[:1], ends[1:]]).double()), FORMATS["fp32"])
+    allowed = nearer(Numbers(Enclosure.point(torch.tensor([sign])), FORMATS["fp32"]), real)
+    assert allowed.outside(sign * torch.tensor(legal)).tolist() == [False] * len(legal)
+    assert allowed.outside(sign * torch.tensor(wrong)).tolist() == [True] * len(wrong)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, 0.0, 5.0])
