@@ -72,21 +72,21 @@ def shares(problem: Problem, judgement: Judgement) -> dict[str, float]:
 
     A constant element counts for nothing; see `constants`. One with one legal value counts 1. One in a row that one
     latent value explains counts by how well that value is known: 1 if the order of the sums behind it makes no
-    difference, less by the share of its bits that the order leaves open.
+    difference, less by the share of its bits that the order leaves open. Where the op's first input has no elements, as
+    for a sum over no rows, there is nothing else to decide than constants, and that is.
     """
     rows = judgement.rows
     explained = rows is not None and rows.rows > 0 and not rows.unexplained
     known = _known(problem) if explained else 0.0
-    return {s.name: _share(s, known if s.in_rows else 0.0) for s in judgement.stages if s.result}
+    empty = not problem.main.numel()
+    return {s.name: _share(s, known if s.in_rows else 0.0, empty) for s in judgement.stages if s.result}
 
 
-def _share(stage: StageResult, known: float) -> float:
+def _share(stage: StageResult, known: float, empty: bool) -> float:
     numel = stage.cumulative.numel - stage.constant
-    exact = (
-        (max(stage.cumulative.decided, stage.isolated.decided) - stage.constant) / numel
-        if numel
-        else float(not stage.constant)
-    )
+    if not numel:
+        return float(empty or not stage.constant)
+    exact = (max(stage.cumulative.decided, stage.isolated.decided) - stage.constant) / numel
     return exact + (1 - exact) * known
 
 

@@ -116,6 +116,14 @@ def test_an_ignored_row_makes_no_pass(labels: list[int], classes: int) -> None:
         assert_contract("cross_entropy", actual, **arguments)
 
 
+def test_of_no_rows_everything_is_decided() -> None:
+    """A sum over no rows is 0, which is a constant, and nothing else is there to decide."""
+    none, weight = torch.zeros(0, 8), torch.ones(8)
+    given = {"x": none, "dy": none, "weight": weight, "rstd": torch.zeros(0, 1)}
+    judgement = assert_contract("layer_norm_gated_backward", {"dx": none, "dw": 0 * weight}, **given, decided=1.0)
+    assert judgement.decided == {"dx": 1.0, "dw": 1.0}
+
+
 def test_shares_are_of_what_arithmetic_decides() -> None:
     labels = torch.tensor([0, -100, 0, 0])
     logits = torch.tensor([[0.0, -torch.inf]]).repeat(4, 1)
