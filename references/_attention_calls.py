@@ -93,7 +93,7 @@ def check_attention(
 def is_visible(q: Tensor, k: Tensor, *, causal: bool) -> Tensor:
     """Which keys each query sees, [T, S]: with `causal` those up to its own, that of the last query being the last.
 
-    q, k: parts [..., T, H, D] and [..., S, G, D].
+    q, k: [..., T, H, D] and [..., S, G, D].
     """
     queries, keys = q.shape[-3], k.shape[-3]
     every = q.new_ones(queries, keys).bool()

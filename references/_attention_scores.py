@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lastbit import Contract, StageRecorder
-from lastbit.numerics import Enclosure, concatenate, divide, dot, hull, tanh
+from lastbit.numerics import Enclosure, concatenate, divide, dot, hull, of_base_two, tanh
 
 LOG2E = math.log2(math.e)
 ROUNDED = ("products", "scaled", "cap_ratio", "cap_tanh", "capped")
@@ -24,7 +24,7 @@ def scores_of(
         queries = stage("query", queries * scale)
     elif cap is None and contract.has("scaled_query_log2"):
         products = stage("products", dot(stage("query", queries * _product(scale, LOG2E, queries)), keys.transposed))
-        return Enclosure(products.parts * math.log(2))  # exponentiated to base 2, and here to base e: the same numbers
+        return of_base_two(products)
     elif not _is_power_of_two(math.sqrt(scale)) and contract.has("split_scale"):
         in_query, queries, keys = True, queries * math.sqrt(scale), keys * math.sqrt(scale)
     products = stage("products", dot(queries, keys.transposed))
@@ -40,8 +40,7 @@ def scores_of(
 def with_sinks(sinks: Enclosure, scores: Enclosure) -> Enclosure:
     """Rows [B, H, T, N] with one more column, the first one, which is that of a head [H] in all rows."""
     batch, heads, rows, _ = scores.shape
-    column = Enclosure(sinks.parts[:, None, :, None, None].expand(-1, batch, heads, rows, 1))
-    return concatenate(column, scores)
+    return concatenate(sinks[None, :, None, None].expand(batch, heads, rows, 1), scores)
 
 
 def _is_power_of_two(number: float) -> bool:
@@ -52,6 +51,6 @@ def _product(first: float, second: float, like: Enclosure) -> Enclosure:
     """A factor as it reaches a kernel: the product of two is rounded to fp32 as such, or made of two such numbers."""
 
     def fp32(number: float) -> Enclosure:
-        return Enclosure.point(like.parts.new_tensor(number).float())
+        return Enclosure.point(like.value.new_tensor(number).float())
 
     return hull(fp32(first * second), fp32(first) * fp32(second))

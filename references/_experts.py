@@ -103,7 +103,8 @@ def _pairs_by_expert(expert_ids: Tensor, first_expert: int, count: int) -> tuple
 @remembered
 def _repeated(tokens: Enclosure, slots: int) -> Enclosure:
     """The row of each pair, from that of its token [T, n]."""
-    return Enclosure(tokens.parts.repeat_interleave(slots, dim=1))
+    count, width = tokens.shape
+    return tokens[:, None].expand(count, slots, width).reshape(count * slots, width)
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,10 @@ def attention(
         ValueError: shapes that do not fit, or a scale or cap that is not positive and finite.
     """
     check_attention(q, k, v, sinks, scale, cap)
-    visible = is_visible(q.parts, k.parts, causal=causal)
+    visible = is_visible(q.value, k.value, causal=causal)
     shared = q.shape[2] // k.shape[2]
-    queries, *others = (Enclosure(x.parts.transpose(2, 3)) for x in (q, k, v))
-    keys, values = (Enclosure(x.parts.repeat_interleave(shared, 2)) for x in others)
+    queries, keys, values = (x.permute(-4, -2, -3, -1) for x in (q, k, v))
+    keys, values = _repeated(keys, shared), _repeated(values, shared)
     scores = scores_of(queries, keys, scale, cap, contract, stage)
     lost = ~(scores.lo.isfinite() & scores.hi.isfinite()) & ~visible
     scores = where(visible, scores, -math.inf)
@@ -107,7 +107,14 @@ def attention(
     else:
         attended = _normalized(rows, seen[:, None], values, contract, stage)
     attended = attended.unknown_where(lost.any(-1, keepdim=True) | _reached(visible, values))
-    stage("output", Enclosure(attended.parts.transpose(2, 3)), result=True)
+    stage("output", attended.permute(-4, -2, -3, -1), result=True)
+
+
+def _repeated(x: Enclosure, times: int) -> Enclosure:
+    """The keys or values [B, G, S, D] of each head, from those of the heads that share them: [B, G · times, S, D]."""
+    batch, groups, keys, width = x.shape
+    each = x.reshape(batch, groups, 1, keys, width).expand(batch, groups, times, keys, width)
+    return each.reshape(batch, groups * times, keys, width)
 
 
 def _reached(visible: Tensor, values: Enclosure) -> Tensor:

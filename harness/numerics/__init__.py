@@ -40,7 +40,7 @@ from lastbit.numerics.premises import DOCUMENTED, Bound, Premises, current, usin
 from lastbit.numerics.primitives import divide, divide_rn, exp, rsqrt, sigmoid, sqrt, sqrt_rn
 from lastbit.numerics.quantized import dequantized
 from lastbit.numerics.remembered import remembered, remembering
-from lastbit.numerics.rescaled import rescaled, rescaled_dot, shifted_exponential
+from lastbit.numerics.rescaled import of_base_two, rescaled, rescaled_dot, shifted_exponential
 from lastbit.numerics.selection import (
     Indices,
     Truth,
@@ -129,6 +129,7 @@ __all__ = [
     "mean_of_squares",
     "minimum",
     "multiply_add",
+    "of_base_two",
     "power_of_two_from",
     "power_of_two_to",
     "primitive",

@@ -6,6 +6,7 @@ factor. Unlike in `softmax`, the shift of a term does not cancel: it decides to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +20,15 @@ from lastbit.numerics.premises import current
 from lastbit.numerics.primitives import exp
 from lastbit.numerics.remembered import remembered
 from lastbit.numerics.sums import flushed
+
+
+@remembered
+def of_base_two(x: Enclosure) -> Enclosure:
+    """Return x · ln 2, not rounded, of which exp is what a kernel has as 2 to the power of x.
+
+    Bounds of exponentials, such as those below and of `folded` arguments, hold for a multiplication by log2 e.
+    """
+    return Enclosure(x.parts * math.log(2))
 
 
 @remembered
