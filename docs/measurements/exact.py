@@ -234,10 +234,10 @@ class Shares:
 
     def __init__(self, x: Digits, folded: bool = False) -> None:
         terms = exp(x - largest(x))
-        self.shown = terms, total(terms)
+        self.shown, self.hollow = (terms, total(terms)), largest(x).numbers == -math.inf
 
-    def settled(self, x: Digits, _: object) -> Digits:
-        return x
+    def settled(self, x: Digits, empty: float | None) -> Digits:
+        return x if empty is None else where(self.hollow, empty, x)
 
 
 class Factor:
