@@ -34,6 +34,7 @@ class PropertyResult:
         rows: how many rows these are in; 0 where rows mean nothing.
         ulp: the largest distance in units in the last place; infinite between a number and what is none.
         legal: the contract allows the bits of both calls, of each pair of which it was asked; None if of none.
+        library: the operation of torch that breaks it, where that is proven, and what it did; a sentence.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PropertyResult:
     rows: int = 0
     ulp: float = 0.0
     legal: bool | None = None
+    library: str = ""
 
     @property
     def excluded(self) -> bool:

@@ -81,6 +81,8 @@ def _print_pair(found: Invariance, one: PropertyResult, console: Console, option
     line(console, f"  {one.name}, the first pair that differs{illegal}:", "bold red" if one.fails else "bold")
     line(console, f"    {one.first}")
     line(console, f"    {one.second}")
+    if one.library:
+        line(console, f"  {one.library}")
     line(console, "  to look further:")
     case = one.first.partition(", ")[0]  # what follows says in words how the first call differs from its line
     line(console, f"    {repro_command(case, found.kernel, found.device, [one.name], options)}")

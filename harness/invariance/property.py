@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from lastbit.errors import UnsupportedCase
 from lastbit.inputs import Inputs
+from lastbit.invariance import library
 from lastbit.invariance.basis import Basis, Difference, difference
 from lastbit.property_result import Outcome, PropertyResult
 from lastbit.relations import Matched, NotApplicable, Related, Relation, Tensors
@@ -188,6 +190,14 @@ def both(one: Property, other: Property) -> Property:
 
 
 def result_of(property: Property, basis: Basis) -> PropertyResult:
+    """Return what is found of a property, and which operation of torch breaks it where that fails the kernel."""
+    found = _found(property, basis)
+    if not (found.outcome is Outcome.BROKEN and found.fails and basis.direct):
+        return found
+    return replace(found, library=library.breaking(found, basis, partial(_found, property)))
+
+
+def _found(property: Property, basis: Basis) -> PropertyResult:
     """What is found of a property: its pairs of calls are made. What the kernel raises is told, and not raised."""
     found = PropertyResult(property.name, Outcome.HOLDS, property.name in basis.kernel.invariant)
     left_out = frozenset(() if property.unordered else basis.kernel.unordered) & basis.results.keys()

@@ -178,5 +178,5 @@ def sentence_of(one: PropertyResult) -> str:
     }
     return (
         f"{one.name}, {promised}{where}; {one.elements:,} of {one.numel:,} elements of {one.result}{rows} differ by up "
-        f"to {one.ulp:g} ulp, first seen with {one.second}{legal[one.legal]}."
+        f"to {one.ulp:g} ulp, first seen with {one.second}{legal[one.legal]}.{one.library and f' {one.library}'}"
     )

@@ -1,0 +1,185 @@
+"""Which operation of torch breaks a property of a kernel: the one that gives other bits for the same operands.
+
+The property is asked again while every operation of torch is watched. What an operation gives follows from its
+operands, and in many a row follows from a row of them: where these are what they were before, the result must be, too.
+First it is only noted where that is not so. Then an operation that was noted is *held* to what it gave before. If the
+property holds now, that operation breaks it; where no single one does, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from lastbit.dtypes import DTYPE_NAMES
+from lastbit.inputs import Inputs, bits_of
+from lastbit.inputs.bitwise import bits_with_one_nan
+from lastbit.invariance.basis import Basis
+from lastbit.property_result import Outcome, PropertyResult
+from lastbit.relations import Tensors
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+BYTES, ROWS = 64 << 20, 1 << 15
+"""Of results that are compared, and how many; where a property takes more, no operation is named."""
+_MOST = 4  # operations that are held, each in its turn
+_UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_")
+_DOTS = {"mm": ("self 0",), "addmm": ("mat1 0",), "bmm": ("self 0", "mat2 0")}  # operands with rows of the result
+
+
+def breaking(found: PropertyResult, basis: Basis, ask: Callable[[Basis], PropertyResult]) -> str:
+    """Return what an operation of torch did that breaks a property, as a sentence; empty if none is proven to.
+
+    `ask` finds the property of a call, as `found` is that of `basis`. Where it finds anything else while it is watched,
+    as of a kernel that is compiled otherwise, nothing is said.
+    """
+    with suppress(Exception):  # of the kernel, which may take another way under a mode of torch
+        watch = _Watch()
+        if ask(watch.of(basis)) != found:
+            return ""
+        for operation in list(watch.noted)[:_MOST]:
+            held = _Watch(operation)
+            if ask(held.of(basis)).outcome is Outcome.HOLDS and not held.over:
+                return f"{operation} breaks it: {held.noted[operation]}; with the first in both, the property holds."
+    return ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """The first result for some operands, or its row; and in words which row, and of what operands."""
+
+    value: Tensor
+    bits: Tensor
+    words: str
+
+
+class _Operand:
+    """The bits of an operand as they were before an operation, and its dtype and shape in words."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        strides = "" if tensor.is_contiguous() else f" strides {list(tensor.stride())}"
+        self.words = f"{DTYPE_NAMES.get(tensor.dtype, tensor.dtype)} {list(self.shape)}{strides}"
+        self._bits = bits_of(tensor.detach()).cpu().contiguous().clone().numpy()
+        self._kind = str(tensor.dtype)
+
+    @property
+    def whole(self) -> bytes:
+        return f"{self._kind} {self.shape}".encode() + bytes(self._bits.tobytes())
+
+    def row(self, row: Any) -> bytes:
+        return f"{self._kind} {self.shape[1:]}".encode() + bytes(self._bits[row].tobytes())
+
+
+Operands = Mapping[str, _Operand]
+
+
+class _Watch(TorchDispatchMode):
+    """Notes which operations give other bits for the same operands; the one `held` gives the first ones again.
+
+    Attributes:
+        noted: operation → what it did first, in words.
+        over: not every operation was looked at, since there are too many.
+    """
+
+    def __init__(self, held: str = "") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noted: dict[str, str] = {}
+        self.over = False
+        self._held, self._bytes, self._rows = held, 0, 0
+        self._known: dict[bytes, _Kept] = {}
+
+    def of(self, basis: Basis) -> Basis:
+        """The same call, and those that it is compared with, watched."""
+
+        def call(inputs: Inputs) -> Tensors:
+            with self:
+                return basis.call(inputs)
+
+        return replace(basis, results=call(basis.inputs), call=call)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, schema = kwargs or {}, func._schema.arguments
+        given = {**dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
+        tensors = {f"{name} {i}": x for name, value in given.items() for i, x in enumerate(_tensors(value))}
+        self.over |= self._bytes > BYTES or self._rows > ROWS
+        free = func.overloadpacket.__name__ in _UNWRITTEN or torch.Tag.nondeterministic_seeded in func.tags
+        if self.over or free or not all(_is_plain(x) for x in tensors.values()):
+            return func(*args, **kwargs)
+        operands = {name: _Operand(x) for name, x in tensors.items()}
+        result = func(*args, **kwargs)
+        written = [given.get(a.name) for a in schema if a.alias_info is not None and a.alias_info.is_write]
+        memory = {x.untyped_storage()._cdata for x in tensors.values()}
+        fresh = [x for x in _tensors(result) if _is_plain(x) and x.untyped_storage()._cdata not in memory]
+        for part, made in enumerate([*_tensors(written), *fresh]):
+            self._compare(func, given, operands, part, made)
+        return result
+
+    def _compare(self, func: Any, given: Mapping[str, Any], operands: Operands, part: int, made: Tensor) -> None:
+        """Compare a result with the first one for the same operands, or each row with that for the same rows."""
+        by_row = _by_row(func, given, operands, made)
+        others = blake2b(b"".join(x.whole for name, x in operands.items() if name not in by_row)).digest()
+        shape = tuple(made.shape[1:] if by_row else made.shape)
+        common = f"{func} {part} {_spelled(given)} {by_row} {made.dtype} {shape}".encode() + others
+        words, copy = ", ".join(x.words for x in operands.values()), made.detach().clone()
+        bits, places = bits_with_one_nan(copy), range(len(copy)) if by_row else [...]
+        self._bytes, self._rows = self._bytes + copy.nbytes, self._rows + len(places)
+        for row in places:
+            key = blake2b(common + b"".join(operands[name].row(row) for name in by_row), digest_size=16).digest()
+            now = _Kept(copy[row], bits[row], f"row {row} of {words}" if by_row else words)
+            first = self._known.setdefault(key, now)
+            if not torch.equal(first.bits, now.bits):
+                operation = f"torch.ops.{func.overloadpacket}"
+                self.noted.setdefault(operation, _in_words(first, now))
+                if operation == self._held:
+                    made.detach()[row].copy_(first.value)
+
+
+def _by_row(func: Any, given: Mapping[str, Any], operands: Operands, made: Tensor) -> list[str]:
+    """The operands of which a row, with the others whole, decides that row of the result; none where nobody knows."""
+    name = func.overloadpacket.__name__
+    sides = len(next(iter(operands.values())).shape) if operands else 0
+    if name in _DOTS:
+        rows = _DOTS[name]
+    elif torch.Tag.pointwise in func.tags:
+        rows = tuple(n for n, x in operands.items() if len(x.shape) == made.ndim)
+    elif "normalized_shape" in given and "grad_out" not in given:  # gradients of weights are sums over rows
+        rows = ("input 0",) if sides > len(given["normalized_shape"]) else ()
+    elif (torch.Tag.reduction in func.tags or "half_to_float" in given) and given.get("dim") not in (None, []):
+        dims = given["dim"] if isinstance(given["dim"], (list, tuple)) else [given["dim"]]
+        rows = ("self 0",) if all(dim % sides for dim in dims) else ()
+    else:
+        rows = ()
+    return [n for n in rows if made.ndim and n in operands and operands[n].shape[:1] == made.shape[:1]]
+
+
+def _in_words(first: _Kept, now: _Kept) -> str:
+    gave = ["NaN" if x.value.to(torch.float64).isnan().any() else "numbers" for x in (first, now)]
+    one, other = gave if gave[0] != gave[1] else ("some bits", "others")
+    return f"of the same operands it makes {one} in one call ({first.words}) and {other} in another ({now.words})"
+
+
+def _spelled(value: Any) -> str:
+    """Arguments but for the tensors among them."""
+    if isinstance(value, dict):
+        return str({name: _spelled(x) for name, x in value.items()})
+    if isinstance(value, (list, tuple)):
+        return str([_spelled(x) for x in value])
+    return "tensor" if isinstance(value, Tensor) else repr(value)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value, however deep in lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for x in value:
+            yield from _tensors(x)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex() and tensor.device.type != "meta"
