@@ -71,13 +71,7 @@ def planted(hostile: Hostile, folder: Path, run: Path | str = "") -> Path:
 HOSTILE = (
     Hostile("cached_by_shape", "results of other inputs pass"),
     Hostile("cached_by_address", "results of other inputs pass"),
-    Hostile(
-        "cached_by_weight",
-        "results of another x pass",
-        isolated="PASSED",
-        plain="PASSED",
-        plain_note="no two calls have the same weight",
-    ),
+    Hostile("cached_by_weight", "results of another x pass"),
     Hostile("leaves_stale_results", "the other process has left its results there", plain="PASSED"),
     Hostile("answers_for_the_process", "the judge takes what it says", isolated="ERRORED"),
     Hostile("replays_first_call", "results of other inputs pass"),

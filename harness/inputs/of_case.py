@@ -85,10 +85,11 @@ class Inputs:
 
 
 @timed(INPUTS)
-def refilled(guards: tuple[Guarded, ...], case: Case) -> Inputs:
-    """The tensors of a case in memory that was built for one that differs in its values alone."""
+def refilled(guards: tuple[Guarded, ...], case: Case, names: Collection[str] | None = None) -> Inputs:
+    """The tensors of a case, or those of `names`, in memory that was built for one that differs in its values alone."""
     for spec, guarded in zip(case.tensors, guards, strict=True):
-        fill(guarded.tensor, spec, case.seed)
+        if names is None or spec.name in names:
+            fill(guarded.tensor, spec, case.seed)
     return Inputs(case, guards, tuple(guarded.words.clone() for guarded in guards))
 
 

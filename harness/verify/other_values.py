@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lastbit.case import Case
 from lastbit.errors import UnsupportedCase
-from lastbit.inputs import Inputs, build
+from lastbit.inputs import Inputs, build, refilled
 from lastbit.inputs.guards import Guarded
 from lastbit.judging.problem import Problem
 from lastbit.result import Finding
@@ -15,6 +15,7 @@ from lastbit.verify.apart import forbidden, guard_dependent
 from lastbit.verify.calls import Caller
 
 ELSEWHERE = "with other values of the same shapes"
+_OF_NO_LINE = 1 << 62
 
 ProblemOf = Callable[[Inputs], Problem]
 """What the kernel has to compute for inputs."""
@@ -62,6 +63,27 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
     del unseen
     against = forbidden(problem, call.actual, "other_values", elsewhere(case))
     return OtherValues(case, guards, call.findings, differing, tuple(against))
+
+
+def call_mixed(caller: Caller, case: Case, other: OtherValues, problem_of: ProblemOf) -> tuple[Finding, ...]:
+    """Call the kernel on the first input of `case` amid the other ones of `other`; return what the reference forbids.
+
+    A kernel that keeps a result for some of its inputs, such as the weight, gives that of another call here.
+    """
+    first, *rest = (spec.name for spec in case.tensors)
+    if not (rest and other.guards):
+        return ()
+    where = f"{ELSEWHERE} for all inputs but {first}, in {case}"
+    named = replace(case, seed=case.seed ^ _OF_NO_LINE)  # the case of nothing else, among the problems that are kept
+    inputs = replace(refilled(other.guards, case, [first]), case=named)
+    try:
+        call = caller.unseen(inputs) or caller.guarded(inputs)
+    except UnsupportedCase:
+        return ()
+    except Exception as error:
+        error.add_note(where)
+        raise
+    return tuple(forbidden(problem_of(inputs), call.actual, "other_values", where))
 
 
 def elsewhere(case: Case) -> str:

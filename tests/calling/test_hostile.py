@@ -97,6 +97,7 @@ def test_two_calls_alone_let_pass_what_needs_other_values_or_no_guards() -> None
         "uncleared maximum",
         "output by shape",
         "output by address",
+        "output by weight",
         "captured graph",
         "sees __wrapped__",
         "sees a Python function",
@@ -159,7 +160,7 @@ def test_a_kernel_that_writes_outside_keeps_its_guards() -> None:
         return y
 
     assert kinds(verified(Hostile("", lambda: kernel), LINE)) == {"wrote_outside"}
-    assert guarded == [True] * 3
+    assert guarded == [True] * 4
 
 
 def test_the_process_is_as_it_was_even_if_the_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:

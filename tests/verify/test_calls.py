@@ -107,7 +107,7 @@ def test_a_case_holds_no_more_than_it_must(repeat: bool) -> None:
     assert judge.held.most <= max(last, elsewhere if repeat else 0) + little
     whole = inputs + result + stage
     assert judge.seen[-1] <= whole + little, "what the kernel was given, and the same results again, are gone"
-    assert len(judge.seen) == 1 + repeat
+    assert len(judge.seen) == 1 + 2 * repeat
     assert judge.seen[0] <= (elsewhere if repeat else whole) + little
 
 
@@ -150,7 +150,7 @@ def test_results_that_differ_are_both_held() -> None:
     assert not torch.equal(calls.last.actual["output"], calls.first.actual["output"])
 
 
-@pytest.mark.parametrize(("repeat", "waits"), [(False, 3), (True, 6)])
+@pytest.mark.parametrize(("repeat", "waits"), [(False, 3), (True, 7)])
 def test_a_device_is_waited_for_once_a_call_and_once_for_calls_that_are_compared(
     repeat: bool, waits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,9 +174,9 @@ def test_a_result_beyond_an_input_is_what_the_kernel_wrote_there() -> None:
     assert [finding.kind for finding in calls.findings()] == ["wrote_outside", "reused_memory"]
 
 
-@pytest.mark.parametrize("number", [1, 3, 4])
+@pytest.mark.parametrize("number", [1, 4, 5])
 def test_a_result_without_memory_is_an_error(number: int) -> None:
-    count = iter(range(1, 5))
+    count = iter(range(1, 6))
 
     def kernel(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         output = norm(x, weight, eps=eps)["output"]

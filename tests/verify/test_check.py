@@ -106,7 +106,7 @@ def test_declared_stages_are_asked_for_in_the_last_call_only() -> None:
 
     result = verified(staged, stages=("inv_rms",))
     assert result.verdict is Verdict.PASSED
-    assert asked == [(), (), (), ("inv_rms",)]
+    assert asked == [(), (), (), (), ("inv_rms",)]
     assert [stage.name for stage in result.stages] == ["inv_rms", "output"]
 
 
@@ -332,13 +332,13 @@ FP32 = "rms_norm x=fp32[6,64] weight=fp32[64] eps=1e-06 seed=3"
 
 
 def moody(error: float) -> Callable[..., Tensor]:
-    """A kernel whose inverse rms is off by a relative error in every second call."""
+    """A kernel whose inverse rms is off by a relative error in the last call of a case."""
     calls: list[int] = []
 
     def call(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
         calls.append(1)
         inv_rms = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        return x * (inv_rms * (1 + error * (len(calls) % 2 == 0))) * weight
+        return x * (inv_rms * (1 + error * (len(calls) == 5))) * weight
 
     return call
 

@@ -66,7 +66,7 @@ LINES = tuple(
 )
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(False, [4, 2, 4, 2, 4, 2]), (True, [4] * 6)])
+@pytest.mark.parametrize(("asked", "expected"), [(False, [5, 2, 5, 2, 5, 2]), (True, [5] * 6)])
 def test_the_first_case_of_each_kind_sees_other_values(asked: bool, expected: list[int]) -> None:
     seen: list[str] = []
 
