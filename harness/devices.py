@@ -104,6 +104,11 @@ def made_current(device: torch.device | str) -> AbstractContextManager[None]:
     return torch.accelerator.device_index(int(index)) if index else nullcontext()
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use: under `taskset`, or in a cpuset, not all that the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let torch compute on the CPU in one thread: several wait for each other after every operation on few elements."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from lastbit.cluster.actor import Actor
 from lastbit.cluster.resources import Kind, Node
+from lastbit.devices import usable_cores
 from lastbit.errors import LastbitError, UsageError
 
 LOCAL = "local"
@@ -124,7 +125,7 @@ def _of_a_local_one(workers: int | None, files: str) -> dict[str, Any]:
     """Options of a cluster on this machine, of as many cores as there are, or as workers that were asked for."""
     return {
         "address": LOCAL,
-        "num_cpus": max(os.cpu_count() or 1, workers or 1),
+        "num_cpus": max(usable_cores(), workers or 1),
         "include_dashboard": False,
         "object_store_memory": _STORE,
         "_temp_dir": files,

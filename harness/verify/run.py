@@ -22,6 +22,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from lastbit.config import Config
+from lastbit.devices import usable_cores
 from lastbit.files import IMPORTED_FROM
 from lastbit.isolation.folders import remove
 from lastbit.result import CaseResult
@@ -80,7 +81,7 @@ def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]
 def workers_for(device_type: str, config: Config) -> int:
     """How many worker processes run the cases of a type of device, unless -n says otherwise."""
     devices = sum(device.partition(":")[0] == device_type for device in config.devices)
-    return min(os.cpu_count() or 1, MOST_ON_CPU if device_type == "cpu" else PER_ACCELERATOR * devices)
+    return min(usable_cores(), MOST_ON_CPU if device_type == "cpu" else PER_ACCELERATOR * devices)
 
 
 def environment_for(device_type: str, site: Sequence[str] = (), tree: str = "") -> dict[str, str]:

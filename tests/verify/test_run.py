@@ -66,12 +66,13 @@ def test_an_interrupt_while_processes_are_ended_does_not_keep_them(
 
 @pytest.mark.parametrize(
     ("device_type", "cores", "expected"),
-    [("cpu", 2, 2), ("cpu", 64, 8), ("cpu", None, 1), ("cuda", 64, 16), ("cuda", 4, 4)],
+    [("cpu", 1, 1), ("cpu", 2, 2), ("cpu", 64, 8), ("cuda", 64, 16), ("cuda", 4, 4)],
 )
 def test_each_type_of_device_has_its_own_number_of_workers(
-    device_type: str, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+    device_type: str, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two accelerators have twice as many as one, if there are cores for them."""
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    """Two accelerators have twice as many as one, if this process may use cores enough of the machine's."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     plan = DevicePlan(("cpu", "cuda:0", "cuda:1"), ("", "", ""))
     assert workers_for(device_type, Config(folder="", device_plan=plan)) == expected
