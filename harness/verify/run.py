@@ -97,7 +97,9 @@ def environment_for(device_type: str, site: Sequence[str] = (), tree: str = "") 
         named = [image(folder, tree) for folder in [*named, *added]]
     path = os.pathsep.join(dict.fromkeys([*site, str(IMPORTED_FROM), *named, working_folder(tree)]))
     mode = "1" if device_type == "cpu" else "0"
-    return dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
+    environment = dict(os.environ, PYTHONPATH=path, PYTHONSAFEPATH="1", TRITON_INTERPRET=mode)
+    # numpy would start a thread for each core in every worker, which spins for some milliseconds after larger products.
+    return environment | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def working_folder(tree: str) -> str:

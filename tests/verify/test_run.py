@@ -14,7 +14,7 @@ import pytest
 from lastbit.config import Config
 from lastbit.devices import DevicePlan
 from lastbit.verify import run
-from lastbit.verify.run import Child, end, wait, workers_for
+from lastbit.verify.run import Child, end, environment_for, wait, workers_for
 
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 PARENT = f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-S', '-c', {DEAF!r}]); child.wait()"
@@ -76,3 +76,9 @@ def test_each_type_of_device_has_its_own_number_of_workers(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     plan = DevicePlan(("cpu", "cuda:0", "cuda:1"), ("", "", ""))
     assert workers_for(device_type, Config(folder="", device_plan=plan)) == expected
+
+
+def test_products_of_numpy_have_one_thread_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers share the cores, and a thread of OpenBLAS spins for some milliseconds when its part is done."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "16")
+    assert environment_for("cpu")["OPENBLAS_NUM_THREADS"] == "1"
