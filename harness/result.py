@@ -223,6 +223,9 @@ class Finding:
 OF_PROPERTIES = frozenset({"broken_property"})
 """Kinds of findings of which the subject is a property; the values of every stage may be allowed."""
 
+OF_VALUES = frozenset({"outside", "special", "rows"})
+"""Kinds of findings that say no more than that values are not those of the contract."""
+
 SANITIZED = frozenset({"memcheck", "initcheck", "racecheck", "synccheck", "race", "masked"})
 """Kinds of findings that only a run with --sanitize has: of compute-sanitizer's tools, and of interpreted programs."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,34 +19,18 @@ from lastbit.errors import LastbitError
 from lastbit.reports import changes_text, chart_data, charts, html_tables, properties, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import coverage_tables
-from lastbit.reports.explained import explanation_of
-from lastbit.reports.html_explained import explained
-from lastbit.reports.html_properties import property_table
+from lastbit.reports.html_findings import finding
+from lastbit.reports.html_tables import Standing, Subject
 from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import found_in, property_tables
 from lastbit.reports.stage_summary import StageSummary, stage_order, stage_summaries
-from lastbit.reports.summary import (
-    ORDER,
-    Problem,
-    elements,
-    plural,
-    problems,
-    repro_line,
-    shown_path,
-    tally,
-)
+from lastbit.reports.summary import ORDER, plural, problems, repro_line, shown_path, tally
 from lastbit.reports.traced import traced_stages
 from lastbit.reports.wording import LEGEND
-from lastbit.result import BAD, CaseResult, Verdict
+from lastbit.result import BAD, Verdict
 from lastbit.run import Run
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-MOST_CASES = 20
-"""Repro lines of one finding, besides that of its smallest case."""
-
-Subject = tuple[str, str]
-Cases = Mapping[Subject, Sequence[CaseResult]]
 
 
 def page(run: Run, *, base: Run | None = None) -> str:
@@ -86,94 +71,93 @@ def _hash(script: str) -> str:
 
 def _context(run: Run) -> dict[str, Any]:
     """Everything that the template shows."""
-    subjects = run.subjects()
-    verdicts = {subject: run.verdict(*subject) for subject in subjects}
-    cases: Cases = {subject: run.of(*subject) for subject in subjects}
-    ops = {result.kernel: result.op for result in run.results}
-    summaries = {op: _summaries(run, op, cases, ops) for op in dict.fromkeys(ops.values())}
+    subjects = html_tables.standings(run)
+    ops: dict[str, list[Standing]] = {}
+    op_of = {result.kernel: result.op for result in run.results}
+    for one in subjects.values():
+        ops.setdefault(op_of[one.kernel], []).append(one)
+    summaries = {op: _summaries(found) for op, found in ops.items()}
     every = [(op, key, stage) for op, found in summaries.items() for key, stages in found.items() for stage in stages]
     anchors = {html_tables.stage_anchor(*key, stage.name, stage.dtype) for _, key, stage in every}
+    short = [one for one in subjects.values() if one.short]
     return {
         "overall": run.overall,
-        "headline": _headline(verdicts) + wording.on_cases(run, *subjects),
+        "headline": _headline([one.verdict for one in subjects.values()]),
+        "short": [f"{one.kernel} on {one.device}: PASSED {one.short}" for one in short],
+        "all_short": len(short) == len(subjects),
         "broken": run.broken,
-        "facts": _facts(run, verdicts),
-        "kernels": html_tables.kernels(run, verdicts, cases),
-        "findings": [_finding(problem, run, anchors) for problem in problems(run)],
+        "unverified": wording.unverified(run),
+        "about": _about(run),
+        "facts": _facts(run),
+        "table_of_ops": html_tables.ops(ops),
+        "kernels": html_tables.kernels(run, subjects),
+        "findings": [finding(problem, run, anchors) for problem in problems(run)],
         "order": ORDER,
         "notices": [
             {"text": entry.sentence, "repro": entry.repro(run.environment.get("options", ""))} for entry in noticed(run)
         ],
         "legend": wording.legend(run),
-        "ops": [_op(op, found, run, cases) for op, found in summaries.items()],
+        "ops": [_op(op, found, run, subjects) for op, found in summaries.items()],
         "titles": charts.TITLES,
-        "data": _json({"subjects": _subjects(run, verdicts), "columns": chart_data.COLUMNS}),
-        "choices": _choices(run, verdicts, every),
+        "data": _json({"subjects": _subjects(run, subjects), "columns": chart_data.COLUMNS}),
+        "choices": _choices(run, subjects, every),
+        "open": [one.kernel for one in subjects.values() if one.verdict is Verdict.INCONCLUSIVE],
         "missing": wording.never_told_apart(run),
         "advice": wording.ADVICE,
-        "unasked": [" on ".join(subject) for subject, verdict in verdicts.items() if verdict in BAD],
+        "unasked": [" on ".join(subject) for subject, one in subjects.items() if one.verdict in BAD],
         "coinciding": wording.coinciding(run),
         "undecided": wording.undecided(run),
-        "power": html_tables.power(run.power, ops),
+        "power": html_tables.power(run.power, op_of),
         "coverage": [(html_tables.coverage(found), found.gaps) for found in coverage_tables(run)],
-        "properties": [property_table(found) for found in property_tables(found_in(run))],
+        "properties": [html_tables.asked(found) for found in property_tables(found_in(run))],
         "words": properties.MEANING,
         "sensitivity": html_tables.sensitivity(every),
-        "agreement": html_tables.agreement(run.agreement, ops),
-        "not_run": [*filter(None, [wording.unverified(run)]), *wording.not_run(run)],
+        "agreement": html_tables.agreement(run.agreement, op_of),
+        "not_run": wording.not_run(run),
         "turned_down": wording.turned_down(run),
         "environment": run.environment,
     }
 
 
-def _summaries(run: Run, op: str, cases: Cases, ops: Mapping[str, str]) -> dict[Subject, list[StageSummary]]:
-    order = stage_order(result for result in run.results if result.op == op)
-    return {key: stage_summaries(found, order) for key, found in cases.items() if ops[key[0]] == op}
+def _summaries(found: Sequence[Standing]) -> dict[Subject, list[StageSummary]]:
+    order = stage_order(result for one in found for result in one.cases)
+    return {(one.kernel, one.device): stage_summaries(one.cases, order) for one in found}
 
 
-def _headline(verdicts: Mapping[Subject, Verdict]) -> str:
+def _headline(verdicts: Sequence[Verdict]) -> str:
     """`2 of 14 kernels failed, 1 errored`, where a kernel on two devices counts twice."""
-    bad = [verdict for verdict in verdicts.values() if verdict is not Verdict.PASSED]
-    return f"{tally(bad) if bad else 'all'} of {plural(len(verdicts), 'kernel')}" if verdicts else "no kernel"
+    if not verdicts:
+        return "no kernel"
+    counts = Counter(verdicts)
+    worst, *others = [v for v in reversed(Verdict) if counts[v] and v is not Verdict.PASSED] or [Verdict.PASSED]
+    of = plural(len(verdicts), "kernel")
+    first = of if counts[worst] == len(verdicts) else f"{counts[worst]:,} of {of}"
+    return ", ".join([f"{first} {worst.value.lower()}", *(f"{counts[v]:,} {v.value.lower()}" for v in others)])
 
 
-def _facts(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[tuple[str, str]]:
-    """What a reader wants to know of the whole run, as label and text; what is unknown is left out."""
+def _about(run: Run) -> list[str]:
+    """What was run, in a few words."""
+    cases = [result for result in run.results if result.counted]
+    profile = run.environment.get("profile", "")
+    return [
+        f"cases: {tally(result.verdict for result in cases)}",
+        f"{sum(result.seconds for result in run.results):,.1f} s in cases",
+        *filter(None, [run.environment.get("devices", ""), profile and f"profile {profile}"]),
+    ]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """Where the time went and what the verdicts rest on, as label and text; what is unknown is left out."""
     environment = run.environment
     compared = sum(s.cumulative.numel for r in run.results if r.counted for s in r.stages)
     said = [
-        ("Kernels", tally(verdicts.values())),
-        ("Cases", tally(result.verdict for result in run.results if result.counted)),
         ("Compared", plural(compared, "element")),
-        ("Time in cases", f"{sum(r.seconds for r in run.results):,.1f} s"),
         ("Where time went", wording.time_spent(run)),
-        ("Devices", environment.get("devices", "")),
-        ("Profile", environment.get("profile", "")),
         ("Error bounds", environment.get("premises", "")),
         ("Kernel processes were kept from", environment.get("isolated", "")),
         ("Records", shown_path(environment.get("records", ""))),
     ]
     return [(label, text) for label, text in said if text]
-
-
-def _finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, Any]:
-    result, options = problem.smallest, run.environment.get("options", "")
-    others = sorted((r for r in problem.bad if r.counted and r is not result), key=lambda r: elements(r.case))
-    failing = result.failing_stage
-    return {
-        "verdict": result.verdict,
-        "kernel": result.kernel,
-        "op": result.op,
-        "groups": wording.problem_groups(problem),
-        "stage": failing.name if failing else "",
-        "devices": " ".join(dict.fromkeys(r.device for r in problem.bad)),
-        "dtypes": " ".join(dict.fromkeys(d for r in problem.bad for d in r.dtypes.split("/"))),
-        "fields": [(label, text) for label, text in wording.problem_fields(problem) if text],
-        "why": explained(explanation_of(run, problem), problem, options, anchors),
-        "repro": repro_line(result, options),
-        "others": [repro_line(r, options) for r in others[:MOST_CASES]],
-        "rest": max(0, len(others) - MOST_CASES),
-    }
 
 
 def _changes(base: Run, run: Run) -> dict[str, Any]:
@@ -206,14 +190,14 @@ def _changed(kernel: KernelChange, changes: Changes) -> dict[str, Any]:
     }
 
 
-def _op(op: str, summaries: Mapping[Subject, Sequence[StageSummary]], run: Run, cases: Cases) -> Any:
+def _op(
+    op: str, summaries: Mapping[Subject, Sequence[StageSummary]], run: Run, subjects: Mapping[Subject, Standing]
+) -> Any:
     """Table and charts of one op."""
-    subjects = run.subjects()
     traced = {key: traced_stages(run, *key) for key in summaries}
-    results = [result for key in summaries for result in cases[key]]
-    stages = stage_order(results)
-    rows = chart_data.rows(results, subjects, summaries)
-    data = {"rows": rows, "specifications": charts.specifications(op, stages, rows)}
+    results = [result for key in summaries for result in subjects[key].cases]
+    rows = chart_data.rows(results, list(subjects), summaries)
+    data = {"rows": rows, "specifications": charts.specifications(op, stage_order(results), rows)}
     return {
         "name": op,
         "table": html_tables.stages(op, summaries, traced, dict(LEGEND)),
@@ -222,28 +206,35 @@ def _op(op: str, summaries: Mapping[Subject, Sequence[StageSummary]], run: Run, 
     }
 
 
-def _subjects(run: Run, verdicts: Mapping[Subject, Verdict]) -> list[dict[str, str]]:
+def _subjects(run: Run, subjects: Mapping[Subject, Standing]) -> list[dict[str, str]]:
     """What a filter looks at, for the rows of charts."""
     first = {(r.kernel, r.device): r for r in reversed(run.results)}
     return [
-        {"op": first[key].op, "kernel": key[0], "device": key[1], "verdict": outcome, "contract": first[key].contract}
-        for key, outcome in verdicts.items()
+        {
+            "op": first[key].op,
+            "kernel": one.kernel,
+            "device": one.device,
+            "verdict": one.verdict,
+            "contract": first[key].contract,
+        }
+        for key, one in subjects.items()
     ]
 
 
 def _choices(
-    run: Run, verdicts: Mapping[Subject, Verdict], stages: Sequence[tuple[str, Subject, StageSummary]]
+    run: Run, subjects: Mapping[Subject, Standing], stages: Sequence[tuple[str, Subject, StageSummary]]
 ) -> dict[str, list[str]]:
-    """What each filter can be set to."""
-    found = set(verdicts.values()) | {stage.verdict for _, _, stage in stages}
+    """What each filter can be set to; one that could be set to a single thing is left out."""
+    found = {one.verdict for one in subjects.values()} | {stage.verdict for _, _, stage in stages}
     dtypes = {d for r in run.results for d in r.dtypes.split("/")} | {stage.dtype for _, _, stage in stages}
-    return {
+    choices = {
         "op": list(dict.fromkeys(result.op for result in run.results)),
-        "kernel": list(dict.fromkeys(kernel for kernel, _ in verdicts)),
-        "device": list(dict.fromkeys(device for _, device in verdicts)),
+        "kernel": list(dict.fromkeys(kernel for kernel, _ in subjects)),
+        "device": list(dict.fromkeys(device for _, device in subjects)),
         "dtype": sorted(filter(None, dtypes)),
         "verdict": [verdict.value for verdict in reversed(Verdict) if verdict in found],
     }
+    return {name: values for name, values in choices.items() if len(values) > 1}
 
 
 def _json(value: Any) -> str:

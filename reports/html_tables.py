@@ -8,26 +8,30 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lastbit.reports import changes_text
+from lastbit.reports import changes_text, properties
 from lastbit.reports.changes import KernelChange
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, CoverageTable
 from lastbit.reports.stage_summary import StageSummary, beside_values, extremes
-from lastbit.reports.summary import distance, error, share, shown_path, signed
+from lastbit.reports.summary import distance, error, plural, share, shown_path, signed, tally
 from lastbit.reports.traced import TracedStage, traced_cells
 from lastbit.result import CaseResult, Verdict
-from lastbit.run import Agreement, Power, Run
+from lastbit.run import LEAST_JUDGED, Agreement, Decided, Power, Run
 
 Subject = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, with `detail` below it; sorted by `order`, or else by the text; `kind` says how it looks."""
+    """Text, with `detail` below it; sorted by `order`, or else by the text; `kind` says how it looks.
+
+    The text is a link to `href` if that is not empty.
+    """
 
     text: str
     order: float | None = None
     kind: str = ""
     detail: str = ""
+    href: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Table:
 
 
 _NEEDLESS_IF_ALIKE = ("op", "device")
-_NEEDLESS_IF_ZERO = ("errored", "inconclusive", "turned down")
+_NEEDLESS_IF_ZERO = ("failed", "errored", "inconclusive", "turned down", "outside")
 
 
 def table(caption: str, columns: Sequence[tuple[str, str]], rows: Sequence[Row]) -> Table:
@@ -81,30 +85,104 @@ def number(text: str, value: float) -> Cell:
     return Cell(text, None if math.isnan(value) else value, "number")
 
 
-def verdict(value: Verdict) -> Cell:
-    return Cell(value.value, list(Verdict).index(value), f"verdict {value.value.lower()}")
+def verdict(value: Verdict, short: str = "") -> Cell:
+    """A verdict; one that falls `short` is not green, and says so."""
+    kind = "partly" if short and value is Verdict.PASSED else value.value.lower()
+    return Cell(value.value, list(Verdict).index(value) + bool(short) / 2, f"verdict {kind}", short)
 
 
-def kernels(run: Run, verdicts: Mapping[Subject, Verdict], cases: Mapping[Subject, Sequence[CaseResult]]) -> Table:
-    """One row per kernel and device, worst first."""
-    severity = list(Verdict)
-    worst_first = sorted(verdicts, key=lambda subject: -severity.index(verdicts[subject]))
-    first = {(r.kernel, r.device): r for r in reversed(run.results)}
-    return table(
-        "Kernels, worst first",
-        _named(
-            "kernel, verdict, op, device, cases, passed, failed, errored, inconclusive, turned down, outside, seconds"
-        ),
-        [_kernel(first[key], verdicts[key], cases[key]) for key in worst_first],
+@dataclass(frozen=True)
+class Standing:
+    """One kernel on one device: its verdict, its counted cases, and what the run decided of each of its results.
+
+    `judged` and `planned` count cases: see `Run.judged`.
+    """
+
+    kernel: str
+    device: str
+    verdict: Verdict
+    cases: tuple[CaseResult, ...]
+    decided: tuple[Decided, ...]
+    judged: int
+    planned: int
+
+    @property
+    def short(self) -> str:
+        """How little of a kernel that PASSED was judged or decided, as `on 2 of 122 cases`; empty if it was enough."""
+        if self.verdict is not Verdict.PASSED:
+            return ""
+        of = f"of {plural(self.planned, 'case')}"
+        if self.judged < self.planned:
+            return f"on {self.judged:,} {of}"
+        passed = sum(result.verdict is Verdict.PASSED for result in self.cases)
+        if passed < LEAST_JUDGED * self.planned:
+            return f"on {passed:,} {of}, the others decided nothing"
+        few = (d for d in self.decided if d.few)
+        return ", ".join(f"{share(d.decided, d.numel)} of {d.stage} ({d.dtype}) decided" for d in few)
+
+
+def standings(run: Run) -> dict[Subject, Standing]:
+    """Return how every kernel of a run stands on every device, in the order of the run."""
+    return {s: Standing(*s, run.verdict(*s), run.of(*s), run.decided(*s), *run.judged(*s)) for s in run.subjects()}
+
+
+def _decided(found: Sequence[Decided]) -> Cell:
+    """The share of elements of results that could not have been otherwise."""
+    part, whole = sum(d.decided for d in found), sum(d.numel for d in found)
+    return number(share(part, whole), part / whole if whole else math.nan)
+
+
+def _seconds(cases: Iterable[CaseResult]) -> Cell:
+    seconds = sum(result.seconds for result in cases)
+    return number(f"{seconds:,.1f}", seconds)
+
+
+_DECIDED = ("decided", "elements of its results for which the contract allows exactly one value")
+
+
+def ops(subjects: Mapping[str, Sequence[Standing]]) -> Table:
+    """One row per op, each a link to the section of its number."""
+    return Table(
+        "The worst verdict on each op",
+        (*_named("op, verdict, kernels, cases"), _DECIDED, ("seconds", "")),
+        tuple(_op(op, f"#op-{position}", found) for position, (op, found) in enumerate(subjects.items(), start=1)),
     )
 
 
-def _kernel(any_result: CaseResult, outcome: Verdict, cases: Sequence[CaseResult]) -> Row:
-    found = Counter(result.verdict for result in cases)
-    outside = sum(max(s.cumulative.outside, s.isolated.outside) for r in cases for s in r.stages)
-    seconds = sum(result.seconds for result in cases)
-    beside = beside_values(cases)
-    extreme = extremes(cases)
+def _op(op: str, href: str, found: Sequence[Standing]) -> Row:
+    verdicts, cases = [one.verdict for one in found], [case for one in found for case in one.cases]
+    short = [f"{one.kernel} {one.short}" for one in found if one.short]
+    few = f"{len(short)} of its kernels on few cases, or with few elements decided" if short[1:] else "".join(short)
+    cells = (
+        Cell(op, kind="name", href=href),
+        verdict(Verdict.worst(*verdicts), few),
+        replace(count(len(found)), detail=tally(verdicts) if len(set(verdicts)) > 1 else ""),
+        count(len(cases)),
+        _decided([decided for one in found for decided in one.decided]),
+        _seconds(cases),
+    )
+    kernels, devices = dict.fromkeys(one.kernel for one in found), dict.fromkeys(one.device for one in found)
+    return Row(cells, {"op": op, "kernel": " ".join(kernels), "device": " ".join(devices)})
+
+
+def kernels(run: Run, subjects: Mapping[Subject, Standing]) -> Table:
+    """One row per kernel and device, worst first."""
+    severity = list(Verdict)
+    first = {(r.kernel, r.device): r for r in reversed(run.results)}
+    worst_first = sorted(subjects.values(), key=lambda one: (-severity.index(one.verdict), not one.short))
+    names = "kernel, verdict, op, device, cases, passed, failed, errored, inconclusive, turned down, outside"
+    return table(
+        "Kernels, worst first",
+        (*_named(names), _DECIDED, ("seconds", "")),
+        [_kernel(first[one.kernel, one.device], one) for one in worst_first],
+    )
+
+
+def _kernel(any_result: CaseResult, one: Standing) -> Row:
+    found = Counter(result.verdict for result in one.cases)
+    outside = sum(max(s.cumulative.outside, s.isolated.outside) for r in one.cases for s in r.stages)
+    beside = beside_values(one.cases)
+    extreme = extremes(one.cases)
     detail = (
         any_result.contract,
         shown_path(any_result.source),
@@ -112,21 +190,22 @@ def _kernel(any_result: CaseResult, outcome: Verdict, cases: Sequence[CaseResult
         extreme and f"extreme: {extreme}",
     )
     cells = (
-        Cell(any_result.kernel, kind="name", detail=" · ".join(filter(None, detail))),
-        verdict(outcome),
+        Cell(one.kernel, kind="name", detail=" · ".join(filter(None, detail))),
+        verdict(one.verdict, one.short),
         Cell(any_result.op),
-        Cell(any_result.device),
-        count(len(cases)),
+        Cell(one.device),
+        count(len(one.cases)),
         count(found[Verdict.PASSED]),
         count(found[Verdict.FAILED], "bad"),
         count(found[Verdict.ERRORED], "bad"),
         count(found[Verdict.INCONCLUSIVE], "doubtful"),
         count(found[Verdict.UNSUPPORTED] + found[Verdict.SKIPPED]),
         count(outside, "bad"),
-        number(f"{seconds:,.1f}", seconds),
+        _decided(one.decided),
+        _seconds(one.cases),
     )
-    dtypes = dict.fromkeys(dtype for result in cases for dtype in result.dtypes.split("/"))
-    return Row(cells, {**_about(any_result), "dtype": " ".join(dtypes), "verdict": outcome.value})
+    dtypes = dict.fromkeys(dtype for result in one.cases for dtype in result.dtypes.split("/"))
+    return Row(cells, {**_about(any_result), "dtype": " ".join(dtypes), "verdict": one.verdict.value})
 
 
 def _about(result: CaseResult) -> dict[str, str]:
@@ -297,3 +376,20 @@ def changes(kernel: KernelChange) -> Table:
         tuple((name, "") for name in changes_text.HEADERS),
         tuple(Row(tuple(Cell(text, kind=kind) for text, kind in zip(row, kinds, strict=True))) for row in rows),
     )
+
+
+def asked(found: properties.PropertyTable) -> Table:
+    """One row per kernel of an op: a word for each property that was asked of its bits."""
+    return Table(
+        f"Properties of the bits of {found.op}",
+        tuple((name, "") for name in found.headers),
+        tuple(_asked(one, found.properties) for one in found.kernels),
+    )
+
+
+def _asked(found: properties.Found, names: Sequence[str]) -> Row:
+    words = [properties.cell(found.properties.get(name)) for name in names]
+    looks = {"BROKEN": "bad", "ERRORED": "bad", "broken": "doubtful", "errored": "doubtful"}
+    cells = [Cell(text, kind=looks.get(text, ""), detail=detail) for text, detail in words]
+    about = {"op": found.op, "kernel": found.kernel, "device": found.device}
+    return Row((Cell(found.kernel, kind="name"), Cell(found.device), *cells), about)

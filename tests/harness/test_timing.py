@@ -126,7 +126,7 @@ def test_every_report_of_a_run_says_where_its_time_went(tmp_path: Path) -> None:
     print_run(run, console)
     assert f"Time: {said}" in console.file.getvalue()  # type: ignore[attr-defined]
     assert said in markdown.page(run)
-    assert ("Where time went", said) in html._facts(run, {})
+    assert ("Where time went", said) in html._facts(run)
 
 
 def test_time_that_workers_noted_is_added_up(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
@@ -11,9 +12,9 @@ from html.parser import HTMLParser
 import pytest
 
 from lastbit.errors import LastbitError
-from lastbit.reports import charts, html, stage_summary, summary
+from lastbit.reports import charts, html, html_tables, stage_summary, summary
 from lastbit.result import CaseResult, Comparison, Finding, StageResult, Verdict
-from lastbit.run import Agreement, NotRun, Power, Run
+from lastbit.run import Agreement, NotRun, Power, Run, Undecidable
 
 NASTY = """k<b>&amp;"'</script><script>alert(1)</script>\u2028"""
 CASE = "rms_norm x=bf16[4,128]@256,1:rows weight=bf16[128] eps=1e-06 seed=17"
@@ -193,9 +194,44 @@ def test_worst_comes_first(page: Page) -> None:
     header, *rows = page.tables["Kernels, worst first"]
     verdicts = [row[header.index("verdict")] for row in rows]
     assert verdicts == ["ERRORED", "FAILED", "INCONCLUSIVE", "INCONCLUSIVE", "PASSED", "PASSED", "PASSED"]
-    findings = page.text[page.text.index("Findings", page.text.index("Kernels")) :]
-    assert findings.index("RuntimeError") < findings.index("7 of 512 elements")
-    assert page.text.index("ERRORED") < page.text.index("Summary")
+    said = (
+        "1 of 7 kernels errored, 1 failed, 2 inconclusive",
+        "RuntimeError",
+        "keeps fp32_multiply",
+        "Not run",
+        "Search",
+    )
+    places = [page.text.index(words) for words in said]
+    assert places == sorted(places)
+
+
+def test_what_was_judged_on_few_cases_or_hardly_decided_is_not_green() -> None:
+    declined = bare(Verdict.UNSUPPORTED, "odd", kernel="picky", declined=True)
+    vague = bare(Verdict.INCONCLUSIVE, "no element has a single legal value", kernel="vague")
+    open_stage = replace(stage("lse", "fp32"), cumulative=measured(decided=1), isolated=measured(decided=1))
+    results = (
+        *(passed(kernel="picky"), passed(kernel="picky"), declined),
+        *(passed(kernel="vague"), vague, vague),
+        passed(kernel="open", stages=(open_stage,)),
+    )
+    undecidable = (Undecidable("open", "cpu", "lse", "fp32"),)
+    run = Run((passed(), *results), undecidable=undecidable)
+    assert run.overall is Verdict.PASSED
+    assert [one.short for one in html_tables.standings(run).values()] == [
+        "",
+        "on 2 of 3 cases",
+        "on 1 of 3 cases, the others decided nothing",
+        "0.2 % of lse (fp32) decided",
+    ]
+    text = html.page(run)
+    assert "3 kernels passed on few cases, or with few elements decided" in read(text).text
+    table = text[text.index("Kernels, worst first") : text.index('id="op-1"')]
+    kinds = re.findall(r'data-kernel="(\w+)".*?"verdict (\w+)"', table)
+    assert dict(kinds) == {"good": "passed", "picky": "partly", "vague": "partly", "open": "partly"}
+    assert '<span class="badge verdict passed">PASSED' in text
+    alone = html.page(Run(results, undecidable=undecidable))
+    assert '<span class="badge verdict partly">PASSED' in alone
+    assert '"verdict passed' not in alone[: alone.index('id="op-1"')]
 
 
 def test_finding_has_its_repro_line(page: Page) -> None:

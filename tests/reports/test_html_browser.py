@@ -27,6 +27,29 @@ pytestmark = pytest.mark.skipif(
 )
 
 SHOWN = "return [...document.querySelectorAll(arguments[0])].filter((e) => e.checkVisibility()).map((e) => e.innerText)"
+
+PALE = """
+const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+function painted(...colours) {
+  for (const colour of ["white", ...colours]) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
+  const channels = [...context.getImageData(0, 0, 1, 1).data].map((value) => value / 255);
+  const linear = channels.map((v) => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  return .2126 * linear[0] + .7152 * linear[1] + .0722 * linear[2];
+}
+const found = [];
+for (const element of document.querySelectorAll("body *:not(svg *, script, style, option)")) {
+  const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
+  if (!own || !element.checkVisibility()) continue;
+  const behind = [];
+  for (let e = element; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+  const [low, high] = [painted(...behind), painted(...behind, getComputedStyle(element).color)].sort((a, b) => a - b);
+  const contrast = (high + .05) / (low + .05);
+  if (contrast < 4.5) found.push(`${element.outerHTML.slice(0, 80)}: ${contrast.toFixed(2)}`);
+}
+return found;
+"""
+"""Elements with text of which the contrast to what is behind is below 4.5, as WCAG 2 computes it."""
+
 Browser = Any
 
 
@@ -92,7 +115,7 @@ def shown(browser: Browser, selector: str) -> list[str]:
 
 
 def kernels(browser: Browser) -> list[str]:
-    return [text.splitlines()[0] for text in shown(browser, "#summary tbody th")]
+    return [text.splitlines()[0] for text in shown(browser, "#kernels tbody th")]
 
 
 def choose(browser: Browser, name: str, value: str) -> None:
@@ -102,7 +125,7 @@ def choose(browser: Browser, name: str, value: str) -> None:
 
 
 def column(browser: Browser, name: str) -> Any:
-    return browser.find_element("xpath", f"//section[@id='summary']//th[normalize-space()='{name}']")
+    return browser.find_element("xpath", f"//section[@id='kernels']//th[normalize-space()='{name}']")
 
 
 def keys(*names: str) -> list[str]:
@@ -185,7 +208,7 @@ def test_search_needs_every_word(browser: Browser) -> None:
     words.send_keys(" nowhere")
     wait(browser, "document.querySelector('output').textContent.startsWith('0 of ')")
     assert kernels(browser) == []
-    assert "No row passes the filter." in shown(browser, "#summary .none")
+    assert "No row passes the filter." in shown(browser, "#kernels .none")
     assert "No finding passes the filter." in shown(browser, "#findings .none")
 
 
@@ -199,7 +222,7 @@ def test_chart_without_data_says_so(browser: Browser) -> None:
 def test_sort_by_keyboard(browser: Browser) -> None:
     header = column(browser, "outside")
     assert header.get_attribute("aria-sort") is None
-    outside = "#summary tbody tr td:nth-last-child(2)"
+    outside = "#kernels tbody tr td:nth-last-child(3)"
     button = header.find_element("tag name", "button")
     button.send_keys(keys("ENTER")[0])
     assert header.get_attribute("aria-sort") == "descending"
@@ -217,9 +240,9 @@ def test_copy_by_keyboard(browser: Browser) -> None:
         "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     )
     command = browser.find_element("css selector", "#findings .finding.failed .command")
-    command.find_element("tag name", "pre").send_keys(keys("TAB")[0])
-    assert browser.switch_to.active_element.accessible_name == "Copy the command"
-    press(browser, "ENTER")
+    button = command.find_element("tag name", "button")
+    assert button.accessible_name == "Copy the command"
+    button.send_keys(keys("ENTER")[0])
     wait(browser, "arguments[0].textContent.includes('Copied')", command)
     copied = browser.execute_async_script("navigator.clipboard.readText().then(arguments[0], arguments[0])")
     assert copied == summary.repro_line(full_run().results[4], "--kernels mine")
@@ -227,12 +250,23 @@ def test_copy_by_keyboard(browser: Browser) -> None:
 
 def test_keyboard_reaches_everything_and_everything_has_a_name(browser: Browser) -> None:
     press(browser, "TAB")
-    assert browser.switch_to.active_element.text == "Skip to the summary"
+    assert browser.switch_to.active_element.text == "Skip to the results"
     controls = browser.find_elements("css selector", "#filter input, #filter select, button, [tabindex], summary")
     assert len(controls) > 30
     visible = [control for control in controls if control.is_displayed()]
     assert [control.get_attribute("outerHTML") for control in visible if not control.accessible_name] == []
     assert all(control.get_attribute("tabindex") in (None, "0") for control in controls)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 700), (390, 844)])
+def test_first_screen_has_the_findings(browser: Browser, width: int, height: int) -> None:
+    emulate(browser, width=width, scheme="light")
+    selector = "h1, #findings h3, #findings .gist, #filter, #kernels h2"
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.getBoundingClientRect().bottom)"
+    found = browser.execute_script(script, selector)
+    assert len(found) == 7
+    assert found == sorted(found)
+    assert found[4] < height, "the verdict, and both findings with what is wrong"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -246,6 +280,7 @@ def test_phone_shows_the_page_without_scrolling_sideways(browser: Browser, schem
     for details in browser.find_elements("css selector", "details"):
         browser.execute_script("arguments[0].open = true", details)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+    assert browser.execute_script(PALE) == []
     for content in browser.find_elements("css selector", "#op-1 .table, #op-1 figure[data-chart=stages] .scroll"):
         assert browser.execute_script("return arguments[0].scrollWidth > arguments[0].clientWidth", content)
 

@@ -1,0 +1,149 @@
+"""One finding of the HTML report: what is sure and where comes first, its numbers and its other cases behind that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.trace import Step
+from lastbit.reports import wording
+from lastbit.reports.explained import (
+    MOST_STEPS,
+    excerpt,
+    explanation_fields,
+    explanation_of,
+    shown_steps,
+    stage_of,
+    value_of,
+)
+from lastbit.reports.html_tables import Cell, Row, Table, stage_anchor
+from lastbit.reports.summary import Problem, elements, plural, repro_line, shown_path
+from lastbit.result import OF_VALUES, Verdict
+from lastbit.run import Run
+
+MOST_CASES = 20
+"""Commands of one finding, besides that of its smallest case."""
+
+MOST_SENTENCES = 2
+"""Sentences of a finding that no line explains, before the others are behind it."""
+
+Field = tuple[str, str]
+Words = list[tuple[str, bool]]
+
+_STEPS = (
+    ("line", "in the file of the kernel; sorting by it restores the order in which values were computed"),
+    ("expression", ""),
+    ("value", "of the worst element, or of the first of those that led to it"),
+    ("stage", "the stage of the reference that it agrees with"),
+)
+
+
+def finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, Any]:
+    """Return what the template shows of a problem; rows of stages that a link may lead to are called `anchors`."""
+    result, options = problem.smallest, run.environment.get("options", "")
+    explanation = explanation_of(run, problem)
+    culprit = explanation.culprit if explanation else None
+    failing = result.failing_stage
+    said = _by_label([*wording.problem_fields(problem), *explanation_fields(explanation, options)])
+    gist = _gist(problem, said)
+    _, *computed = said.pop("line") if culprit else [""]
+    first = _fields((label, said.pop(label)) for label in ("rounding", "value", "diagnosis", "line") if label in said)
+    if not first or {fault.kind for fault in result.faults} - OF_VALUES:
+        sentences = said.pop("finding", [])
+        first += _fields([("finding", sentences[:MOST_SENTENCES])])
+        said["finding"] = sentences[MOST_SENTENCES:]
+    smallest = said.pop("smallest", [])
+    case = replace(result, case=smallest[0], device=explanation.device) if explanation and smallest else result
+    command = repro_line(case, options)
+    others = sorted((r for r in problem.bad if r.counted and r is not result), key=lambda r: elements(r.case))
+    commands = [line for line in (repro_line(r, options) for r in (result, *others)) if line != command]
+    explain = "".join(said.pop("see more", []))
+    return {
+        "verdict": result.verdict,
+        "kernel": result.kernel,
+        "op": result.op,
+        "stage": failing.name if failing else "",
+        "devices": " ".join(dict.fromkeys(r.device for r in problem.bad)),
+        "dtypes": " ".join(dict.fromkeys(d for r in problem.bad for d in r.dtypes.split("/"))),
+        "gist": gist,
+        "where": shown_path(f"{culprit.file}:{culprit.line}") if culprit else "",
+        "defined": shown_path(result.source),
+        "source": excerpt(culprit) if culprit else [],
+        "computed": computed,
+        "fields": first,
+        "command": command,
+        "more": _fields([*said.items(), ("groups", [", ".join(problem.groups)])]),
+        "link": _link(explanation, problem, anchors),
+        "steps": _steps(explanation) if explanation else None,
+        "explain": explain,
+        "others": commands[:MOST_CASES],
+        "rest": max(0, len(commands) - MOST_CASES),
+    }
+
+
+def _by_label(fields: Iterable[Field]) -> dict[str, list[str]]:
+    """The texts of each label, to which those without one belong that follow it."""
+    said: dict[str, list[str]] = {}
+    label = ""
+    for name, text in fields:
+        label = name or label
+        said.setdefault(label, []).append(text)
+    return said
+
+
+def _fields(said: Iterable[tuple[str, Sequence[str]]]) -> list[Field]:
+    return [(label if n == 0 else "", text) for label, texts in said for n, text in enumerate(texts) if text]
+
+
+def _gist(problem: Problem, said: dict[str, list[str]]) -> Words:
+    """What is wrong in one line, as words and whether to stress them: contracts, an error or the first sentence."""
+    result = problem.smallest
+    if kept := problem.explained_by:
+        claimed = set(result.contract.split("+"))
+        common = set[str].intersection(*(set(name.split("+")) for name in kept))
+        words: Words = []
+        for name in kept:
+            words += [(" or " if words else "keeps ", False), *_options(name, claimed)]
+        return [*words, (", claims ", False), *_options(result.contract, common)]
+    if result.verdict is Verdict.ERRORED:
+        return [(" ".join(said.pop("error", [])), False)]
+    return [(said["finding"].pop(0) if said.get("finding") else "", False)]
+
+
+def _options(contract: str, known: Collection[str]) -> Words:
+    """The options of a contract; those that are not `known` make the difference."""
+    words: Words = []
+    for option in contract.split("+"):
+        words += [("+", False)] * bool(words) + [(option, option not in known)]
+    return words
+
+
+def _link(explanation: Explanation | None, problem: Problem, anchors: Collection[str]) -> Field | None:
+    """The stage whose row shows what is wrong, and the name of the row: the culprit's, or else the one that failed."""
+    if explanation is None:
+        return None
+    culprit, failing = explanation.culprit, problem.smallest.failing_stage
+    found = [(culprit.match.stage, culprit.match.format)] if culprit is not None and culprit.match is not None else []
+    found += [(failing.name, failing.dtype)] if failing is not None else []
+    links = [(stage, stage_anchor(explanation.kernel, explanation.device, stage, dtype)) for stage, dtype in found]
+    return next((link for link in links if link[1] in anchors), None)
+
+
+def _steps(explanation: Explanation) -> Table:
+    steps, every = shown_steps(explanation), sum(step.line > 0 for step in explanation.trace.steps)
+    rest = f", the last {MOST_STEPS} of {plural(every, 'step')}" if every > len(steps) else ""
+    rows = (_step(position, step) for position, step in enumerate(steps))
+    return Table(f"The way of the worst element{rest}", _STEPS, tuple(rows))
+
+
+def _step(position: int, step: Step) -> Row:
+    wrong = step.match is not None and bool(step.match.outside)
+    cells = (
+        Cell(str(step.line), position),
+        Cell(step.text, kind="name"),
+        Cell(value_of(step)),
+        Cell(stage_of(step), kind="verdict failed" if wrong else ""),
+    )
+    return Row(cells)
