@@ -128,11 +128,11 @@ def _headline(verdicts: Sequence[Verdict]) -> str:
     """`2 of 14 kernels failed, 1 errored`, where a kernel on two devices counts twice."""
     if not verdicts:
         return "no kernel"
-    counts = Counter(verdicts)
-    worst, *others = [v for v in reversed(Verdict) if counts[v] and v is not Verdict.PASSED] or [Verdict.PASSED]
-    of = plural(len(verdicts), "kernel")
-    first = of if counts[worst] == len(verdicts) else f"{counts[worst]:,} of {of}"
-    return ", ".join([f"{first} {worst.value.lower()}", *(f"{counts[v]:,} {v.value.lower()}" for v in others)])
+    counts, of = Counter(verdicts), plural(len(verdicts), "kernel")
+    worst, *others = (verdict for verdict in reversed(Verdict) if counts[verdict])
+    first = f"{counts[worst]:,} of {of}" if others else of
+    rest = (f"{counts[v]:,} {v.value.lower()}" for v in others if v is not Verdict.PASSED)
+    return ", ".join([f"{first} {worst.value.lower()}", *rest])
 
 
 def _about(run: Run) -> list[str]:

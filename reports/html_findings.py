@@ -50,10 +50,11 @@ def finding(problem: Problem, run: Run, anchors: Collection[str]) -> dict[str, A
     gist = _gist(problem, said)
     _, *computed = said.pop("line") if culprit else [""]
     first = _fields((label, said.pop(label)) for label in ("rounding", "value", "diagnosis", "line") if label in said)
-    if not first or {fault.kind for fault in result.faults} - OF_VALUES:
-        sentences = said.pop("finding", [])
+    sentences = said.pop("finding", [])  # without one that is the gist
+    if not first or {fault.kind for fault in result.faults if fault.sentence in sentences} - OF_VALUES:
         first += _fields([("finding", sentences[:MOST_SENTENCES])])
-        said["finding"] = sentences[MOST_SENTENCES:]
+        sentences = sentences[MOST_SENTENCES:]
+    said = {"finding": sentences, **said}
     smallest = said.pop("smallest", [])
     case = replace(result, case=smallest[0], device=explanation.device) if explanation and smallest else result
     command = repro_line(case, options)
