@@ -46,7 +46,8 @@ def no_stage(name: str, stages: Iterable[str]) -> KernelError:
 
 def wrong_kind(name: str, what: str, actual: object, expected: object) -> KernelError:
     """Return the error of a kernel whose result has another shape, dtype or device than its op requires."""
-    return KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}")
+    advice = f"; convert it, here with .to({expected})" if what == "dtype" else ""
+    return KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}{advice}")
 
 
 MOST_NAMES = 20

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from lastbit.outcomes.agreement import Agreement, Does, Parting, Side, StageAgreement
 from lastbit.reports.encoding import encoded
-from lastbit.reports.identification import print_columns
-from lastbit.reports.paper import line, paragraph
+from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
 
 VERSION = 1
@@ -32,7 +31,7 @@ def print_agreement(found: Agreement, console: Console) -> None:
     one, other = (side.kernel for side in found.sides)
     line(console, Text.assemble((one, "bold"), " and ", (other, "bold"), f" on {found.device}"))
     if found.cases:
-        print_columns([Text(h, "dim") for h in _HEADERS], [_row(stage) for stage in found.stages], console)
+        print_table(console, _HEADERS, [_row(stage) for stage in found.stages])
     styles = {0: "green", 1: "bold red"}
     for number, sentence in enumerate(sentences(found)):
         style = styles.get(found.exit_code, "bold magenta") if not number else ""

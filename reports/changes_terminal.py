@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.text import Text
@@ -21,8 +21,7 @@ from lastbit.reports.changes_text import (
     summary,
     verdict,
 )
-from lastbit.reports.paper import line, make_console, paragraph
-from lastbit.reports.stage_changes import StageChange
+from lastbit.reports.paper import line, make_console, paragraph, print_table
 from lastbit.reports.summary import listed, plural, repro_line
 
 MOST_KERNELS = 30
@@ -38,8 +37,6 @@ STYLES: Mapping[Fate, str] = {
     Fate.CHANGED: "cyan",
     Fate.UNCHANGED: "dim",
 }
-
-_LEFT = frozenset({"stage", "dtype"})
 
 
 def print_changes(changes: Changes, console: Console | None = None, *, strict: bool = False) -> None:
@@ -72,24 +69,12 @@ def _print_kernel(kernel: KernelChange, changes: Changes, console: Console) -> N
     for stage in kernel.stages:
         for one in stage.drifts:
             paragraph(console, Text(drift(stage, one)), label="  ")
-    _print_stages([stage for stage in kernel.stages if not stage.unchanged], console)
+    if rows := [[*map(Text, cells(stage))] for stage in kernel.stages if not stage.unchanged]:
+        print_table(console, HEADERS, rows, spare=("bias", "contract", "cases", "ulp", "rel. error", "mismatch"))
     if worst := smallest_worse(kernel):
         line(console, "  smallest case that got worse")
         line(console, f"    {repro_line(worst, changes.options)}")
     line(console)
-
-
-def _print_stages(stages: Sequence[StageChange], console: Console) -> None:
-    if not stages:
-        return
-    rows = [HEADERS, *map(cells, stages)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        padded = [
-            cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for name, cell, width in zip(HEADERS, row, widths, strict=True)
-        ]
-        line(console, Text(f"  {'  '.join(padded)}".rstrip(), "" if number else "dim"))
 
 
 def _print_others(changes: Changes, console: Console) -> None:

@@ -13,8 +13,7 @@ from rich.text import Text
 from lastbit.outcomes.explanation import Explanation, Worked
 from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
 from lastbit.reports.encoding import encoded
-from lastbit.reports.identification import print_columns
-from lastbit.reports.paper import line, paragraph, verdict_word
+from lastbit.reports.paper import line, paragraph, print_table, verdict_word
 from lastbit.reports.summary import quoted, shown_path
 from lastbit.reports.trace import about, number
 from lastbit.reports.wording import allowed_by
@@ -91,7 +90,7 @@ def _print_arithmetic(explanation: Explanation, console: Console) -> None:
         if text:
             paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
     rows = [_row(worked, worked is explanation.deciding) for worked in explanation.arithmetic]
-    print_columns([Text(header, "dim") for header in _HEADERS], rows, console)
+    print_table(console, _HEADERS, rows)
 
 
 def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:

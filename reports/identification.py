@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.outcomes.identification import Candidate, Identification, Tally
-from lastbit.reports.paper import line, paragraph
+from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import listed, plural
 
 MOST_CANDIDATES = 8
@@ -23,7 +23,7 @@ def print_identification(found: Identification, console: Console, *, every: bool
     line(console, Text.assemble((found.kernel, "bold"), f" on {found.device}  claims {found.claim} of {found.op}"))
     if found.cases:
         shown = found.candidates[: None if every else MOST_CANDIDATES]
-        print_columns([Text(h, "dim") for h in _HEADERS], [_row(candidate) for candidate in shown], console)
+        print_table(console, _HEADERS, [_row(candidate) for candidate in shown])
         if rest := len(found.candidates) - len(shown):
             line(console, f"  and {plural(rest, 'more row')}; --all shows them", "dim")
         paragraph(console, Text(answer(found), "green" if found.settled else "bold red"), label="  → ")
@@ -59,7 +59,7 @@ def print_overview(found: Sequence[Identification], console: Console) -> None:
         cells = one.kernel, kept(one), _as_claimed(one)
         rows.append(tuple(map(Text, (*cells, *((name(other), elements(other.total)) if other else ("", ""))))))
     headers = ("kernel", "keeps", "as claimed", "next best", "elements outside it")
-    print_columns([Text(header, "dim") for header in headers], rows, console)
+    print_table(console, headers, rows)
 
 
 def _as_claimed(found: Identification) -> str:
@@ -68,20 +68,6 @@ def _as_claimed(found: Identification) -> str:
         return "–"
     said = "yes" if found.settled else "open" if found.keeps_claim else f"no: {found.claim}"
     return f"{said}, but it errored in {plural(len(found.errors), 'case')}" if found.errors else said
-
-
-def print_columns(headers: Sequence[Text], rows: Sequence[Row], console: Console) -> None:
-    """A table whose lines are never wrapped; columns of figures, which begin with a digit, are set to the right."""
-    for row in (headers, *rows):
-        text = Text("  ")
-        for column, cell in enumerate(row):
-            cells = [r[column].plain for r in rows]
-            figures = column > 0 and any(c[:1].isdigit() for c in cells)
-            padded = cell.copy()
-            padded.align("right" if figures else "left", max(len(headers[column].plain), *map(len, cells), 0))
-            text.append_text(padded).append("  ")
-        text.rstrip()
-        line(console, text)
 
 
 def name(candidate: Candidate) -> str:

@@ -12,8 +12,7 @@ from rich.text import Text
 from lastbit.outcomes.invariance import Invariance
 from lastbit.property_result import Outcome, PropertyResult
 from lastbit.reports.encoding import encoded
-from lastbit.reports.identification import print_columns
-from lastbit.reports.paper import line, paragraph
+from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.properties import MEANING, Found, legality, property_tables, word
 from lastbit.reports.summary import distance, plural, repro_command
 
@@ -40,7 +39,7 @@ def print_invariance(found: Invariance, console: Console, options: str = "") -> 
     line(console, head.append(f"  {plural(len(found.cases), 'case')}"))
     shown = [one for one in found.properties.values() if one.outcome is not Outcome.NOT_APPLICABLE]
     if shown:
-        print_columns([Text(header, "dim") for header in _HEADERS], [_row(one) for one in shown], console)
+        print_table(console, _HEADERS, [_row(one) for one in shown])
     for reason, names in _not_applicable(found):
         paragraph(console, Text(f"{', '.join(names)}{': ' * bool(reason)}{reason}", "dim"), label="  not applicable: ")
     for one in shown:
@@ -96,7 +95,7 @@ def print_overview(found: Sequence[Invariance], console: Console) -> None:
             (Text(one.kernel), Text(one.device), *(_cell(one.properties.get(name)) for name in table.properties))
             for one in table.kernels
         ]
-        print_columns([Text(header, "dim") for header in table.headers], rows, console)
+        print_table(console, table.headers, rows)
         line(console)
     paragraph(console, Text(MEANING, "dim"))
 

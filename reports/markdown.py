@@ -9,7 +9,6 @@ from lastbit.reports import changes_text, wording
 from lastbit.reports.changes import Changes, KernelChange, compare, names_of
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explained import explanation_fields, explanation_of
-from lastbit.reports.findings import first_lines
 from lastbit.reports.markdown_text import Block, block_of_code, bullets, code, folded, joined, plain, table
 from lastbit.reports.noticed import noticed
 from lastbit.reports.properties import MEANING as MEANING_OF_WORDS
@@ -192,10 +191,8 @@ def _word(one: PropertyResult | None) -> str:
 
 def _gaps(run: Run) -> Iterator[Block]:
     """What was not run, and what the run could not have seen."""
-    not_run = [*first_lines(wording.not_run(run)), *first_lines(wording.turned_down(run))]
-    missing = wording.never_told_apart(run)
-    unseen = [*first_lines(missing), *([wording.ADVICE] if missing else []), *filter(None, [wording.coinciding(run)])]
-    unseen += first_lines(wording.undecided(run))
+    not_run = [*wording.first_lines(wording.not_run(run)), *wording.first_lines(wording.turned_down(run))]
+    unseen = wording.unseen(run)
     for heading, lines in (("Not run", not_run), ("What this run could not have seen", unseen)):
         if lines:
             yield Block(f"### {heading}\n\n{bullets([plain(line) for line in lines])}", "list of gaps", important=True)
@@ -205,7 +202,7 @@ def _coverage(run: Run) -> Iterator[Block]:
     """What was judged of what cases choose from, an op after the other."""
     for found in coverage_tables(run):
         body = table(COVERAGE_HEADERS, [tuple(map(plain, cells)) for cells in found.rows], left=2)
-        gaps = bullets([plain(gap) for gap in first_lines(found.gaps)]) if found.gaps else ""
+        gaps = bullets([plain(gap) for gap in wording.first_lines(found.gaps)]) if found.gaps else ""
         text = "\n\n".join(filter(None, [plain(MEANING), body, gaps]))
         yield Block(folded(f"Coverage of {found.op} on {found.device}", text), "coverage")
 

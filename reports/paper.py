@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -20,8 +22,11 @@ STYLES: Mapping[Verdict, str] = {
     Verdict.ERRORED: "bold magenta",
 }
 
-LOG_WIDTH = 120
+LOG_WIDTH = 100
 """Width of a console that is no terminal and says nothing about its width, such as the log of a CI job."""
+
+LEAST_WIDTH = 8
+"""Characters that a column of a table keeps, however narrow the console is."""
 
 
 class _Console(Console):
@@ -59,6 +64,44 @@ def paragraph(console: Console, text: Text, *, label: str = "", label_style: str
         part.rstrip()
         prefix = (label, label_style) if number == 0 else " " * len(label)
         line(console, Text.assemble(prefix, part))
+
+
+def print_table(
+    console: Console, headers: Sequence[str], rows: Sequence[Sequence[Text] | Text], *, spare: Sequence[str] = ()
+) -> list[str]:
+    """Print rows under their headers, never wider than the console, and return the headers of columns left out.
+
+    Columns of figures are set to the right. A row that is one `Text` stands across. Where the console is too narrow,
+    columns of `spare` are left out, the first one first, and then the widest cells are wrapped.
+    """
+    body = [row if isinstance(row, Text) else [_safe(cell, console) for cell in row] for row in rows]
+    cells = [row for row in body if not isinstance(row, Text)]
+    widths = {n: max(cell_len(name), *(row[n].cell_len for row in cells), 0) for n, name in enumerate(headers)}
+    figures = {n for n in widths if n and any(row[n].plain.lstrip("+-")[:1].isdigit() for row in cells)}
+    gone = []
+    while (excess := sum(widths.values()) + 2 * len(widths) - console.width) > 0:
+        if len(gone) < len(spare):
+            gone.append(spare[len(gone)])
+            del widths[headers.index(gone[-1])]
+            continue
+        widest = max(widths, key=lambda n: widths[n])
+        if widths[widest] <= LEAST_WIDTH:
+            break
+        widths[widest] = max(widths[widest] - excess, LEAST_WIDTH)
+    for row in ([Text(name, "dim") for name in headers], *body):
+        if isinstance(row, Text):
+            paragraph(console, row)
+            continue
+        wrapped = [row[n].wrap(console, width) for n, width in widths.items()]
+        for parts in zip_longest(*wrapped, fillvalue=Text()):
+            shown = Text()
+            for (n, width), part in zip(widths.items(), parts, strict=True):
+                cell = part.copy()
+                cell.align("right" if n in figures else "left", width)
+                shown.append("  ").append_text(cell)
+            shown.rstrip()
+            line(console, shown)
+    return gone
 
 
 def _safe(text: Text, console: Console) -> Text:

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lastbit.outcomes.stages import Handover, Kind, StageSearch
-from lastbit.reports.identification import print_columns
-from lastbit.reports.paper import line, paragraph
+from lastbit.reports.paper import line, paragraph, print_table
 from lastbit.reports.summary import error, listed, plural, share, signed
 
 MOST_SUSPECTS = 4
@@ -34,7 +33,7 @@ def print_stages(found: StageSearch, console: Console) -> None:
     if not found.handovers:
         paragraph(console, Text(f"{found.verdict.lower()}: {found.reason}", "bold magenta"), label="  ")
         return
-    print_columns([Text(h, "dim") for h in _HEADERS], [_row(h) for h in found.handovers], console)
+    print_table(console, _HEADERS, [_row(h) for h in found.handovers])
     style = "green" if found.kind is Kind.CLEAN else "bold red"
     for sentence in sentences(found):
         paragraph(console, Text(sentence, style), label="  → ")

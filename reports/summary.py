@@ -76,7 +76,7 @@ def problems(run: Run) -> list[Problem]:
     for result in run.results:
         if result.verdict in BAD:
             special = bool(result.faults) and result.faults[0].kind == "special"
-            together.setdefault((result.kernel, _wrong_stage(result), special), []).append(result)
+            together.setdefault((result.kernel, wrong_stage(result), special), []).append(result)
     # Workers record results in any order; the names make this one the same in every run.
     found = sorted((_problem(run, together[key]) for key in sorted(together)), key=lambda p: p.severity, reverse=True)
     nth: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def _problem(run: Run, bad: Sequence[CaseResult]) -> Problem:
     return Problem(tuple(bad), sum(r.counted for r in run.results if r.kernel == kernel and r.group in groups))
 
 
-def _wrong_stage(result: CaseResult) -> str:
+def wrong_stage(result: CaseResult) -> str:
     """The stage that a reader would look at first; empty for a kernel that raised."""
     if result.failing_stage is not None:
         return result.failing_stage.name

@@ -1,201 +1,339 @@
-"""A run on a terminal or in a log: what was measured, what is wrong, and what could not be seen."""
+"""A run on a terminal or in a log: an op a line if all is well, and what is wrong before anything else if not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
 
+from lastbit.outcomes.explanation import Explanation
 from lastbit.reports import wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
-from lastbit.reports.findings import first_lines, print_blind_spots, print_findings, print_not_run, print_notices
-from lastbit.reports.paper import STYLES, line, make_console, paragraph, verdict_word
+from lastbit.reports.explained import explanation_fields, explanation_of
+from lastbit.reports.explanation import explanation_lines
+from lastbit.reports.noticed import noticed
+from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, verdict_word
 from lastbit.reports.progress import RunProgress
 from lastbit.reports.properties import broken, found_in, held
 from lastbit.reports.stage_summary import (
     STAGE_HEADERS,
-    StageSummary,
     beside_values,
     extremes,
     stage_cells,
     stage_order,
     stage_summaries,
 )
-from lastbit.reports.summary import plural, shown_path, tally
+from lastbit.reports.summary import (
+    ORDER,
+    Problem,
+    listed,
+    plural,
+    problems,
+    repro_line,
+    share,
+    shown_path,
+    tally,
+    wrong_stage,
+)
 from lastbit.reports.traced import traced_cells, traced_stages
-from lastbit.result import Verdict
+from lastbit.result import BAD, Verdict
 from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
 
-LEFT = frozenset({"stage", "dtype", "values"})
+MOST_FINDINGS = 10
+MOST_REASONS = 8
+"""Lines of what was not run, without -v."""
+
+MOST_SENTENCES = (2, 5)
+"""Sentences of a finding without -v and with it."""
+
+_OPS = ("op", "kernels", "cases", "decided", "time", "verdict")
+_SPARE = ("cases", "extreme", "mismatch", "bias", "contract", "ulp", "rel. error")
+"""Columns of the table of stages that a narrow terminal does without, the first one first."""
+
+DECIDED = "decided: elements of results for which the contract allows one value alone"
+
+_OF_VALUES = frozenset({"outside", "special", "rows"})
+"""Kinds of findings that say no more than that the values are those of another contract, where that is known."""
+
+_TO_COPY = frozenset({"source", "smallest", "see more"})
+"""Labels of what is not wrapped: paths to click, and lines to copy."""
+
+Cause = list[tuple[Problem, Explanation | None]]
 
 
-def print_run(run: Run, console: Console | None = None, *, stages_of: Run | None = None) -> None:
-    """Print everything that a reader of a run needs, in the order of reading: numbers, findings, notices, gaps.
+def print_run(run: Run, console: Console | None = None, *, verbose: int = 0, stages_of: Run | None = None) -> None:
+    """Print the verdict and the findings, then a line for each op, what is open and what was not run.
 
-    The numbers are those of `stages_of`, which may have kernels of another revision besides.
+    `verbose` 1 adds the table of stages, statistics, properties and notices; 2 adds coverage, what the run could not
+    have seen and where its time went. The stages are those of `stages_of`, which may have another revision's besides.
+    Where nothing is wrong the verdict comes last.
     """
     console = console or make_console()
-    _print_stages(stages_of or run, console)
-    _print_properties(run, console)
-    print_findings(run, console)
-    print_notices(run, console)
-    print_not_run(run, console)
-    print_blind_spots(run, console)
-    _print_coverage(run, console)
-    _print_agreement(run, console)
-    _print_summary(run, console)
+    if run.overall in BAD:
+        _print_verdict(run, console)
+        line(console)
+        _print_findings(run, console, verbose)
+    if verbose:
+        _print_stages(stages_of or run, console)
+        _print_list(console, "Properties of the bits", list(_properties(run)))
+        _print_notices(run, console)
+        _print_agreement(run, console)
+    if verbose > 1:
+        _print_coverage(run, console)
+    _print_ops(run, console)
+    _print_list(console, "Inconclusive", wording.inconclusive(run))
+    every_reason = [*wording.first_lines(wording.not_run(run)), *wording.first_lines(wording.turned_down(run))]
+    _print_list(console, "Not run", every_reason if verbose else list(_not_run(run, console.width - 2)))
+    facts = {"Kernels in processes of their own, which were kept from": "isolated", "Sanitized": "sanitized"}
+    about = {said: run.environment.get(key, "") for said, key in facts.items()}
+    if verbose > 1:
+        about |= {"Error bounds": run.environment.get("premises", ""), "Time": wording.time_spent(run)}
+    for said, text in about.items():
+        if text:
+            paragraph(console, Text(f"{said}: {text}", "dim"))
+    if run.overall not in BAD:
+        _print_verdict(run, console)
+    if folder := run.environment.get("records"):
+        line(console, f"records in {shown_path(folder)}")
+        if verbose < 2:
+            more = "coverage, and what it could not have seen" if verbose else "stages and statistics"
+            if not verbose and (found := noticed(run)):
+                more = f"{plural(len(found), 'notice')}, {more}"
+            line(console, f"{more}: lastbit report {shlex.quote(shown_path(folder))} -{'v' * (verbose + 1)}", "dim")
 
 
-@dataclass(frozen=True)
-class _Section:
-    """One kernel on one device, ready to be laid out; `extremes` is empty if there are none."""
+def _print_verdict(run: Run, console: Console) -> None:
+    if run.broken:
+        paragraph(console, Text(f"The run did not come to its end: {run.broken}", "bold red"))
+    if unverified := wording.unverified(run):
+        paragraph(console, Text(unverified, "bold yellow"))
+    text = verdict_word(run.overall) if run.overall else Text("NOTHING VERIFIED", "bold yellow")
+    text.append(wording.on_cases(run, *run.subjects()), "yellow")
+    text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")
+    text.append(f" · cases: {tally(r.verdict for r in run.results if r.counted)}", "")
+    text.append(f" · {sum(r.seconds for r in run.results):,.1f} s in cases", "")
+    paragraph(console, text)
 
-    head: list[Text]
-    cells: list[tuple[Text, ...]]
-    extremes: str
+
+def _print_findings(run: Run, console: Console, verbose: int) -> None:
+    """Print each cause once, with all kernels that show it."""
+    causes: dict[tuple[object, ...], Cause] = {}
+    for problem in problems(run):
+        explanation = explanation_of(run, problem)
+        causes.setdefault(_cause(problem, explanation), []).append((problem, explanation))
+    if verbose and len(causes) > 1:
+        paragraph(console, Text(ORDER, "dim"))
+    found = list(causes.values())
+    for cause in found[:MOST_FINDINGS]:
+        _print_finding(cause, run, console, verbose)
+    if rest := found[MOST_FINDINGS:]:
+        kernels = dict.fromkeys(problem.smallest.kernel for cause in rest for problem, _ in cause)
+        names = listed(kernels, wording.MOST_NAMES)
+        paragraph(console, Text(f"and {plural(len(rest), 'more finding')} in {names}; the records have them all"))
+        line(console)
+
+
+def _cause(problem: Problem, explanation: Explanation | None) -> tuple[object, ...]:
+    """Return what is the same for problems of one cause: a line that is proven wrong, or else all that is known."""
+    result = problem.smallest
+    if explanation is not None and explanation.culprit is not None:
+        return result.verdict, explanation.culprit.file, explanation.culprit.line
+    if result.verdict is Verdict.ERRORED:
+        return result.op, result.reason
+    kinds = tuple(dict.fromkeys(finding.kind for finding in result.faults))
+    return result.op, result.source, result.contract, problem.explained_by, wrong_stage(result), kinds
+
+
+def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> None:
+    """Print what the worst of the problems of one cause says, and the command that runs its smallest case again."""
+    problem, explanation = cause[0]
+    result, options = problem.smallest, run.environment.get("options", "")
+    names = listed(dict.fromkeys(other.smallest.kernel for other, _ in cause), wording.MOST_NAMES)
+    devices = listed(dict.fromkeys(r.device for other, _ in cause for r in other.bad), wording.MOST_NAMES)
+    title = Text.assemble(verdict_word(result.verdict), "  ", (names, "bold"), f" of {result.op} on {devices}")
+    paragraph(console, title.append(f", {groups}" if verbose and (groups := wording.problem_groups(problem)) else ""))
+    fields = list(_brief(cause))
+    if verbose:
+        fields = wording.problem_fields(problem, most_sentences=MOST_SENTENCES[1])
+        fields += explanation_fields(explanation, options)
+    width = max(len("rounding"), *(len(label) for label, _ in fields)) + 1
+    for label, text in fields:
+        head = f"  {label:<{width}}"
+        if label not in _TO_COPY:
+            paragraph(console, Text(text), label=head, label_style="dim")
+        elif len(head) + len(text) <= console.width:
+            line(console, Text.assemble((head, "dim"), text))
+        else:
+            line(console, Text.assemble((head.rstrip(), "dim"), f"\n    {text}"))
+    if explanation is not None and explanation.smallest:
+        result = replace(result, case=explanation.smallest, device=explanation.device)
+    line(console, f"  {repro_line(result, options)}")
+    line(console)
+
+
+def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
+    """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
+    problem, explanation = cause[0]
+    result = problem.smallest
+    kept = dict.fromkeys(
+        (" or ".join(other.explained_by), other.smallest.contract) for other, _ in cause if other.explained_by
+    )
+    for keeps, claims in kept:
+        yield "keeps", f"{keeps}, claims {claims}"
+    if result.verdict is Verdict.ERRORED:
+        yield "error", result.reason
+    told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in _OF_VALUES]
+    for number, sentence in enumerate(told[: MOST_SENTENCES[0]]):
+        yield "" if number else "finding", sentence
+    if explanation is None or (first := explanation.culprit) is None:
+        yield "source", shown_path(result.source)
+    else:
+        yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}"
+    if explanation is not None:
+        yield from (field for field in explanation_lines(explanation) if field[0] in ("rounding", "value"))
+        if explanation.smallest:
+            yield "tensors", " ".join(explanation.smallest.split()[1:])
+
+
+def _print_ops(run: Run, console: Console) -> None:
+    ops: dict[str, list[tuple[str, str]]] = {}
+    named = {result.kernel: result.op for result in run.results}
+    for subject in run.subjects():
+        ops.setdefault(named[subject[0]], []).append(subject)
+    rows = []
+    for op, subjects in ops.items():
+        results = [result for result in run.results if result.op == op]
+        decided = [one for subject in subjects for one in run.decided(*subject)]
+        verdicts = [run.verdict(*subject) for subject in subjects]
+        verdict = verdict_word(worst := Verdict.worst(*verdicts))
+        if (count := verdicts.count(worst)) < len(verdicts):
+            verdict.append(f" {count:,} of {len(verdicts):,}")
+        seconds = sum(result.seconds for result in results)
+        cells = (
+            op,
+            f"{len({kernel for kernel, _ in subjects}):,}",
+            f"{sum(result.counted for result in results):,}",
+            share(sum(one.decided for one in decided), sum(one.numel for one in decided)),
+            f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1f} s",
+        )
+        rows.append((*map(Text, cells), verdict.append(wording.on_cases(run, *subjects), "yellow")))
+    if rows:
+        print_table(console, _OPS, rows, spare=("time", "cases"))
+        paragraph(console, Text(DECIDED, "dim"), label="  ")
+        line(console)
+
+
+def _not_run(run: Run, width: int) -> Iterator[str]:
+    """Yield what was asked for and not run, and the cases that kernels turned down: a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for one in run.not_run:
+        reasons.setdefault(one.reason, []).append(one.what)
+    lines = [f"{reason}: {listed(what, wording.MOST_NAMES)}" for reason, what in reasons.items()]
+    lines += wording.turned_down(run)
+    for text in lines[:MOST_REASONS]:
+        yield text if len(text) <= width else f"{text[: width - 1]}…"
+    if rest := lines[MOST_REASONS:]:
+        yield f"and for {plural(len(rest), 'more reason')}"
 
 
 def _print_stages(run: Run, console: Console) -> None:
+    """Print a table for each device, and what its columns mean."""
+    gone: list[str] = []
     devices = dict.fromkeys(device for _, device in run.subjects())
     for device in devices:
-        sections = [_section(run, kernel, device) for kernel, d in run.subjects() if d == device]
-        widths = [max(map(len, column)) for column in zip(STAGE_HEADERS, *_rows(sections), strict=True)]
         line(console, f"Stages on {device}", "bold")
-        line(console, _laid_out([Text(h) for h in STAGE_HEADERS], widths), "dim")
-        for section in sections:
-            for text in section.head:
-                line(console, text)
-            for cells in section.cells:
-                line(console, _laid_out(cells, widths))
-            if section.extremes:
-                paragraph(console, Text(section.extremes, "dim"), label="  extreme: ", label_style="dim")
+        rows = [row for kernel, on in run.subjects() if on == device for row in _stage_rows(run, kernel, device)]
+        gone += print_table(console, STAGE_HEADERS, rows, spare=_SPARE)
         line(console)
-    if devices:
-        for name, meaning in wording.legend(run):
+    for name, meaning in wording.legend(run) if devices else ():
+        if name not in gone:
             paragraph(console, Text(meaning, "dim"), label=f"{name:<12} ", label_style="dim")
+    if gone:
+        said = f"columns that this width has no room for: {', '.join(dict.fromkeys(gone))}"
+        paragraph(console, Text(said, "dim"))
+    if devices:
         line(console)
 
 
-def _rows(sections: Sequence[_Section]) -> list[list[str]]:
-    return [[cell.plain for cell in cells] for section in sections for cells in section.cells]
-
-
-def _section(run: Run, kernel: str, device: str) -> _Section:
+def _stage_rows(run: Run, kernel: str, device: str) -> Iterator[Sequence[Text] | Text]:
+    """Yield what is said of one kernel on one device, and its stages."""
     results = run.of(kernel, device)
-    order = stage_order(r for r in run.results if r.op == results[0].op) if results else []
     any_result = next(r for r in run.results if (r.kernel, r.device) == (kernel, device))
     title = Text.assemble((kernel, "bold"), " on ", device, "  ", verdict_word(run.verdict(kernel, device)))
     title.append(wording.on_cases(run, (kernel, device)), "yellow")
-    about = Text(f"  contract {any_result.contract} of {any_result.op}", "dim")
-    if any_result.source:
-        title.append(f"  {shown_path(any_result.source)}", "dim")
-    about.append(f"  {plural(len(results), 'case')}: {tally(r.verdict for r in results)}")
-    head = [title, about]
+    yield title.append(f"  {shown_path(any_result.source)}" if any_result.source else "", "dim")
+    about = f"contract {any_result.contract} of {any_result.op}  {plural(len(results), 'case')}"
+    yield Text(f"  {about}: {tally(r.verdict for r in results)}", "dim")
     if beside := beside_values(results):
-        head.append(Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED]))
-    cells = [_cells(stage) for stage in stage_summaries(results, order)]
-    cells += [_dim(traced_cells(stage)) for stage in traced_stages(run, kernel, device)]
-    return _Section(head, cells, extremes(results))
+        yield Text(f"  beside the values below, {beside}", STYLES[Verdict.FAILED])
+    for stage in stage_summaries(results, stage_order(r for r in run.results if r.op == any_result.op)):
+        *cells, outside, bias, _ = map(Text, stage_cells(stage))
+        outside.style = STYLES[Verdict.FAILED] if stage.outside else ""
+        yield *cells, outside, bias, verdict_word(stage.verdict)
+    for traced in traced_stages(run, kernel, device):  # decides nothing
+        yield tuple(Text(cell, "dim") for cell in traced_cells(traced))
+    if far := extremes(results):
+        yield Text(f"  extreme: {far}", "dim")
 
 
-def _cells(stage: StageSummary) -> tuple[Text, ...]:
-    *first, outside, bias, _ = map(Text, stage_cells(stage))
-    outside.style = STYLES[Verdict.FAILED] if stage.outside else ""
-    return Text("  ").append_text(first[0]), *first[1:], outside, bias, verdict_word(stage.verdict)
-
-
-def _dim(cells: Sequence[str]) -> tuple[Text, ...]:
-    """The cells of a stage that decides nothing."""
-    first, *others = (Text(cell, "dim") for cell in cells)
-    return Text("  ").append_text(first), *others
-
-
-def _laid_out(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    row = Text()
-    for name, cell, width in zip(STAGE_HEADERS, cells, widths, strict=True):
-        padded = cell.copy()
-        padded.align("left" if name in LEFT else "right", width)
-        row.append_text(padded).append("  ")
-    row.rstrip()
-    return row
-
-
-def _print_properties(run: Run, console: Console) -> None:
-    """What each kernel that was asked keeps, and what is broken."""
-    found = found_in(run)
-    if found:
-        line(console, "Properties of the bits", "bold")
-    for one in found:
-        paragraph(console, Text("; ".join(held(one)) or "nothing holds"), label=f"  {one.kernel} on {one.device}: ")
+def _properties(run: Run) -> Iterator[Text]:
+    """Yield what each kernel that was asked keeps, and what is broken."""
+    for one in found_in(run):
+        yield Text(f"{one.kernel} on {one.device}: {'; '.join(held(one)) or 'nothing holds'}")
         for text, fails in broken(one):
-            paragraph(
-                console, Text(text, STYLES[Verdict.FAILED] if fails else STYLES[Verdict.INCONCLUSIVE]), label="    "
-            )
-    if found:
+            yield Text(f"  {text}", STYLES[Verdict.FAILED if fails else Verdict.INCONCLUSIVE])
+
+
+def _print_notices(run: Run, console: Console) -> None:
+    """Print what was noticed and fails nothing, with a case to repeat for each."""
+    if found := noticed(run):
+        line(console, "Notices", "bold")
+        for entry in found[: wording.MOST_LINES]:
+            paragraph(console, Text(entry.sentence), label="  ")
+            line(console, f"    {entry.repro(run.environment.get('options', ''))}")
+        if rest := found[wording.MOST_LINES :]:
+            line(console, f"  and {plural(len(rest), 'more notice')}; the records have them all")
         line(console)
 
 
+def _print_agreement(run: Run, console: Console) -> None:
+    """Print in one line how many tensors have the same bits on two devices, and a line per kernel where some differ."""
+    for devices in dict.fromkeys(a.devices for a in run.agreement):
+        entries = [a for a in run.agreement if a.devices == devices]
+        tensors, equal = sum(a.tensors for a in entries), sum(a.equal for a in entries)
+        differ: dict[str, list[str]] = {}
+        for a in entries:
+            if a.equal < a.tensors:
+                differ.setdefault(a.kernel, []).append(f"{a.stage} {a.equal:,}/{a.tensors:,}")
+        said = [f"{equal:,} of {plural(tensors, 'tensor')} are equal to the last bit"]
+        said += [f"{kernel}: {', '.join(parts)} equal" for kernel, parts in differ.items()]
+        _print_list(console, f"Bits on {devices[0]} and {devices[1]}", said)
+
+
 def _print_coverage(run: Run, console: Console) -> None:
-    """A table per op and device, and what was never judged below it."""
+    """Print a table per op and device, what was never judged below it, and what the run could not have seen."""
     tables = coverage_tables(run)
     for table in tables:
-        widths = [max(map(len, column)) for column in zip(COVERAGE_HEADERS, *table.rows, strict=True)]
         line(console, f"Coverage of {table.op} on {table.device}", "bold")
-        line(console, "  " + _aligned(COVERAGE_HEADERS, widths), "dim")
-        for cells in table.rows:
-            line(console, "  " + _aligned(cells, widths))
-        for gap in first_lines(table.gaps):
+        print_table(console, COVERAGE_HEADERS, [[*map(Text, cells)] for cells in table.rows])
+        for gap in wording.first_lines(table.gaps):
             paragraph(console, Text(gap), label="  ")
         line(console)
     if tables:
         paragraph(console, Text(MEANING, "dim"), label="coverage   ", label_style="dim")
         line(console)
+    _print_list(console, "What this run could not have seen", wording.unseen(run))
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def _print_agreement(run: Run, console: Console) -> None:
-    """Devices that gave the same bits, in one line; the stages that differ, one line per kernel."""
-    for devices in dict.fromkeys(a.devices for a in run.agreement):
-        entries = [a for a in run.agreement if a.devices == devices]
-        line(console, f"Bits on {devices[0]} and {devices[1]}", "bold")
-        tensors, equal = sum(a.tensors for a in entries), sum(a.equal for a in entries)
-        line(console, f"  {equal:,} of {plural(tensors, 'tensor')} are equal to the last bit")
-        for kernel in dict.fromkeys(a.kernel for a in entries):
-            parts = [
-                f"{a.stage} {a.equal:,}/{a.tensors:,}" for a in entries if a.kernel == kernel and a.equal < a.tensors
-            ]
-            if parts:
-                paragraph(console, Text(f"{kernel}: {', '.join(parts)} equal"), label="  ")
+def _print_list(console: Console, heading: str, lines: Sequence[str | Text]) -> None:
+    """Print paragraphs under a heading, and nothing if there are none."""
+    if lines:
+        line(console, heading, "bold")
+        for text in lines:
+            paragraph(console, Text(text) if isinstance(text, str) else text, label="  ")
         line(console)
-
-
-def _print_summary(run: Run, console: Console) -> None:
-    if premises := run.environment.get("premises"):
-        line(console, f"Error bounds: {premises}", "dim")
-    if isolated := run.environment.get("isolated"):
-        line(console, f"Kernels in processes of their own, which were kept from: {isolated}", "dim")
-    if sanitized := run.environment.get("sanitized"):
-        line(console, f"Sanitized: {sanitized}", "dim")
-    if spent := wording.time_spent(run):
-        line(console, f"Time: {spent}", "dim")
-    if run.broken:
-        line(console, f"The run did not come to its end: {run.broken}", "bold red")
-    if unverified := wording.unverified(run):
-        paragraph(console, Text(unverified, "bold yellow"))
-    verdict = run.overall
-    counted = [r for r in run.results if r.counted]
-    text = verdict_word(verdict) if verdict else Text("NOTHING VERIFIED", "bold yellow")
-    text.append(wording.on_cases(run, *run.subjects()), "yellow")
-    text.append(f"  kernels: {tally(run.verdict(*subject) for subject in run.subjects())}", "")
-    text.append(f" · cases: {tally(r.verdict for r in counted)}", "")
-    text.append(f" · {sum(r.seconds for r in run.results):,.1f} s in cases", "")
-    if folder := run.environment.get("records"):
-        text.append(f" · records in {shown_path(folder)}", "")
-    line(console, text)

@@ -12,6 +12,7 @@ from lastbit.run import LEAST_DECIDED, LEAST_JUDGED, Run
 
 MOST_NAMES = 4
 MOST_PAIRS = 2
+MOST_LINES = 12
 LEAST_SHARE = 0.01
 """Of the time of a run, below which a part of it is not named."""
 
@@ -19,6 +20,8 @@ ADVICE = (
     "→ Such a kernel may keep either contract, so it is INCONCLUSIVE unless it fails. Verify it on more cases "
     "(--cases-per-group), or on regimes and shapes for which the two contracts round differently."
 )
+
+DECIDES_MORE = "integers, shorter sums or a declared depth or order decide more"
 
 LEGEND = (
     ("rel. error", "‖actual − exact‖ / ‖exact‖ of the worst case that is not extreme; exact is without any rounding"),
@@ -37,6 +40,12 @@ LEGEND = (
     ("(stage) line", traced.MEANING),
 )
 """What the columns and rows of a table of stages mean."""
+
+
+def first_lines(lines: Sequence[str]) -> list[str]:
+    """Return the first `MOST_LINES`, and how many more there are."""
+    rest = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], *([f"and {plural(rest, 'more line')}, in the records"] if rest > 0 else [])]
 
 
 def legend(run: Run) -> list[tuple[str, str]]:
@@ -170,6 +179,32 @@ def turned_down(run: Run) -> list[str]:
     return _by_reason(run, Verdict.UNSUPPORTED, Verdict.SKIPPED)
 
 
+def inconclusive(run: Run) -> list[str]:
+    """Return a line for each op with inconclusive kernels: how many they are, and what would decide them."""
+    ops = {result.kernel: result.op for result in run.results}
+    lines = []
+    for op in dict.fromkeys(ops.values()):
+        verdicts = {subject: run.verdict(*subject) for subject in run.subjects() if ops[subject[0]] == op}
+        ways = [_to_decide(run, *s) for s, verdict in verdicts.items() if verdict is Verdict.INCONCLUSIVE]
+        if ways:
+            lines.append(f"{op}, {len(ways)} of {plural(len(verdicts), 'kernel')}: {listed(dict.fromkeys(ways), 1)}")
+    return lines
+
+
+def _to_decide(run: Run, kernel: str, device: str) -> str:
+    """Return why a kernel is inconclusive, and what would decide it."""
+    told = [p.alternative for p in run.power if (p.kernel, p.device) == (kernel, device) and p.missing]
+    if told:
+        return f"no case tells its contract from {listed(told, 1)}; run more cases (--cases-per-group)"
+    if few := [d for d in run.decided(kernel, device) if d.missing]:
+        seen = f"{share(few[0].decided, few[0].numel)} of {few[0].stage} ({few[0].dtype}) decided"
+        return f"{seen}, but {100 * LEAST_DECIDED:g} % must be; {DECIDES_MORE}"
+    judged, planned = run.judged(kernel, device)
+    if 0 < judged < LEAST_JUDGED * planned:
+        return f"it declined {planned - judged:,} of {plural(planned, 'case')}; declare what it takes (takes=…)"
+    return next(r.reason for r in run.of(kernel, device) if r.verdict is Verdict.INCONCLUSIVE)
+
+
 def undecided(run: Run) -> list[str]:
     """One line for each result of which a run decided too little, and each reason why cases decided nothing."""
     lines = []
@@ -184,8 +219,7 @@ def undecided(run: Run) -> list[str]:
     few = [d for subject in run.subjects() for d in run.decided(*subject) if d.few]
     lines += [
         f"{d.kernel} on {d.device}: {share(d.decided, d.numel)} of {plural(d.numel, 'element')} of {d.stage} "
-        f"({d.dtype}) could not have been otherwise, but {100 * LEAST_DECIDED:g} % must be; integers, shorter sums or "
-        "a declared depth or order decide more"
+        f"({d.dtype}) could not have been otherwise, but {100 * LEAST_DECIDED:g} % must be; {DECIDES_MORE}"
         for d in few
         if d.missing
     ]
@@ -232,6 +266,13 @@ def never_told_apart(run: Run) -> list[str]:
             where = f"{p.kernel} on {p.device} with {p.dtypes}"
             together.setdefault(where, []).append(f"{p.alternative} (in {plural(p.cases, 'case')})")
     return [f"{where} was never told from {listed(others, MOST_NAMES)}" for where, others in together.items()]
+
+
+def unseen(run: Run) -> list[str]:
+    """Return what the run did not tell from a kernel's own contract, or could not, and what it could not decide."""
+    missing = never_told_apart(run)
+    said = [*first_lines(missing), *[ADVICE] * bool(missing), *filter(None, [coinciding(run)])]
+    return [*said, *first_lines(undecided(run))]
 
 
 def coinciding(run: Run) -> str:

@@ -218,7 +218,9 @@ def named_results(returned: object, results: tuple[str, ...]) -> dict[str, Tenso
         returned = {results[0]: returned}
     if not isinstance(returned, Mapping):
         expected = f"a tensor or {{{results[0]!r}: tensor}}" if len(results) == 1 else f"a mapping with {list(results)}"
-        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}")
+        said = f"out={{'PARAMETER': {results[0]!r}}}), into an input, mutates={{'INPUT': {results[0]!r}}}"
+        advice = f"; if it writes the result into a parameter, write @kernel(…, {said}" if returned is None else ""
+        raise KernelError(f"the kernel returned {type(returned).__name__}, but must return {expected}{advice}")
     for name, value in returned.items():
         if not isinstance(value, Tensor):
             raise KernelError(f"the kernel returned {type(value).__name__} for {name!r}, but must return a tensor")

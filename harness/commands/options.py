@@ -60,6 +60,12 @@ def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> N
     parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
 
 
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Add -v, which may be given twice."""
+    help = "print the table of stages, statistics and notices, too; -vv: coverage, and what the run could not have seen"
+    parser.add_argument("-v", action="count", dest="verbose", default=0, help=help)
+
+
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add --cluster."""
     help = "run on a Ray cluster: its address, auto for one that runs here, local to start one; --device any uses all"

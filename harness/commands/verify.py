@@ -19,6 +19,7 @@ from lastbit.commands.options import (
     add_property,
     add_run,
     add_sanitize,
+    add_verbose,
     check_cluster,
     config_of,
     seed,
@@ -43,6 +44,7 @@ def add_repro(parser: argparse.ArgumentParser) -> None:
     add_sanitize(parser)
     add_isolate(parser)
     add_property(parser)
+    add_verbose(parser)
 
 
 _WITH_VALUE = (
@@ -88,6 +90,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
     add_sanitize(parser)
     add_isolate(parser)
     add_property(parser)
+    add_verbose(parser)
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -109,10 +112,10 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
     arguments = [*workers_of(options), *rest]
     if options.base is None and options.cluster is None:
-        return _run(config, arguments)
+        return _run(config, arguments, options.verbose)
     run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
     if options.base is None:
-        return _shown(lambda: run(config, explaining=True))
+        return _shown(lambda: run(config, explaining=True), options.verbose)
     from lastbit.history.revisions import kernels_at
     from lastbit.verify.project import kernel_folders
 
@@ -121,18 +124,18 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     with kernels_at(options.base, kernel_folders(config), build=options.build) as place:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
-        return _shown(lambda: _with_base(run, config, before))
+        return _shown(lambda: _with_base(run, config, before), options.verbose)
 
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(options, lines=(str(parse_case(options.case)),))
-    return _run(config, workers_of(options), show_inputs=True)
+    return _run(config, workers_of(options), options.verbose, show_inputs=True)
 
 
-def _run(config: Config, arguments: Sequence[str], *, show_inputs: bool = False) -> int:
+def _run(config: Config, arguments: Sequence[str], verbose: int, *, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
-    return _shown(lambda: execute(config, arguments, explaining=True), show_inputs)
+    return _shown(lambda: execute(config, arguments, explaining=True), verbose, show_inputs=show_inputs)
 
 
 def _on_cluster(options: argparse.Namespace) -> partial[Run]:
@@ -159,7 +162,7 @@ def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
     except Interrupted as interruption:
         base, interrupted = interruption.run or Run((), broken=INTERRUPTED), True
     except MixedTrees:
-        _print(today, show_inputs=False)
+        _print(today)
         raise
     except LastbitError as error:
         reason = str(error).replace(f"{before.tree}/", "")
@@ -182,17 +185,17 @@ def _with_base(run: Callable[..., Run], config: Config, before: Config) -> Run:
     return both
 
 
-def _shown(execute: Callable[[], Run], show_inputs: bool = False) -> int:
+def _shown(execute: Callable[[], Run], verbose: int, *, show_inputs: bool = False) -> int:
     """Print what comes of a run, even if it is interrupted."""
     try:
-        return _print(execute(), show_inputs)
+        return _print(execute(), verbose, show_inputs=show_inputs)
     except Interrupted as interruption:
         if interruption.run is not None:
-            _print(interruption.run, show_inputs)
+            _print(interruption.run, verbose, show_inputs=show_inputs)
         raise
 
 
-def _print(run: Run, show_inputs: bool) -> int:
+def _print(run: Run, verbose: int = 0, *, show_inputs: bool = False) -> int:
     """Print the run; the exit code is that of this revision, or 1 if it got worse than the other."""
     from lastbit.reports.changes import compare, names_of, with_base
     from lastbit.reports.changes_terminal import print_changes
@@ -205,9 +208,9 @@ def _print(run: Run, show_inputs: bool) -> int:
             line(console, f"input bits on {device}: {fingerprint}")
     today, base = with_base(run)
     if base is None:
-        print_run(run, console)
+        print_run(run, console, verbose=verbose)
         return run.exit_code
-    print_run(today, console, stages_of=run)
+    print_run(today, console, verbose=verbose, stages_of=run)
     changes = compare(base, today, names=names_of(base))
     print_changes(changes, console)
     worse = changes.exit_code() == 1 and today.overall is not Verdict.ERRORED

@@ -41,7 +41,7 @@ def advice_for(case: Case, passes: Callable[[Case], bool]) -> str:
 
 
 def _if_alone(words: tuple[str, ...]) -> str:
-    return f"if it is meant for such tensors alone, declare {told({TENSORS: words})}."
+    return f"if it is meant for such tensors alone, write @kernel(…, {told({TENSORS: words})})."
 
 
 def _placed(case: Case, names: set[str], words: tuple[str, ...]) -> Iterator[Case]:

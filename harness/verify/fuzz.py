@@ -180,7 +180,7 @@ class Explorer:
         if not advice:
             return failed
         if failed.verdict is Verdict.ERRORED:
-            advised = replace(failed, reason=f"{failed.reason} {advice}", counted=False)
+            advised = replace(failed, reason=f"{failed.reason.removesuffix('.')}. {advice}", counted=False)
         else:
             first, *others = failed.findings
             advised = replace(failed, findings=(replace(first, sentence=f"{first.sentence} {advice}"), *others))

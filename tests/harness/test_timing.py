@@ -123,7 +123,7 @@ def test_every_report_of_a_run_says_where_its_time_went(tmp_path: Path) -> None:
     assert records.read(tmp_path) == run
     said = "kernel calls 60%, references 40% of 100 s in 2 workers"
     console = Console(file=io.StringIO(), width=200)
-    print_run(run, console)
+    print_run(run, console, verbose=2)
     assert f"Time: {said}" in console.file.getvalue()  # type: ignore[attr-defined]
     assert said in markdown.page(run)
     assert ("Where time went", said) in html._facts(run)

@@ -90,7 +90,7 @@ def test_records_keep_them_and_those_of_an_older_lastbit_load(tmp_path: Path) ->
 def terminal(run: Run) -> str:
     console = Console(width=200)
     with console.capture() as capture:
-        print_run(run, console)
+        print_run(run, console, verbose=1)
     return capture.get()
 
 

@@ -196,8 +196,9 @@ def test_terminal_ends_a_block_with_the_explanation() -> None:
     block = text[text.index("FAILED  wrong[x]") :].split("\n\n")[0].splitlines()
     labels = [line[2:14].strip() for line in block if line[2:14].strip()]
     after = labels[labels.index("source") + 1 :]
-    assert after[:5] == ["line", "rounding", "diagnosis", "see more", "run again"]
-    assert "  line         norm.py:3  xhat = x * rstd" in block
+    assert after[:4] == ["line", "rounding", "diagnosis", "see more"]
+    assert block[-1].startswith("  lastbit repro ")
+    assert "  line        norm.py:3  xhat = x * rstd" in block
 
 
 @pytest.mark.parametrize("form", [junit.document, markdown.page, html.page])

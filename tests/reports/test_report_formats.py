@@ -93,7 +93,7 @@ def test_names_and_reasons_are_shown_as_they_are() -> None:
 
 def on_a_terminal(run: Run) -> str:
     console = Console(file=io.StringIO(), width=100)
-    print_run(run, console)
+    print_run(run, console, verbose=2)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -416,6 +416,8 @@ def test_command_takes_the_newest_complete_run(folder: Path, capsys: pytest.Capt
 
 def test_command_without_a_format_prints_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command([]) == 0
+    assert "Stages on cpu" not in capsys.readouterr().out
+    assert command(["-v"]) == 0
     assert "Stages on cpu" in capsys.readouterr().out
 
 

@@ -142,11 +142,12 @@ def test_an_error_without_text() -> None:
     ("returned", "reason"),
     [
         (None, "the kernel returned NoneType, but must return a tensor or {'output': tensor}"),
+        (None, "write @kernel(…, out={'PARAMETER': 'output'}), into an input, mutates={'INPUT': 'output'}"),
         ((1, 2), "the kernel returned tuple, but must return a tensor or {'output': tensor}"),
         ({"output": 3.0}, "the kernel returned float for 'output', but must return a tensor"),
         ({"y": torch.zeros(6, 64)}, "the kernel returned ['y'], which lacks the result 'output'"),
         (torch.zeros(6, 63, dtype=torch.bfloat16), "result 'output' has shape (6, 63), but the op requires (6, 64)"),
-        (torch.zeros(6, 64), "result 'output' has dtype torch.float32, but the op requires torch.bfloat16"),
+        (torch.zeros(6, 64), "result 'output' has dtype torch.float32, but the op requires torch.bfloat16; convert it"),
         (torch.zeros(6, 64, dtype=torch.complex128), "result 'output' has dtype torch.complex128"),
         (torch.zeros(6, 64, dtype=torch.int32), "result 'output' has dtype torch.int32"),
     ],

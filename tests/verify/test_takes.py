@@ -229,17 +229,18 @@ def flat(x: Tensor, *, eps: float) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "line", "advice"),
     [
-        (views, "x=bf16[3,4,8]@32,1,4", "takes='contiguous'."),
-        (by_columns, "x=bf16[3,4,8]@32,1,4", "takes='contiguous rows'."),
-        (peeks, "x=bf16[0,8]", "takes='non-empty'."),
-        (flat, "x=bf16[3,4,8]@32,1,4", "takes='contiguous'."),
+        (views, "x=bf16[3,4,8]@32,1,4", "takes='contiguous'"),
+        (by_columns, "x=bf16[3,4,8]@32,1,4", "takes='contiguous rows'"),
+        (peeks, "x=bf16[0,8]", "takes='non-empty'"),
+        (flat, "x=bf16[3,4,8]@32,1,4", "takes='contiguous'"),
     ],
     ids=lambda given: getattr(given, "__name__", None),
 )
 def test_a_failure_says_what_the_kernel_may_declare(function: Callable[..., Any], line: str, advice: str) -> None:
     result = failed(function, line)
     said = result.reason if result.verdict is Verdict.ERRORED else result.findings[0].sentence
-    assert said.endswith(f"alone, declare {advice}")
+    assert said.endswith(f"alone, write @kernel(…, {advice}).")
+    assert ". It passes the case with" in said
     assert not failed(kernel_of(function).call, line).counted
 
 

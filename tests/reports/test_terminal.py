@@ -1,0 +1,150 @@
+"""The terminal: a green run in few lines, a red one that says each thing once, and nothing that is wider."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from lastbit.cli import make_parser
+from lastbit.reports.paper import LOG_WIDTH, make_console
+from lastbit.reports.terminal import MOST_REASONS
+from lastbit.result import Finding, Verdict
+from lastbit.run import Coverage, NotRun, Power, Run, Spent
+from tests.reports.test_explained_reports import explained
+from tests.reports.test_reports import CASE, FP32, KERNEL, NATIVE, bare, failed, full_run, passed, shown
+
+
+def large_run() -> Run:
+    """A green run as large as that of the kernels of this repository, with long names and many reasons."""
+    results = tuple(
+        passed(op=f"layer_norm_gated_backward_{n % 18}", kernel=f"triton[layer_norm_gated_backward+a_{n}]", seconds=2.0)
+        for n in range(92)
+        for _ in range(3)
+    )
+    not_run = tuple(NotRun(f"F.cross_entropy_backward[{n}] on cpu", f"reason {n} that is long " * 5) for n in range(20))
+    return Run(results, not_run=not_run, environment={"records": "runs/1", "premises": "documented"})
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_green_run_of_92_kernels_has_at_most_40_lines(width: int) -> None:
+    lines = shown(large_run(), width, 0).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= width
+    [row] = [line.split() for line in lines if line.startswith("  layer_norm_gated_backward_3 ")]
+    assert (row[1], row[-1]) == ("5", "PASSED")
+    assert f"  and for {20 - MOST_REASONS} more reasons" in lines
+    assert "PASSED  kernels: 92 passed · cases: 276 passed · 552.0 s in cases" in lines[-3]
+    assert lines[-2:] == ["records in runs/1", "stages and statistics: lastbit report runs/1 -v"]
+
+
+def test_a_line_per_op_counts_its_kernels_and_says_how_many_are_worst() -> None:
+    few = bare(Verdict.UNSUPPORTED, "no", kernel="few", op="swiglu", declined=True)
+    results = (passed(), passed(kernel="other"), failed(kernel="wrong"), passed(op="swiglu", kernel="few"), few)
+    rows = [line.split() for line in shown(Run(results), verbose=0).splitlines()]
+    assert ["rms_norm", "3", "3", "100", "%", "1.5", "s", "FAILED", "1", "of", "3"] in rows
+    assert ["swiglu", "1", "2", "100", "%", "1.0", "s", "PASSED", "on", "1", "of", "2", "cases"] in rows
+
+
+def test_a_red_run_begins_with_the_verdict() -> None:
+    for verbose in range(3):
+        assert shown(full_run(), verbose=verbose).startswith("ERRORED  kernels: 2 passed, 2 inconclusive, 1 failed, ")
+    green = shown(Run((passed(),)), verbose=0)
+    assert green.splitlines()[-1].startswith("PASSED")
+
+
+def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> None:
+    result = failed(kernel="wrong[x]")
+    small = "rms_norm x=bf16[1,2]:values(0.75,0.5) weight=bf16[2]:values(1,1) eps=1e-06 seed=0"
+    explanation = replace(explained(result, "norm.py"), smallest=small)
+    run = Run((result,), explanations=(explanation,))
+    block = shown(run, verbose=0).split("\n\n")[1].splitlines()
+    assert block[:3] == [
+        "FAILED  wrong[x] of rms_norm on cpu",
+        f"  keeps    {FP32}, claims {NATIVE}",
+        "  line     norm.py:3  xhat = x * rstd",
+    ]
+    assert block[3].startswith("  rounding 0.1486 lies between ")
+    assert "  tensors  x=bf16[1,2]:values(0.75,0.5) weight=bf16[2]:values(1,1) eps=1e-06 seed=0" in block
+    assert block[-1] == f"  lastbit repro '{small}' --kernel 'wrong[x]' --device cpu"
+    assert "mismatched" not in "".join(block)
+    assert "mismatched" in shown(run, verbose=1)
+
+
+def test_values_of_another_contract_hide_no_other_fault() -> None:
+    own = failed().findings
+    torn = Finding("nondeterministic", "output", "1 of 17 elements differ between two calls.")
+    assert "not possible" not in shown(Run((failed(),)), verbose=0)
+    assert torn.sentence in shown(Run((failed(findings=(*own, torn)),)), verbose=0)
+    assert "not possible" in shown(Run((failed(explained_by=()),)), verbose=0)
+
+
+def test_a_finding_of_several_kernels_is_told_once() -> None:
+    both = [failed(kernel=kernel, dtypes=dtype) for kernel in ("a", "b") for dtype in ("bf16", "fp16")]
+    text = shown(Run(tuple(both)), verbose=0)
+    assert "FAILED  a, b of rms_norm on cpu" in text
+    assert text.count("lastbit repro") == 1
+
+
+def test_kernels_with_one_wrong_line_are_one_finding_with_what_each_keeps() -> None:
+    claims = {"a": NATIVE, "b": FP32}
+    both = [failed(kernel=k, contract=c, explained_by=(f"other_{k}",), source=f"{k}.py:1") for k, c in claims.items()]
+    explanations = tuple(explained(result, "norm.py") for result in both)
+    text = shown(Run(tuple(both), explanations=explanations), verbose=0)
+    assert "FAILED  a, b of rms_norm on cpu" in text
+    assert all(f"other_{kernel}, claims {contract}" in text for kernel, contract in claims.items())
+    assert shown(Run(tuple(both)), verbose=0).count("lastbit repro") == 2, "where no line is proven they are two"
+
+
+def test_an_inconclusive_op_has_a_line_with_what_would_decide_it() -> None:
+    run = Run((passed(),), power=(Power(KERNEL, "cpu", "bf16", FP32, 3, 0, True),))
+    lines = shown(run, verbose=0).splitlines()
+    at = lines.index("Inconclusive")
+    said = f"  rms_norm, 1 of 1 kernel: no case tells its contract from {FP32}; run more cases (--cases-per-group)"
+    assert " ".join(lines[at + 1 : lines.index("", at)]).split() == said.split()
+    vague = shown(Run((bare(Verdict.INCONCLUSIVE, "no element decided"),)), verbose=0)
+    assert "  rms_norm, 1 of 1 kernel: no element decided" in vague
+    assert "Inconclusive" not in shown(Run((passed(),)), verbose=0)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_nothing_is_wider_than_the_terminal_but_lines_to_copy(width: int, verbose: int) -> None:
+    coverage = (Coverage(KERNEL, "cpu", "x regime", "bf16", ("rows", "huge"), (), ("a long name",) * 30),)
+    long = failed(
+        kernel="triton[" + "long_contract+" * 9 + "end]", case=CASE.replace("rms_norm", "rms_norm " + "y=1 " * 30)
+    )
+    full = full_run()
+    run = replace(full, results=(*full.results, long), coverage=coverage, spent=Spent({"references": 9.0}, 2))
+    for line in shown(replace(run, explanations=(explained(long, "norm.py"),)), width, verbose).splitlines():
+        assert len(line) <= width or re.match(r"\s*(lastbit |rms_norm )", line), line
+
+
+def test_more_is_said_with_each_v() -> None:
+    run = replace(full_run(), coverage=(Coverage(KERNEL, "cpu", "x regime", "bf16", ("rows",)),))
+    run = replace(run, environment={"premises": "documented", "records": "runs/1"}, spent=Spent({"references": 9.0}, 2))
+    marks = {
+        "Stages on cpu": 1,
+        "Bits on cpu and cuda:0": 1,
+        "mismatched": 1,
+        "Coverage of rms_norm on cpu": 2,
+        "What this run could not have seen": 2,
+        "Error bounds: documented": 2,
+        "Time: references": 2,
+    }
+    for verbose in range(3):
+        text = shown(run, verbose=verbose)
+        assert {mark: mark in text for mark in marks} == {mark: verbose >= least for mark, least in marks.items()}
+
+
+def test_v_is_an_option_of_verify_and_not_of_pytest() -> None:
+    options, rest = make_parser().parse_known_args(["verify", "my_kernels", "-vv", "-x"])
+    assert (options.verbose, rest) == (2, ["-x"])
+
+
+def test_a_log_is_as_wide_as_it_says_or_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert make_console().width == LOG_WIDTH == 100
+    monkeypatch.setenv("COLUMNS", "80")
+    assert make_console().width == 80
