@@ -78,7 +78,7 @@ def print_table(
     cells = [row for row in body if not isinstance(row, Text)]
     widths = {n: max(cell_len(name), *(row[n].cell_len for row in cells), 0) for n, name in enumerate(headers)}
     figures = {n for n in widths if n and any(row[n].plain.lstrip("+-")[:1].isdigit() for row in cells)}
-    gone = []
+    gone: list[str] = []
     while (excess := sum(widths.values()) + 2 * len(widths) - console.width) > 0:
         if len(gone) < len(spare):
             gone.append(spare[len(gone)])

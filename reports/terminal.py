@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
@@ -150,7 +149,7 @@ def _cause(problem: Problem, explanation: Explanation | None) -> tuple[object, .
 
 
 def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> None:
-    """Print what the worst of the problems of one cause says, and the command that runs its smallest case again."""
+    """Print what the worst of the problems of one cause says, and the command that runs its case again."""
     problem, explanation = cause[0]
     result, options = problem.smallest, run.environment.get("options", "")
     names = listed(dict.fromkeys(other.smallest.kernel for other, _ in cause), wording.MOST_NAMES)
@@ -170,8 +169,6 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
             line(console, Text.assemble((head, "dim"), text))
         else:
             line(console, Text.assemble((head.rstrip(), "dim"), f"\n    {text}"))
-    if explanation is not None and explanation.smallest:
-        result = replace(result, case=explanation.smallest, device=explanation.device)
     line(console, f"  {repro_line(result, options)}")
     line(console)
 
@@ -197,7 +194,7 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     if explanation is not None:
         yield from (field for field in explanation_lines(explanation) if field[0] in ("rounding", "value"))
         if explanation.smallest:
-            yield "tensors", " ".join(explanation.smallest.split()[1:])
+            yield "smallest", explanation.smallest
 
 
 def _print_ops(run: Run, console: Console) -> None:

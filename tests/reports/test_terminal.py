@@ -66,8 +66,8 @@ def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> N
         "  line     norm.py:3  xhat = x * rstd",
     ]
     assert block[3].startswith("  rounding 0.1486 lies between ")
-    assert "  tensors  x=bf16[1,2]:values(0.75,0.5) weight=bf16[2]:values(1,1) eps=1e-06 seed=0" in block
-    assert block[-1] == f"  lastbit repro '{small}' --kernel 'wrong[x]' --device cpu"
+    assert f"  smallest {small}" in block
+    assert block[-1] == f"  lastbit repro '{CASE}' --kernel 'wrong[x]' --device cpu"
     assert "mismatched" not in "".join(block)
     assert "mismatched" in shown(run, verbose=1)
 
