@@ -187,14 +187,10 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in _OF_VALUES]
     for number, sentence in enumerate(told[: MOST_SENTENCES[0]]):
         yield "" if number else "finding", sentence
-    if explanation is None or (first := explanation.culprit) is None:
+    explained = explanation_lines(explanation) if explanation is not None else []
+    if "line" not in dict(explained):
         yield "source", shown_path(result.source)
-    else:
-        yield "line", f"{shown_path(f'{first.file}:{first.line}')}  {first.code or first.text}"
-    if explanation is not None:
-        yield from (field for field in explanation_lines(explanation) if field[0] in ("rounding", "value"))
-        if explanation.smallest:
-            yield "smallest", explanation.smallest
+    yield from (field for field in explained if field[0] in ("line", "rounding", "value", "smallest"))
 
 
 def _print_ops(run: Run, console: Console) -> None:

@@ -50,12 +50,8 @@ def printed(command: str, folder: Path = HERE) -> str:
 
 def findings(text: str) -> str:
     """The FAILED blocks of a run's output, where it has any."""
-    found = re.search(
-        r"^Findings$.*?(?=^(?:Notices|Not run|What this run|Coverage|Bits on|Error bounds))",
-        text,
-        re.MULTILINE | re.DOTALL,
-    )
-    return found[0].rstrip() if found else text
+    found = re.findall(r"^(?:FAILED|ERRORED)  \S.* of \w+ on .*(?:\n.+)*", text, re.MULTILINE)
+    return "\n\n".join(found) or text
 
 
 def write_sample() -> None:
@@ -69,8 +65,8 @@ def write_sample() -> None:
         (Path(folder) / "my_kernels").mkdir()
         claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
         Path(folder, "my_kernels", "norms.py").write_text(f"import torch\nfrom lastbit {claimed}")
-        shown = printed("lastbit verify my_kernels --profile smoke --keep-going", Path(folder))
-    table = re.search(r"^stage .*?(?=\n\n)", shown, re.MULTILINE | re.DOTALL)
+        shown = printed("lastbit verify my_kernels --profile smoke --keep-going -v", Path(folder))
+    table = re.search(r"^  stage .*?(?=\n\n)", shown, re.MULTILINE | re.DOTALL)
     assert table, shown
     found = re.sub(r"( --kernel 'my_rms_norm') .*", r"\1 …", findings(shown))
     page.write_text(f"{before}## Reading the output{head}{fence}{table[0]}\n\n{found}\n{rest[rest.index('```') :]}")

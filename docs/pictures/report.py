@@ -1,4 +1,4 @@
-"""Draw report.svg: what `lastbit verify` prints of the kernel in examples/fp32_weight, its stages and its findings.
+"""Draw report.svg: what `lastbit verify -v` prints of the kernel in examples/fp32_weight, its stages and its findings.
 
 Run `python docs/pictures/report.py`; it verifies that kernel. The legend and what was not run are left out.
 """
@@ -17,7 +17,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 116
-SHOWN = ("Stages", "Findings", "FAILED")
+SHOWN = ("Stages", "FAILED")
 """How the blocks begin that are shown."""
 
 
@@ -27,7 +27,7 @@ def printed(folder: Path) -> str:
     from lastbit.reports.terminal import print_run
 
     console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=WIDTH)
-    print_run(read(folder), console)
+    print_run(read(folder), console, verbose=1)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -36,7 +36,7 @@ def drawn(text: str) -> str:
     blocks = [block for block in text.split("\n\n") if Text.from_ansi(block).plain.lstrip().startswith(SHOWN)]
     console = Console(record=True, file=io.StringIO(), width=WIDTH)
     console.print(Text.from_ansi("\n\n".join(blocks)), soft_wrap=True)
-    return console.export_svg(title="lastbit verify --kernels fp32_weight --profile smoke")
+    return console.export_svg(title="lastbit verify fp32_weight --profile smoke -v")
 
 
 def main() -> None:

@@ -72,6 +72,15 @@ def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> N
     assert "mismatched" in shown(run, verbose=1)
 
 
+def test_where_no_line_is_proven_the_place_is_said() -> None:
+    explanation = explained(failed(), "norm.py")
+    between = replace(explanation.trace, steps=(), blamed=None, between=("norm.py:3 to 5",), until="output")
+    assert "line     not found; it is between" in shown(
+        Run((failed(),), explanations=(replace(explanation, trace=between),)), verbose=0
+    )
+    assert "source   kernels/rms_norm.py:108" in shown(Run((failed(),)), verbose=0)
+
+
 def test_values_of_another_contract_hide_no_other_fault() -> None:
     own = failed().findings
     torn = Finding("nondeterministic", "output", "1 of 17 elements differ between two calls.")
