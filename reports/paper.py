@@ -79,7 +79,7 @@ def print_table(
     widths = {n: max(cell_len(name), *(row[n].cell_len for row in cells), 0) for n, name in enumerate(headers)}
     figures = {n for n in widths if n and any(row[n].plain.lstrip("+-")[:1].isdigit() for row in cells)}
     gone: list[str] = []
-    while (excess := sum(widths.values()) + 2 * len(widths) - console.width) > 0:
+    while sum(widths.values()) + 2 * len(widths) > console.width:
         if len(gone) < len(spare):
             gone.append(spare[len(gone)])
             del widths[headers.index(gone[-1])]
@@ -87,7 +87,7 @@ def print_table(
         widest = max(widths, key=lambda n: widths[n])
         if widths[widest] <= LEAST_WIDTH:
             break
-        widths[widest] = max(widths[widest] - excess, LEAST_WIDTH)
+        widths[widest] -= 1
     for row in ([Text(name, "dim") for name in headers], *body):
         if isinstance(row, Text):
             paragraph(console, row)

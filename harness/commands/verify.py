@@ -112,7 +112,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
     arguments = [*workers_of(options), *rest]
     if options.base is None and options.cluster is None:
-        return _run(config, arguments, options.verbose)
+        return _run(config, arguments, verbose=options.verbose)
     run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
     if options.base is None:
         return _shown(lambda: run(config, explaining=True), options.verbose)
@@ -129,10 +129,10 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(options, lines=(str(parse_case(options.case)),))
-    return _run(config, workers_of(options), options.verbose, show_inputs=True)
+    return _run(config, workers_of(options), verbose=options.verbose, show_inputs=True)
 
 
-def _run(config: Config, arguments: Sequence[str], verbose: int, *, show_inputs: bool = False) -> int:
+def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs: bool = False) -> int:
     """Start the run, show its progress, print and keep its records."""
     print(visible(str(config.device_plan), keep="\n"), flush=True)
     return _shown(lambda: execute(config, arguments, explaining=True), verbose, show_inputs=show_inputs)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from lastbit.cli import make_parser
-from lastbit.reports.paper import LOG_WIDTH, make_console
+from lastbit.reports.paper import LOG_WIDTH, make_console, print_table
 from lastbit.reports.terminal import MOST_REASONS
 from lastbit.result import Finding, Verdict
 from lastbit.run import Coverage, NotRun, Power, Run, Spent
@@ -157,3 +160,15 @@ def test_a_log_is_as_wide_as_it_says_or_100_columns(monkeypatch: pytest.MonkeyPa
     assert make_console().width == LOG_WIDTH == 100
     monkeypatch.setenv("COLUMNS", "80")
     assert make_console().width == 80
+
+
+def test_a_table_that_is_too_wide_loses_spare_columns_and_then_wraps_the_widest_cells_alike() -> None:
+    console = Console(file=io.StringIO(), width=41)
+    rows = [[Text(cell) for cell in ("word " * 6, "word " * 6, "7", "8")]]
+    assert print_table(console, ("one", "two", "count", "spare"), rows, spare=("spare",)) == ["spare"]
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "  one              two              count",
+        "  word word word   word word word       7",
+        "  word word word   word word word",
+    ]
