@@ -100,7 +100,7 @@ def print_run(run: Run, console: Console | None = None, *, verbose: int = 0, sta
     if folder := run.environment.get("records"):
         line(console, f"records in {shown_path(folder)}")
         if verbose < 2:
-            more = "coverage, and what it could not have seen" if verbose else "stages and statistics"
+            more = "coverage" if verbose else "stages and statistics"
             if not verbose and (found := noticed(run)):
                 more = f"{plural(len(found), 'notice')}, {more}"
             line(console, f"{more}: lastbit report {shlex.quote(shown_path(folder))} -{'v' * (verbose + 1)}", "dim")
@@ -205,7 +205,7 @@ def _print_ops(run: Run, console: Console) -> None:
         verdicts = [run.verdict(*subject) for subject in subjects]
         verdict = verdict_word(worst := Verdict.worst(*verdicts))
         if (count := verdicts.count(worst)) < len(verdicts):
-            verdict.append(f" {count:,} of {len(verdicts):,}")
+            verdict.append(f" {count:,}/{len(verdicts):,}")
         seconds = sum(result.seconds for result in results)
         cells = (
             op,
