@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -12,36 +13,91 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
 from lastbit import __version__
-from lastbit.errors import LastbitError, nearest
+from lastbit.command_line import read_words
+from lastbit.commands import former
+from lastbit.errors import LastbitError, UsageError, nearest
 from lastbit.reports.characters import visible
 
-COMMANDS = {
-    "verify": ("verify", "check kernels against their rounding contracts"),
-    "repro": ("verify", "run one case line again, bit for bit"),
-    "judge": ("judge", "judge kernel files that nobody trusts, for a program that asks often"),
-    "report": ("report", "write what a run found as HTML, Markdown, JUnit, SARIF or annotations"),
-    "diff": ("diff", "say what got better or worse from one run to another"),
-    "golden": ("golden", "keep what kernels give, and see what changes"),
-    "bisect": ("bisect", "find the commit, or the version of a package, that changed a kernel's result"),
-    "explain": ("explain", "say why a kernel fails on a case: the line, and arithmetic to check by hand"),
-    "stages": ("stages", "find the first stage of a kernel that goes wrong on a case"),
-    "trace": ("trace", "show line by line how the worst element of a kernel's result came about"),
-    "pin": ("pin", "keep a case that failed, so that it runs first ever after"),
-    "identify": ("identify", "find out which contracts a kernel keeps"),
-    "invariance": ("invariance", "find out what the bits of kernels depend on: rows, layout, the run"),
-    "order": ("order", "find out in which order a kernel adds the terms of a sum"),
-    "agree": ("agree", "say whether two kernels give the same bits, and where they part"),
-    "new": ("new", "write the files of a new op, which run at once"),
-    "reference": ("reference", "write the reference of an op from a PyTorch function"),
-    "list": ("listing", "list ops and their contracts, kernels, regimes, layouts and properties"),
-    "bench": ("bench", "measure what verifying costs, or how fast kernels are, side by side with others"),
-    "calibrate": ("calibrate", "measure on a device what the error bounds rest on"),
+GROUPS = {
+    "Check": {
+        "verify": (
+            "verify",
+            "check kernels against their contracts; a 'CASE' bit for bit",
+            "my_kernels --profile smoke",
+        ),
+        "judge": ("judge", "judge kernel files that nobody trusts, for programs", "norms.py::norm --op OP --json"),
+        "list": ("listing", "list ops and contracts, kernels, regimes, layouts and properties", "kernels my_kernels"),
+    },
+    "Explain": {
+        "explain": (
+            "explain",
+            "say why a kernel fails on a case; --stages and --trace go deeper",
+            "my_kernels/norms.py::norm 'CASE' --stages",
+        ),
+        "identify": ("identify", "find out which contracts a kernel keeps", "my_kernels/norms.py::norm"),
+        "order": (
+            "order",
+            "find out in which order a kernel adds the terms of a sum",
+            "my_kernels/norms.py::norm --device cuda",
+        ),
+        "invariance": (
+            "invariance",
+            "find out what the bits depend on: rows, layout, the run",
+            "my_kernels --property rows",
+        ),
+        "agree": (
+            "agree",
+            "say whether two kernels give the same bits, and where they part",
+            "my_kernels/norms.py::norm my_kernels/norms.py::norm@main",
+        ),
+    },
+    "Before you merge": {
+        "report": ("report", "write what a run found: HTML, Markdown, JUnit, SARIF, annotations", "--html report.html"),
+        "diff": ("diff", "say what got better or worse from one run to another", "runs/before runs/after"),
+        "golden": ("golden", "keep what kernels give, and see what changes", "check my_kernels"),
+        "bisect": (
+            "bisect",
+            "find the commit, or version of a package, that changed a result",
+            "my_kernels::norm 'CASE' --good v1.0 --bad main",
+        ),
+        "pin": (
+            "pin",
+            "keep a case that failed, so that it runs first ever after",
+            "my_kernels/norms.py::norm 'CASE' --reason 'wrong mean'",
+        ),
+    },
+    "Write": {
+        "new": ("new", "write a new op, or its reference from a PyTorch function", "op softcap"),
+    },
+    "Measure": {
+        "bench": ("bench", "measure what verifying costs, or how fast kernels are", "kernels my_kernels --device cuda"),
+        "calibrate": ("calibrate", "measure on a device what the error bounds rest on", "--device cuda"),
+    },
 }
-"""Command → its module in `lastbit.commands`, whose function `add_COMMAND` adds its options, and what it does."""
+"""Task → command → its module in `lastbit.commands`, where `add_COMMAND` adds its options, what it does, an example."""
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+_OF_KERNELS = ("verify", *GROUPS["Explain"], "golden", "pin")
+"""Commands whose words before any option are kernels and cases of today."""
+
+_OVERVIEW = """\
+usage: lastbit COMMAND [KERNEL …] ['CASE' …] [--OPTION …]
+
+Verify numerical kernels to the last bit.
+
+{groups}
+
+KERNEL  its path (my_kernels, my_kernels/norms.py::norm) or its name (norm)
+'CASE'  the line that a report printed, in quotes
+lastbit COMMAND --help shows the options of a command, lastbit --version which
+lastbit this is.
+"""
 
 BROKEN = 2
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -58,16 +114,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     system and a bug of lastbit end with 2.
     """
     _write_what_cannot_be_encoded()
-    parser = make_parser(sys.argv[1:] if argv is None else argv)
-    options, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        make_parser(()).print_help()
+        return BROKEN
+    if told := _of_command(words):
+        _say(told)
+        return BROKEN
+    parser = make_parser(words)
+    options, rest = parser.parse_known_args(words)
+    if "words" in options:  # those that stand behind an option, which argparse leaves
+        options.words += [word for word in rest if word[:1] != "-"]
+        rest = [word for word in rest if word[:1] == "-"]
     if unknown := _unknown(rest, vars(options)):
         parser.error(unknown)
     return _guarded(lambda: int(options.command(options, rest)))
 
 
+def _of_command(words: Sequence[str]) -> str:
+    """Return what is wrong with the words as a command, and what to type."""
+    if (now := former.modern(words)) != words:
+        return f"this is written differently now; type\n\n    {shlex.join(['lastbit', *now])}\n"
+    if words[0] not in COMMANDS and not words[0].startswith("-"):
+        return f"{words[0]!r} is no command{nearest(words[0], COMMANDS)} `lastbit --help` lists them"
+    return _of_paths(words[1:]) if words[0] in _OF_KERNELS else ""
+
+
+def _of_paths(words: Sequence[str]) -> str:
+    """Return what is wrong with the paths before any option, while torch, which takes seconds, is not yet imported."""
+    from lastbit.config import Config
+
+    try:
+        asked = read_words(takewhile(lambda word: word[:1] != "-", words))
+        Config(folder="", kernel_folders=asked.paths).check_places()
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _unknown(rest: Sequence[str], options: Mapping[str, object]) -> str:
     """Return what is wrong with words that the parser did not take; those for pytest are wrong if they shorten ours."""
-    own = [f"--{name.replace('_', '-')}" for name in options]
+    own = [f"--{name.replace('_', '-')}" for name in options if name != "words"]
     if options.get("takes_rest"):
         rest = [word for word in rest if word[:2] == "--" and any(o.startswith(word.partition("=")[0]) for o in own)]
     if not rest:
@@ -163,16 +250,27 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **settings})
 
 
+class _Overview(_Parser):
+    """The parser of all commands, whose help shows them by task."""
+
+    def format_help(self) -> str:
+        groups = (
+            "\n".join([task, *(f"  {name:<11} {what}" for name, (_, what, _) in commands.items())])
+            for task, commands in GROUPS.items()
+        )
+        return _OVERVIEW.format(groups="\n\n".join(groups))
+
+
 def make_parser(words: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser of a command line of these words: of the commands that it does not name, it knows nothing more.
 
     So only the module of the command that runs is imported, and what that imports.
     """
-    parser = _Parser(prog="lastbit", description="Verify numerical kernels to the last bit.")
+    parser = _Overview(prog="lastbit", usage="lastbit COMMAND [KERNEL …] ['CASE' …] [--OPTION …]")
     parser.add_argument("--version", action="version", version=f"lastbit {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (module, what) in COMMANDS.items():
-        command = commands.add_parser(name, help=what)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", prog="lastbit", parser_class=_Parser)
+    for name, (module, what, example) in COMMANDS.items():
+        command = commands.add_parser(name, help=what, epilog=f"Example: lastbit {name} {example}")
         if name in words:
             getattr(import_module(f"lastbit.commands.{module}"), f"add_{name}")(command)
     return parser

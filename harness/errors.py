@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -59,12 +60,24 @@ def unknown(what: str, value: object, known: Iterable[str]) -> UsageError:
     return UsageError(no_such(what, value, known))
 
 
+def no_kernel(name: str, known: Iterable[str]) -> UsageError:
+    """Return the error of a word that was taken for the name of a kernel; it may be meant for a file or folder."""
+    names = sorted(known)
+    here = [entry.name for entry in os.scandir() if entry.is_dir() or entry.name.endswith(".py")]
+    near = nearest(name, {*names, *here})
+    return UsageError(f"no kernel is called {name!r}, and no file or folder here{near} {_known(name, names)}")
+
+
 def no_such(what: str, value: object, known: Iterable[str]) -> str:
     """The sentence about a name that is not among `known`: suggests the nearest, and of many tells the most alike."""
     names = sorted(known)
+    return f"unknown {what} {value!r}{nearest(value, names)} {_known(value, names)}"
+
+
+def _known(value: object, names: Sequence[str]) -> str:
     shown = names if len(names) <= MOST_NAMES else get_close_matches(str(value), names, n=MOST_NAMES, cutoff=0.0)
     more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
-    return f"unknown {what} {value!r}{nearest(value, names)} Known: {', '.join(shown) or 'none'}{more}."
+    return f"Known: {', '.join(shown) or 'none'}{more}."
 
 
 def nearest(value: object, known: Iterable[str]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
 
+from lastbit.command_line import command
 from lastbit.outcomes.agreement import Agreement, Does, Parting, Side, StageAgreement
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table
@@ -26,8 +28,11 @@ def as_json(found: Agreement) -> str:
     return json.dumps(about | encoded(found), indent=1, allow_nan=False, ensure_ascii=False)
 
 
-def print_agreement(found: Agreement, console: Console) -> None:
-    """The stages in a table, then what the kernels keep and where they part."""
+def print_agreement(found: Agreement, console: Console, options: str = "") -> None:
+    """Print the stages in a table, then what the kernels keep and where they part.
+
+    `options` say where kernels and ops are, as in a repro line.
+    """
     one, other = (side.kernel for side in found.sides)
     line(console, Text.assemble((one, "bold"), " and ", (other, "bold"), f" on {found.device}"))
     if found.cases:
@@ -39,7 +44,14 @@ def print_agreement(found: Agreement, console: Console) -> None:
     if found.line:
         line(console, "  smallest case in which they differ")
         for name in (one, other):
-            line(console, f"    lastbit repro '{found.line}' --kernel '{name}'")
+            line(console, f"    {_command(name, found, options)}")
+
+
+def _command(kernel: str, found: Agreement, options: str) -> str:
+    """Return the command that runs the case; of a kernel of another revision beside today's."""
+    name, mark, revision = kernel.partition("@")
+    base = f"--base {shlex.quote(revision)}" * bool(mark)
+    return command("verify", name, found.line, f"--device {found.device} {base} {options}")
 
 
 def _row(stage: StageAgreement) -> tuple[Text, ...]:

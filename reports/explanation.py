@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from lastbit.command_line import command
 from lastbit.outcomes.explanation import Explanation, Worked
 from lastbit.outcomes.trace import Element, KernelTrace, Source, Step
 from lastbit.reports.encoding import encoded
 from lastbit.reports.paper import line, paragraph, print_table, verdict_word
-from lastbit.reports.summary import quoted, shown_path
+from lastbit.reports.summary import shown_path
 from lastbit.reports.trace import about, number
 from lastbit.reports.wording import allowed_by
 
@@ -23,7 +24,7 @@ MOST_DIAGNOSES = 2
 MOST_OTHERS = 2
 """Candidates that are named beside the likeliest."""
 
-NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit repro` on the case shows it"
+NO_TEST = "none: an assertion on the result does not see what is wrong; `lastbit verify` on the case shows it"
 """What is said where tensors are shown without a test."""
 
 MOST_FILES = 3
@@ -73,9 +74,8 @@ def explanation_lines(explanation: Explanation, options: str = "") -> list[Field
 
 def explain_line(explanation: Explanation, options: str = "") -> str:
     """The command that prints the explanation."""
-    words = ["lastbit explain", quoted(explanation.case), "--kernel", quoted(explanation.kernel)]
     device = "" if explanation.device == "cpu" else f"--device {explanation.device}"
-    return " ".join(filter(None, [*words, device, options]))
+    return command("explain", explanation.kernel, explanation.case, f"{device} {options.replace('--strict', '')}")
 
 
 def _print_arithmetic(explanation: Explanation, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What `lastbit stages` found, on a console."""
+"""What `lastbit explain --stages` found, on a console."""
 
 from __future__ import annotations
 

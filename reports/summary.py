@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lastbit.command_line import command
 from lastbit.result import BAD, OF_PROPERTIES, SANITIZED, ULP_BINS, CaseResult, Verdict, simplest
 from lastbit.run import Run
 
@@ -180,11 +182,5 @@ def repro_line(result: CaseResult, options: str = "") -> str:
 
 def repro_command(case: str, kernel: str, device: str, properties: Iterable[str] = (), options: str = "") -> str:
     """The command that runs a case of a kernel again, and asks for these properties."""
-    asked = [f"--property {quoted(name) if ' ' in name else name}" for name in properties]
-    words = ["lastbit repro", quoted(case), "--kernel", quoted(kernel), "--device", device, *asked, options]
-    return " ".join(filter(None, words))
-
-
-def quoted(text: str) -> str:
-    """`text` as one word of a POSIX shell."""
-    return "'" + text.replace("'", "'\"'\"'") + "'"
+    asked = [f"--property {shlex.quote(name)}" for name in properties]
+    return command("verify", kernel, case, " ".join(filter(None, ["--device", device, *asked, options])))

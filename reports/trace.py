@@ -1,4 +1,4 @@
-"""What `lastbit trace` found, on a console and as JSON."""
+"""What `lastbit explain --trace` found, on a console and as JSON."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def unverified(run: Run) -> str:
     if not (names := [f"{kernel} on {device}" for kernel, device in run.unverified]):
         return ""
     count = f"{plural(len(names), 'kernel')} {'was' if len(names) == 1 else 'were'} not verified"
-    advice = " To verify fewer kernels, choose them with --kernel or --op; only these are then expected."
+    advice = " To verify fewer kernels, name them, or choose an op with --op; only these are then expected."
     return f"{count}: {listed(names, MOST_NAMES)}.{'' if run.broken else advice}"
 
 

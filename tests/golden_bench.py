@@ -68,8 +68,8 @@ class Bench:
         return made
 
     def __call__(self, action: str, kernels: Path, *words: object) -> int:
-        chosen = ("--kernel", self.kernel) if self.kernel == TRITON else ()
-        return lastbit(action, "--kernels", kernels, *chosen, "--folder", self.folder / "goldens", *words)
+        chosen = (self.kernel,) if self.kernel == TRITON else ()
+        return lastbit(action, kernels, *chosen, "--folder", self.folder / "goldens", *words)
 
     def record(self) -> Path:
         """The golden of the unchanged kernel."""

@@ -68,7 +68,7 @@ def write_sample() -> None:
         shown = printed("lastbit verify my_kernels --profile smoke --keep-going -v", Path(folder))
     table = re.search(r"^  stage .*?(?=\n\n)", shown, re.MULTILINE | re.DOTALL)
     assert table, shown
-    found = re.sub(r"( --kernel 'my_rms_norm') .*", r"\1 …", findings(shown))
+    found = re.sub(r"(::my_rms_norm '[^']*') .*", r"\1 …", findings(shown))
     page.write_text(f"{before}## Reading the output{head}{fence}{table[0]}\n\n{found}\n{rest[rest.index('```') :]}")
 
 

@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     here = ["--device", options.device, "--cases-per-group", options.cases_per_group]
     ops = [word for op in options.op for word in ("--op", op)]
-    chosen = {kernel: ["--kernel", kernel] for kernel in options.kernel}
+    chosen = {kernel: [kernel] for kernel in options.kernel}
     faulty = [word for kernel, words in chosen.items() if kernel in TOOLS for word in words]
     right = [word for kernel, words in chosen.items() if kernel not in TOOLS for word in words]
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def main() -> None:
         logs(own)
         plain(own, options.limit / 8)
         place = str(PLANTED.relative_to(ROOT))
-        verified(planted, options.limit / 2, *here, "--op", "rms_norm", "--kernels", place, *faulty)
+        verified(planted, options.limit / 2, *here, "--op", "rms_norm", place, *faulty)
         logs(planted)
 
 

@@ -58,9 +58,8 @@ def verify(folder: Path, ops: list[str], count: int, seed: int, only: str, worke
     """One run of `lastbit verify`; returns the run."""
     from lastbit.reports import records
 
-    folders = [word for name in FOLDERS for word in ("--kernels", str(ROOT / name))]
-    kernels = [word for name in kernel_names(ops) for word in ("--kernel", name)]
-    command = [sys.executable, "-m", "lastbit", "verify", *folders, *kernels, "--run-folder", str(folder)]
+    folders = [str(ROOT / name) for name in FOLDERS]
+    command = [sys.executable, "-m", "lastbit", "verify", *folders, *kernel_names(ops), "--run-folder", str(folder)]
     command += ["--cases-per-group", str(count), "--seed", str(seed), "-n", str(workers), "--keep-going"]
     command += [word for op in ops for word in ("--op", op)]
     command += ["-k", only] if only else []

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.command_line import read_words
+from lastbit.commands.options import KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.config import PROFILES, Config
 from lastbit.diagnosing.agree import agree_kernels
 from lastbit.errors import UsageError
@@ -17,7 +18,9 @@ from lastbit.kernel import REVISION_MARK
 from lastbit.outcomes.agreement import Agreement, Side
 from lastbit.reports.agreement import as_json, print_agreement
 from lastbit.reports.paper import make_console
+from lastbit.verify.inprocess import planned
 from lastbit.verify.project import kernel_folders
+from lastbit.verify.run import options_of
 from lastbit.verify.worker import Worker, WorkerEnded
 
 
@@ -28,36 +31,54 @@ def add_agree(parser: argparse.ArgumentParser) -> None:
         "which contracts they keep and at which stage these part. NAME@REVISION is the kernel of a git revision."
     )
     parser.set_defaults(command=_agree)
-    parser.add_argument("kernel", nargs=2, metavar="KERNEL", help="names of two kernels, each also as NAME@REVISION")
-    parser.add_argument("--cases", type=Path, help="take the case lines of this file instead of generated cases")
+    add_words(parser, "A B", f"two kernels: {KERNEL}; NAME@REVISION is one of a git revision")
+    parser.add_argument(
+        "--cases", type=Path, metavar="FILE", help="take the case lines of this file instead of generated cases"
+    )
     parser.add_argument("--profile", default="smoke", choices=tuple(PROFILES), help="how many cases (default: smoke)")
-    parser.add_argument("--cases-per-group", type=int, help="generated cases per group, in place of the profile's")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
-    parser.add_argument("--combinations", type=int, default=5000, help="most combinations to try (default: 5000)")
+    parser.add_argument(
+        "--cases-per-group", type=int, metavar="N", help="generated cases per group, in place of the profile's"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
+    parser.add_argument(
+        "--combinations", type=int, metavar="N", default=5000, help="most combinations to try (default: 5000)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead")
     add_timeout(parser)
     add_device(parser)
-    add_folders(parser)
 
 
 def _agree(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    first, second = options.kernel
-    if first == second:
-        raise UsageError(
-            f"{first} agrees with itself; give two kernels, or one of another revision as {first}@REVISION"
-        )
-    names = tuple(dict.fromkeys(name.partition(REVISION_MARK)[0] for name in options.kernel))
+    asked = read_words(options.words)
+    names = tuple(dict.fromkeys(name.partition(REVISION_MARK)[0] for name in asked.kernels))
     chosen = {"profile": options.profile, "cases": options.cases_per_group, "seed": options.seed}
     config = config_of(options, kernels=names, **chosen)
     with ExitStack() as stack:
-        config = _with_revisions(config, options.kernel, stack)
+        config = _with_revisions(config, asked.kernels, stack)
         with Worker(config) as worker:
+            first, second = _two(asked.kernels or _planned(worker))
             found = _compared(worker, config.devices[0], first, second, options.combinations)
     if options.json:
         print(as_json(found))
     else:
-        print_agreement(found, make_console())
+        print_agreement(found, make_console(), options_of(config))
     return found.exit_code
+
+
+def _planned(worker: Worker) -> tuple[str, ...]:
+    """Return the names of the kernels of the paths that were given, in their order."""
+    return tuple(dict.fromkeys(item.kernel for item in worker.do(planned)))
+
+
+def _two(names: Sequence[str]) -> tuple[str, str]:
+    if len(names) != 2:
+        raise UsageError(f"agree takes two kernels, not {', '.join(names[:20]) or 'none'}; name two: PATH::A PATH::B")
+    first, second = names
+    if first == second:
+        raise UsageError(
+            f"{first} agrees with itself; give two kernels, or one of another revision as {first}@REVISION"
+        )
+    return first, second
 
 
 def _with_revisions(config: Config, names: Sequence[str], stack: ExitStack) -> Config:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from lastbit.commands.options import add_device, add_kernel_choice, config_of
+from lastbit.commands.options import CASE, KERNEL, add_device, add_words, config_of
 
 if TYPE_CHECKING:
     from lastbit.bench.samples import Effort
@@ -26,24 +26,19 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_bench)
     help = (
         "verifying: what it costs (the default); kernels: how fast they are; FILE.py: how fast a kernel is that nobody "
+        f"trusts, with --op; then {KERNEL}; and {CASE}"
     )
-    help += "nobody trusts, with --op"
-    parser.add_argument("what", nargs="?", type=_what, default=next(iter(_BENCHES)), help=help)
+    add_words(parser, "[verifying | kernels | FILE.py] [KERNEL …] ['CASE' …]", help)
     parser.add_argument("--contract", default="", help="of the kernel of a file (default: the first of each axis)")
     parser.add_argument("--function", default="", help="the kernel of a file, where that does not make it clear")
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
-    parser.add_argument("--cases", type=Path, help="the case lines of this file instead of those in cases/bench")
+    parser.add_argument(
+        "--cases", type=Path, metavar="FILE", help="the case lines of this file instead of those in cases/bench"
+    )
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it works")
     help = "write bench_DEVICE.jsonl and .md there, or kernels_DEVICE.jsonl and .md"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=help)
     add_device(parser)
-    add_kernel_choice(parser)
-
-
-def _what(text: str) -> str:
-    if text not in _BENCHES and not text.endswith(".py"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither {' nor '.join(_BENCHES)} nor a Python file")
-    return text
 
 
 class _Measures(Protocol):
@@ -60,17 +55,20 @@ class _Measures(Protocol):
 
 
 def _bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    if options.what not in _BENCHES:
+    what = "verifying" if not options.words else "kernels"
+    if options.words and (options.words[0] in _BENCHES or options.words[0].endswith(".py")):
+        what = options.words.pop(0)
+    if what not in _BENCHES:
         from lastbit.commands.bench_file import bench_file
 
-        return bench_file(options, Path(options.what))
+        return bench_file(options, Path(what))
     from lastbit.bench.samples import QUICK, Effort
     from lastbit.reports.paper import line, make_console
     from lastbit.verify.run import environment_of
     from lastbit.verify.worker import Worker
 
-    config = config_of(options, kernels=tuple(options.kernel), ops=tuple(options.op))
-    bench = _BENCHES[options.what]()
+    config = config_of(options, ops=tuple(options.op))
+    bench = _BENCHES[what]()
     interrupted = False
     try:
         with Worker(config) as worker:

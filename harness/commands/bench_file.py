@@ -90,7 +90,7 @@ class _Bench:
             yield bound_of(kernel.subject, case, self.desk.kernels.server, self.effort)
 
     def _beside(self, path: Path, case: Case) -> Iterator[Bound]:
-        """A kernel of the project, or of those that --kernel names."""
+        """A kernel of the project, or of those that are named behind the file."""
         from lastbit.judges.call_time import beside
 
         if (bound := beside(self.desk, self.question, case, self.effort)) is not None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lastbit.case import parse_case
-from lastbit.commands.options import add_device, add_kernel_choice, add_run, config_of, workers_of
+from lastbit.command_line import read_words
+from lastbit.commands.options import CASE, KERNEL, add_device, add_run, add_words, config_of, workers_of
 from lastbit.commands.running import execute
 from lastbit.config import Config
 from lastbit.errors import UsageError
@@ -31,7 +32,8 @@ def add_bisect(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.description = "Find the first bad commit between two revisions, or the first bad version of a package."
     parser.set_defaults(command=_bisect)
-    parser.add_argument("case", help="the case line to follow, in quotes")
+    help = f"the kernel to follow: {KERNEL}; the folder is that of the revisions (default: kernels); and {CASE}"
+    add_words(parser, "KERNEL 'CASE'", help)
     parser.add_argument("--good", required=True, metavar="A", help="a revision or version before the change")
     parser.add_argument("--bad", required=True, metavar="B", help="one after it")
     parser.add_argument("--package", metavar="NAME", help="search the versions of this package, not commits")
@@ -41,12 +43,12 @@ def add_bisect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repository", type=Path, metavar="DIR", help="the git repository (default: this folder's)")
     parser.add_argument("--build", default="", metavar="COMMAND", help="builds a commit, in its root, before it is run")
     add_device(parser)
-    add_kernel_choice(parser)
     add_run(parser, workers="1")
 
 
 def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    question = Question(_one("--kernel", options.kernel, ""), options.stage, options.metric, options.drift)
+    asked = read_words(options.words)
+    question = Question(_one(asked.kernels, ""), options.stage, options.metric, options.drift)
     config = _config(options)
     console = make_console()
 
@@ -64,9 +66,9 @@ def _bisect(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _config(options: argparse.Namespace) -> Config:
     """The configuration of every run, checked before the first."""
-    case = parse_case(options.case)
+    case = parse_case(read_words(options.words).case("bisect"))
     now = {"kernel_folders": ()} if options.package is None else {}  # those of commits need not be here
-    config = config_of(options, lines=(str(case),), **now)
+    config = config_of(options, **now)
     if len(config.devices) != 1:
         raise UsageError(f"--device {options.device}: a search follows one device; choose one of {config.devices}")
     open_project(config).op(case.op)
@@ -78,7 +80,7 @@ def _space(options: argparse.Namespace, config: Config) -> Iterator[Revisions | 
     """What is searched, for as long as the context lasts."""
     if options.package is None:
         folder = options.repository or Path()
-        kernels = _one("--kernels", options.kernels, "kernels")
+        kernels = _one(read_words(options.words).paths, "kernels")
         with open_revisions(folder, options.good, options.bad, kernels=kernels, build=options.build) as revisions:
             yield revisions
         return
@@ -88,9 +90,9 @@ def _space(options: argparse.Namespace, config: Config) -> Iterator[Revisions | 
     yield open_versions(options.package, options.good, options.bad, device_type=config.device_plan.types[0])
 
 
-def _one(option: str, given: Sequence[str], otherwise: str) -> str:
+def _one(given: Sequence[str], otherwise: str) -> str:
     if len(given) > 1:
-        raise UsageError(f"{option} {', '.join(given)}: a search follows one; give {option} once")
+        raise UsageError(f"{', '.join(given)}: a search follows one kernel; give one, as in my_kernels::norm")
     return given[0] if given else otherwise
 
 
@@ -105,6 +107,6 @@ def _explained(found: Bisection, space: Revisions | Versions) -> Bisection:
 
 def _places(options: argparse.Namespace) -> str:
     """The options by which a run of one case finds the same ops, and the kernels of a search through versions."""
-    folders = [("--kernels", folder) for folder in options.kernels if options.package is not None]
+    folders = [("--kernels", path) for path in read_words(options.words).paths if options.package is not None]
     folders += [("--project", folder) for folder in options.project]
     return " ".join(f"{option} {shlex.quote(folder)}" for option, folder in folders)

@@ -21,7 +21,11 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
     add_run_argument(parser, "before", help="the folder of a run")
     add_run_argument(parser, "after", help="the folder of the run to compare with it")
     parser.add_argument(
-        "--drift", type=_factor, default=DRIFT, help=f"factor beyond which a figure has drifted (default: {DRIFT})"
+        "--drift",
+        type=_factor,
+        metavar="F",
+        default=DRIFT,
+        help=f"factor beyond which a figure has drifted (default: {DRIFT})",
     )
     parser.add_argument("--strict", action="store_true", help="exit code 1 also for worse figures and kernels gone")
     parser.add_argument("--json", action="store_true", help="print JSON instead")

@@ -1,20 +1,37 @@
-"""`lastbit explain`."""
+"""`lastbit explain`, whose options --stages and --trace go deeper."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from lastbit.case import parse_case
-from lastbit.commands.options import add_device, add_isolate, add_kernel_choice, add_timeout, config_of
+from rich.console import Console
+
+from lastbit.case import Case, parse_case
+from lastbit.command_line import command, read_words
+from lastbit.commands.options import NO_KERNEL, add_device, add_isolate, add_timeout, add_words, config_of
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
+from lastbit.config import Config
 from lastbit.diagnosing.explain import Explainer
+from lastbit.diagnosing.handover import search_kernel
+from lastbit.diagnosing.trace import trace_kernel
 from lastbit.errors import UsageError
 from lastbit.judges.confined import ConfinedExplainer
+from lastbit.outcomes.explanation import Explanation
+from lastbit.outcomes.stages import StageSearch
+from lastbit.outcomes.trace import KernelTrace
 from lastbit.reports.explanation import as_json, print_explanation
 from lastbit.reports.paper import line, make_console
+from lastbit.reports.stages import print_legend, print_stages
+from lastbit.reports.trace import as_json as traces_as_json
+from lastbit.reports.trace import print_trace
+from lastbit.result import Verdict
+from lastbit.verify.inprocess import planned
+from lastbit.verify.worker import Worker, WorkerEnded
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -24,29 +41,91 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "the rounding that decides it, and what the errors look like."
     )
     parser.set_defaults(command=_explain)
-    parser.add_argument("case", help="the line that a report printed, in quotes")
+    add_words(parser, "KERNEL 'CASE'")
+    deeper = parser.add_mutually_exclusive_group()
+    help = "replace its stages by the reference's, one after the other, and name the first that matters"
+    deeper.add_argument("--stages", action="store_true", help=help)
+    help = "show line by line how the worst element came about, from the inputs to the store; on the CPU"
+    deeper.add_argument("--trace", action="store_true", help=help)
+    help = "with --trace: every operation of the program that wrote the element"
+    parser.add_argument("--all", action="store_true", help=help)
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what to print (default: text)")
     add_timeout(parser)
     add_isolate(parser)
     add_device(parser)
-    add_kernel_choice(parser)
 
 
 def _explain(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    case = parse_case(options.case)
-    config = config_of(options, lines=(str(case),))
-    if options.isolate and not config.kernels:
-        raise UsageError("--isolate loads no kernel here; name the one that fails: --kernel NAME")
+    asked = read_words(options.words)
+    case = parse_case(asked.case("explain"))
+    _check(options, asked.kernels, case)
+    found, console = list[Any](), make_console()
+    find, show = _ways(options)
+    for one in find(config_of(options)):
+        found.append(one)
+        if options.format == "text":
+            show(one, console)
+    if options.format == "json":
+        write_text(STANDARD_OUTPUT, (traces_as_json if options.trace else as_json)(found) + "\n")
+    elif not found:
+        line(console, NO_KERNEL.format(case.op))
+    elif options.stages:
+        print_legend(console)
+    return worst_code(one.exit_code for one in found)
+
+
+def _ways(options: argparse.Namespace) -> tuple[Callable[[Config], Iterator[Any]], Callable[[Any, Console], None]]:
+    """Return how what is asked is found out, and how it is printed."""
+    if options.stages:
+        return _stages, print_stages
+    if options.trace:
+        return partial(_traces, every=options.all), print_trace
+    return partial(_reasons, options=options), print_explanation
+
+
+def _check(options: argparse.Namespace, kernels: Sequence[str], case: Case) -> None:
+    """Raise `UsageError` for options that mean nothing together."""
+    deeper = "--stages" if options.stages else "--trace" if options.trace else ""
+    if options.isolate and deeper:
+        raise UsageError(f"{deeper} looks into a kernel, which --isolate forbids; give one of them")
+    if options.isolate and not kernels:
+        named = command("explain", "NAME", str(case))
+        raise UsageError(f"--isolate loads no kernel here; name the one that fails: {named}")
+    if options.trace and options.device != "cpu":
+        raise UsageError(f"--trace runs the kernel on the CPU, and not on {options.device}; leave --device away")
+    if options.all and not options.trace:
+        raise UsageError("--all goes with --trace")
+    if options.stages and options.format != "text":
+        raise UsageError("--stages prints text alone; leave --format away")
+
+
+def _reasons(config: Config, options: argparse.Namespace) -> Iterator[Explanation]:
+    [case] = config.lines
     seconds = options.timeout if options.isolate else math.inf
-    console = make_console()
-    found = []
     with ConfinedExplainer(config) if options.isolate else Explainer(config) as explainer:
         for item in explainer.planned:
-            found.append(explainer.explain(item.kernel, str(case), seconds=seconds).without_vain_test)
-            if options.format == "text":
-                print_explanation(found[-1], console)
-    if options.format == "json":
-        write_text(STANDARD_OUTPUT, as_json(found) + "\n")
-    elif not found:
-        line(console, f"no kernel of {case.op} is here; --kernels says where kernels are")
-    return worst_code(one.exit_code for one in found)
+            yield explainer.explain(item.kernel, case, seconds=seconds).without_vain_test
+
+
+def _stages(config: Config) -> Iterator[StageSearch]:
+    """Search for the stages of each kernel, which gives nothing but the reason of one that ends its process."""
+    [case] = config.lines
+    with Worker(config) as worker:
+        for item in worker.do(planned):
+            try:
+                yield worker.do(search_kernel, item.kernel, case)
+            except WorkerEnded as ended:
+                names = item.kernel, item.op, item.contract, case, item.device
+                yield StageSearch(*names, verdict=Verdict.ERRORED, reason=str(ended))
+
+
+def _traces(config: Config, *, every: bool) -> Iterator[KernelTrace]:
+    """Trace each kernel, which gives nothing but the reason of one that ends its process."""
+    [case] = config.lines
+    with Worker(config) as worker:
+        for item in worker.do(planned):
+            try:
+                yield worker.do(trace_kernel, item.kernel, case, every=every)
+            except WorkerEnded as ended:
+                names = item.kernel, item.op, item.contract, case, item.device
+                yield KernelTrace(*names, verdict=Verdict.ERRORED, reason=str(ended))

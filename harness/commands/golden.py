@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from lastbit.commands.options import add_device, add_kernel_choice, add_paths, add_timeout, config_of
+from lastbit.command_line import read_words
+from lastbit.commands.options import add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
 from lastbit.errors import LastbitError, UsageError
@@ -47,10 +48,11 @@ def add_golden(parser: argparse.ArgumentParser) -> None:
     diff = actions.add_parser("diff", help="compare two goldens, or two folders of them, without running anything")
     for parser, command in ((record, _record), (check, _check), (approve, _approve)):
         parser.set_defaults(command=command)
-        add_paths(parser)
+        add_words(parser, "[KERNEL …]")
         add_device(parser)
-        add_kernel_choice(parser)
-        parser.add_argument("--folder", type=Path, help=f"default: {FOLDER}, or beside the kernels or --project")
+        parser.add_argument(
+            "--folder", type=Path, metavar="FOLDER", help=f"default: {FOLDER}, or beside the kernels or --project"
+        )
         add_timeout(parser)
     for parser in (record, approve):
         _add_selection(parser)
@@ -66,10 +68,10 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "cases", "for kernels without a golden; the others keep the cases of theirs"
     ).add_argument
-    add("--cases", type=Path, help="hold the case lines of this file instead of chosen ones")
-    add("--cases-per-group", type=_from(0), default=1, help="generated cases per group (default: 1)")
-    add("--seed", type=int, default=0, help="seed of the generated cases")
-    add("--most-elements", type=_from(1), default=1 << 15, help="of all inputs of a case (default: 32768)")
+    add("--cases", type=Path, metavar="FILE", help="hold the case lines of this file instead of chosen ones")
+    add("--cases-per-group", type=_from(0), metavar="N", default=1, help="generated cases per group (default: 1)")
+    add("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
+    add("--most-elements", type=_from(1), metavar="N", default=1 << 15, help="of all inputs of a case (default: 32768)")
 
 
 def _from(least: int) -> Callable[[str], int]:
@@ -156,6 +158,7 @@ def _diff(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _config(options: argparse.Namespace) -> Config:
+    read_words(options.words).without_case("golden")
     return config_of(options, seed=options.seed) if "seed" in options else config_of(options)
 
 

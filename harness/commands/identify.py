@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.diagnosing.identify import identify_kernel
 from lastbit.outcomes.identification import Identification
@@ -24,22 +24,26 @@ def add_identify(parser: argparse.ArgumentParser) -> None:
         "rounding points. What the kernel claims plays no part."
     )
     parser.set_defaults(command=_identify)
-    parser.add_argument("kernel", nargs="*", help="names of kernels (default: all)")
+    add_words(parser, "[KERNEL …] ['CASE' …]")
     parser.add_argument("--op", action="append", default=[], help="only kernels of this op (repeatable)")
-    parser.add_argument("--cases", type=Path, help="take the case lines of this file instead of generated cases")
-    parser.add_argument("--cases-per-group", type=int, default=3, help="generated cases per group (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the generated cases")
-    parser.add_argument("--combinations", type=int, default=5000, help="most combinations to try (default: 5000)")
+    parser.add_argument(
+        "--cases", type=Path, metavar="FILE", help="take the case lines of this file instead of generated cases"
+    )
+    parser.add_argument(
+        "--cases-per-group", type=int, metavar="N", default=3, help="generated cases per group (default: 3)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the generated cases")
+    parser.add_argument(
+        "--combinations", type=int, metavar="N", default=5000, help="most combinations to try (default: 5000)"
+    )
     parser.add_argument("--all", action="store_true", help="show every contract, not only the nearest")
     add_timeout(parser)
     add_device(parser)
-    add_folders(parser)
 
 
 def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     config = config_of(
         options,
-        kernels=tuple(options.kernel),
         ops=tuple(options.op),
         seed=options.seed,
         cases=options.cases_per_group,
@@ -51,7 +55,7 @@ def _identify(options: argparse.Namespace, rest: Sequence[str]) -> int:
             found.append(_identified(worker, item, options.combinations))
             print_identification(found[-1], console, every=options.all)
     if not found:
-        line(console, "no kernel of these ops is here; --kernels says where kernels are")
+        line(console, NO_KERNEL.format("these ops"))
     if len(found) > 1:
         print_overview(found, console)
     return worst_code(one.exit_code for one in found)

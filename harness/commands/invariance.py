@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.commands.options import NO_KERNEL, add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import worst_code
 from lastbit.errors import LastbitError
 from lastbit.outcomes.invariance import Invariance
@@ -28,20 +28,18 @@ def add_invariance(parser: argparse.ArgumentParser) -> None:
         "What it declares with invariant=(…) it must have; the rest is told."
     )
     parser.set_defaults(command=_invariance)
-    parser.add_argument("kernels_asked", metavar="KERNEL", nargs="*", help="names of kernels (default: all)")
-    parser.add_argument("--kernel", action="append", default=[], help="the same (repeatable)")
+    add_words(parser, "[KERNEL …] ['CASE' …]")
     parser.add_argument("--op", action="append", default=[], help="only kernels of this op (repeatable)")
     parser.add_argument("--property", action="append", default=[], metavar="NAME", help="only this one (repeatable)")
-    parser.add_argument("--cases", type=Path, help="ask on the case lines of this file")
+    parser.add_argument("--cases", type=Path, metavar="FILE", help="ask on the case lines of this file")
     parser.add_argument("--quick", action="store_true", help="make few pairs of calls, as `lastbit verify` does")
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of tables")
     add_timeout(parser)
     add_device(parser)
-    add_folders(parser)
 
 
 def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    config = config_of(options, kernels=(*options.kernels_asked, *options.kernel), ops=tuple(options.op))
+    config = config_of(options, ops=tuple(options.op))
     console, found = make_console(), list[Invariance]()
     with Worker(config) as worker:
         for item in {item.kernel: item for item in worker.do(planned)}.values():
@@ -51,7 +49,7 @@ def _invariance(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.json:
         print(as_json(found))
     elif not found:
-        line(console, "no kernel of these ops is here; --kernels says where kernels are")
+        line(console, NO_KERNEL.format("these ops"))
     elif len(found) > 1:
         print_overview(found, console)
     return worst_code(one.exit_code for one in found)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lastbit.command_line import read_words
+from lastbit.commands.options import CASE, add_words
 from lastbit.commands.running import worst_code
 from lastbit.config import PROFILES
 from lastbit.devices import plan_devices
@@ -32,7 +34,8 @@ def add_judge(parser: argparse.ArgumentParser) -> None:
         "to the contract that is given here, whatever it declares. For programs: --json, and exit codes as of verify."
     )
     parser.set_defaults(command=_judge)
-    parser.add_argument("file", nargs="+", type=Path, help="Python files with a kernel each")
+    help = f"Python files with a kernel each, as in norms.py or norms.py::norm; {CASE}, in place of generated ones"
+    add_words(parser, "FILE … ['CASE' …] --op OP", help)
     parser.add_argument("--op", required=True, help="what the kernel computes")
     parser.add_argument("--device", default="cpu", help="auto, or torch devices as in cuda:0,cuda:1 (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON per file")
@@ -50,24 +53,28 @@ def _add_kernel(group: argparse._ArgumentGroup) -> None:
     add("--forbid-torch-op", action="store_true", help="it fails if it calls torch's own operator for the op")
     add("--may-decline", action="store_true", help="it may raise UnsupportedCase for cases that its signature takes")
     add("--strict", action="store_true", help="notices fail a case, too")
-    add("--project", action="append", default=[], metavar="DIR", help="a folder with references/ and cases/")
 
 
 def _add_effort(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--profile", default=PROFILE, choices=tuple(PROFILES), help=f"how many cases (default: {PROFILE})")
-    add("--case", action="append", default=[], metavar="LINE", help="judge on this case line instead (repeatable)")
-    add("--seed", default=RANDOM, help="of the cases; by default nobody knows it before the kernel is loaded")
+    add(
+        "--seed",
+        metavar="N",
+        default=RANDOM,
+        help="of the cases; by default nobody knows it before the kernel is loaded",
+    )
     add("--fail-fast", action="store_true", help="stop at the first failing case, and do not make it small")
     seconds = f"look for the wrong line for so long (default: {EXPLAIN:g}, or 0 with --fail-fast)"
     add("--explain", type=float, metavar="SECONDS", help=seconds)
     add("--speed", action="store_true", help="time a kernel that passes; wrong results of timed calls fail it")
     add("--beside", action="store_true", help="with --speed: time a kernel of the project as well")
-    add("--timeout", type=float, default=120.0, help="seconds that one case may take (default: 120)")
+    add("--timeout", type=float, metavar="SECONDS", default=120.0, help="seconds that one case may take (default: 120)")
     add("--memory", type=int, metavar="BYTES", help="that the kernel's process may take")
     add(
         "-n",
         dest="judges",
+        metavar="N",
         type=_judges,
         help="judges (default: one for each core, or device with --speed, or file)",
     )
@@ -80,25 +87,30 @@ def _judges(text: str) -> int:
 
 
 def _judge(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    if missing := [path for path in options.file if not path.is_file()]:
-        raise UsageError(f"{str(missing[0])!r} is no file")
+    asked = read_words(options.words)
+    files, function = list(map(Path, asked.paths)), "" if asked.paths else next(iter(asked.kernels), "")
+    if missing := [str(path) for path in files if not path.is_file()] or [function] * bool(function):
+        raise UsageError(f"{missing[0]!r} is no file")
+    if not files or len(asked.kernels) > 1:
+        raise UsageError("judge takes files with a kernel each; name one, as in lastbit judge norms.py --op OP")
+    options.function = next(iter(asked.kernels), options.function)
     show = _as_json if options.json else _as_text()
     codes = []
     devices = plan_devices(options.device).devices
-    count = options.judges or min(len(options.file), default_count(devices, speed=options.speed))
-    with Judges(count, device=options.device, projects=options.project, **_asked(options)) as judges:
-        futures = [judges.judge(path) for path in options.file]
+    count = options.judges or min(len(files), default_count(devices, speed=options.speed))
+    with Judges(count, device=options.device, projects=options.project, **_asked(options, asked.cases)) as judges:
+        futures = [judges.judge(path) for path in files]
         for found in (future.result() for future in futures):  # in the order of the files
             show(found)
             codes.append(found.exit_code)
     return worst_code(codes)
 
 
-def _asked(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of the question."""
+def _asked(options: argparse.Namespace, lines: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of the question."""
     given = {name: getattr(options, name) for name in _ASKED}
     mutates = dict(text.partition("=")[::2] for text in options.mutates)
-    return {**given, "mutates": mutates, "unordered": tuple(options.unordered), "lines": tuple(options.case)}
+    return {**given, "mutates": mutates, "unordered": tuple(options.unordered), "lines": tuple(lines)}
 
 
 def _as_json(found: FileVerdict) -> None:

@@ -10,10 +10,11 @@ from dataclasses import asdict
 
 import torch
 
-from lastbit.commands.options import add_folders
+from lastbit.command_line import read_words
+from lastbit.commands.options import KERNEL, add_words
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.config import Config
-from lastbit.errors import unknown
+from lastbit.errors import no_kernel, unknown
 from lastbit.inputs import LAYOUTS, regimes
 from lastbit.invariance.properties import properties_of
 from lastbit.kernel import Kernel
@@ -29,23 +30,26 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
     parser.description = "List what a command line, a case line or a declaration can name."
     parser.set_defaults(command=_list)
-    parser.add_argument(
-        "sections", nargs="*", metavar="SECTION", help=f"only these: {', '.join(SECTIONS)} (default: all of them)"
-    )
+    help = f"only these sections: {', '.join(SECTIONS)} (default: all of them); and kernels: {KERNEL}"
+    add_words(parser, "[SECTION …] [KERNEL …]", help)
     parser.add_argument("--op", action="append", default=[], help="only this op and its kernels (repeatable)")
     parser.add_argument("--json", action="store_true", help="print JSON instead")
-    add_folders(parser)
 
 
 def _list(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    for section in options.sections:
-        if section not in SECTIONS:
-            raise unknown("section", section, SECTIONS)
+    sections = [word for word in options.words if word in SECTIONS]
+    asked = read_words(word for word in options.words if word not in SECTIONS).without_case("list")
     config = Config(
-        folder="", ops=tuple(options.op), projects=tuple(options.project), kernel_folders=tuple(options.kernels)
+        folder="",
+        ops=tuple(options.op),
+        kernels=asked.kernels,
+        projects=tuple(options.project),
+        kernel_folders=asked.paths,
     )
     project = open_project(config)
-    chosen = [section for section in SECTIONS if section in (options.sections or SECTIONS)]
+    chosen = [section for section in SECTIONS if section in (sections or SECTIONS)]
+    if asked.kernels and "kernels" not in chosen:
+        raise unknown("section", asked.kernels[0], SECTIONS)
     listing = {section: tuple(SECTIONS[section](project, config)) for section in chosen}
     if options.json:
         write_text(
@@ -82,8 +86,12 @@ def _kernels(project: Project, config: Config) -> Iterator[Entry]:
     prepare(torch.device("cpu"))  # before a kernel's file imports Triton
     for name in config.ops:
         project.op(name)
-    for kernel in project.kernels():
-        if not config.ops or kernel.op in config.ops:
+    kernels = {kernel.name: kernel for kernel in project.kernels()}
+    for name in config.kernels:
+        if name not in kernels:
+            raise no_kernel(name, [*kernels, *SECTIONS])
+    for kernel in kernels.values():
+        if (not config.ops or kernel.op in config.ops) and (not config.kernels or kernel.name in config.kernels):
             yield Entry(kernel.name, facts=_facts_of_kernel(kernel, project.op(kernel.op)))
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from lastbit.commands.reference import add_reference
 from lastbit.config import Config
 from lastbit.errors import UsageError
 from lastbit.files import PACKAGE
@@ -22,12 +23,14 @@ _NAME = "op_name"
 
 def add_new(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of the command."""
+    actions = parser.add_subparsers(required=True, metavar="WHAT")
+    add_reference(actions.add_parser("reference", help="write the reference of an op from a PyTorch function"))
+    parser = actions.add_parser("op", help="write the files of a new op, which run at once")
     parser.description = (
         "Write the files of a new op: reference, cases, kernels and a test. They run at once, as max(x, 0)² · weight, "
         "and their comments say what to put in its place."
     )
     parser.set_defaults(command=_new)
-    parser.add_argument("what", choices=["op"], help="what is to be written")
     parser.add_argument("name", help="its name: a word of lower-case letters, digits and _, such as softcap")
     parser.add_argument("--project", default=".", metavar="DIR", help="the folder that gets them (default: this one)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import secrets
 import shlex
 import time
@@ -11,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lastbit.case import parse_case
+from lastbit.command_line import read_words
 from lastbit.config import Config
 from lastbit.devices import plan_devices
 from lastbit.errors import UsageError
@@ -26,38 +29,47 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="auto, or torch devices as in cpu,cuda:1 (default: cpu)")
 
 
-def add_kernel_choice(parser: argparse.ArgumentParser) -> None:
-    """Add what says where kernels are, and which of them."""
-    parser.add_argument("--kernel", action="append", default=[], help="only this kernel (repeatable)")
-    add_folders(parser)
+KERNEL = "the path of kernels (my_kernels, my_kernels/norms.py, my_kernels/norms.py::norm), or the name of one (norm)"
+CASE = "a case: the line that a report printed, in quotes"
+NO_KERNEL = "no kernel of {} is here; give the path of yours, as in my_kernels or my_kernels/norms.py"
 
 
-def add_folders(parser: argparse.ArgumentParser) -> None:
-    """Add what says where kernels and ops are."""
+def add_words(parser: argparse.ArgumentParser, shape: str, help: str = "") -> None:
+    """Add the words that name kernels and cases, of which `shape` says how many, and what says where ops are.
+
+    `config_of` reads them, wherever they stand.
+    """
+    parser.usage = f"%(prog)s {shape} [--OPTION …]"
+    about = help or "; ".join([KERNEL] * ("KERNEL" in shape) + [CASE] * ("CASE" in shape))
     parser.add_argument(
-        "--kernels", action="append", default=[], metavar="PATH", help="your kernels: a folder of Python files, or one"
+        "words", nargs="*", metavar=" ".join(re.findall(r"'?[A-Z]+'?", shape.partition(" --")[0])), help=about
     )
-    parser.add_argument("--project", action="append", default=[], metavar="DIR", help="references/, cases/, kernels/")
+    add_project(parser)
 
 
-def add_paths(parser: argparse.ArgumentParser) -> None:
-    """Add the paths of kernels for a command that takes nothing else without the name of an option."""
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="your kernels, as with --kernels")
+def add_project(parser: argparse.ArgumentParser) -> None:
+    """Add --project."""
+    help = "a folder with references/, cases/ and kernels/ of yours (repeatable)"
+    parser.add_argument("--project", action="append", default=[], metavar="DIR", help=help)
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
     """Add --timeout."""
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds that one case may take (default: 120)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", default=120.0, help="seconds that one case may take (default: 120)"
+    )
 
 
 def add_run(parser: argparse.ArgumentParser, *, workers: str | None = None) -> None:
     """Add what a run of worker processes needs: as many of them as `workers` says, or as the devices call for."""
     add_timeout(parser)
     parser.add_argument("--strict", action="store_true", help="notices fail a case, too")
-    parser.add_argument("--run-folder", type=Path, help="where the records go (default: below .lastbit/runs)")
-    own = f"one for each core, at most {MOST_ON_CPU}, or {PER_ACCELERATOR} for each accelerator"
+    parser.add_argument(
+        "--run-folder", type=Path, metavar="FOLDER", help="where the records go (default: below .lastbit/runs)"
+    )
+    own = f"one for each core, at most {MOST_ON_CPU}, or {PER_ACCELERATOR} for each accelerator; for a given case one"
     help = f"worker processes per type of device (default: {workers or own})"
-    parser.add_argument("-n", dest="workers", type=_workers, default=workers, help=help)
+    parser.add_argument("-n", dest="workers", metavar="N", type=_workers, default=workers, help=help)
 
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +88,7 @@ def check_cluster(options: argparse.Namespace, rest: Sequence[str]) -> None:
     """Raise `UsageError` for what cannot be asked of a cluster."""
     if rest:
         raise UsageError(
-            f"--cluster runs no pytest, which {shlex.join(rest)} is for; choose what runs by --op, --kernel and --cases"
+            f"--cluster runs no pytest, which {shlex.join(rest)} is for; choose what runs by kernels, cases and --op"
         )
     if options.sanitize:
         raise UsageError("--sanitize looks at processes of this machine; run it without --cluster")
@@ -120,18 +132,21 @@ def _workers(text: str) -> str:
 
 
 def config_of(options: argparse.Namespace, **changes: Any) -> Config:
-    """Return the configuration that the options of the functions above and --cases make, with `changes`.
+    """Return the configuration that words, the options of the functions above and --cases make, with `changes`.
 
     Where kernels are is checked first: to ask for devices imports torch, which takes seconds.
     """
     given = vars(options)
-    settings: dict[str, Any] = {
-        "kernels": tuple(given.get("kernel", ())),
-        "projects": tuple(options.project),
-        "kernel_folders": (*given.get("paths", ()), *options.kernels),
-    }
+    asked = read_words(given.get("words", ()))
+    cases = [parse_case(line) for line in asked.cases]
     if given.get("cases") is not None:
-        settings["lines"] = tuple(map(str, read_cases(options.cases)))
+        cases += read_cases(options.cases)
+    settings: dict[str, Any] = {
+        "kernels": asked.kernels,
+        "projects": tuple(options.project),
+        "kernel_folders": asked.paths,
+        "lines": tuple(map(str, cases)),
+    }
     if "timeout" in given:
         settings["timeout"] = options.timeout
     settings["strict"] = given.get("strict", False)

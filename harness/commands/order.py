@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.command_line import read_words
+from lastbit.commands.options import add_device, add_timeout, add_words, config_of
 from lastbit.commands.report import STANDARD_OUTPUT, write_text
 from lastbit.commands.running import worst_code
 from lastbit.errors import UsageError
 from lastbit.orders.form import form_of
-from lastbit.orders.of_kernel import Probe, open_orders, order_of, sums_of
+from lastbit.orders.of_kernel import Probe, named, open_orders, order_of, sums_of
 from lastbit.outcomes.order import Order
 from lastbit.reports.order import difference, from_json, print_differences, print_order, to_json
 from lastbit.reports.paper import line, make_console
@@ -33,22 +34,31 @@ def add_order(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(command=_order)
     add = parser.add_argument
-    add("kernel", nargs="*", help="name of a kernel; of two, what differs is said")
+    add_words(parser, "KERNEL …")
     add("--sum", action="append", default=[], help="only this sum of the op (repeatable; default: all)")
-    add("--columns", type=_numbers, help="how many terms, as in 1024,4096 (default: 4096; on the cpu 128)")
-    add("--rows", type=_number, help="sums in each call, on which the order may depend (default: 4096; on the cpu 256)")
+    add(
+        "--columns",
+        type=_numbers,
+        metavar="N,…",
+        help="how many terms, as in 1024,4096 (default: 4096; on the cpu 128)",
+    )
+    add(
+        "--rows",
+        type=_number,
+        metavar="N",
+        help="sums in each call, on which the order may depend (default: 4096; on the cpu 256)",
+    )
     add("--dtype", choices=_DTYPES, default="bf16", help="of the terms (default: bf16)")
     add("--json", action="store_true", help="print JSON instead, to be compared later")
     add("--compare", nargs=2, type=Path, metavar="FILE", help="say how the orders in two such JSON files differ")
     add_timeout(parser)
     add_device(parser)
-    add_folders(parser)
 
 
 def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.compare is not None:
         return _compared(options.compare)
-    if not options.kernel:
+    if not options.words:
         raise UsageError("no kernel is named; write lastbit order KERNEL, or --compare with two files")
     console, found = make_console(), []
     for order in _orders(options):
@@ -65,13 +75,16 @@ def _order(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _orders(options: argparse.Namespace) -> Iterator[Order]:
     """Every sum of every kernel at every size."""
-    config = config_of(options, kernels=tuple(dict.fromkeys(options.kernel)))
+    asked = read_words(options.words).without_case("order")
+    config = config_of(options, kernels=tuple(dict.fromkeys(asked.kernels)))
     on_cpu = config.devices[0] == "cpu"
     columns = options.columns or (_COLUMNS_ON_CPU if on_cpu else _COLUMNS)
     rows = options.rows or (_ROWS_ON_CPU if on_cpu else _ROWS)
     environment = environment_of(config)
     with Worker(config, opening=open_orders) as worker:
-        sums = [(kernel, name) for kernel in config.kernels for name in worker.do(sums_of, kernel, tuple(options.sum))]
+        sums = [
+            (kernel, name) for kernel in worker.do(named) for name in worker.do(sums_of, kernel, tuple(options.sum))
+        ]
         for (kernel, name), terms in itertools.product(sums, columns):
             found = worker.do(order_of, Probe(kernel, name, terms, rows, options.dtype))
             yield replace(found, environment=environment)

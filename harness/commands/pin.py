@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from lastbit.case import Case, parse_case
-from lastbit.commands.options import add_device, add_folders, add_timeout, config_of
+from lastbit.command_line import read_words
+from lastbit.commands.options import add_device, add_timeout, add_words, config_of
 from lastbit.commands.running import NOTHING_RUN
 from lastbit.config import Config
 from lastbit.diagnosing.smallest import judged, smallest_of
-from lastbit.errors import UsageError, unknown
+from lastbit.errors import UsageError, no_kernel
 from lastbit.files import BUILT_IN, PACKAGE
 from lastbit.inputs.values import check_regime
 from lastbit.kernel import Kernel
@@ -38,23 +40,27 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
         "from, and runs first ever after, for every kernel of the op that takes it."
     )
     parser.set_defaults(command=_pin)
-    parser.add_argument("case", help="the line that a report printed, in quotes")
-    parser.add_argument("--kernel", required=True, help="the kernel that failed the case")
+    add_words(parser, "KERNEL 'CASE'")
     parser.add_argument(
         "--reason", required=True, metavar="TEXT", help="what was wrong, for whoever sees it fail again"
     )
     parser.add_argument("--smallest", action="store_true", help="keep the smallest tensors that fail in place of it")
-    parser.add_argument("--seconds", type=float, default=60.0, help="that these are searched for (default: 60)")
+    parser.add_argument(
+        "--seconds", type=float, metavar="SECONDS", default=60.0, help="that these are searched for (default: 60)"
+    )
     add_timeout(parser)
     add_device(parser)
-    add_folders(parser)
 
 
 def _pin(options: argparse.Namespace, rest: Sequence[str]) -> int:
     console, folder, reason = make_console(), _folder(options.project), _reason(options.reason)
-    case, projects = parse_case(options.case), tuple(options.project or [str(folder)])
-    config = config_of(options, kernels=(options.kernel,), projects=projects, lines=(str(case),))
-    kernel, contract = _kernel(open_project(config), options.kernel, case)
+    asked, projects = read_words(options.words), tuple(options.project or [str(folder)])
+    case = parse_case(asked.case("pin"))
+    if not options.words[1:]:
+        raise UsageError(f"name the kernel that failed it, too: lastbit pin KERNEL {str(case)!r}")
+    config = config_of(options, projects=projects)
+    kernel, contract = _kernel(open_project(config), asked.kernels, case)
+    config = replace(config, kernels=(kernel.name,))
     kept, how = _smallest(config, kernel, case, options.seconds) if options.smallest else (case, "")
     if kept is None:
         line(console, f"{kernel.name} {how}: not pinned")
@@ -107,11 +113,11 @@ def _folder(given: Sequence[str]) -> Path:
     return folder
 
 
-def _kernel(project: Project, name: str, case: Case) -> tuple[Kernel, str]:
-    """The kernel of that name and its contract.
+def _kernel(project: Project, names: Sequence[str], case: Case) -> tuple[Kernel, str]:
+    """Return the kernel of that name, or without any name the one of the op that is there, and its contract.
 
     Raises:
-        UsageError: there is none, or the case means nothing to its op, or the kernel cannot take it.
+        UsageError: there is none, or more than one, or the case means nothing to its op, or the kernel cannot take it.
     """
     op = project.op(case.op)
     check_arguments(op, [tensor.name for tensor in case.tensors], case.params)
@@ -119,8 +125,14 @@ def _kernel(project: Project, name: str, case: Case) -> tuple[Kernel, str]:
         check_regime(tensor)
     prepare(torch.device("cpu"))  # before a kernel's file imports Triton
     kernels = {kernel.name: kernel for kernel in project.kernels()}
+    names = names or [name for name, kernel in kernels.items() if kernel.op == case.op]
+    if len(names) != 1:
+        raise UsageError(
+            f"pin takes one kernel of {case.op}, not {', '.join(names[:20]) or 'none'}; name it: PATH::NAME"
+        )
+    [name] = names
     if name not in kernels:
-        raise unknown("kernel", name, kernels)
+        raise no_kernel(name, kernels)
     kernel = kernels[name]
     if kernel.op != case.op:
         raise UsageError(f"kernel {name!r} is one of {kernel.op}, and the case one of {case.op}")

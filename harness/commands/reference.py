@@ -1,4 +1,4 @@
-"""`lastbit reference`."""
+"""`lastbit new reference`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,23 @@ from lastbit.siblings import siblings
 
 
 def add_reference(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of the command."""
+    """Make a parser that of `lastbit new reference`."""
     parser.description = (
         "Write the reference of an op from a plain PyTorch function: each of its operations as an enclosure, its "
         "variables as stages, and a rounding where PyTorch rounds. Operations without a mapping are named with file "
         "and line. What is written is tried on the function first."
     )
     parser.set_defaults(command=_reference)
-    ways = parser.add_subparsers(required=True, metavar="HOW")
-    way = ways.add_parser("from-torch", help="trace a function of tensors", description=parser.description)
-    way.add_argument("function", metavar="FILE:FUNCTION", help="the function, as in model.py:gelu")
-    way.add_argument(
-        "example",
-        nargs="+",
-        metavar="NAME=VALUE",
-        help="a tensor or number for each parameter, as in a case line: x=bf16[3,64] weight=bf16[64] eps=1e-06",
-    )
-    way.add_argument("--name", help="name of the op (default: that of the function)")
-    way.add_argument(
-        "--once",
-        action="store_true",
-        help="round the results only, as a fused kernel does, and no operation before them",
-    )
-    way.add_argument(
-        "--output", metavar="PATH", help="write to this file, references/NAME.py of a project; default: print"
-    )
+    parser.usage = "%(prog)s FILE:FUNCTION NAME=VALUE … [--OPTION …]"
+    add = parser.add_argument
+    add("function", metavar="FILE:FUNCTION", help="the function, as in model.py:gelu")
+    help = "a tensor or number for each parameter, as in a case: x=bf16[3,64] weight=bf16[64] eps=1e-06"
+    add("example", nargs="+", metavar="NAME=VALUE", help=help)
+    add("--name", help="name of the op (default: that of the function)")
+    help = "round the results only, as a fused kernel does, and no operation before them"
+    add("--once", action="store_true", help=help)
+    help = "write to this file, references/NAME.py of a project (default: print)"
+    add("--output", metavar="PATH", help=help)
 
 
 def _reference(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`lastbit verify` and `lastbit repro`."""
+"""`lastbit verify`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lastbit.case import parse_case
+from lastbit.command_line import read_words
 from lastbit.commands.options import (
     add_cluster,
     add_device,
     add_isolate,
-    add_kernel_choice,
-    add_paths,
     add_property,
     add_run,
     add_sanitize,
     add_verbose,
+    add_words,
     check_cluster,
     config_of,
     seed,
@@ -32,20 +31,6 @@ from lastbit.reports.characters import visible
 from lastbit.result import Verdict
 from lastbit.run import NotRun, Run
 from lastbit.trees import MixedTrees
-
-
-def add_repro(parser: argparse.ArgumentParser) -> None:
-    """Make a parser that of `repro`."""
-    parser.set_defaults(command=_repro)
-    parser.add_argument("case", help="the line that a report printed, in quotes")
-    add_device(parser)
-    add_kernel_choice(parser)
-    add_run(parser, workers="1")
-    add_sanitize(parser)
-    add_isolate(parser)
-    add_property(parser)
-    add_verbose(parser)
-
 
 _WITH_VALUE = (
     *("-k", "-m", "-p", "-o", "-c", "-r", "-W"),
@@ -66,26 +51,29 @@ class _ForPytest(argparse.Action):
 def add_verify(parser: argparse.ArgumentParser) -> None:
     """Make a parser that of `verify`."""
     parser.description = (
-        "Check kernels against their rounding contracts. Options that are not listed go to pytest: "
-        "-k, -x, --lf, --junitxml and the like."
+        "Check kernels against their rounding contracts, on generated cases or bit for bit on those that are given. "
+        "Options that are not listed go to pytest: -k, -x, --lf, --junitxml and the like."
     )
     parser.set_defaults(command=_verify, takes_rest=True)
-    add_paths(parser)
+    add_words(parser, "[KERNEL …] ['CASE' …]")
     for option in _WITH_VALUE:
         parser.add_argument(option, action=_ForPytest, dest="for_pytest", default=[], help=argparse.SUPPRESS)
-    parser.add_argument("--profile", help=f"{', '.join(PROFILES)} (default: ci, with --sanitize smoke)")
+    parser.add_argument("--profile", metavar="NAME", help=f"{', '.join(PROFILES)} (default: ci, with --sanitize smoke)")
     parser.add_argument("--op", action="append", default=[], help="only this op (repeatable)")
-    parser.add_argument("--cases", type=Path, help="run the case lines of this file instead of generated cases")
-    parser.add_argument("--cases-per-group", type=int, help="generated cases per kernel and group of cases")
+    parser.add_argument(
+        "--cases", type=Path, metavar="FILE", help="run the case lines of this file instead of generated cases"
+    )
+    parser.add_argument(
+        "--cases-per-group", type=int, metavar="N", help="generated cases per kernel and group of cases"
+    )
     parser.add_argument("--base", metavar="REVISION", help="verify the kernels of this git revision too, and compare")
     parser.add_argument("--build", default="", metavar="COMMAND", help="builds the revision of --base, in its root")
     help = "seed of the generated cases; random: each case has one of its own (default: 0, with --isolate random)"
-    parser.add_argument("--seed", type=seed, default=argparse.SUPPRESS, help=help)
+    parser.add_argument("--seed", type=seed, metavar="N", default=argparse.SUPPRESS, help=help)
     help = "run all cases of a kernel that has failed, too (always with --base and --cases)"
     parser.add_argument("--keep-going", action="store_true", help=help)
     add_device(parser)
     add_cluster(parser)
-    add_kernel_choice(parser)
     add_run(parser)
     add_sanitize(parser)
     add_isolate(parser)
@@ -94,8 +82,10 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    options.paths += [word for word in rest if word[:1] != "-"]  # those between the options of pytest
-    rest = [*(word for word in rest if word[:1] == "-"), *options.for_pytest]
+    rest = [*rest, *options.for_pytest]
+    given_cases = bool(read_words(options.words).cases)
+    if given_cases and options.workers is None:
+        options.workers = "1"
     if options.cluster is not None:
         check_cluster(options, rest)
     given: int | None = vars(options).get("seed", None if options.isolate else 0)
@@ -112,10 +102,10 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
         raise UsageError(f"--build {options.build} builds the revision of --base, and none is given")
     arguments = [*workers_of(options), *rest]
     if options.base is None and options.cluster is None:
-        return _run(config, arguments, verbose=options.verbose)
+        return _run(config, arguments, verbose=options.verbose, show_inputs=given_cases)
     run = partial(execute, arguments=arguments) if options.cluster is None else _on_cluster(options)
     if options.base is None:
-        return _shown(lambda: run(config, explaining=True), options.verbose)
+        return _shown(lambda: run(config, explaining=True), options.verbose, show_inputs=given_cases)
     from lastbit.history.revisions import kernels_at
     from lastbit.verify.project import kernel_folders
 
@@ -124,12 +114,7 @@ def _verify(options: argparse.Namespace, rest: Sequence[str]) -> int:
     with kernels_at(options.base, kernel_folders(config), build=options.build) as place:
         folder = str(Path(config.folder, "base").absolute())
         before = replace(config.anywhere, folder=folder, revision=options.base, **place.settings)
-        return _shown(lambda: _with_base(run, config, before), options.verbose)
-
-
-def _repro(options: argparse.Namespace, rest: Sequence[str]) -> int:
-    config = config_of(options, lines=(str(parse_case(options.case)),))
-    return _run(config, workers_of(options), verbose=options.verbose, show_inputs=True)
+        return _shown(lambda: _with_base(run, config, before), options.verbose, show_inputs=given_cases)
 
 
 def _run(config: Config, arguments: Sequence[str], *, verbose: int, show_inputs: bool = False) -> int:

@@ -179,7 +179,7 @@ def _shared(good: Results, bad: Results) -> str:
     if len(shared) == 1:
         return shared[0]
     if shared:
-        raise UsageError(f"several kernels could be followed; choose one with --kernel: {', '.join(shared)}")
+        raise UsageError(f"several kernels could be followed; choose one by name: {', '.join(shared)}")
     names = [", ".join(sorted(results)) or "none" for results in (good, bad)]
     raise UsageError(f"no kernel ran the case at both ends; at the good end {names[0]}, at the bad end {names[1]}")
 

@@ -105,7 +105,7 @@ def _end(repository: Repository, option: str, name: str, kernels: str) -> str:
         raise UsageError(f"{option} {name} is no commit that git knows in {str(repository.folder)!r}")
     if not _has(repository, commit, kernels):
         raise UsageError(
-            f"{option} {name} has no folder {kernels!r}; name it with --kernels, from the repository's root"
+            f"{option} {name} has no folder {kernels!r}; name it as in FOLDER::KERNEL, from the repository's root"
         )
     return commit
 
@@ -249,7 +249,7 @@ def kernels_at(revision: str, folders: Sequence[Path], *, asked: str = "", build
     asked = asked or f"--base {revision}"
     if len(folders) != 1:
         names = ", ".join(map(str, folders))
-        raise UsageError(f"{asked} takes one folder of kernels, not {names}; choose it with --kernels")
+        raise UsageError(f"{asked} takes one folder of kernels, not {names}; name one, as in lastbit verify my_kernels")
     kernels = folders[0].resolve()
     repository = Repository(kernels if kernels.is_dir() else kernels.parent)
     try:

@@ -41,7 +41,7 @@ def with_speed(found: FileVerdict, desk: Desk, subject: Subject, question: Quest
 
 def _timed(desk: Desk, subject: Subject, question: Question) -> Bound:
     """The time on the first case that the kernel takes, of the question or of those that are measured."""
-    reason = f"no case of {question.op} that is measured is one that the kernel takes; --case gives one"
+    reason = f"no case of {question.op} that is measured is one that the kernel takes; give a 'CASE'"
     for case in _cases(desk, question):
         if not unsupported(subject.kernel, case):
             try:

@@ -54,7 +54,7 @@ def concluded(
 def _of_choice(declined: int, cases: int) -> str:
     return (
         f"the kernel declined {declined:,} of {cases:,} cases that its signature takes, and passed the others; "
-        "--may-decline lets it choose, --case says which cases count"
+        "--may-decline lets it choose, cases that are given say which count"
     )
 
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from lastbit.command_line import command
 from lastbit.config import LONGEST_TIMEOUT, PROFILES
 from lastbit.errors import UsageError, unknown
 from lastbit.kernel import PLACEMENTS
@@ -95,7 +96,9 @@ class Question:
 
     def repro(self, file: str, line: str, device: str) -> str:
         """The command that asks the same about a file on one case."""
-        return shlex.join(["lastbit", "judge", file, *self._options(), "--device", device, "--case", line])
+        return command(
+            "judge", case=line, options=shlex.join(["--kernels", file, *self._options(), "--device", device])
+        )
 
     def _options(self) -> Iterator[str]:
         yield from ("--op", self.op)

@@ -13,7 +13,7 @@ from lastbit.case import Group
 from lastbit.config import Config
 from lastbit.devices import made_current
 from lastbit.dtypes import DTYPES
-from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, unknown
+from lastbit.errors import KernelError, LastbitError, UnsupportedCase, UsageError, no_kernel, unknown
 from lastbit.orders.form import form_of
 from lastbit.orders.reveal import Revealed, reveal
 from lastbit.orders.tree import prefixes
@@ -41,6 +41,8 @@ class Probe:
 def open_orders(config: Config, watch: Watch, tick: Tick) -> Workplace:
     """Make this process one that has loaded the kernels that the configuration names, and no cases.
 
+    Without any name, those of its paths whose op has sums.
+
     Raises:
         UsageError: a name means nothing, or there are several devices.
     """
@@ -50,9 +52,15 @@ def open_orders(config: Config, watch: Watch, tick: Tick) -> Workplace:
     kernels = {kernel.name: kernel for kernel in project.kernels()}
     for name in config.kernels:
         if name not in kernels:
-            raise unknown("kernel", name, kernels)
-    subjects = [Subject(kernels[name], project.op(kernels[name].op), device) for name in config.kernels]
+            raise no_kernel(name, kernels)
+    names = config.kernels or [name for name, kernel in kernels.items() if project.op(kernel.op).sums]
+    subjects = [Subject(kernels[name], project.op(kernels[name].op), device) for name in names]
     return Workplace(config, project, Plan(tuple(Item(s, Group(_WHY)) for s in subjects), (), 0), watch, tick)
+
+
+def named(place: Workplace) -> tuple[str, ...]:
+    """Return the names of the kernels that were loaded."""
+    return tuple(place.subjects)
 
 
 def sums_of(place: Workplace, kernel: str, asked: tuple[str, ...] = ()) -> tuple[str, ...]:

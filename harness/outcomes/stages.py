@@ -1,4 +1,4 @@
-"""What `lastbit stages` found: where a kernel's error begins, stage by stage."""
+"""What `lastbit explain --stages` found: where a kernel's error begins, stage by stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lastbit trace` found: how the worst element of a kernel's result came about, step by step."""
+"""What `lastbit explain --trace` found: how the worst element of a kernel's result came about, step by step."""
 
 from __future__ import annotations
 

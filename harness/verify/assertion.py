@@ -20,7 +20,7 @@ from lastbit.calibrate import load_premises
 from lastbit.config import Config
 from lastbit.declared import is_order
 from lastbit.devices import one_thread
-from lastbit.errors import KernelError, UsageError, told_to_the_caller, unknown
+from lastbit.errors import KernelError, UsageError, no_kernel, told_to_the_caller, unknown
 from lastbit.floating_point import default_floating_point
 from lastbit.interpret import another_has_run
 from lastbit.judging.decided import shares
@@ -219,7 +219,7 @@ def _declared(project: Project, op: Op, kernel: str | Callable[..., Any], contra
     if isinstance(kernel, str):
         known = {k.name: k for k in project.kernels()}
         if kernel not in known:
-            raise unknown("kernel", kernel, known)
+            raise no_kernel(kernel, known)
         found: tuple[Kernel, ...] = (known[kernel],)
     else:
         found = declarations_of(kernel)

@@ -19,7 +19,7 @@ from lastbit.calibrate import load_premises
 from lastbit.case import PEER, Case, Choices, Group, parse_case
 from lastbit.config import PROFILES, Config
 from lastbit.devices import machine
-from lastbit.errors import UsageError, unknown
+from lastbit.errors import no_kernel
 from lastbit.inputs.values import check_regime
 from lastbit.kernel import REVISION_MARK, Kernel, load_kernels
 from lastbit.ops import Op
@@ -174,8 +174,7 @@ def _selected(project: Project, config: Config, kernels: Sequence[Kernel]) -> li
         project.op(name)
     for name in config.kernels:
         if name not in own.values():
-            error = unknown("kernel", name, own.values())
-            raise UsageError(f"{error} {name!r} is a path: give it without --kernel") if Path(name).exists() else error
+            raise no_kernel(name, own.values())
     return [
         k
         for k in kernels

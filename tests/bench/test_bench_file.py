@@ -92,7 +92,7 @@ def test_the_file_and_a_kernel_of_the_same_contract_are_timed_and_kept(
     assert "time, at most" in capsys.readouterr().out
     found = [json.loads(line) for line in (tmp_path / "out" / "mine.jsonl").read_text().splitlines()]
     assert [row["kernel"] for row in found] == ["mine", "same"] and found[0]["of"] == LINE
-    assert cli.main(["bench", str(path), *options, "--kernel", "later"]) == 0
+    assert cli.main(["bench", str(path), *options, "later"]) == 0
     assert seen[2:] == ["mine", "later"]
 
 

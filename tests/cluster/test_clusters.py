@@ -170,7 +170,7 @@ def test_a_cluster_that_was_there_lives_on(cluster: Cluster) -> None:
 
 def verify(where: str, folder: Path, kernels: str, *options: str) -> list[str]:
     """The arguments of `lastbit verify` for a folder of kernels on a cluster."""
-    choice = ["--op", "halved_sum", "--project", str(PROJECT), "--kernels", str(PROJECT / kernels)]
+    choice = ["--op", "halved_sum", "--project", str(PROJECT), str(PROJECT / kernels)]
     return ["verify", "--cluster", where, *choice, "--run-folder", str(folder), *options]
 
 
@@ -196,7 +196,7 @@ def test_isolated_kernels_end_their_own_processes_alone(cluster: Cluster, settin
     """No worker is lost by a kernel that kills its process, and what it printed comes back."""
     lines = settings / "isolated.txt"
     lines.write_text("".join(f"halved_sum x=fp32[2,{n}] y=fp32[2,{n}] seed=1\n" for n in (5, 7)))
-    options = ("--cases", str(lines), "--isolate", "--kernel", "right", "--kernel", "kills", "--device", "cpu")
+    options = ("--cases", str(lines), "--isolate", "right", "kills", "--device", "cpu")
     assert main(verify(cluster.address, tmp_path, "deadly", *options)) == 2
     results = records.read(tmp_path).results
     assert Counter(result.verdict for result in results) == {Verdict.PASSED: 3, Verdict.ERRORED: 1}
@@ -222,7 +222,7 @@ def test_a_device_that_the_cluster_lacks_is_an_error_before_anything_starts(
 def test_ctrl_c_reports_what_is_there_and_leaves_nothing(settings: Path, tmp_path: Path) -> None:
     begun = Path(os.environ["DAWDLED"])
     begun.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "lastbit", *verify("local", tmp_path, "deadly", "--kernel", "dawdles", "-n", "1")]
+    command = [sys.executable, "-m", "lastbit", *verify("local", tmp_path, "deadly", "dawdles", "-n", "1")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         until(begun.exists)
         running = below(process.pid)

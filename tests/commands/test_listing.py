@@ -61,7 +61,7 @@ def list_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     def call(*arguments: str) -> str:
         capsys.readouterr()
-        assert cli.main(["list", *arguments, "--project", ".", "--kernels", "kernels"]) == 0
+        assert cli.main(["list", *arguments, "--project", ".", "./kernels"]) == 0
         return capsys.readouterr().out
 
     return call
@@ -110,10 +110,10 @@ def test_an_entry_without_facts_is_a_line(list_: List) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("opps",), "unknown section 'opps'; did you mean 'ops'?"),
+        (("opps",), "no kernel is called 'opps', and no file or folder here; did you mean 'ops'?"),
         (("ops", "--op", "rms_nrom"), "unknown op 'rms_nrom'; did you mean 'rms_norm'?"),
         (("kernels", "--op", "rms_nrom"), "unknown op 'rms_nrom'"),
-        (("kernels", "--kernels", "nowhere"), "kernel file or folder 'nowhere' does not exist"),
+        (("kernels", "./nowhere"), "kernel file or folder 'nowhere' does not exist"),
     ],
 )
 def test_what_does_not_exist(

@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "paths", "for_pytest"),
     [
         (["my_kernels"], ["my_kernels"], []),
-        (["my_kernels/norms.py", "--kernels", "more"], ["my_kernels/norms.py", "more"], []),
+        (["my_kernels/norms.py", "more"], ["my_kernels/norms.py", "more"], []),
         (["-x", "my_kernels", "--lf", "more"], ["my_kernels", "more"], ["-x", "--lf"]),
         (["-k", "one or two", "my_kernels", "--tb=short"], ["my_kernels"], ["-k", "one or two", "--tb", "short"]),
         (["my_kernels", "--junitxml", "x.xml", "--op", "rms_norm", "-n", "3"], ["my_kernels"], ["--junitxml", "x.xml"]),
@@ -55,7 +55,7 @@ def test_words_that_belong_to_no_option_are_paths(
     words: Sequence[str], paths: list[str], for_pytest: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Config, list[str]]] = []
-    monkeypatch.setattr(verify, "_run", lambda config, arguments: seen.append((config, list(arguments))) or 0)
+    monkeypatch.setattr(verify, "_run", lambda config, arguments, **_: seen.append((config, list(arguments))) or 0)
     assert cli.main(["verify", *words]) == 0
     [(config, arguments)] = seen
     workers = ["-n", "3"] if "-n" in words else []
@@ -65,15 +65,19 @@ def test_words_that_belong_to_no_option_are_paths(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("verify my_kernel", "kernel file or folder 'my_kernel' does not exist; did you mean 'my_kernels'?"),
-        ("verify --kernels my_kernel/a.py", "'my_kernel/a.py' does not exist; did you mean 'my_kernels'?"),
+        ("verify my_kernel/", "kernel file or folder 'my_kernel' does not exist; did you mean 'my_kernels'?"),
+        ("verify my_kernel/a.py", "'my_kernel/a.py' does not exist; did you mean 'my_kernels'?"),
         ("verify my_kernels/norm.py", "'my_kernels/norm.py' does not exist; did you mean 'my_kernels/norms.py'?"),
-        ("verify my_kernels -x nosuch --device cuda", "kernel file or folder 'nosuch' does not exist."),
+        ("verify my_kernels -x ./nosuch --device cuda", "kernel file or folder 'nosuch' does not exist."),
         ("verify notes.txt", "'notes.txt' is no Python file"),
         ("verify .", "folders in it are not searched; name one of more, my_kernels"),
         ("verify --project nosuch", "project folder 'nosuch' does not exist"),
         ("verify --profil smoke", "unrecognized arguments: --profil; did you mean '--profile'?"),
-        ("repro 'rms_norm' --kernels nosuch", "'nosuch' does not exist"),
+        ("verify nosuch::norm 'rms_norm'", "'nosuch' does not exist"),
+        ("explain nosuch.py 'rms_norm'", "'nosuch.py' does not exist"),
+        ("golden check nosuch/a.py", "'nosuch/a.py' does not exist"),
+        ("verify my_kernels x=bf16[2,2] eps=1", "'x=bf16[2,2]' is a part of a case; put quotes around all of its line"),
+        ("verify my_kernels/norms.py::one more", "name those of the other path, too, as in more::NAME"),
     ],
 )
 def test_a_word_that_names_nothing_is_told_before_torch_is_imported(words: str, said: str, here: Path) -> None:
@@ -88,7 +92,7 @@ def test_a_word_that_names_nothing_is_told_before_torch_is_imported(words: str, 
 
 def test_the_beginning_of_an_option_is_no_option(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither of a command nor of an action of one."""
-    for words in (["identify", "--kernel=my_kernels"], ["report", "--htm=x.html"], ["golden", "check", "--exac"]):
+    for words in (["identify", "--combination=3"], ["report", "--htm=x.html"], ["golden", "check", "--exac"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(words)
         assert ended.value.code == 2

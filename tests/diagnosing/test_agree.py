@@ -207,10 +207,10 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Worker", InThisProcess)
-    arguments = ["agree", "native", "in_fp32", "--kernels", str(folder), "--cases", str(folder / "lines.txt")]
+    arguments = ["agree", "native", "in_fp32", str(folder), "--cases", str(folder / "lines.txt")]
     assert main(arguments) == 1
     text = capsys.readouterr().out
-    assert "Their contracts part at normalized" in text and f"lastbit repro '{LINES[1]}' --kernel 'native'" in text
+    assert "Their contracts part at normalized" in text and f"lastbit verify {folder}::native '{LINES[1]}'" in text
     assert main([*arguments, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["version"] == 1 and found["parting"]["stage"] == "normalized" and found["unequal_cases"] == 2
@@ -218,11 +218,11 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
 def test_wrong_names(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "Worker", InThisProcess)
-    assert main(["agree", "native", "native", "--kernels", str(folder)]) == 2
+    assert main(["agree", "native", "native", str(folder)]) == 2
     assert "give two kernels" in capsys.readouterr().err
-    assert main(["agree", "native", "nativ", "--kernels", str(folder)]) == 2
+    assert main(["agree", "native", "nativ", str(folder)]) == 2
     assert "did you mean 'native'?" in capsys.readouterr().err
-    assert main(["agree", "native", "native@HEAD", "--kernels", str(folder)]) == 2
+    assert main(["agree", "native", "native@HEAD", str(folder)]) == 2
     assert "@HEAD needs kernels that are in a git repository" in capsys.readouterr().err
 
 

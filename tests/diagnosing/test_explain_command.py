@@ -112,7 +112,7 @@ def test_the_rounding_that_decides_and_its_line(tmp_path: Path) -> None:
     lines = explanation_lines(found, "--kernels my_kernels")
     assert [label for label, _ in lines if label][:2] == ["line", "rounding"]
     assert lines[0][1].endswith(f"mine.py:17  normalized = {RIGHT['normalized']}")
-    assert lines[-1] == ("see more", f"lastbit explain '{BF16}' --kernel 'mine' --kernels my_kernels")
+    assert lines[-1] == ("see more", f"lastbit explain my_kernels::mine '{BF16}'")
     assert len(lines) <= 8
 
 
@@ -279,7 +279,7 @@ def test_no_stage_is_blamed_where_no_value_is_wrong_but_the_line_that_wrote_is_n
 ) -> None:
     body = "y = (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
     kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"{body}; x.zero_(); return y")
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    assert run(BF16, "mine", str(tmp_path)) == 1
     text = capsys.readouterr().out
     assert "as the contract allows" in text and "✗" not in text
     assert "\n  line " in text and "x.zero_() = 120 elements" in text
@@ -435,7 +435,7 @@ def test_the_command_prints_the_arithmetic_and_the_line(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    assert run(BF16, "mine", str(tmp_path)) == 1
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert lines[0].startswith("mine on cpu  contract native_multiply") and lines[0].endswith("FAILED")
@@ -449,7 +449,7 @@ def test_the_command_prints_the_arithmetic_and_the_line(
 
 def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path), "--format", "json") == 1
+    assert run(BF16, "mine", str(tmp_path), "--format", "json") == 1
     [found] = json.loads(capsys.readouterr().out)
     wrong = next(worked for worked in found["arithmetic"] if worked["did"])
     assert (wrong["stage"], wrong["line"], wrong["format"]) == ("normalized", 17, "bf16")
@@ -484,7 +484,7 @@ def test_there_is_no_test_of_what_no_assertion_sees(
     monkeypatch.setattr(explaining, "smallest_of", lambda *_, **__: parse_case(BF16))
     y = "y = (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
     kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"{y}; {body}")
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    assert run(BF16, "mine", str(tmp_path)) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert f"smallest {BF16} test" in text
     assert ("def test_mine" in text, NO_TEST in text) == (has_test, not has_test)
@@ -506,7 +506,7 @@ def test_whether_an_assertion_on_the_result_sees_what_is_wrong() -> None:
 
 
 def test_the_command_without_a_kernel(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(BF16, "--kernel", "eager[completion_mask]") == 3
+    assert run(BF16, "eager[completion_mask]") == 3
     assert "no kernel of rms_norm is here" in capsys.readouterr().out
 
 
@@ -518,7 +518,7 @@ def test_a_kernel_that_ends_its_process(monkeypatch: pytest.MonkeyPatch, capsys:
             return super().do(work, *args, **kwargs)
 
     monkeypatch.setattr(explaining, "Worker", Ended)
-    assert run(BF16, "--kernel", "eager[native_multiply+rounded_sum]") == 2
+    assert run(BF16, "eager[native_multiply+rounded_sum]") == 2
     assert "the process died without an exception" in capsys.readouterr().out
 
 
@@ -538,7 +538,7 @@ def test_the_examples_of_the_documentation(
     monkeypatch.setenv("COLUMNS", "120")
     Path("my_kernels").mkdir()
     Path("my_kernels", "norms.py").write_text(imports + kernel)
-    assert run(printed.splitlines()[1].strip(), "--kernel", "my_norm", "--kernels", "my_kernels") == 1
+    assert run(printed.splitlines()[1].strip(), "my_norm", "my_kernels") == 1
     assert capsys.readouterr().out.startswith(f"{printed}\n")
 
 

@@ -127,9 +127,9 @@ def test_the_exit_code_of_a_wrong_claim(tmp_path: Path) -> None:
     )
     cases = tmp_path / "cases.txt"
     cases.write_text(BF16)
-    assert run("mine", "--kernels", str(tmp_path), "--cases", str(cases)) == 1
+    assert run("mine", str(tmp_path), "--cases", str(cases)) == 1
     cases.write_text(OFFSET)
-    assert run("mine", "--kernels", str(tmp_path), "--cases", str(cases)) == 3
+    assert run("mine", str(tmp_path), "--cases", str(cases)) == 3
 
 
 def test_a_kernel_that_ends_its_process_is_an_error_and_the_next_one_is_identified(

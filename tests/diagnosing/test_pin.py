@@ -42,7 +42,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pinned(*words: str) -> int:
-    return cli.main(["pin", "--kernels", "kernels", "--kernel", "mine", "--reason", "in\nfp32", *words])
+    return cli.main(["pin", "kernels", "mine", "--reason", "in\nfp32", *words])
 
 
 def test_a_case_is_kept_once_and_runs_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_reason_commands_no_terminal(project: Path, capsys: pytest.CaptureFixt
         (("rms_norm x=bf16[1,1] wieght=bf16[1] eps=1e-06 seed=0",), "'wieght'"),
         (("completion_mask ids=int64[1,1] eos_ids=int64[1] seed=0",), "'mine' is one of rms_norm, and the case one of"),
         (("rms_norm x=bf16[1,1] eps=1e-06 seed=0",), "'mine' cannot run the case: the kernel needs weight"),
-        ((CASE, "--kernel", "mein"), "unknown kernel 'mein'; did you mean 'mine'"),
+        ((CASE, "mein"), "pin takes one kernel of rms_norm, not mine, mein"),
         ((CASE, "--project", "gone"), "project folder 'gone' does not exist"),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_folder_without_a_project_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["pin", CASE, "--kernel", "mine", "--reason", "why"]) == 2
+    assert cli.main(["pin", CASE, "mine", "--reason", "why"]) == 2
     assert "there is no project here" in capsys.readouterr().err
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import Tensor
 
 from lastbit.case import Case, parse_case
-from lastbit.commands import stages as command
+from lastbit.commands import explain as command
 from lastbit.diagnosing.handover import search_stages
 from lastbit.errors import UsageError
 from lastbit.judging.problem import Problem
@@ -291,16 +291,16 @@ def test_a_reference_goes_on_from_an_enclosure() -> None:
 
 
 def run(*words: str) -> int:
-    """The exit code of `lastbit stages WORDS`, whose kernels run in this process."""
+    """The exit code of `lastbit explain WORDS --stages`, whose kernels run in this process."""
     parser = argparse.ArgumentParser()
-    command.add_stages(parser)
-    options = parser.parse_args(words)
+    command.add_explain(parser)
+    options = parser.parse_args([*words, "--stages"])
     with patch.object(command, "Worker", InThisProcess):
         return int(options.command(options, []))
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(BF16, "--kernel", "triton[fp32_multiply+rounded_sum]") == 0
+    assert run(BF16, "triton[fp32_multiply+rounded_sum]") == 0
     text = capsys.readouterr().out
     assert "triton[fp32_multiply+rounded_sum] on cpu" in text
     assert "(inv_rms)" in text and "No stage goes wrong." in text
@@ -309,7 +309,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_case_that_no_kernel_is_for_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(BF16, "--kernel", "eager[completion_mask]") == 3
+    assert run(BF16, "eager[completion_mask]") == 3
     assert "no kernel of rms_norm is here" in capsys.readouterr().out
 
 
@@ -320,7 +320,7 @@ def test_a_kernel_that_ends_its_process_is_an_error(
         raise WorkerEnded("the process died without an exception", BF16)
 
     monkeypatch.setattr(command, "search_kernel", ends)
-    assert run(BF16, "--kernel", "triton[fp32_multiply+rounded_sum]") == 2
+    assert run(BF16, "triton[fp32_multiply+rounded_sum]") == 2
     assert "errored: the process died without an exception, in rms_norm" in " ".join(capsys.readouterr().out.split())
 
 

@@ -1,4 +1,4 @@
-"""`lastbit trace`: the worst element's way, where it leaves the contract, and what is printed."""
+"""`lastbit explain --trace`: the worst element's way, where it leaves the contract, and what is printed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import triton
 from in_this_process import InThisProcess
 
 from lastbit.case import parse_case
-from lastbit.commands import trace as command
+from lastbit.commands import explain as command
 from lastbit.diagnosing.steps import element, folded
 from lastbit.diagnosing.trace import MOST_PROGRAMS, trace_case
 from lastbit.interpret import install
@@ -172,7 +172,7 @@ def test_what_is_compiled_cannot_be_seen(tmp_path: Path) -> None:
 def test_what_is_wrong_beside_values_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = "y = (x.float() * torch.rsqrt(x.float().square().mean(-1, True) + eps) * weight.float()).to(x.dtype)"
     kernel_of(tmp_path, TORCH, contract="fp32_multiply", body=f"{body}; x.zero_(); return y")
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    assert run(BF16, "mine", str(tmp_path)) == 1
     text = capsys.readouterr().out
     assert "as the contract allows" in text and "No step was found" not in text
     assert "→" in text.splitlines()[-2] and "x" in text.splitlines()[-2]
@@ -262,8 +262,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    command.add_trace(parser)
-    options = parser.parse_args(arguments)
+    command.add_explain(parser)
+    options = parser.parse_args([*arguments, "--trace"])
     return int(options.command(options, []))
 
 
@@ -272,7 +272,7 @@ def test_the_command_prints_lines_values_and_a_sentence(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path)) == 1
+    assert run(BF16, "mine", str(tmp_path)) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("mine on cpu  contract native_multiply")
     product = next(text.split() for text in lines if "✗ normalized" in text)
@@ -293,13 +293,13 @@ def test_the_example_of_the_documentation(
     Path("my_kernels").mkdir()
     Path("my_kernels", "norms.py").write_text(imports + kernel)
     case = printed.splitlines()[1].strip()
-    assert run(case, "--kernel", "my_norm", "--kernels", "my_kernels") == 1
+    assert run(case, "my_norm", "my_kernels") == 1
     assert capsys.readouterr().out.strip() == printed.strip()
 
 
 def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
-    assert run(BF16, "--kernel", "mine", "--kernels", str(tmp_path), "--format", "json", "--all") == 1
+    assert run(BF16, "mine", str(tmp_path), "--format", "json", "--all") == 1
     [found] = json.loads(capsys.readouterr().out)
     left = next(step for step in found["steps"] if step["match"] and step["match"]["leaves"])
     assert (left["line"], left["text"], left["dtype"]) == (17, RIGHT["normalized"], "fp32")
@@ -308,7 +308,7 @@ def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_command_without_a_kernel(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(BF16, "--kernel", "eager[completion_mask]") == 3
+    assert run(BF16, "eager[completion_mask]") == 3
     assert "no kernel of rms_norm is here" in capsys.readouterr().out
 
 
@@ -320,5 +320,5 @@ def test_a_kernel_that_ends_its_process(monkeypatch: pytest.MonkeyPatch, capsys:
             return super().do(work, *args, **kwargs)
 
     monkeypatch.setattr(command, "Worker", Ended)
-    assert run(BF16, "--kernel", "eager[native_multiply+rounded_sum]") == 2
+    assert run(BF16, "eager[native_multiply+rounded_sum]") == 2
     assert "Nothing is traced: the process died" in capsys.readouterr().out

@@ -41,8 +41,8 @@ def reference_in(folder: Path, function: Callable[..., Any]) -> Path:
     assert (
         cli.main(
             [
+                "new",
                 "reference",
-                "from-torch",
                 f"{HERE}:{function.__name__}",
                 *EXAMPLES[function].split(),
                 "--output",
@@ -250,7 +250,7 @@ def test_the_guide_shows_what_is_written(tmp_path: Path, capsys: pytest.CaptureF
     source, shown = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[:2]
     (tmp_path / "model.py").write_text(source)
     example = re.findall(r"'(\w+=bf16\[[\d,]+\])'", guide)[:3]
-    assert cli.main(["reference", "from-torch", f"{tmp_path}/model.py:gated_norm", *example, "eps=1e-06"]) == 0
+    assert cli.main(["new", "reference", f"{tmp_path}/model.py:gated_norm", *example, "eps=1e-06"]) == 0
     printed = capsys.readouterr()
     statements = [line for line in shown.splitlines() if line.startswith("    ")]
     assert len(statements) > 10 and set(statements) <= set(printed.out.splitlines())
@@ -271,7 +271,7 @@ def test_the_guide_shows_what_is_written(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_command_that_makes_no_sense_is_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["reference", "from-torch", *words]) == 2
+    assert cli.main(["new", "reference", *words]) == 2
     assert message in capsys.readouterr().err
 
 

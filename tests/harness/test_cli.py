@@ -74,7 +74,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 )
 @pytest.mark.usefixtures("no_run")
 def test_a_case_line_that_cannot_be_read(main: Main, word: str, message: str) -> None:
-    code, said = main("repro", f"rms_norm {word}")
+    code, said = main("verify", f"rms_norm {word}")
     assert code == 2
     assert said.startswith("lastbit: ")
     assert message in said
@@ -103,7 +103,7 @@ def test_a_mark_of_byte_order_is_no_part_of_a_line(main: Main) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["1e300", "inf", "nan", "10000001"])
-@pytest.mark.parametrize("command", [("repro", CASE), ("verify",), ("golden", "check")])
+@pytest.mark.parametrize("command", [("verify", CASE), ("verify",), ("golden", "check")])
 def test_a_timeout_beyond_every_clock(main: Main, command: tuple[str, ...], seconds: str) -> None:
     code, said = main(*command, "--timeout", seconds)
     assert code == 2
@@ -150,7 +150,7 @@ def test_a_golden_with_another_document(main: Main, document: str, monkeypatch: 
 
 def test_a_run_folder_below_a_file(main: Main) -> None:
     Path("file").write_text("")
-    code, said = main("repro", CASE, "--run-folder", "file/run")
+    code, said = main("verify", CASE, "--run-folder", "file/run")
     assert (code, said) == (2, "lastbit: 'file/run': Not a directory\n")
 
 
@@ -163,7 +163,7 @@ def test_a_full_standard_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         monkeypatch.setattr(verify, "_run", lambda *_, **__: print("text") or 0)
-        assert cli.main(["repro", CASE]) == 2
+        assert cli.main(["verify", CASE]) == 2
     assert capsys.readouterr().err == "lastbit: No space left on device\n"
 
 
@@ -203,7 +203,7 @@ def test_what_the_encoding_of_a_stream_lacks_is_escaped(monkeypatch: pytest.Monk
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", narrow)
     monkeypatch.setattr(verify, "_run", lambda *_, **__: print("‖exact‖ \ud800") or 0)
-    assert cli.main(["repro", CASE]) == 0
+    assert cli.main(["verify", CASE]) == 0
     assert narrow.buffer.getvalue() == b"\\u2016exact\\u2016 \\ud800\n"
 
 

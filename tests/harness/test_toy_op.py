@@ -96,7 +96,7 @@ def project(tmp_path: Path) -> Path:
 def verify(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `lastbit verify` in the project, in one process."""
     command = [sys.executable, "-m", "lastbit", "verify", "--project", str(project)]
-    command += ["--kernels", str(project / "kernels"), "--cases-per-group", "3", "-n", "1", *options]
+    command += [str(project / "kernels"), "--cases-per-group", "3", "-n", "1", *options]
     environment = {**os.environ, "PYTHONPATH": str(IMPORTED_FROM), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -111,7 +111,7 @@ def test_right_kernels_pass(project: Path) -> None:
 
 def test_a_wrong_kernel_fails_and_the_contract_that_it_keeps_is_named(project: Path) -> None:
     (project / "kernels" / "wrong.py").write_text(WRONG)
-    done = verify(project, "--kernel", "claims_too_much", "-n", "2")
+    done = verify(project, "claims_too_much", "-n", "2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
     assert "fp32_square" in done.stdout

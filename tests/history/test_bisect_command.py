@@ -104,12 +104,12 @@ def test_an_end_that_does_not_build_is_named(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nonsense", "--good", "a", "--bad", "b"], "unknown op 'nonsense'"),
+        (["nonsense x=1", "--good", "a", "--bad", "b"], "unknown op 'nonsense'"),
         (["rms_norm x", "--good", "a", "--bad", "b"], "cannot read 'x'"),
         ([CASE, "--good", "a", "--bad", "b", "--metric", "rel_12"], "did you mean 'rel_l2'"),
         ([CASE, "--good", "a", "--bad", "b", "--drift", "1"], "factor above 1"),
-        ([CASE, "--good", "a", "--bad", "b", "--kernel", "x", "--kernel", "y"], "--kernel x, y: a search follows one"),
-        ([CASE, "--good", "a", "--bad", "b", "--kernels", "x", "--kernels", "y"], "--kernels x, y: a search"),
+        ([CASE, "--good", "a", "--bad", "b", "x", "y"], "x, y: a search follows one"),
+        ([CASE, "--good", "a", "--bad", "b", "x.py", "y.py"], "x.py, y.py: a search"),
         ([CASE, "--good", "a", "--bad", "b"], "not a git repository"),
         ([CASE, "--good", "1", "--bad", "2", "--package", "p", "--build", "make"], "--build make has no meaning"),
         ([CASE, "--good", "1", "--bad", "2", "--package", "p", "--repository", "x"], "--repository x has no meaning"),

@@ -137,12 +137,12 @@ def test_the_version_that_rounds_elsewhere_is_found(
     (kernels / "norms.py").write_text(KERNEL)
     monkeypatch.chdir(tmp_path)
     case = "rms_norm x=bf16[8,64] weight=bf16[64] eps=1e-06 seed=1"
-    code = run_bisect("--package", "roundings", "--good", "1.0", "--bad", "2.1", case, "--kernels", str(kernels))
+    code = run_bisect("--package", "roundings", "--good", "1.0", "--bad", "2.1", case, str(kernels))
     printed = capsys.readouterr().out
     assert code == 0
     assert "First bad version  2.0" in printed
     assert "pip install --no-deps --target roundings-2.0 roundings==2.0" in printed
-    assert f"PYTHONPATH=roundings-2.0 lastbit repro '{case}'" in printed and f"--kernels '{kernels}'" in printed
+    assert f"PYTHONPATH=roundings-2.0 lastbit verify '{kernels}::mine' '{case}'" in printed
     skipped = [line for line in printed.splitlines() if " skipped " in line]
     assert any("a_module_that_is_missing" in line for line in skipped if "1.2" in line)
     assert any("pip install" in line for line in skipped if "1.9" in line)

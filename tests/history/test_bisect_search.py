@@ -168,7 +168,7 @@ def test_the_kernel_must_be_told_where_there_are_several() -> None:
             return Run(tuple(result(failed=name == "9.0", kernel=kernel) for kernel in kernels))
 
     space = Placed("package", VERSIONS[:10], "cpu")
-    with pytest.raises(UsageError, match=r"choose one with --kernel: a, b"):
+    with pytest.raises(UsageError, match=r"choose one by name: a, b"):
         bisect(space, Question(), Two({}), lambda criterion, step: None)
     assert bisect(space, Question(kernel="b"), Two({}), lambda criterion, step: None).culprit
 

@@ -105,7 +105,7 @@ def lastbit(repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.chdir(repository)
 
     def run(*words: str) -> tuple[int, str, str]:
-        code = cli.main([*words, "--project", ".", "--kernels", "lastbit_kernels"])
+        code = cli.main([*words, "--project", ".", "lastbit_kernels"])
         return code, *capsys.readouterr()
 
     return run
@@ -123,7 +123,7 @@ def test_every_command_runs_the_code_of_the_revision(repository: Path, lastbit: 
     assert "triple on cpu  FAILED" in printed and "triple@v6 on cpu  PASSED" in printed
     changes = printed.partition("Changes from v6")[2]
     assert "WORSE  triple on cpu  PASSED → FAILED" in changes and "bits unchanged in 0 of 1 tensor" in changes
-    assert "--kernel 'triple@v6'" not in printed, "findings are those of today's kernels"
+    assert "verify 'triple@v6'" not in printed, "findings are those of today's kernels"
 
     code, printed, errors = lastbit("golden", "check")
     assert (code, "BROKEN   triple" in printed) == (1, True), errors

@@ -237,7 +237,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(command, "Worker", InThisProcess)
     (tmp_path / "mine.py").write_text(PLANTED)
     (tmp_path / "cases.txt").write_text(LINE)
-    return ["--kernels", str(tmp_path), "--cases", str(tmp_path / "cases.txt"), "--property", "rows"]
+    return [str(tmp_path), "--cases", str(tmp_path / "cases.txt"), "--property", "rows"]
 
 
 def run(*arguments: str) -> int:
@@ -248,11 +248,11 @@ def run(*arguments: str) -> int:
 
 
 def test_tables_and_a_pair_to_paste(planted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("undeclared", "--kernel", "by_number_of_rows", *planted, "--quick") == 1
+    assert run("undeclared", "by_number_of_rows", *planted, "--quick") == 1
     shown = capsys.readouterr().out
     assert "broken (declared)" in shown and "changes between 18 and 19 rows" in shown and "legal" in shown
     assert f"    {LINE}\n" in shown, "the first call of a pair is a line of its own"
-    assert f"lastbit repro '{LINE}' --kernel 'undeclared' --device cpu --property rows" in shown
+    assert f"lastbit verify undeclared '{LINE}' --device cpu --property rows" in shown
     _, table = shown.split("Properties of kernels of rms_norm\n")
     header, *rows = [line.split() for line in table.splitlines()[:3]]
     assert header == ["kernel", "device", "rows"]
@@ -262,7 +262,7 @@ def test_tables_and_a_pair_to_paste(planted: list[str], capsys: pytest.CaptureFi
 def test_a_call_that_no_line_gives_is_in_words_and_its_case_runs_again(capsys: pytest.CaptureFixture[str]) -> None:
     one = replace(BROKEN, first=f"{LINE}, its tensors contiguous", second="row 0 alone")
     print_invariance(found(one), make_console())
-    assert f"lastbit repro '{LINE}' --kernel" in capsys.readouterr().out
+    assert f" '{LINE}' --device" in capsys.readouterr().out
 
 
 def test_what_is_declared_and_not_applicable_is_said(capsys: pytest.CaptureFixture[str]) -> None:

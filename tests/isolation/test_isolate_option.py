@@ -67,7 +67,7 @@ def test_a_failure_of_an_isolated_run_is_explained_in_isolation(monkeypatch: pyt
     monkeypatch.setattr(explain, "ConfinedExplainer", Confined)
     line = "rms_norm x=bf16[2,8] eps=0.001 seed=5"
     assert main(["explain", line, "--isolate"]) == 2, "no kernel is named"
-    main(["explain", line, "--isolate", "--kernel", "mine"])
+    main(["explain", line, "--isolate", "mine"])
     assert [config.kernels for config in made] == [("mine",)]
 
 

@@ -109,7 +109,7 @@ def test_results_that_are_wrong_when_it_is_timed_fail_it(timing: Timing) -> None
     [
         (LastbitError("its process ended"), {}, "its process ended"),
         (UsageError("values are given"), {"lines": ("rms_norm x=bf16[2,8] weight=bf16[8] eps=0.1 seed=5",)}, "values"),
-        (None, {"lines": ("rms_norm x=bf16[2,8] residual=bf16[2,8] eps=0.1 seed=5",)}, "--case gives one"),
+        (None, {"lines": ("rms_norm x=bf16[2,8] residual=bf16[2,8] eps=0.1 seed=5",)}, "give a 'CASE'"),
     ],
 )
 def test_a_kernel_that_cannot_be_timed_has_passed(

@@ -145,9 +145,9 @@ def test_a_repro_line_asks_the_same_again() -> None:
     asked = replace(ASKED, function="mine", mutates={"x": "output", "residual": ""}, unordered=("output",))
     command = replace(asked, strict=True, forbid_torch_op=True).repro("a folder/k.py", LINE, "cuda:0")
     assert command == (
-        "lastbit judge 'a folder/k.py' --op rms_norm --contract fp32_multiply --function mine --mutates x=output "
-        "--mutates residual --unordered output --strict --forbid-torch-op --device cuda:0 --case "
-        f"'{parse_case(LINE)}'"
+        f"lastbit judge 'a folder/k.py' '{parse_case(LINE)}' "
+        "--op rms_norm --contract fp32_multiply --function mine --mutates x=output "
+        "--mutates residual --unordered output --strict --forbid-torch-op --device cuda:0"
     )
 
 

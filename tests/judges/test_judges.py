@@ -235,9 +235,9 @@ def test_a_line_of_json_per_file_in_their_order(
 
 def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
     options = "--contract a+b --function f --mutates x=y --mutates z --unordered y --placement moves --forbid-torch-op"
-    effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4000000000 -n 5 --case LINE"
+    effort = "--profile smoke --seed 7 --fail-fast --explain 2 --timeout 3 --memory 4000000000 -n 5"
     effort += " --may-decline --strict --speed --beside"
-    main(["judge", files["PASSED"], "--op", "an_op", *options.split(), *effort.split()])
+    main(["judge", files["PASSED"], "an_op x=1", "--op", "an_op", *options.split(), *effort.split()])
     made = {name: value for name, value in FakeJudges.asked.items() if name not in ("count", "device", "projects")}
     assert FakeJudges.asked["count"] == 5
     assert Question(**made) == Question(
@@ -248,7 +248,7 @@ def test_options_are_the_fields_of_the_question(files: dict[str, str]) -> None:
         unordered=("y",),
         placement="moves",
         profile="smoke",
-        lines=("LINE",),
+        lines=("an_op x=1",),
         seed="7",
         fail_fast=True,
         explain=2.0,

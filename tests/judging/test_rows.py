@@ -231,7 +231,7 @@ def test_many_rows_are_searched_in_part() -> None:
 
 
 def test_the_search_through_stages_says_the_same() -> None:
-    """`lastbit stages` names the latent stage where, and only where, every row needs another value."""
+    """`lastbit explain --stages` names the latent stage where, and only where, every row needs another value."""
     x = normals(4, 64)
     other = normalized(x, inv_rms=inverse_rms(x) * 1.5)
     for y, whole in ((other, True), (step(normalized(x), (2, 5)), False)):

@@ -68,8 +68,8 @@ def test_the_forward_keeps_its_contract(tmp_path: Path) -> None:
     lines = [TENSORS.format(x=x, lora=lora, shards=shards) for x, lora in values for shards in (1, 2, 4)]
     cases = tmp_path / "cases.txt"
     cases.write_text("\n".join(lines) + "\n")
-    options = ["--kernels", str(FOLDER), "--cases", str(cases), "--run-folder", str(tmp_path / "run"), "-n", "1"]
-    done = run("-m", "lastbit", "verify", "--kernel", KERNEL, *options)
+    options = [str(FOLDER), "--cases", str(cases), "--run-folder", str(tmp_path / "run"), "-n", "1"]
+    done = run("-m", "lastbit", "verify", KERNEL, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cases: 4 passed, 2 unsupported" in done.stdout, done.stdout
 

@@ -37,6 +37,7 @@ PUBLIC = {f"lastbit.{name}": module for name, module in lastbit._MODULE_OF.items
 
 BELOW_VERIFY = (
     "lastbit.errors",
+    "lastbit.command_line",
     "lastbit.files",
     "lastbit.trees",
     "lastbit.timing",
@@ -78,6 +79,7 @@ TOP = (
 # and "lastbit" stands for harness/__init__.py alone. kernels/ is loaded by path: no layer may import it.
 LAYERS: dict[str, tuple[str, ...]] = {
     "lastbit.errors": (),
+    "lastbit.command_line": ("lastbit.errors",),
     "lastbit.files": (),
     "lastbit.trees": ("lastbit.errors", "lastbit.files"),
     "lastbit.timing": (),
@@ -238,6 +240,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "lastbit.reports": (
         "lastbit.reports.characters",
         "lastbit.errors",
+        "lastbit.command_line",
         "lastbit.files",
         "lastbit.result",
         "lastbit.property_result",

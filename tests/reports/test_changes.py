@@ -201,7 +201,7 @@ def test_smallest_case_that_got_worse_can_be_repeated() -> None:
     after = run(
         *(replace(failed(), case=line, fingerprint=line) for line in (big, small)), environment={"options": "-x"}
     )
-    assert f"lastbit repro '{small}' --kernel 'k' --device cpu -x" in shown(compare(before, after))
+    assert f"lastbit verify k '{small}' --device cpu -x" in shown(compare(before, after))
 
 
 # New and gone

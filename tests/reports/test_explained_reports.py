@@ -76,7 +76,7 @@ def test_an_alert_is_at_the_culprit_and_names_its_stage(folder: Path) -> None:
     assert alert.title == "FAILED k: normalized"
     for said in ("norm.py:3  xhat = x * rstd", "0.14904 in fp32", "to 0.1484375", "Every row is off"):
         assert said in alert.text
-    assert alert.text.splitlines()[-1].startswith(f"lastbit repro '{SMALL}'")
+    assert alert.text.splitlines()[-1].startswith(f"lastbit verify k '{SMALL}'")
 
 
 def test_without_a_culprit_an_alert_is_at_the_kernel_and_says_why(folder: Path) -> None:
@@ -88,7 +88,7 @@ def test_without_a_culprit_an_alert_is_at_the_kernel_and_says_why(folder: Path) 
     [alert] = alerts.alerts(replace(run, explanations=(bare,)))
     assert (alert.place, alert.others) == (alerts.Location("norm.py", 1), ())
     assert "why: not explained: it was late" in alert.text
-    assert f"see more: lastbit explain '{SMALL}' --kernel 'k'" in alert.text
+    assert f"see more: lastbit explain k '{SMALL}'" in alert.text
 
 
 def test_a_culprit_outside_of_the_repository_stands_behind_the_kernel(folder: Path, tmp_path_factory: Any) -> None:

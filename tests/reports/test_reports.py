@@ -296,12 +296,12 @@ def test_finding_is_complete() -> None:
 def test_repro_line_is_the_smallest_case_and_unwrapped(width: int) -> None:
     small = "rms_norm x=bf16[1,2]:rows weight=bf16[2] eps=1e-06 seed=17"
     lines = [line.strip() for line in shown(full_run(), width).splitlines()]
-    assert f"lastbit repro '{small}' --kernel 'wrong[x]' --device cpu" in lines
+    assert f"lastbit verify 'wrong[x]' '{small}' --device cpu" in lines
 
 
 def test_repro_line_says_where_the_kernels_are() -> None:
     run = replace(full_run(), environment={"options": "--kernels 'my kernels'"})
-    assert "--kernel 'wrong[x]' --device cpu --kernels 'my kernels'" in shown(run)
+    assert "lastbit verify 'my kernels::wrong[x]' '" in shown(run)
 
 
 def test_repro_line_is_quoted_for_a_shell() -> None:
@@ -312,7 +312,7 @@ def test_errored_kernel_shows_its_reason() -> None:
     text = shown(full_run())
     block = text[text.index("ERRORED  broken") :].split("\n\n")[0]
     assert "RuntimeError: bad [shape]" in block
-    assert f"lastbit repro '{CASE}' --kernel 'broken' --device cpu" in block
+    assert f"lastbit verify broken '{CASE}' --device cpu" in block
 
 
 def test_what_was_not_run() -> None:
@@ -384,7 +384,7 @@ def test_every_failing_kernel_comes_before_a_second_stage() -> None:
     found = summary.problems(Run(tuple(results)))
     assert [p.smallest.kernel for p in found[:4]] == ["k0", "k1", "k2", "k3"]
     text = shown(Run(tuple(results)))
-    assert text.count("lastbit repro") == 10
+    assert text.count("lastbit verify") == 10
     assert "and 10 more findings in k2, k3, k0, k1" in text
 
 

@@ -172,7 +172,7 @@ def test_a_finding_fails_its_case_and_no_other(stand_in: type[StandIn], tmp_path
     assert (run.verdict("bad", "cuda:0"), run.verdict("good", "cuda:0")) == (Verdict.FAILED, Verdict.PASSED)
     assert run.exit_code == 1 and len(ticks) == 3 * len(TOOLS)
     [problem] = problems(run)
-    assert repro_line(problem.smallest).endswith("--kernel 'bad' --device cuda:0 --sanitize")
+    assert repro_line(problem.smallest).endswith("--device cuda:0 --sanitize")
     assert "--sanitize" not in repro_line(run.results[0])
     assert all(f"{name} 2 cases in 0 s" in run.environment["sanitized"] for name in TOOLS)
     text = " ".join(shown(run).split())

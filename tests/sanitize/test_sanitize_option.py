@@ -35,11 +35,11 @@ CASE = "rms_norm x=bf16[4,8]@24,1+3 eps=1e-06 seed=1"
 
 
 def test_the_option_reaches_the_configuration_of_a_run(tmp_path: Path) -> None:
-    for words in (["verify"], ["repro", CASE]):
+    for words in (["verify"], ["verify", CASE]):
         options, _ = make_parser().parse_known_args([*words, "--sanitize", "--run-folder", str(tmp_path / words[0])])
         config = config_of(options)
         assert config.sanitize and Config.load(config.save()) == config
-    assert not config_of(make_parser().parse_args(["repro", CASE])).sanitize
+    assert not config_of(make_parser().parse_args(["verify", CASE])).sanitize
 
 
 @pytest.mark.parametrize(

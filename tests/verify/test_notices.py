@@ -77,7 +77,7 @@ def test_every_report_shows_notices(run: Run) -> None:
     }
     for form, text in texts.items():
         assert "2 cases, 6 rows; in the smallest case, 3 of 10 rows come from two values." in text, form
-        assert "lastbit repro" in text, form
+        assert "lastbit verify" in text, form
     assert "Notices" in texts["terminal"] and "### Notices" in texts["markdown"]
     assert json.loads(texts["sarif"])["runs"][0]["results"][0]["level"] == "note"
     assert texts["annotations"].startswith("::notice ")
@@ -119,9 +119,9 @@ def test_stages_finds_no_fault_where_lanes_disagree() -> None:
 
 
 def test_strict_reaches_the_run_and_its_repro_lines(tmp_path: Path) -> None:
-    for words in (["verify"], ["repro", "rms_norm x=fp32[6,32] eps=1e-05 seed=1"]):
+    for words in (["verify"], ["verify", "rms_norm x=fp32[6,32] eps=1e-05 seed=1"]):
         options, _ = make_parser().parse_known_args([*words, "--strict", "--run-folder", str(tmp_path / words[0])])
         config = config_of(options)
         assert config.strict and options_of(config) == "--strict"
         assert Config.load(config.save()) == config
-    assert not config_of(make_parser().parse_args(["repro", "rms_norm x=fp32[6,32] eps=1e-05 seed=1"])).strict
+    assert not config_of(make_parser().parse_args(["verify", "rms_norm x=fp32[6,32] eps=1e-05 seed=1"])).strict

@@ -55,7 +55,7 @@ def test_kernels_of_another_revision_are_beside_those_of_today(two_revisions: Co
 def test_a_name_chooses_the_kernel_in_every_revision(two_revisions: Config) -> None:
     plan = make_plan(replace(two_revisions, kernels=("norm",)), "cpu")
     assert sorted({item.subject.kernel.name for item in plan.items}) == ["norm", "norm@v1/x"]
-    with pytest.raises(UsageError, match="unknown kernel 'norm@v1/x'; did you mean 'norm'"):
+    with pytest.raises(UsageError, match=r"no kernel is called 'norm@v1/x', .*; did you mean 'norm'"):
         make_plan(replace(two_revisions, kernels=("norm@v1/x",)), "cpu")
 
 
