@@ -1,6 +1,7 @@
 """What the documents say of each other and of the package is true."""
 
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def test_an_index_names_every_document_of_its_folder(folder: str) -> None:
 def test_the_site_has_every_guide() -> None:
     navigation = re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(navigation)
+
+
+def test_the_page_of_the_command_line_is_that_of_the_parsers() -> None:
+    """`python docs/cli.py` writes it anew."""
+    page = runpy.run_path(str(ROOT / "docs" / "cli.py"))["page"]
+    assert page() == (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
 def test_one_version() -> None:
