@@ -84,7 +84,7 @@ GROUPS = {
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 _OF_KERNELS = ("verify", *GROUPS["Explain"], "golden", "pin")
-"""Commands whose words before any option are kernels and cases of today."""
+"""Commands whose words before any option are kernels and cases of today; `golden diff` takes files."""
 
 _OVERVIEW = """\
 usage: lastbit COMMAND [KERNEL …] ['CASE' …] [--OPTION …]
@@ -137,7 +137,7 @@ def _of_command(words: Sequence[str]) -> str:
         return f"this is written differently now; type\n\n    {shlex.join(['lastbit', *now])}\n"
     if words[0] not in COMMANDS and not words[0].startswith("-"):
         return f"{words[0]!r} is no command{nearest(words[0], COMMANDS)} `lastbit --help` lists them"
-    return _of_paths(words[1:]) if words[0] in _OF_KERNELS else ""
+    return _of_paths(words[1:]) if words[0] in _OF_KERNELS and words[1:2] != ["diff"] else ""
 
 
 def _of_paths(words: Sequence[str]) -> str:

@@ -44,11 +44,6 @@ def add_words(parser: argparse.ArgumentParser, shape: str, help: str = "") -> No
     parser.add_argument(
         "words", nargs="*", metavar=" ".join(re.findall(r"'?[A-Z]+'?", shape.partition(" --")[0])), help=about
     )
-    add_project(parser)
-
-
-def add_project(parser: argparse.ArgumentParser) -> None:
-    """Add --project."""
     help = "a folder with references/, cases/ and kernels/ of yours (repeatable)"
     parser.add_argument("--project", action="append", default=[], metavar="DIR", help=help)
 

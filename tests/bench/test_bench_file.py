@@ -116,12 +116,6 @@ def test_a_file_needs_an_op_and_must_be_there(
     assert words in capsys.readouterr().err
 
 
-def test_what_is_neither_a_bench_nor_a_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["bench", "speed"])
-    assert "'speed' is neither verifying nor kernels nor a Python file" in capsys.readouterr().err
-
-
 def test_the_page_says_at_most_and_what_is_wrong() -> None:
     wrong = measured("w", verdict="FAILED", why="2 of 3 wrong", flops=10**12)
     bench = Bounds(ROOF, (measured(), wrong), ("the kernel: lost",), "lastbit bench k.py", {"devices": "cuda:0"})

@@ -44,7 +44,7 @@ def test_a_culprit_with_the_figures_before_and_after() -> None:
     [after] = [line for line in text.splitlines() if line.startswith("  after")]
     assert before.split()[1:3] == ["0000000", "0"] and before.endswith("PASSED")
     assert "24 %" in after and "1,100" in after and after.endswith("FAILED")
-    assert text.index("git worktree add /w") < text.index("lastbit verify norm 'case'")
+    assert text.index("git worktree add /w") < text.index("lastbit verify norm case")
     assert "--project mine" in text
 
 

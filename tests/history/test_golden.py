@@ -56,7 +56,7 @@ def test_a_multiplication_in_fp32_is_broken_and_named(triton: Bench, capsys: pyt
     assert f"BROKEN {TRITON} 1 of 2 cases" in shown
     assert "explained by fp32_multiply+rounded_sum" in shown
     assert "have a value that is not possible under native_multiply+rounded_sum" in shown
-    assert "lastbit verify 'rms_norm x=bf16[6,200]" in shown
+    assert f"::{TRITON}' 'rms_norm x=bf16[6,200]" in shown
     assert "x=fp32[5,300]" not in shown, "in fp32 the two contracts are one"
 
 

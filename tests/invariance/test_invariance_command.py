@@ -252,7 +252,7 @@ def test_tables_and_a_pair_to_paste(planted: list[str], capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "broken (declared)" in shown and "changes between 18 and 19 rows" in shown and "legal" in shown
     assert f"    {LINE}\n" in shown, "the first call of a pair is a line of its own"
-    assert f"lastbit verify undeclared '{LINE}' --device cpu --property rows" in shown
+    assert f"lastbit verify {planted[0]}::undeclared '{LINE}' --device cpu --property rows" in shown
     _, table = shown.split("Properties of kernels of rms_norm\n")
     header, *rows = [line.split() for line in table.splitlines()[:3]]
     assert header == ["kernel", "device", "rows"]

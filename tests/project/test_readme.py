@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(folder: Path) -> str:
     """What a run of the kernel on the sample's smallest case prints."""
     (kernel,) = load_kernels(folder)
-    line = shlex.split(SAMPLE.splitlines()[-1].replace("…", ""))[2]
+    line = next(word for word in shlex.split(SAMPLE.splitlines()[-1]) if "=" in word)
     console = Console(file=io.StringIO(), width=100)
     subject, case = Subject(kernel, rms_norm, torch.device("cpu")), parse_case(line)
     explanation = replace(explain_case(subject, case), smallest=line)

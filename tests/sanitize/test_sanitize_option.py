@@ -36,7 +36,9 @@ CASE = "rms_norm x=bf16[4,8]@24,1+3 eps=1e-06 seed=1"
 
 def test_the_option_reaches_the_configuration_of_a_run(tmp_path: Path) -> None:
     for words in (["verify"], ["verify", CASE]):
-        options, _ = make_parser().parse_known_args([*words, "--sanitize", "--run-folder", str(tmp_path / words[0])])
+        options, _ = make_parser().parse_known_args(
+            [*words, "--sanitize", "--run-folder", str(tmp_path / str(len(words)))]
+        )
         config = config_of(options)
         assert config.sanitize and Config.load(config.save()) == config
     assert not config_of(make_parser().parse_args(["verify", CASE])).sanitize
@@ -50,7 +52,7 @@ def test_a_sanitized_run_is_a_smoke_run_by_default(
     words: tuple[str, ...], profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Config] = []
-    monkeypatch.setattr(verify, "_run", lambda config, arguments: ran.append(config) or 0)
+    monkeypatch.setattr(verify, "_run", lambda config, arguments, **_: ran.append(config) or 0)
     options, rest = make_parser().parse_known_args(["verify", *words])
     assert options.command(options, rest) == 0
     assert [config.profile for config in ran] == [profile]

@@ -120,7 +120,9 @@ def test_stages_finds_no_fault_where_lanes_disagree() -> None:
 
 def test_strict_reaches_the_run_and_its_repro_lines(tmp_path: Path) -> None:
     for words in (["verify"], ["verify", "rms_norm x=fp32[6,32] eps=1e-05 seed=1"]):
-        options, _ = make_parser().parse_known_args([*words, "--strict", "--run-folder", str(tmp_path / words[0])])
+        options, _ = make_parser().parse_known_args(
+            [*words, "--strict", "--run-folder", str(tmp_path / str(len(words)))]
+        )
         config = config_of(options)
         assert config.strict and options_of(config) == "--strict"
         assert Config.load(config.save()) == config
