@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from lastbit import numerics, relations
     from lastbit.case import Case, Choices, Chosen, Group, Option, Param, TensorSpec, parse_case
     from lastbit.chains import Part, chain
+    from lastbit.in_place import Out
     from lastbit.inputs import (
         DRAWN,
         LAYOUTS,
+        build,
         chosen_tensor,
         cut_rows,
         layouts_like,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from lastbit.interpret import interpret_triton
     from lastbit.judges.pool import Judges, judge
     from lastbit.ops import Contract, Latent, Op, Rounds, StageRecorder, op
+    from lastbit.orders.reveal import Revealed, reveal
     from lastbit.placement import moved
     from lastbit.sums import ProbedSum
     from lastbit.verify.assert_invariant import InvarianceViolation, assert_invariant
@@ -49,9 +52,11 @@ _NAMES = {
     "lastbit.case": ("Case", "Choices", "Chosen", "Group", "Option", "Param", "TensorSpec", "parse_case"),
     "lastbit.chains": ("Part", "chain"),
     "lastbit.errors": ("LastbitError", "UnsupportedCase"),
+    "lastbit.in_place": ("Out",),
     "lastbit.inputs": (
         "DRAWN",
         "LAYOUTS",
+        "build",
         "chosen_tensor",
         "cut_rows",
         "layouts_like",
@@ -67,6 +72,7 @@ _NAMES = {
     "lastbit.judges.pool": ("Judges", "judge"),
     "lastbit.kernel": ("kernel",),
     "lastbit.ops": ("Contract", "Latent", "Op", "Rounds", "StageRecorder", "op"),
+    "lastbit.orders.reveal": ("Revealed", "reveal"),
     "lastbit.placement": ("moved",),
     "lastbit.sums": ("ProbedSum",),
     "lastbit.verify.assert_invariant": ("InvarianceViolation", "assert_invariant"),
@@ -92,9 +98,11 @@ __all__ = [
     "Latent",
     "Op",
     "Option",
+    "Out",
     "Param",
     "Part",
     "ProbedSum",
+    "Revealed",
     "Rounds",
     "StageRecorder",
     "TensorSpec",
@@ -102,6 +110,7 @@ __all__ = [
     "UnsupportedCase",
     "assert_contract",
     "assert_invariant",
+    "build",
     "chain",
     "chosen_tensor",
     "cut_rows",
@@ -117,6 +126,7 @@ __all__ = [
     "parse_case",
     "relations",
     "residues",
+    "reveal",
     "row_layouts",
     "tensor_choices",
     "widths",
@@ -125,7 +135,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What `__all__` names, when it is first asked for."""
+    """Import what `__all__` names when it is first asked for."""
     if name in _MODULES:
         return import_module(f"lastbit.{name}")
     if name not in _MODULE_OF:

@@ -22,7 +22,7 @@ from lastbit.errors import KernelError, UsageError, no_such
 
 @dataclass(frozen=True)
 class Out:
-    """What a kernel gets for a parameter that receives a result: memory of its own, which holds nothing yet.
+    """Declare a parameter of a kernel that receives a result: memory of its own, which holds nothing yet.
 
     Attributes:
         result: name of the result.

@@ -20,6 +20,8 @@ from lastbit.inputs.given import MOST_GIVEN
 from lastbit.interpret.watching import watched
 from lastbit.verify.inprocess import Workplace
 
+_FROM_LINE = {"build", "parse_case"}
+
 
 def test_of(
     op: str,
@@ -41,8 +43,8 @@ def test_of(
     module = re.sub(r"\W", "_", Path(source.rpartition(":")[0]).stem) or "kernels"
     listed = all(tensor.numel <= MOST_GIVEN for tensor in case.tensors)
     imports = ["import torch", ""] if listed else []
-    imports += [f"from lastbit import assert_contract{', interpret_triton' * interpreted}"]
-    imports += [] if listed else ["from lastbit.case import parse_case", "from lastbit.inputs import build"]
+    names = {"assert_contract"} | ({"interpret_triton"} if interpreted else set()) | (set() if listed else _FROM_LINE)
+    imports += [f"from lastbit import {', '.join(sorted(names))}"]
     imports += ["", "interpret_triton()  # on a CPU, before anything imports triton"] if interpreted else []
     return "\n".join(
         [

@@ -95,7 +95,7 @@ def refilled(guards: tuple[Guarded, ...], case: Case, names: Collection[str] | N
 
 @timed(INPUTS)
 def build(case: Case, device: torch.device | str) -> Inputs:
-    """The tensors of `case`, each on its own device or else on `device`, with the values that regime and seed define.
+    """Build the tensors of `case`, on `device` or on devices of their own, with the values that regime and seed define.
 
     Raises:
         UsageError: a regime is unknown or does not suit its tensor, captured values cannot be read, strides make

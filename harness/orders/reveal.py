@@ -63,7 +63,7 @@ def reveal(
     tuned: bool = False,
     seed: int = 0,
 ) -> Revealed:
-    """The tree by which a function adds the terms of each row.
+    """Reveal the tree by which a function adds the terms of each row.
 
     Args:
         sum_of: rows of terms [rows, terms] → results [rows, …], a function of the sum of each row; it is called with
