@@ -1,4 +1,4 @@
-"""Run the commands in docs/examples.md and the sample of README.md, and write what they print into both.
+"""Run the commands in docs/explain.md and the sample of README.md, and write what they print into both.
 
 Run `python docs/examples/run.py`, or with `sample` for README's alone, with the versions of constraints.txt: another
 Hypothesis draws other cases. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. The
@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = HERE.with_suffix(".md")
+PAGE = HERE.with_name("explain.md")
 PLANTED = {"gradient": "moe_lora_backward: gate for intermediate"}
 _COMMAND = re.compile(r"(<!-- \$ (?P<command>.*?) -->\n+```\n).*?(\n```)", re.DOTALL)
 

@@ -522,26 +522,6 @@ def test_a_kernel_that_ends_its_process(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "the process died without an exception" in capsys.readouterr().out
 
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_examples_of_the_documentation(
-    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are of the kernel of trace.md; what a search finds in five seconds depends on the machine."""
-    kernel = (DOCS / "trace.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```\n")[0]
-    blocks = (DOCS / "explain.md").read_text(encoding="utf-8").split("```\n")[1::2]
-    printed = blocks[number].partition("  diagnosis ")[0].strip()
-    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom lastbit.kernel import kernel\n\n\n"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    Path("my_kernels").mkdir()
-    Path("my_kernels", "norms.py").write_text(imports + kernel)
-    assert run(printed.splitlines()[1].strip(), "my_norm", "my_kernels") == 1
-    assert capsys.readouterr().out.startswith(f"{printed}\n")
-
-
 # An accelerator
 
 

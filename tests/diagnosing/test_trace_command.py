@@ -281,22 +281,6 @@ def test_the_command_prints_lines_values_and_a_sentence(
     assert any("→ The value leaves the contract in line 17, x * tl.rsqrt(variance + eps)" in text for text in lines)
 
 
-def test_the_example_of_the_documentation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "trace.md").read_text(encoding="utf-8")
-    kernel, _, rest = page.partition("```python\n")[2].partition("```\n")
-    printed = rest.partition("```\n")[2].partition("```")[0]
-    imports = "import torch\nimport triton\nimport triton.language as tl\n\nfrom lastbit.kernel import kernel\n\n\n"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    Path("my_kernels").mkdir()
-    Path("my_kernels", "norms.py").write_text(imports + kernel)
-    case = printed.splitlines()[1].strip()
-    assert run(case, "my_norm", "my_kernels") == 1
-    assert capsys.readouterr().out.strip() == printed.strip()
-
-
 def test_the_command_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel_of(tmp_path, TRITON, contract="native_multiply", **RIGHT)
     assert run(BF16, "mine", str(tmp_path), "--format", "json", "--all") == 1
