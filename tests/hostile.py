@@ -216,7 +216,7 @@ HOSTILE = (
 
 
 def rows() -> str:
-    """The table of docs/hostile.md."""
+    """Return the table of docs/isolation.md."""
     lines = ["| kernel | what it is to achieve | with `--isolate` | without |", "|---|---|---|---|"]
     for h in HOSTILE:
         limit = f" ({h.limit})" if h.limit else ""

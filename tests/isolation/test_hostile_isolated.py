@@ -129,4 +129,4 @@ def test_given_values_cannot_be_timed(judge: Judge, tmp_path: Path) -> None:
 
 
 def test_the_table_in_the_documents_is_that_of_the_tests() -> None:
-    assert rows() in (Path(__file__).parents[2] / "docs" / "hostile.md").read_text()
+    assert rows() in (Path(__file__).parents[2] / "docs" / "isolation.md").read_text()
