@@ -17,7 +17,6 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 
 TOP = {f"{name}.md": f"{name}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")}
-TOP["README.md"] = "index.md"
 """Document at the top of the repository → page of the site."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")

@@ -31,6 +31,12 @@ def test_the_page_of_the_command_line_is_that_of_the_parsers() -> None:
     assert page() == (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
+def test_what_a_pass_means_is_said_of_every_op() -> None:
+    ops = {path.stem for path in (ROOT / "references").glob("[a-z]*.py")}
+    headings = "".join(re.findall(r"^## .*$", (ROOT / "docs" / "pass.md").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", headings)) == ops
+
+
 def test_one_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
