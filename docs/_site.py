@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = {f"{name}.md": f"{name}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")}
 """Document at the top of the repository → page of the site."""
 
+SOUGHT = {"explain.md": 4.0, "install.md": 4.0, "judge.md": 2.0, "pass.md": 2.0, "measurements/": 0.2}
+"""Page, or folder, → how much more than others it counts in a search."""
+
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
@@ -31,8 +34,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(text: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as the site needs them; what is fenced stays."""
+    """Write links as the site needs them, but what is fenced, and say how much the page counts in a search."""
     uri = page.file.src_uri
+    page.meta["search"] = {"boost": next((boost for at, boost in SOUGHT.items() if uri.startswith(at)), 1.0)}
     source = next((top for top, at in TOP.items() if at == uri), f"docs/{uri}")
 
     def link(match: re.Match[str]) -> str:
