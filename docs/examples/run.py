@@ -40,7 +40,7 @@ def plant(folder: str, name: str) -> None:
 def printed(command: str, folder: Path = HERE) -> str:
     """What a command prints in a folder, without blanks at the ends of lines."""
     words = [sys.executable, "-m", "lastbit", *shlex.split(command)[1:]]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout"), "COLUMNS": "110"}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout"), "COLUMNS": "100"}
     environ.pop("TRITON_INTERPRET", None)
     began = time.perf_counter()
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)

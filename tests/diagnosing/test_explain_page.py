@@ -30,7 +30,7 @@ def test_the_page_shows_what_is_printed(
     """Up to the smallest tensors: what a search finds in five seconds depends on the machine."""
     shutil.copytree(DOCS / "examples" / "fp32_weight", tmp_path / "fp32_weight")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(explaining, "Worker", InThisProcess)
     monkeypatch.setattr(explaining, "SHRINKING", 0.0)
     monkeypatch.setattr(tracing, "Worker", InThisProcess)
