@@ -19,7 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP = {f"{name}.md": f"{name}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY")}
 """Document at the top of the repository → page of the site."""
 
-SOUGHT = {"explain.md": 4.0, "install.md": 4.0, "judge.md": 2.0, "pass.md": 2.0, "measurements/": 0.2}
+SOUGHT = {
+    "explain.md": 4.0,
+    "install.md": 4.0,
+    "isolation.md": 2.0,
+    "judge.md": 2.0,
+    "pass.md": 2.0,
+    "measurements/": 0.2,
+}
 """Page, or folder, → how much more than others it counts in a search."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
