@@ -1,28 +1,131 @@
-"""Run the commands in docs/explain.md and the sample of README.md, and write what they print into both.
+"""Run the commands of README.md, its three doors and docs/examples.md, and write what they print into these pages.
 
-Run `python docs/examples/run.py`, or with `sample` for README's alone, with the versions of constraints.txt: another
-Hypothesis draws other cases. A command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. The
-commands run in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of tests/faults.
-The kernel of the sample is README's own, under another claim.
+Run `python docs/examples/run.py`, or with names of pages for these alone (`README.md`), with the versions of
+constraints.txt: another Hypothesis draws other cases.
+
+README.md and its doors are followed as a reader would, each in a folder of its own: a file is a block after its name
+(`` `norms.py`: ``), a block of `diff` changes it, an indented or quoted command runs, and `<!-- printed: A, B -->`
+stands before a block that gets the paragraphs of what the last command printed which begin with the patterns A and B.
+
+In docs/examples.md a command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. Commands run
+in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of tests/faults.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = HERE.with_name("explain.md")
+PAGE = HERE.with_suffix(".md")
+DOORS = ("docs/test_my_kernel.md", "docs/gate_pull_requests.md", "docs/judge_kernels.md")
+FOLLOWED = ("README.md", *DOORS)
 PLANTED = {"gradient": "moe_lora_backward: gate for intermediate"}
+
 _COMMAND = re.compile(r"(<!-- \$ (?P<command>.*?) -->\n+```\n).*?(\n```)", re.DOTALL)
+_STEP = re.compile(
+    r"`(?P<file>[\w/]+\.py)`:\n\n```python\n(?P<content>.*?)^```"
+    r"|^```diff\n(?P<diff>.*?)^```"
+    r"|^<!-- printed: (?P<beginnings>.*?) -->\n\n```\n(?P<sample>.*?)^```"
+    r"|^```.*?^```"
+    r"|^    (?P<line>(?:lastbit|pytest|python) [^\n]*)$"
+    r"|`(?P<quoted>(?:lastbit|pytest) [^`]+)`",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def steps(page: str) -> Iterator[tuple[str, re.Match[str]]]:
+    """Yield what a reader of a followed page does, in its order: `file`, `diff`, `command`, and `sample` to compare."""
+    for match in _STEP.finditer((ROOT / page).read_text()):
+        for kind in ("file", "diff", "sample", "line", "quoted"):
+            if match[kind] is not None:
+                yield ("command" if kind in {"line", "quoted"} else kind), match
+
+
+def commands(page: str) -> list[str]:
+    """Return the commands of a followed page, but for those of README that a door has, too, maybe with more options."""
+    found = [match["line"] or match["quoted"] for kind, match in steps(page) if kind == "command"]
+    in_doors = {command for door in DOORS for command in commands(door)} if page == "README.md" else set()
+    return [command for command in found if not any(theirs.startswith(command) for theirs in in_doors)]
+
+
+def begin(page: str, folder: Path) -> None:
+    """Write a page's files into a folder that is a repository, whose `origin/main` is that."""
+    for kind, match in steps(page):
+        if kind == "file":
+            (folder / match["file"]).parent.mkdir(exist_ok=True)
+            (folder / match["file"]).write_text(match["content"])
+    (folder / ".gitignore").write_text(".lastbit\n__pycache__\n")
+    name = ("-c", "user.name=main", "-c", "user.email=main@localhost", "-c", "commit.gpgsign=false")
+    for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "main"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    subprocess.run(["git", "update-ref", "refs/remotes/origin/main", "HEAD"], cwd=folder, check=True)
+
+
+def change(folder: Path, diff: str) -> None:
+    """Apply a block of `diff`, which names no file, to the one file that has its lines."""
+    before, after = (
+        "".join(line[1:] for line in diff.splitlines(keepends=True) if line[0] != sign) for sign in ("+", "-")
+    )
+    (file,) = (file for file in folder.rglob("*.py") if before in file.read_text())
+    file.write_text(file.read_text().replace(before, after))
+
+
+def printed(command: str, folder: Path = HERE) -> tuple[int, str]:
+    """Run a command in a folder; return its exit code, and what it prints without blanks at the ends of lines."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout"), "COLUMNS": "100"}
+    environ.pop("TRITON_INTERPRET", None)
+    programs = {"lastbit": f"{sys.executable} {ROOT / 'harness'}", "pytest": f"{sys.executable} -m pytest"}
+    program, _, rest = command.partition(" ")
+    words = f"{programs.get(program, sys.executable)} {rest}"
+    began = time.perf_counter()
+    done = subprocess.run(["bash", "-c", words], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    print(f"{time.perf_counter() - began:6.1f} s, exit code {done.returncode}: {command}", flush=True)
+    return done.returncode, "\n".join(line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines())
+
+
+def excerpt(text: str, beginnings: str) -> str:
+    """Return the paragraphs of a text that begin with these patterns, which commas separate, one after the other.
+
+    A paragraph is a line, with those after it that are indented by a column of labels.
+    """
+    found, rest = [], text
+    for beginning in beginnings.split(", "):
+        words = r"\s+".join(beginning.split())
+        paragraph = re.search(rf"^( *){words}.*(\n\1 {{8,}}\S.*)*", rest, re.MULTILINE)
+        if paragraph is None:
+            raise LookupError(f"no line begins with {beginning!r}, after {found}, in\n{text}")
+        found.append(paragraph[0])
+        rest = rest[paragraph.end() :]
+    return "\n".join(found)
+
+
+def follow(page: str) -> None:
+    """Follow a page in a new folder as far as its last sample, and write its samples anew."""
+    shown, said, todo = (ROOT / page).read_text(), "", list(steps(page))
+    while todo and todo[-1][0] != "sample":
+        todo.pop()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        begin(page, folder)
+        for kind, match in todo:
+            if kind == "diff":
+                change(folder, match["diff"])
+            elif kind == "command":
+                _, said = printed(match["line"] or match["quoted"], folder)
+            elif kind == "sample":
+                fence = f"```\n{match['sample']}```"
+                now = f"```\n{excerpt(said, match['beginnings'])}\n```"
+                shown = shown.replace(match[0], match[0].replace(fence, now))
+    (ROOT / page).write_text(shown)
 
 
 def plant(folder: str, name: str) -> None:
@@ -37,53 +140,33 @@ def plant(folder: str, name: str) -> None:
         (HERE / folder / file).write_text(text)
 
 
-def printed(command: str, folder: Path = HERE) -> str:
-    """What a command prints in a folder, without blanks at the ends of lines."""
-    words = [sys.executable, "-m", "lastbit", *shlex.split(command)[1:]]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout"), "COLUMNS": "100"}
-    environ.pop("TRITON_INTERPRET", None)
-    began = time.perf_counter()
-    done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    print(f"{time.perf_counter() - began:6.1f} s, exit code {done.returncode}: {command}", flush=True)
-    return "\n".join(line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines())
-
-
 def findings(text: str) -> str:
-    """The FAILED blocks of a run's output, where it has any."""
-    found = re.findall(r"^(?:FAILED|ERRORED)  \S.* of \w+ on .*(?:\n.+)*", text, re.MULTILINE)
-    return "\n\n".join(found) or text
+    """Return the FAILED blocks of a run's output, where it has any."""
+    found = re.search(
+        r"^Findings$.*?(?=^(?:Notices|Not run|What this run|Coverage|Bits on|Error bounds))",
+        text,
+        re.MULTILINE | re.DOTALL,
+    )
+    return found[0].rstrip() if found else text
 
 
-def write_sample() -> None:
-    """Write the table and the findings of README's kernel into its sample, whose options of commands are cut."""
-    page = ROOT / "README.md"
-    text = page.read_text()
-    source = text.partition("```python\nimport torch\nfrom lastbit ")[2].partition("```")[0]
-    before, _, after = text.partition("## Reading the output")
-    head, fence, rest = after.partition("```\n")
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "my_kernels").mkdir()
-        claimed = source.replace('contract="fp32_multiply"', 'contract="native_multiply"')
-        Path(folder, "my_kernels", "norms.py").write_text(f"import torch\nfrom lastbit {claimed}")
-        shown = printed("lastbit verify my_kernels --profile smoke --keep-going -v", Path(folder))
-    table = re.search(r"^  stage .*?(?=\n\n)", shown, re.MULTILINE | re.DOTALL)
-    assert table, shown
-    found = re.sub(r"(::my_rms_norm '[^']*') .*", r"\1 …", findings(shown))
-    page.write_text(f"{before}## Reading the output{head}{fence}{table[0]}\n\n{found}\n{rest[rest.index('```') :]}")
-
-
-def main() -> None:
+def write_examples() -> None:
+    """Write what the commands of docs/examples.md print."""
     sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
-    write_sample()
-    if sys.argv[1:] == ["sample"]:
-        return
     for folder, name in PLANTED.items():
         plant(folder, name)
     text = PAGE.read_text()
-    PAGE.write_text(_COMMAND.sub(lambda found: found[1] + findings(printed(found["command"])) + found[3], text))
+    PAGE.write_text(_COMMAND.sub(lambda found: found[1] + findings(printed(found["command"])[1]) + found[3], text))
     for folder in PLANTED:
         shutil.rmtree(HERE / folder)
     shutil.rmtree(HERE / ".lastbit", ignore_errors=True)
+
+
+def main() -> None:
+    for page in sys.argv[1:] or FOLLOWED:
+        follow(page)
+    if not sys.argv[1:]:
+        write_examples()
 
 
 if __name__ == "__main__":

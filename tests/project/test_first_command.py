@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_IT = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Run it")[2].partition("\n## ")[0]
-COMMANDS = re.findall(r"^    (.*nox -s .*)$", RUN_IT, re.MULTILINE)
+WORK_ON_IT = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Work on lastbit")[2].partition("\n## ")[0]
+COMMANDS = re.findall(r"^    (.*nox -s .*)$", WORK_ON_IT, re.MULTILINE)
 
 OUR_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 PYTHONS = {"the system's": Path("/usr/bin/python3"), "this one": OUR_PYTHON}

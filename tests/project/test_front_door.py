@@ -1,0 +1,78 @@
+"""README.md and the pages that it opens say what is true: every command of theirs runs, and prints what they show.
+
+`python docs/examples/run.py` writes the samples anew.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from docs.examples.run import DOORS, FOLLOWED, begin, change, commands, excerpt, printed, steps
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+CASES = (
+    "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1",
+    "rms_norm x=bf16[4,64]:tiny weight=bf16[64] eps=1e-06 seed=2",
+)
+"""What commands that would choose cases are given, so that all pages take a minute."""
+
+EXIT_CODES = {
+    "README.md": [1, 1, 1, 0, 0],
+    "docs/test_my_kernel.md": [1, 0, 0],
+    "docs/gate_pull_requests.md": [1, 0, 1, 0],
+    "docs/judge_kernels.md": [1, 1, 0],
+}
+"""Exit codes of the commands of each page, in their order: on README.md the kernel fails."""
+
+
+def on_few_cases(command: str) -> str:
+    if command.startswith("lastbit judge"):
+        return command + "".join(f" --case '{case}'" for case in CASES)
+    if command.startswith(("lastbit verify", "lastbit identify")) and "'" not in command:
+        return f"{command} --cases few.txt" + (" -n 1" if "verify" in command else "")
+    return command
+
+
+def test_the_readme_has_at_most_900_words() -> None:
+    assert len(README.split()) <= 900
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", FOLLOWED)
+def test_every_command_of_a_page_does_what_the_page_says(page: str, tmp_path: Path) -> None:
+    begin(page, tmp_path)
+    (tmp_path / "few.txt").write_text("\n".join(CASES))
+    todo, exit_codes, said = commands(page), [], ""
+    for kind, match in steps(page):
+        if kind == "diff":
+            change(tmp_path, match["diff"])
+        elif kind == "sample":
+            shown = match["sample"].rstrip()
+            assert excerpt(shown, match["beginnings"]) == shown
+            excerpt(said, match["beginnings"])  # an error where a line of the sample is not printed any more
+        elif kind == "command" and (command := match["line"] or match["quoted"]) in todo:
+            exit_code, said = printed(on_few_cases(command), tmp_path)
+            exit_codes.append(exit_code)
+    assert exit_codes == EXIT_CODES[page]
+
+
+def test_the_readme_opens_every_door_with_a_command_that_the_door_has() -> None:
+    for door in DOORS:
+        (row,) = re.findall(rf"^\|.*\({door}\).*\|$", README, re.MULTILINE)
+        command = row.split("`")[1]
+        assert any(theirs.startswith(command) for theirs in commands(door))
+
+
+def test_continuous_integration_runs_what_its_page_shows() -> None:
+    """The essential line of either file, for the base that its server names."""
+    (shown,) = (command for command in commands("docs/gate_pull_requests.md") if "--base" in command)
+    github = yaml.safe_load((ROOT / "docs/ci/github-actions.yml").read_text())["jobs"]["verify"]["steps"]
+    gitlab = yaml.safe_load((ROOT / "docs/ci/gitlab-ci.yml").read_text())["lastbit:merge-request"]["script"]
+    run = [step["run"] for step in github if "--base" in step.get("run", "")] + gitlab
+    assert [re.sub(r'"\$\w+"', "origin/main", line) for line in run] == [shown, shown]
