@@ -12,9 +12,13 @@ import pytest
 import yaml
 
 from docs.examples.run import DOORS, FOLLOWED, begin, change, commands, excerpt, printed, steps
+from lastbit.config import Config
+from lastbit.errors import LastbitError
+from lastbit.verify.project import Project, open_project
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPS = {path.stem for path in (ROOT / "references").glob("[!_]*.py")}
 
 CASES = (
     "rms_norm x=bf16[4,64] weight=bf16[64] eps=1e-06 seed=1",
@@ -76,3 +80,37 @@ def test_continuous_integration_runs_what_its_page_shows() -> None:
     gitlab = yaml.safe_load((ROOT / "docs/ci/gitlab-ci.yml").read_text())["lastbit:merge-request"]["script"]
     run = [step["run"] for step in github if "--base" in step.get("run", "")] + gitlab
     assert [re.sub(r'"\$\w+"', "origin/main", line) for line in run] == [shown, shown]
+
+
+def test_the_pages_name_every_op() -> None:
+    assert f"[{len(OPS)} operations](docs/contracts.md)" in README
+    table = (ROOT / "docs/overview.md").read_text(encoding="utf-8").partition("## Which ops")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| .*? \|", table, re.MULTILINE)))) == OPS
+
+
+def test_every_contract_that_has_owners_is_one() -> None:
+    """A contract of the op in the heading, of its gradient, or of the chain that the row names."""
+    project = open_project(Config(folder=""))
+    page = (ROOT / "docs/contracts.md").read_text(encoding="utf-8")
+    found = 0
+    for section in page.split("\n## ")[1:]:
+        op = section.split()[0].rstrip(",")
+        for row in re.findall(r"^\| (?!-).*\|$", section, re.MULTILINE):
+            own = [name for name in re.findall(r"\(`(\w+)`\)", row) if name in OPS] or [op, f"{op}_backward"]
+            for name in re.findall(r"(?<=\| )`([^`…]+)`(?= \|| with| \()", row):
+                assert any(is_contract(project, one, name) for one in own if one in OPS), f"{op}: {name}"
+                found += 1
+    assert found > 40
+
+
+def is_contract(project: Project, op: str, name: str) -> bool:
+    try:
+        project.op(op).contract(name)
+    except LastbitError:
+        return False
+    return True
+
+
+def test_the_glossary_explains_fifteen_words_at_most() -> None:
+    words = re.findall(r"^\*\*(.*?)\.\*\* ", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert 0 < len(words) == len(set(words)) <= 15
