@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -83,11 +84,11 @@ def printed(command: str, folder: Path = HERE) -> tuple[int, str]:
     """Run a command in a folder; return its exit code, and what it prints without blanks at the ends of lines."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "harness" / "checkout"), "COLUMNS": "100"}
     environ.pop("TRITON_INTERPRET", None)
-    programs = {"lastbit": f"{sys.executable} {ROOT / 'harness'}", "pytest": f"{sys.executable} -m pytest"}
     program, _, rest = command.partition(" ")
-    words = f"{programs.get(program, sys.executable)} {rest}"
+    words = [sys.executable, *{"lastbit": [str(ROOT / "harness")], "pytest": ["-m", "pytest"]}.get(program, [])]
     began = time.perf_counter()
-    done = subprocess.run(["bash", "-c", words], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    line = ["bash", "-c", f"{shlex.join(words)} {rest}"]
+    done = subprocess.run(line, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     print(f"{time.perf_counter() - began:6.1f} s, exit code {done.returncode}: {command}", flush=True)
     return done.returncode, "\n".join(line.rstrip() for line in (done.stdout + done.stderr).strip().splitlines())
 
