@@ -1,4 +1,4 @@
-"""Run the commands of README.md, its three doors and docs/examples.md, and write what they print into these pages.
+"""Run the commands of README.md, its three doors and docs/explain.md, and write what they print into these pages.
 
 Run `python docs/examples/run.py`, or with names of pages for these alone (`README.md`), with the versions of
 constraints.txt: another Hypothesis draws other cases.
@@ -7,7 +7,7 @@ README.md and its doors are followed as a reader would, each in a folder of its 
 (`` `norms.py`: ``), a block of `diff` changes it, an indented or quoted command runs, and `<!-- printed: A, B -->`
 stands before a block that gets the paragraphs of what the last command printed which begin with the patterns A and B.
 
-In docs/examples.md a command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. Commands run
+In docs/explain.md a command is an HTML comment, `<!-- $ lastbit … -->`; the block after it is replaced. Commands run
 in this folder; `gradient/` is made here of lastbit's own kernels and one planted fault of tests/faults.
 """
 
@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = HERE.with_suffix(".md")
+PAGE = HERE.with_name("explain.md")
 DOORS = ("docs/test_my_kernel.md", "docs/gate_pull_requests.md", "docs/judge_kernels.md")
 FOLLOWED = ("README.md", *DOORS)
 PLANTED = {"gradient": "moe_lora_backward: gate for intermediate"}
@@ -143,16 +143,12 @@ def plant(folder: str, name: str) -> None:
 
 def findings(text: str) -> str:
     """Return the FAILED blocks of a run's output, where it has any."""
-    found = re.search(
-        r"^Findings$.*?(?=^(?:Notices|Not run|What this run|Coverage|Bits on|Error bounds))",
-        text,
-        re.MULTILINE | re.DOTALL,
-    )
-    return found[0].rstrip() if found else text
+    found = re.findall(r"^(?:FAILED|ERRORED)  \S.* of \w+ on .*(?:\n.+)*", text, re.MULTILINE)
+    return "\n\n".join(found) or text
 
 
 def write_examples() -> None:
-    """Write what the commands of docs/examples.md print."""
+    """Write what the commands of docs/explain.md print."""
     sys.path[:0] = [str(ROOT / "harness" / "checkout"), str(ROOT)]
     for folder, name in PLANTED.items():
         plant(folder, name)
