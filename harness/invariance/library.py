@@ -15,14 +15,15 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from lastbit.dtypes import DTYPE_NAMES
 from lastbit.inputs import Inputs, bits_of
 from lastbit.inputs.bitwise import bits_with_one_nan
 from lastbit.invariance.basis import Basis
 from lastbit.property_result import Outcome, PropertyResult
 from lastbit.relations import Tensors
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 BYTES, ROWS = 64 << 20, 1 << 15
 """Of results that are compared, and how many; where a property takes more, no operation is named."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
 from lastbit.case import parse_case
 from lastbit.config import Config
 from lastbit.invariance import library
@@ -13,7 +15,6 @@ from lastbit.property_result import Outcome, PropertyResult
 from lastbit.verify.check import Subject
 from lastbit.verify.project import open_project
 from lastbit.verify.properties import properties_on, sentence_of
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 CASE = parse_case("rms_norm x=bf16[9,16] weight=bf16[16] eps=1e-06 seed=1")
 
