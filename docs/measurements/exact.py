@@ -263,8 +263,8 @@ def gather(x: Digits, index: torch.Tensor, dim: int = -1) -> Digits:
 
 def power_of_two(x: Any, *, above: bool) -> Any:
     """The power of two next to a number, of those that fp32 has as normal numbers."""
-    if not x > 0:
-        return x if x == 0 else gmpy2.nan()
+    if not 0 < x < gmpy2.inf():
+        return x if x >= 0 else gmpy2.nan()
     exponent, significand = gmpy2.frexp(x)
     exponent -= not above or significand == 0.5
     least = gmpy2.exp2(-126) if above else gmpy2.mpfr(0)
