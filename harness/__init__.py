@@ -9,13 +9,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ != "lastbit":  # `import harness` in a checkout: checkout/harness.py makes that another name of lastbit
+if __name__ != "lastbit":  # `import harness` in a checkout, by the name of this folder
     sys.path.insert(0, str(Path(__file__).with_name("checkout")))
-    del sys.modules[__name__]
-    import_module(__name__)
 
 from lastbit.errors import LastbitError, UnsupportedCase
 from lastbit.kernel import kernel
+from lastbit.old_name import OldName
+
+if __name__ == "lastbit":
+    sys.meta_path.append(OldName)
+else:
+    sys.modules[__name__] = OldName.module(__name__)
 
 __version__ = "0.1.0"
 

@@ -68,6 +68,7 @@ BESIDE = tuple(
 TOP = (
     "lastbit",
     "lastbit.checkout",
+    "lastbit.old_name",
     "lastbit.__main__",
     "lastbit.cli",
     "lastbit.commands",
