@@ -70,7 +70,7 @@ def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> N
     ]
     assert block[3].startswith("  rounding 0.1486 lies between ")
     assert f"  smallest {small}" in block
-    assert block[-1] == f"  lastbit repro '{CASE}' --kernel 'wrong[x]' --device cpu"
+    assert block[-1] == f"  lastbit verify 'wrong[x]' '{CASE}' --device cpu"
     assert "mismatched" not in "".join(block)
     assert "mismatched" in shown(run, verbose=1)
 
@@ -96,7 +96,7 @@ def test_a_finding_of_several_kernels_is_told_once() -> None:
     both = [failed(kernel=kernel, dtypes=dtype) for kernel in ("a", "b") for dtype in ("bf16", "fp16")]
     text = shown(Run(tuple(both)), verbose=0)
     assert "FAILED  a, b of rms_norm on cpu" in text
-    assert text.count("lastbit repro") == 1
+    assert text.count("lastbit verify") == 1
 
 
 def test_kernels_with_one_wrong_line_are_one_finding_with_what_each_keeps() -> None:
@@ -106,7 +106,7 @@ def test_kernels_with_one_wrong_line_are_one_finding_with_what_each_keeps() -> N
     text = shown(Run(tuple(both), explanations=explanations), verbose=0)
     assert "FAILED  a, b of rms_norm on cpu" in text
     assert all(f"other_{kernel}, claims {contract}" in text for kernel, contract in claims.items())
-    assert shown(Run(tuple(both)), verbose=0).count("lastbit repro") == 2, "where no line is proven they are two"
+    assert shown(Run(tuple(both)), verbose=0).count("lastbit verify") == 2, "where no line is proven they are two"
 
 
 def test_an_inconclusive_op_has_a_line_with_what_would_decide_it() -> None:
