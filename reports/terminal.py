@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 
 from rich.console import Console
 from rich.text import Text
@@ -44,6 +45,9 @@ from lastbit.run import Run
 __all__ = ["RunProgress", "make_console", "print_run"]
 
 MOST_FINDINGS = 10
+MOST_OF_THE_REST = 120
+"""Characters that each finding beyond those has for what it says."""
+
 MOST_REASONS = 8
 """Lines of what was not run, without -v."""
 
@@ -131,9 +135,11 @@ def _print_findings(run: Run, console: Console, verbose: int) -> None:
     for cause in found[:MOST_FINDINGS]:
         _print_finding(cause, run, console, verbose)
     if rest := found[MOST_FINDINGS:]:
-        kernels = dict.fromkeys(problem.smallest.kernel for cause in rest for problem, _ in cause)
-        names = listed(kernels, wording.MOST_NAMES)
-        paragraph(console, Text(f"and {plural(len(rest), 'more finding')} in {names}; the records have them all"))
+        line(console, f"and {plural(len(rest), 'more finding')}; the records have all of them")
+        for cause in rest:
+            _, said = next(_brief(cause))
+            title = _title(cause).append(f": {shorten(said, MOST_OF_THE_REST, placeholder='…')}", "")
+            paragraph(console, title, label="  ")
         line(console)
 
 
@@ -152,10 +158,8 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
     """Print what the worst of the problems of one cause says, and the command that runs its case again."""
     problem, explanation = cause[0]
     result, options = problem.smallest, run.environment.get("options", "")
-    names = listed(dict.fromkeys(other.smallest.kernel for other, _ in cause), wording.MOST_NAMES)
-    devices = listed(dict.fromkeys(r.device for other, _ in cause for r in other.bad), wording.MOST_NAMES)
-    title = Text.assemble(verdict_word(result.verdict), "  ", (names, "bold"), f" of {result.op} on {devices}")
-    paragraph(console, title.append(f", {groups}" if verbose and (groups := wording.problem_groups(problem)) else ""))
+    groups = wording.problem_groups(problem) if verbose else ""
+    paragraph(console, _title(cause).append(f", {groups}" if groups else ""))
     fields = list(_brief(cause))
     if verbose:
         fields = wording.problem_fields(problem, most_sentences=MOST_SENTENCES[1])
@@ -173,6 +177,14 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
     line(console)
 
 
+def _title(cause: Cause) -> Text:
+    """Return the verdict, and every kernel that shows the cause: those that are not named here are named nowhere."""
+    result = cause[0][0].smallest
+    names = ", ".join(dict.fromkeys(other.smallest.kernel for other, _ in cause))
+    devices = listed(dict.fromkeys(r.device for other, _ in cause for r in other.bad), wording.MOST_NAMES)
+    return Text.assemble(verdict_word(result.verdict), "  ", (names, "bold"), f" of {result.op} on {devices}")
+
+
 def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     """Yield label and text of what is sure: what the kernels keep, or what is wrong; the line, and the tensors."""
     problem, explanation = cause[0]
@@ -187,6 +199,8 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
     told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in _OF_VALUES]
     for number, sentence in enumerate(told[: MOST_SENTENCES[0]]):
         yield "" if number else "finding", sentence
+    if (rest := len(told) - MOST_SENTENCES[0]) > 0:
+        yield "", f"and {plural(rest, 'more sentence')} with -v"
     explained = explanation_lines(explanation) if explanation is not None else []
     if "line" not in dict(explained):
         yield "source", shown_path(result.source)

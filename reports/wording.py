@@ -171,7 +171,7 @@ def unverified(run: Run) -> str:
         return ""
     count = f"{plural(len(names), 'kernel')} {'was' if len(names) == 1 else 'were'} not verified"
     advice = " To verify fewer kernels, name them, or choose an op with --op; only these are then expected."
-    return f"{count}: {listed(names, MOST_NAMES)}.{'' if run.broken else advice}"
+    return f"{count}: {', '.join(names)}.{'' if run.broken else advice}"
 
 
 def turned_down(run: Run) -> list[str]:
@@ -180,14 +180,19 @@ def turned_down(run: Run) -> list[str]:
 
 
 def inconclusive(run: Run) -> list[str]:
-    """Return a line for each op with inconclusive kernels: how many they are, and what would decide them."""
+    """Return a line for each op and reason: how many kernels are inconclusive, what would decide them, and which."""
     ops = {result.kernel: result.op for result in run.results}
     lines = []
     for op in dict.fromkeys(ops.values()):
         verdicts = {subject: run.verdict(*subject) for subject in run.subjects() if ops[subject[0]] == op}
-        ways = [_to_decide(run, *s) for s, verdict in verdicts.items() if verdict is Verdict.INCONCLUSIVE]
-        if ways:
-            lines.append(f"{op}, {len(ways)} of {plural(len(verdicts), 'kernel')}: {listed(dict.fromkeys(ways), 1)}")
+        ways: dict[str, list[str]] = {}
+        for (kernel, device), verdict in verdicts.items():
+            if verdict is Verdict.INCONCLUSIVE:
+                ways.setdefault(_to_decide(run, kernel, device), []).append(kernel)
+        lines += [
+            f"{op}, {len(kernels)} of {plural(len(verdicts), 'kernel')}: {way} ({', '.join(dict.fromkeys(kernels))})"
+            for way, kernels in ways.items()
+        ]
     return lines
 
 

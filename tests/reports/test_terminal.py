@@ -114,10 +114,35 @@ def test_an_inconclusive_op_has_a_line_with_what_would_decide_it() -> None:
     lines = shown(run, verbose=0).splitlines()
     at = lines.index("Inconclusive")
     said = f"  rms_norm, 1 of 1 kernel: no case tells its contract from {FP32}; run more cases (--cases-per-group)"
+    said += f" ({KERNEL})"
     assert " ".join(lines[at + 1 : lines.index("", at)]).split() == said.split()
     vague = shown(Run((bare(Verdict.INCONCLUSIVE, "no element decided"),)), verbose=0)
-    assert "  rms_norm, 1 of 1 kernel: no element decided" in vague
+    assert f"  rms_norm, 1 of 1 kernel: no element decided ({KERNEL})" in vague
     assert "Inconclusive" not in shown(Run((passed(),)), verbose=0)
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_every_kernel_that_does_not_pass_is_named_with_a_reason(width: int) -> None:
+    """40 findings, 9 kernels with one of them, 9 that are open for two reasons and 9 that took no case."""
+    apart = [failed(kernel=f"apart_{n}", source=f"{n}.py:1") for n in range(40)]
+    alike = [failed(kernel=f"alike_{n}", source="alike.py:1", explained_by=()) for n in range(9)]
+    vague = [bare(Verdict.INCONCLUSIVE, f"reason {n % 2}", kernel=f"vague_{n}") for n in range(9)]
+    never = [bare(Verdict.UNSUPPORTED, "no", kernel=f"never_{n}") for n in range(9)]
+    run = Run((*apart, *alike, *vague, *never))
+    words = re.split(r"[^\w]+", shown(run, width, verbose=0))
+    assert [r.kernel for r in run.results if r.kernel not in words] == []
+    text = " ".join(shown(run, width, verbose=0).split())
+    assert "and 31 more findings" in text
+    told = f"{FP32}, claims {NATIVE}"
+    assert (text.count(f"keeps {told}"), text.count(f"rms_norm on cpu: {told}")) == (9, 31)
+    assert "5 of 67 kernels: reason 0 (vague_0, vague_2, vague_4, vague_6, vague_8)" in text
+
+
+def test_sentences_that_are_not_shown_are_counted() -> None:
+    torn = [Finding("nondeterministic", "output", f"sentence {n}.") for n in range(4)]
+    text = shown(Run((failed(findings=tuple(torn), explained_by=()),)), verbose=0)
+    assert "sentence 1." in text and "sentence 2." not in text
+    assert "and 2 more sentences with -v" in text
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
