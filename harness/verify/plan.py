@@ -147,6 +147,7 @@ def make_plan(
     items: list[Item] = []
     not_run = [*lacking]
     not_run += [note for kernel in kernels for note in likely_slips(kernel, project.op(kernel.op))]
+    not_run += _of_no_kernel(config, found, kernels, devices)
     for device in devices:
         for kernel in kernels:
             if kernel.devices and device.type not in kernel.devices:
@@ -161,6 +162,20 @@ def make_plan(
     if device_type == "cpu" and not config.lines and any(_movable(i.subject) for i in items):
         not_run.append(NotRun("placement cases on cpu", "the cpu alone has no other device to put a tensor on"))
     return Plan(tuple(items), tuple(not_run), config.cases_per_group)
+
+
+def _of_no_kernel(
+    config: Config, found: Sequence[Kernel], chosen: Sequence[Kernel], devices: Sequence[torch.device]
+) -> Iterator[NotRun]:
+    """Yield the ops that were asked for, by name or by a case, without a kernel, and the named kernels of other ops."""
+    asked = dict.fromkeys([*config.ops, *(parse_case(line).op for line in config.lines)])
+    for op in asked:
+        if not any(kernel.op == op for kernel in chosen):
+            yield NotRun(op, "no kernel that was chosen is of this op")
+    for kernel in found if asked else ():
+        if kernel.op not in asked and kernel.name.partition(REVISION_MARK)[0] in config.kernels:
+            reason = f"it is of {kernel.op}, which was not asked for"
+            yield from (NotRun(f"{kernel.name} on {device}", reason, kernel.name, str(device)) for device in devices)
 
 
 def _subject(kernel: Kernel, op: Op, device: torch.device, config: Config) -> Subject:
