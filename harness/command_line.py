@@ -64,10 +64,13 @@ def read_words(words: Iterable[str]) -> Asked:
     """Return what words name: paths, kernels and cases.
 
     Raises:
-        UsageError: a word is a part of a case, or one path has the name of a kernel behind it and another has not.
+        UsageError: a word is empty or a part of a case, or one path has the name of a kernel behind it and another has
+            not.
     """
     paths, kernels, cases, whole = dict[str, str](), list[str](), list[str](), list[str]()
     for word in words:
+        if not word.strip():
+            raise UsageError(f"{word!r} names no kernel and no case; a variable of the shell may be empty")
         if _is_case(word):
             cases.append(word)
             continue

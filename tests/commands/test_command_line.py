@@ -132,6 +132,7 @@ def test_the_commands_by_task(main: Main, capsys: pytest.CaptureFixture[str]) ->
         (("order", "--rows", "3"), "no kernel is named"),
         (("judge", "norm", "--op", "rms_norm"), "'norm' is no file"),
         (("verify", "norm", "x=bf16[2]"), "'x=bf16[2]' is a part of a case; put quotes around all of its line"),
+        (("verify", ""), "'' names no kernel and no case; a variable of the shell may be empty"),
     ],
 )
 def test_what_is_missing_or_too_much(main: Main, words: tuple[str, ...], said: str) -> None:
