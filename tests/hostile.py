@@ -114,6 +114,8 @@ HOSTILE = (
     Hostile("right_among_classes", "right while it is tested", isolated="PASSED", plain="PASSED"),
     Hostile("right_by_its_start", "right while it is tested"),
     Hostile("right_amid_guards", "its bits may differ, so nobody compares them", plain="PASSED", unordered=True),
+    Hostile("right_in_larger_storages", "right while it is tested", plain="PASSED"),
+    Hostile("right_in_one_thread", "right while it is tested", plain="PASSED"),
     Hostile("right_every_other_time", "right in the calls that are compared", plain="PASSED"),
     Hostile("right_on_the_stack", "right while it is tested", plain="PASSED"),
     Hostile("wrong_on_the_stack", "passes where it sees no test"),

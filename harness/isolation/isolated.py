@@ -194,6 +194,7 @@ def _how(asked: Asked) -> dict[str, Any]:
         "stages": list(asked.stages),
         "descending": asked.descending,
         "replaced": asked.replaced,
+        "threads": asked.threads,
         "races": watching_races(),
     }
 

@@ -189,6 +189,32 @@ def placed(words: Tensor, tensor: Message) -> Tensor:
     return made.set_(words.untyped_storage(), tensor["start"], tensor["shape"], tensor["strides"])
 
 
+def alone(words: Tensor, tensor: Message, start: int) -> Tensor:
+    """Return the tensor that a message describes, in a storage of just its size: as in memory that is its own.
+
+    `start` is the element of the words at which it lies.
+    """
+    made = torch.tensor([], dtype=getattr(torch, tensor["dtype"]), device=words.device)
+    shape, strides, each = tensor["shape"], tensor["strides"], made.element_size()
+    reach = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return made.set_(words.untyped_storage()[start * each : (start + reach) * each], 0, shape, strides)
+
+
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Let torch have another number of threads on the CPU; as it is with None, and where something may be compiled.
+
+    What `torch.compile` has compiled is compiled anew for another number, until it fails at the limit of that.
+    """
+    before = torch.get_num_threads()
+    if number is not None and "torch._dynamo" not in sys.modules:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def is_lost(device: str) -> bool:
     """Whether a device can no longer be used, as after an illegal access to memory."""
     try:
@@ -309,9 +335,10 @@ class Bare:
         return {"kernels": []}
 
     def call(self, message: Message, tensors: Placed) -> tuple[Mapping[str, Tensor], Message]:
-        arguments = {tensor["name"]: placed(words, tensor) for tensor, words in tensors}
+        arguments = {tensor["name"]: alone(words, tensor, tensor["start"]) for tensor, words in tensors}
         stages = {"stages": tuple(message["stages"])} if message["stages"] else {}
-        with replaced(message["replaced"], message["device"]) if message["replaced"] else nullcontext():
+        other = replaced(message["replaced"], message["device"]) if message["replaced"] else nullcontext()
+        with other, threads(message["threads"]):
             value = self.call_of[message["kernel"]](**arguments, **message["params"], **stages)
         if message["device"] != "cpu":
             torch.accelerator.synchronize(torch.device(message["device"]))

@@ -1,17 +1,18 @@
 """What a kernel process does to be timed: a call on inputs that come with the message to go.
 
-It imports nothing of lastbit, like `runner`. Nothing here has a say in the time or in the verdict: the judge stops its
-own clock when it has read results in its own memory, and judges what lies there.
+A kernel process runs the text of this file after that of `runner`, of which it uses `alone`. Nothing here has a say in
+the time or in the verdict: the judge stops its own clock when it has read results in its own memory, and judges what
+lies there.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lastbit.isolation.runner import Bare, Mapped
+if __name__ != "__main__":  # as in a kernel process, where nothing of lastbit is imported
+    from lastbit.isolation.runner import Bare, Mapped, alone
 
 Call = Callable[..., Any]
 Said = Mapping[str, Any]
@@ -69,9 +70,7 @@ class Prepared:
 
 def placed_in(tensors: list[Said], words: Tensor) -> dict[str, Tensor]:
     """Return the tensors that messages describe, in memory."""
-    return {
-        t["name"]: words.view(getattr(torch, t["dtype"])).as_strided(t["shape"], t["strides"], t["at"]) for t in tensors
-    }
+    return {t["name"]: alone(words, t, t["at"]) for t in tensors}
 
 
 def same(result: Tensor, place: Tensor) -> bool:

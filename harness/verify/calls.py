@@ -118,16 +118,17 @@ class Caller:
         """A call under the first poison."""
         return self._called(inputs, self._asked(inputs, poison=0))
 
-    def unguarded(self, inputs: Inputs, replaced: str = "") -> Call:
+    def unguarded(self, inputs: Inputs, replaced: str = "", threads: int | None = None) -> Call:
         """A call in which the kernel allocates as it does without lastbit: writes outside may spoil the process.
 
-        In a process of its own an operator of torch can be `replaced` meanwhile.
+        In a process of its own an operator of torch can be `replaced` meanwhile, and torch have so many `threads`.
         """
-        return self._called(inputs, self._asked(inputs, replaced=replaced))
+        return self._called(inputs, self._asked(inputs, replaced=replaced, threads=threads))
 
-    def unseen(self, inputs: Inputs) -> Call | None:
-        """Return an unguarded call on values that the process for these has not seen; None where there is no such."""
-        return self.unguarded(inputs) if self._performer.parted else None
+    @property
+    def parted(self) -> bool:
+        """Calls without guards on allocations are made in another process than those with guards."""
+        return self._performer.parted
 
     def last(self, inputs: Inputs) -> Call:
         """A call under the second poison that also stores the stages, with all programs in descending order."""

@@ -50,7 +50,7 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
     inputs = build(case, caller.device)
     try:
         call = caller.guarded(inputs)
-        unseen = caller.unseen(inputs)
+        unseen = caller.unguarded(inputs) if caller.parted and is_harmless(call.findings) else None
     except UnsupportedCase:
         return None
     except Exception as error:
@@ -68,22 +68,32 @@ def call_elsewhere(caller: Caller, case: Case, problem_of: ProblemOf) -> OtherVa
 def call_mixed(caller: Caller, case: Case, other: OtherValues, problem_of: ProblemOf) -> tuple[Finding, ...]:
     """Call the kernel on the first input of `case` amid the other ones of `other`; return what the reference forbids.
 
-    A kernel that keeps a result for some of its inputs, such as the weight, gives that of another call here.
+    A kernel that keeps a result for some of its inputs, such as the weight, gives that of another call here. Where
+    calls without guards have a process of their own, torch has two threads in this one, as it may have in a user's
+    process, and an op with one input is called on that of `other`. All other calls have one thread: their bits are
+    compared, and those of a sum may depend on it.
     """
     first, *rest = (spec.name for spec in case.tensors)
-    if not (rest and other.guards):
+    if not (other.guards and (rest or caller.parted)):
         return ()
-    where = f"{ELSEWHERE} for all inputs but {first}, in {case}"
+    where = f"{ELSEWHERE} for all inputs but {first}" if rest else ELSEWHERE
+    where += ", where torch may have two threads" if caller.parted else ""
+    where += f", in {case if rest else other.case}"
     named = replace(case, seed=case.seed ^ _OF_NO_LINE)  # the case of nothing else, among the problems that are kept
-    inputs = replace(refilled(other.guards, case, [first]), case=named)
+    inputs = replace(refilled(other.guards, case, [first] if rest else []), case=named)
     try:
-        call = caller.unseen(inputs) or caller.guarded(inputs)
+        call = caller.unguarded(inputs, threads=2) if caller.parted else caller.guarded(inputs)
     except UnsupportedCase:
         return ()
     except Exception as error:
         error.add_note(where)
         raise
     return tuple(forbidden(problem_of(inputs), call.actual, "other_values", where))
+
+
+def is_harmless(findings: Iterable[Finding]) -> bool:
+    """Return whether nothing was written outside, which would spoil a process without guards, or raise there."""
+    return all(finding.kind != "wrote_outside" for finding in findings)
 
 
 def elsewhere(case: Case) -> str:

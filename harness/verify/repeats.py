@@ -15,7 +15,7 @@ from lastbit.timing import GUARDS, timed
 from lastbit.verify.apart import another_kind, apart, guard_dependent
 from lastbit.verify.calls import Call, Caller
 from lastbit.verify.memory import LATER
-from lastbit.verify.other_values import OtherValues, ProblemOf, call_elsewhere, call_mixed
+from lastbit.verify.other_values import OtherValues, ProblemOf, call_elsewhere, call_mixed, is_harmless
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ def make_calls(caller: Caller, inputs: Inputs, problem_of: ProblemOf, *, repeat:
     caller = caller.after(first)
     with _later():
         other = call_elsewhere(caller, inputs.case, problem_of) if repeat else None
-        seen = [*first.findings, *(other.findings if other else ())]
-        harmless = all(finding.kind != "wrote_outside" for finding in seen)
-        if other and not other.forbidden:
+        harmless = is_harmless([*first.findings, *(other.findings if other else ())])
+        if other and harmless and not other.forbidden:
             other = replace(other, forbidden=call_mixed(caller, inputs.case, other, problem_of))
         unguarded = (
             _unguarded(caller, _where_others_lay(inputs, other), first, problem_of) if repeat and harmless else None

@@ -97,12 +97,13 @@ SAME = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_kernel_has_the_same_result_in_a_process_of_its_own(isolation: Isolation, name: str) -> None:
-    """Values, stages, findings with all words, and reasons; only the time that it took is another."""
+    """Values, stages, findings with all words but the threads of torch, and reasons; only its time is another."""
     races = name in ("interpreted", "faulty")
     plain = verify_case(Subject(isolation.here[name], RMS_NORM, CPU, races=races), CASE)
     assert plain.verdict is SAME[name]
     isolated = isolation.verify(name, races=races)
-    assert repr(replace(isolated, seconds=0)) == repr(replace(plain, seconds=0))
+    words = repr(replace(isolated, seconds=0)).replace(", where torch may have two threads", "")
+    assert words == repr(replace(plain, seconds=0))
 
 
 def test_declarations_are_data(isolation: Isolation) -> None:
@@ -125,7 +126,7 @@ def test_a_declared_height_is_that_of_some_tree(isolation: Isolation) -> None:
 
 def test_a_kernel_that_looks_for_lastbit_does_not_find_it_everywhere(isolation: Isolation) -> None:
     result = isolation.verify("watchful")
-    assert [finding.kind for finding in result.faults] == ["guards"]
+    assert {finding.kind for finding in result.faults} == {"guards", "other_values"}
 
 
 def test_what_a_kernel_did_to_its_process_is_found(isolation: Isolation) -> None:
