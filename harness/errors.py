@@ -47,7 +47,11 @@ def no_stage(name: str, stages: Iterable[str]) -> KernelError:
 
 def wrong_kind(name: str, what: str, actual: object, expected: object) -> KernelError:
     """Return the error of a kernel whose result has another shape, dtype or device than its op requires."""
-    advice = f"; convert it, here with .to({expected})" if what == "dtype" else ""
+    advice = ""
+    if what == "dtype":
+        advice = (
+            f"; convert it, here with .to({expected}), or write @kernel(…, takes='one dtype') if its inputs have one"
+        )
     return KernelError(f"result {name!r} has {what} {actual}, but the op requires {expected}{advice}")
 
 

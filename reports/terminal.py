@@ -13,7 +13,7 @@ from lastbit.outcomes.explanation import Explanation
 from lastbit.reports import wording
 from lastbit.reports.coverage import COVERAGE_HEADERS, MEANING, coverage_tables
 from lastbit.reports.explained import explanation_fields, explanation_of
-from lastbit.reports.explanation import explanation_lines
+from lastbit.reports.explanation import explain_line, explanation_lines
 from lastbit.reports.noticed import noticed
 from lastbit.reports.paper import STYLES, line, make_console, paragraph, print_table, verdict_word
 from lastbit.reports.progress import RunProgress
@@ -155,7 +155,7 @@ def _cause(problem: Problem, explanation: Explanation | None) -> tuple[object, .
 
 
 def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> None:
-    """Print what the worst of the problems of one cause says, and the command that runs its case again."""
+    """Print what the worst of the problems of one cause says, and the commands that run its case again and say why."""
     problem, explanation = cause[0]
     result, options = problem.smallest, run.environment.get("options", "")
     groups = wording.problem_groups(problem) if verbose else ""
@@ -174,6 +174,8 @@ def _print_finding(cause: Cause, run: Run, console: Console, verbose: int) -> No
         else:
             line(console, Text.assemble((head.rstrip(), "dim"), f"\n    {text}"))
     line(console, f"  {repro_line(result, options)}")
+    if explanation is not None and not verbose:  # with -v it stands under "see more"
+        line(console, f"  {explain_line(explanation, options)}")
     line(console)
 
 

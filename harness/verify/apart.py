@@ -15,7 +15,7 @@ from lastbit.result import Finding
 from lastbit.timing import GUARDS, REST, timed
 from lastbit.verify.calls import Call
 
-_UNGUARDED = "when torch's allocations are not guarded and inputs lie where others lay"
+_UNGUARDED = "between two calls on the same values, of which one was not guarded and had its inputs where others lay"
 
 
 @timed(GUARDS)

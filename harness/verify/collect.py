@@ -39,7 +39,7 @@ def collect(
         cases = [replace(case, died=case.died or not stop) for case in left[process.device_type]]
         ended[place] = replace(process, stop=stop, under_way=tuple(cases))
     if not torch.accelerator.is_available():
-        lacking = NotRun("every kernel on an accelerator", "there is none here; Triton kernels ran interpreted on the CPU")
+        lacking = NotRun("every kernel on an accelerator", "there is none here; the CPU ran Triton interpreted")
         ended[-1] = replace(ended[-1], not_run=(*ended[-1].not_run, lacking))
     environment, spent = environment_of(config) | isolation_of(ended), _spent(Path(config.folder))
     return assembled(config, ended, recorded, environment=environment, spent=spent, interrupted=interrupted)

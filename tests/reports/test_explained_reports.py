@@ -197,7 +197,7 @@ def test_terminal_ends_a_block_with_the_explanation() -> None:
     labels = [line[2:14].strip() for line in block if line[2:14].strip()]
     after = labels[labels.index("source") + 1 :]
     assert after[:4] == ["line", "rounding", "diagnosis", "see more"]
-    assert block[-1].startswith("  lastbit repro ")
+    assert block[-1].startswith("  lastbit verify ")
     assert "  line        norm.py:3  xhat = x * rstd" in block
 
 
