@@ -160,7 +160,7 @@ def test_a_kernel_that_writes_outside_keeps_its_guards() -> None:
         return y
 
     assert kinds(verified(Hostile("", lambda: kernel), LINE)) == {"wrote_outside"}
-    assert guarded == [True] * 4
+    assert guarded == [True] * 3
 
 
 def test_the_process_is_as_it_was_even_if_the_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_every_command_runs_the_code_of_the_revision(repository: Path, lastbit: 
     assert lastbit("golden", "record")[0] == 0
     git(repository, "checkout", "--quiet", "v9")
 
-    code, printed, errors = lastbit("verify", "--cases", "cases/regressions/thrice.txt", "-n", "1", "--base", "v6")
+    code, printed, errors = lastbit("verify", "--cases", "cases/regressions/thrice.txt", "-n", "1", "--base", "v6", "-v")
     assert code == 1, errors
     assert "triple on cpu  FAILED" in printed and "triple@v6 on cpu  PASSED" in printed
     changes = printed.partition("Changes from v6")[2]
@@ -298,9 +298,9 @@ def test_provenance_hashes_what_the_kernel_imports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (LastbitError("ROOT/adapter.py raised SyntaxError"), 0, "the kernels of v3: adapter.py raised SyntaxError"),
-        (MixedTrees("the kernels of v3 import engine from elsewhere"), 2, "triple on cpu  PASSED"),
-        (Interrupted(None), 130, "triple on cpu  PASSED"),
+        (LastbitError("ROOT/adapter.py raised SyntaxError"), 0, "adapter.py raised SyntaxError: the kernels of v3"),
+        (MixedTrees("the kernels of v3 import engine from elsewhere"), 2, "kernels: 1 passed"),
+        (Interrupted(None), 130, "kernels: 1 passed"),
     ],
     ids=["is not loaded", "imports what is another's", "is interrupted"],
 )

@@ -70,7 +70,7 @@ def test_a_finding_says_what_is_sure_the_line_the_tensors_and_the_command() -> N
     ]
     assert block[3].startswith("  rounding 0.1486 lies between ")
     assert f"  smallest {small}" in block
-    assert block[-1] == f"  lastbit verify 'wrong[x]' '{CASE}' --device cpu"
+    assert block[-2] == f"  lastbit verify 'wrong[x]' '{CASE}' --device cpu"
     assert "mismatched" not in "".join(block)
     assert "mismatched" in shown(run, verbose=1)
 

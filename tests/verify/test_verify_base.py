@@ -80,7 +80,7 @@ def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_only_the_working_tree_decides(verify: Verify, tmp_path: Path) -> None:
-    found, printed, errors = verify(repository(tmp_path, CUTS_OFF, RIGHT), "--base", "HEAD")
+    found, printed, errors = verify(repository(tmp_path, CUTS_OFF, RIGHT), "--base", "HEAD", "-v")
     assert found == 0, errors
     assert "triple@HEAD on cpu" in printed
     changes = printed.partition("Changes from HEAD")[2]
@@ -95,7 +95,7 @@ def test_only_the_working_tree_decides(verify: Verify, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--base", "v0"), "--base v0 is no commit that git knows"),
-        (("--base", "HEAD", "references"), "--base HEAD takes one folder of kernels, not references, kernels"),
+        (("--base", "HEAD", "references"), "--base HEAD takes one folder of kernels, not kernels, references"),
         (("--build", "make"), "--build make builds the revision of --base, and none is given"),
         (("--base", "HEAD", "--build", "exit 3"), "--build 'exit 3' ended with status 3"),
     ],
@@ -111,7 +111,7 @@ def test_a_base_without_kernels_is_not_compared(verify: Verify, tmp_path: Path) 
     git(folder, "commit", "-q", "-m", "no kernel")
     code, printed, errors = verify(folder, "--base", "HEAD")
     assert code == 0, errors
-    assert "the kernels of HEAD: " in printed
+    assert ": the kernels of HEAD\n" in printed
 
 
 def test_a_kernel_that_turns_its_cases_down_is_worse(verify: Verify, tmp_path: Path) -> None:
