@@ -35,6 +35,9 @@ from lastbit.verify.project import Project, open_project
 
 Depth = Callable[[int], int]
 
+TELLING = 32
+"""Decided elements from which on it says something that another contract allows all of them: of few, many do."""
+
 _ANOTHER = (
     "Triton's own interpreter has run kernels in this process; it rounds otherwise than a GPU. Call "
     "lastbit.interpret_triton() before anything imports triton, or run pytest -p lastbit.pytest_interpreter."
@@ -323,7 +326,7 @@ def _named(problem: Problem, actual: Tensor | Mapping[str, Tensor]) -> Mapping[s
 def _message(op: str, contract: str, judgement: Judgement) -> str:
     lines = [f"{op} does not keep {contract}: {judgement.verdict}"]
     lines += [f"  {finding.stage}: {finding.sentence}" for finding in judgement.findings]
-    if judgement.explained_by:
+    if judgement.explained_by and sum(s.decided for s in judgement.stages if s.result) >= TELLING:
         lines.append(f"  Every bit is explained by: {', '.join(simplest(judgement.explained_by, contract))}")
     return "\n".join(lines)
 
