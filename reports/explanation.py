@@ -67,7 +67,7 @@ def explanation_lines(explanation: Explanation, options: str = "") -> list[Field
     are, as in a repro line. There are none where nothing is known beside the findings.
     """
     said = [*_place(explanation, others=1), *_decision(explanation)]
-    said += _labelled("diagnosis", explanation.diagnoses[:MOST_DIAGNOSES])
+    said += _labelled("diagnosis", explanation.telling[:MOST_DIAGNOSES])
     said += _labelled("smallest", filter(None, [explanation.smallest]))
     return [*said, ("see more", explain_line(explanation, options))] if said else []
 
@@ -134,7 +134,7 @@ def _fields(explanation: Explanation) -> Iterator[Field]:
         yield from _labelled("finding", explanation.findings)
     yield from _decision(explanation)
     yield from _place(explanation, others=MOST_OTHERS)
-    yield from _labelled("diagnosis", explanation.diagnoses)
+    yield from _labelled("diagnosis", explanation.telling)
     yield from _labelled("smallest", filter(None, [explanation.smallest]))
     if explanation.arithmetic and explanation.trace.reason:
         yield "way", f"not followed: {explanation.trace.reason}"
@@ -216,9 +216,7 @@ def _element(first: Sequence[Element]) -> str:
 
 def _decision(explanation: Explanation) -> Iterator[Field]:
     if (deciding := explanation.deciding) is not None:
-        culprit = explanation.culprit
-        sure = culprit is not None and (culprit.file, culprit.line) == (deciding.file, deciding.line)
-        yield "rounding" if deciding.misrounded else "value", decision(deciding, sure=sure)
+        yield "rounding" if deciding.misrounded else "value", decision(deciding, sure=explanation.is_sure)
 
 
 def decision(worked: Worked, *, sure: bool) -> str:

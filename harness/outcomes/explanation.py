@@ -11,6 +11,9 @@ from lastbit.result import Verdict, Worst
 GIVES = "gives"
 """The verb of what a kernel did that is no rounding, such as `gives 1.5, 3 ulp away`."""
 
+NEARLY_RIGHT = "a rounding more or less, or a formula nearly right."
+"""The end of a diagnosis that says nothing beside a line whose rounding is known."""
+
 
 @dataclass(frozen=True)
 class Worked:
@@ -109,6 +112,18 @@ class Explanation:
         """The stage that is to blame: the one that the trace found wrong, or else the first that is not allowed."""
         wrong = [worked for worked in self.arithmetic if worked.did]
         return next((worked for worked in wrong if worked.stage == self.trace.wrong), next(iter(wrong), None))
+
+    @property
+    def is_sure(self) -> bool:
+        """The stage that is to blame is computed in the line that is wrong."""
+        first, second = self.culprit, self.deciding
+        return first is not None and second is not None and (first.file, first.line) == (second.file, second.line)
+
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """The diagnoses without what a line that is named, with its rounding, says better."""
+        named = self.is_sure and self.deciding is not None and self.deciding.misrounded
+        return tuple(said for said in self.diagnoses if not (named and said.endswith(NEARLY_RIGHT)))
 
     @property
     def elsewhere(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from lastbit.diagnosing.patterns.wrong import NEARLY, Wrong
 from lastbit.inputs.poison import held_before
 from lastbit.numerics import FORMATS, Format, round_to
 from lastbit.numerics.formats import ordinals
+from lastbit.outcomes.explanation import NEARLY_RIGHT
 
 _ALLOCATIONS = 32  # of which the filling is looked for
 _SEVERAL = 3  # elements that are no chance
@@ -115,7 +116,7 @@ def neighbours(wrong: Wrong) -> Iterator[str]:
         yield f"{subject} {_be(wrong)} off by {ulps} {side}{_cut_off(wrong, fmt) if down > up else ''}."
     else:
         sides = f", {up:,} away from zero and {down:,} toward it" if wrong.count > 1 else ""
-        yield f"{subject} {_be(wrong)} off by {ulps}{sides}: a rounding more or less, or a formula nearly right."
+        yield f"{subject} {_be(wrong)} off by {ulps}{sides}: {NEARLY_RIGHT}"
 
 
 def _cut_off(wrong: Wrong, fmt: Format) -> str:
