@@ -34,7 +34,10 @@ MOST_INPUTS = 8
 """Elements of inputs that are shown."""
 
 Field = tuple[str, str]
-_HEADERS = ("stage", "exact", "allowed", "as", "kernel", "bits", "as", "ulp", "line")
+_HEADERS = ("stage", "exact", "allowed", "as", "kernel", "bits", "in", "ulp", "line")
+_SPARE = ("bits", "in", "as", "line", "ulp")
+"""Columns that a narrow console does without, the first one first."""
+_EACH_ROW = "each row goes on from the kernel's own values in the rows above; ✗: its value is not allowed"
 _WIDTH = 10  # of labels
 
 
@@ -90,7 +93,8 @@ def _print_arithmetic(explanation: Explanation, console: Console) -> None:
         if text:
             paragraph(console, Text(text), label=f"  {label:<{_WIDTH}}", label_style="dim")
     rows = [_row(worked, worked is explanation.deciding) for worked in explanation.arithmetic]
-    print_table(console, _HEADERS, rows)
+    paragraph(console, Text(_EACH_ROW, "dim"), label="  ")
+    print_table(console, _HEADERS, rows, spare=_SPARE, wrap_first=True)
 
 
 def _row(worked: Worked, deciding: bool) -> tuple[Text, ...]:

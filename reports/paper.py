@@ -67,27 +67,35 @@ def paragraph(console: Console, text: Text, *, label: str = "", label_style: str
 
 
 def print_table(
-    console: Console, headers: Sequence[str], rows: Sequence[Sequence[Text] | Text], *, spare: Sequence[str] = ()
+    console: Console,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Text] | Text],
+    *,
+    spare: Sequence[str] = (),
+    wrap_first: bool = False,
 ) -> list[str]:
     """Print rows under their headers, never wider than the console, and return the headers of columns left out.
 
     Columns of figures are set to the right. A row that is one `Text` stands across. Where the console is too narrow,
-    columns of `spare` are left out, the first one first, and then the widest cells are wrapped.
+    columns of `spare` are left out, the first one first, and then the widest cells are wrapped; with `wrap_first` only
+    columns for which words would have to be broken are left out. A word is broken where nothing else helps.
     """
     body = [row if isinstance(row, Text) else [_safe(cell, console) for cell in row] for row in rows]
     cells = [row for row in body if not isinstance(row, Text)]
     widths = {n: max(cell_len(name), *(row[n].cell_len for row in cells), 0) for n, name in enumerate(headers)}
     figures = {n for n in widths if n and any(row[n].plain.lstrip("+-")[:1].isdigit() for row in cells)}
+    words = {n: [*headers[n].split(), *(word for row in cells for word in row[n].plain.split())] for n in widths}
+    whole = {n: max(map(cell_len, words[n]), default=0) for n in widths}
     gone: list[str] = []
-    while sum(widths.values()) + 2 * len(widths) > console.width:
-        if len(gone) < len(spare):
-            gone.append(spare[len(gone)])
-            del widths[headers.index(gone[-1])]
-            continue
-        widest = max(widths, key=lambda n: widths[n])
-        if widths[widest] <= LEAST_WIDTH:
+    while len(gone) < len(spare) and _too_wide(whole if wrap_first else widths, console):
+        gone.append(spare[len(gone)])
+        for each in (widths, whole):
+            del each[headers.index(gone[-1])]
+    while _too_wide(widths, console):
+        wraps = [n for n in widths if widths[n] > whole[n]] or [n for n in widths if widths[n] > LEAST_WIDTH]
+        if not wraps:
             break
-        widths[widest] -= 1
+        widths[max(wraps, key=lambda n: widths[n])] -= 1
     for row in ([Text(name, "dim") for name in headers], *body):
         if isinstance(row, Text):
             paragraph(console, row)
@@ -102,6 +110,10 @@ def print_table(
             shown.rstrip()
             line(console, shown)
     return gone
+
+
+def _too_wide(widths: Mapping[int, int], console: Console) -> bool:
+    return sum(widths.values()) + 2 * len(widths) > console.width
 
 
 def _safe(text: Text, console: Console) -> Text:

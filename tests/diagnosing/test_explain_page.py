@@ -12,7 +12,7 @@ import triton
 from in_this_process import InThisProcess
 
 from lastbit.cli import main
-from lastbit.commands import trace as tracing
+from lastbit.commands import explain as command_of_case
 from lastbit.diagnosing import explain as explaining
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -33,7 +33,7 @@ def test_the_page_shows_what_is_printed(
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(explaining, "Worker", InThisProcess)
     monkeypatch.setattr(explaining, "SHRINKING", 0.0)
-    monkeypatch.setattr(tracing, "Worker", InThisProcess)
+    monkeypatch.setattr(command_of_case, "Worker", InThisProcess)
     assert main(shlex.split(command)) == 1
     lines = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
     sure = printed.partition("\n  smallest ")[0].strip()

@@ -197,3 +197,14 @@ def test_a_table_that_is_too_wide_loses_spare_columns_and_then_wraps_the_widest_
         "  word word word   word word word       7",
         "  word word word   word word word",
     ]
+
+
+def test_a_table_breaks_no_word_as_long_as_columns_can_be_left_out_or_wrapped() -> None:
+    console = Console(file=io.StringIO(), width=34)
+    rows = [[Text(cell) for cell in ("normalized", "0.784463942 to 0.784464657", "0x3f48d2a7")]]
+    assert print_table(console, ("stage", "allowed", "bits"), rows, spare=("bits",), wrap_first=True) == ["bits"]
+    assert isinstance(console.file, io.StringIO)
+    words = console.file.getvalue().split()
+    assert words == ["stage", "allowed", "normalized", "0.784463942", "to", "0.784464657"]
+    wide = Console(file=io.StringIO(), width=40)
+    assert print_table(wide, ("stage", "allowed", "bits"), rows, spare=("bits",), wrap_first=True) == []
