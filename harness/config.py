@@ -124,7 +124,6 @@ class Config:
         """Write the settings into the run's folder and return the file."""
         path = Path(self.folder) / "config.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        (path.parent / ".gitignore").write_text("*\n")  # records are not sources
         path.write_text(json.dumps(asdict(self), indent=1))
         return path
 

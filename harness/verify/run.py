@@ -67,6 +67,7 @@ class Child:
 def processes(config: Config, arguments: Sequence[str]) -> Iterator[list[Child]]:
     """The processes of a run, which end with the context at the latest; `arguments` go to pytest."""
     path = config.save()
+    path.with_name(".gitignore").write_text("*\n")  # records are no sources
     children: list[Child] = []
     try:
         for device_type in config.device_plan.types:

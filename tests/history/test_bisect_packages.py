@@ -142,7 +142,7 @@ def test_the_version_that_rounds_elsewhere_is_found(
     assert code == 0
     assert "First bad version  2.0" in printed
     assert "pip install --no-deps --target roundings-2.0 roundings==2.0" in printed
-    assert f"PYTHONPATH=roundings-2.0 lastbit verify '{kernels}::mine' '{case}'" in printed
+    assert f"PYTHONPATH=roundings-2.0 lastbit verify '{kernels}::norm' '{case}'" in printed
     skipped = [line for line in printed.splitlines() if " skipped " in line]
     assert any("a_module_that_is_missing" in line for line in skipped if "1.2" in line)
     assert any("pip install" in line for line in skipped if "1.9" in line)

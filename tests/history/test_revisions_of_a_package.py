@@ -118,7 +118,9 @@ def test_every_command_runs_the_code_of_the_revision(repository: Path, lastbit: 
     assert lastbit("golden", "record")[0] == 0
     git(repository, "checkout", "--quiet", "v9")
 
-    code, printed, errors = lastbit("verify", "--cases", "cases/regressions/thrice.txt", "-n", "1", "--base", "v6", "-v")
+    code, printed, errors = lastbit(
+        "verify", "--cases", "cases/regressions/thrice.txt", "-n", "1", "--base", "v6", "-v"
+    )
     assert code == 1, errors
     assert "triple on cpu  FAILED" in printed and "triple@v6 on cpu  PASSED" in printed
     changes = printed.partition("Changes from v6")[2]
