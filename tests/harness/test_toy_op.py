@@ -102,7 +102,7 @@ def verify(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_right_kernels_pass(project: Path) -> None:
-    done = verify(project)
+    done = verify(project, "-v")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rounded" in done.stdout
     assert "wide" in done.stdout

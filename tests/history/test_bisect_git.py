@@ -135,7 +135,7 @@ def test_sigterm_leaves_nothing_behind(repository: tuple[Path, list[str]], monke
 
     module = SimpleNamespace(add_wait=lambda parser: parser.set_defaults(command=terminated))
     monkeypatch.setitem(sys.modules, "lastbit.commands.wait", module)
-    monkeypatch.setattr(cli, "COMMANDS", {"wait": ("wait", "for a signal")})
+    monkeypatch.setattr(cli, "COMMANDS", {"wait": ("wait", "for a signal", "")})
     assert cli.main(["wait"]) == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert not seen[0].exists()

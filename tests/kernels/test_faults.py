@@ -111,7 +111,9 @@ def test_trying_other_contracts_changes_no_verdict(name: str):
         for kernel in (hunt.clean(fault), faulty):
             quick = verify_case(hunt.subject_of(kernel, CPU), case)
             whole = verify_case(replace(hunt.subject_of(kernel, CPU), op=hunt.project().op(fault.op)), case)
-            assert (quick.verdict, quick.stages, quick.findings) == (whole.verdict, whole.stages, whole.findings)
+            # as text: an exact value that is not known is NaN
+            said = [repr((one.verdict, one.stages, one.findings)) for one in (quick, whole)]
+            assert said[0] == said[1]
             assert whole.ruled_out and not quick.ruled_out
 
 
