@@ -247,7 +247,10 @@ def run(*arguments: str) -> int:
     return int(options.command(options, []))
 
 
-def test_tables_and_a_pair_to_paste(planted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_a_pair_to_paste(
+    planted: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     assert run("undeclared", "by_number_of_rows", *planted, "--quick") == 1
     shown = capsys.readouterr().out
     assert "broken (declared)" in shown and "changes between 18 and 19 rows" in shown and "legal" in shown
