@@ -299,7 +299,8 @@ def run(*words: str) -> int:
         return int(options.command(options, []))
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     assert run(BF16, "triton[fp32_multiply+rounded_sum]") == 0
     text = capsys.readouterr().out
     assert "triton[fp32_multiply+rounded_sum] on cpu" in text
