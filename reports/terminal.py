@@ -39,7 +39,7 @@ from lastbit.reports.summary import (
     wrong_stage,
 )
 from lastbit.reports.traced import traced_cells, traced_stages
-from lastbit.result import BAD, Verdict
+from lastbit.result import BAD, OF_VALUES, Verdict
 from lastbit.run import Run
 
 __all__ = ["RunProgress", "make_console", "print_run"]
@@ -59,9 +59,6 @@ _SPARE = ("cases", "extreme", "mismatch", "bias", "contract", "ulp", "rel. error
 """Columns of the table of stages that a narrow terminal does without, the first one first."""
 
 DECIDED = "decided: elements of results for which the contract allows one value alone"
-
-_OF_VALUES = frozenset({"outside", "special", "rows"})
-"""Kinds of findings that say no more than that the values are those of another contract, where that is known."""
 
 _TO_COPY = frozenset({"source", "smallest", "see more"})
 """Labels of what is not wrapped: paths to click, and lines to copy."""
@@ -198,7 +195,7 @@ def _brief(cause: Cause) -> Iterator[tuple[str, str]]:
         yield "keeps", f"{keeps}, claims {claims}"
     if result.verdict is Verdict.ERRORED:
         yield "error", result.reason
-    told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in _OF_VALUES]
+    told = [f.sentence for f in result.faults if not problem.explained_by or f.kind not in OF_VALUES]
     for number, sentence in enumerate(told[: MOST_SENTENCES[0]]):
         yield "" if number else "finding", sentence
     if (rest := len(told) - MOST_SENTENCES[0]) > 0:
