@@ -1,0 +1,115 @@
+"""Constants of formulas: what a number written in a kernel stands for, such as 1 / n, 1 / √D or log2 e.
+
+A constant reaches a kernel rounded, so that its own residue would be that of another number. A function of the fp32
+number says what it stands for, the same one for references and kernels; products with parameters of a case, which
+kernels compute beforehand, are registered while the case is followed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import chain
+
+import torch
+
+from lastbit.numerics.residues.field import LN2, P, Q, root
+from lastbit.numerics.residues.numbers import Residues
+
+_NEAR = 2.0**-22  # relative: two roundings to fp32
+_MOST_RECIPROCALS = 1 << 20
+_MOST_ROOTS = 1 << 14
+
+Pair = tuple[int, int]
+"""Residues of a constant modulo P and modulo Q."""
+
+_products: ContextVar[Mapping[float, Pair]] = ContextVar("products", default={})
+
+
+def constant(number: float) -> Residues:
+    """Return what a number written in a kernel or reference stands for, of shape []."""
+    if not math.isfinite(number):
+        return Residues.of(torch.tensor(number))
+    p, q = _pair(number)
+    return Residues._made(torch.tensor(p), torch.tensor(q))
+
+
+@contextmanager
+def products_of(parameters: Iterable[float]) -> Iterator[None]:
+    """Let products and quotients of these numbers, of each other and of log2 e, stand for what they are."""
+    numbers = {abs(number): _pair(abs(number)) for number in parameters if number and math.isfinite(number)}
+    numbers[math.log2(math.e)] = _LOG2E
+    found: dict[float, Pair] = {}
+    for a, pair in numbers.items():
+        inverse = pow(pair[0], -1, P), pow(pair[1], -1, Q)
+        found.setdefault(_fp32(1 / a), inverse)
+        for b, other in numbers.items():
+            found.setdefault(_fp32(a * b), _times(pair, other))
+            found.setdefault(_fp32(b / a), _times(inverse, other))
+    token = _products.set(found)
+    try:
+        yield
+    finally:
+        _products.reset(token)
+
+
+def _pair(number: float) -> Pair:
+    own = _fp32(abs(number))
+    found = _products.get().get(own) or _recognised(own) or _exact(own)
+    return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
+
+
+def _recognised(x: float) -> Pair | None:
+    """Return the residues of 1 / n, √n, 1 / √n, or such a number times log2 e or ln 2, of which x is a rounding."""
+    if x == 0 or _is_short(x):
+        return None
+    for factor, pair in ((1.0, (1, 1)), (math.log2(math.e), _LOG2E), (math.log(2), _LN2)):
+        for n, of_root, inverted in chain(_candidates(x / factor)):
+            value = math.sqrt(n) if of_root else float(n)
+            if abs(x - factor * (1 / value if inverted else value)) <= _NEAR * x:
+                residues = _root(n) if of_root else (n % P, n % Q)
+                if inverted:
+                    residues = pow(residues[0], -1, P), pow(residues[1], -1, Q)
+                return _times(residues, pair)
+    return None
+
+
+def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:
+    """Yield integers n with x near n, 1 / n, √n, 1 / √n: n, whether of a root, whether inverted."""
+    if 0.5 < x < 64 and round(x) == x:
+        yield round(x), False, False
+    if 1 / _MOST_RECIPROCALS < x < 1:
+        yield round(1 / x), False, True
+    if 1 < x * x < _MOST_ROOTS:
+        yield round(x * x), True, False
+    if 1 / _MOST_ROOTS < x * x < 1:
+        yield round(1 / (x * x)), True, True
+
+
+def _is_short(x: float) -> bool:
+    """Return whether a number is one of few bits, which nothing has rounded."""
+    return math.ldexp(math.frexp(x)[0], 12).is_integer()
+
+
+def _exact(x: float) -> Pair:
+    numerator, denominator = x.as_integer_ratio()
+    return numerator * pow(denominator, -1, P) % P, numerator * pow(denominator, -1, Q) % Q
+
+
+def _root(n: int) -> Pair:
+    return int(root(torch.tensor(n % P), P)), int(root(torch.tensor(n % Q), Q))
+
+
+def _times(a: Pair, b: Pair) -> Pair:
+    return a[0] * b[0] % P, a[1] * b[1] % Q
+
+
+def _fp32(number: float) -> float:
+    return ctypes.c_float(number).value
+
+
+_LN2: Pair = LN2[P], LN2[Q]
+_LOG2E: Pair = pow(LN2[P], -1, P), pow(LN2[Q], -1, Q)

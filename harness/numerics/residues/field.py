@@ -1,0 +1,157 @@
+"""Arithmetic modulo two primes, P = 2 Q + 1, elementwise on int64 tensors of numbers from 0 to the modulus.
+
+Both primes are below 2^31, so that a product of two numbers fits in 63 bits, and 3 modulo 4, so that x ↦ x^((m+1)/4)
+is a root of x or of -x. The squares of Z/P are a group of order Q: g ↦ g^a for a modulo Q is a homomorphism from
+addition modulo Q to multiplication modulo P, which is what stands for exp.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+Q = 1073740571
+P = 2 * Q + 1
+
+LN2 = {P: 0x2B7E1516, Q: 0x28AED2A6}
+"""What stands for ln 2: any numbers, by which no short formula falls together with another."""
+
+BASE = pow(2, pow(LN2[Q], -1, Q), P)
+"""What stands for e, of order Q: BASE to the power of ln 2 is 2, so that exp(a) and 2^(a · log2 e) are one number."""
+
+_HALF = 16
+_LOW = (1 << _HALF) - 1
+_EXPONENTS = range(-2300, 2300)  # of products and quotients of fp64 numbers
+
+
+def power(x: Tensor, exponent: int, modulus: int) -> Tensor:
+    """Return x to a power that is not negative."""
+    result, square = None, x
+    while exponent:
+        if exponent & 1:
+            result = square if result is None else result * square % modulus
+        exponent >>= 1
+        if exponent:
+            square = square * square % modulus
+    return torch.ones_like(x) if result is None else result
+
+
+def inverse(x: Tensor, modulus: int) -> Tensor:
+    """Return 1 / x, and 0 for 0.
+
+    All numbers at once by one inverse: products of pairs, of pairs of pairs and so on up to one number, and back.
+    """
+    zero = x == 0
+    level = torch.where(zero, 1, x).reshape(-1)
+    levels = []
+    while len(level) > 1:
+        if len(level) & 1:
+            level = torch.cat([level, level.new_ones(1)])
+        levels.append(level)
+        level = level[::2] * level[1::2] % modulus
+    result = level.new_tensor([pow(int(level), -1, modulus)]) if len(level) else level
+    for below in reversed(levels):
+        pairs = below.view(-1, 2).flip(-1)
+        result = (pairs * result[: len(pairs), None] % modulus).view(-1)
+    return torch.where(zero, 0, result[: x.numel()].view(x.shape))
+
+
+def quotient(a: Tensor, b: Tensor, modulus: int) -> Tensor:
+    """Return a / b, and 0 where b is 0."""
+    return a * inverse(b, modulus) % modulus
+
+
+def root(x: Tensor, modulus: int) -> Tensor:
+    """Return a root of x or of -x: a homomorphism of multiplication."""
+    return power(x, (modulus + 1) // 4, modulus)
+
+
+def is_square(x: Tensor, modulus: int) -> Tensor:
+    """Return whether x is a square, so that `root` is a root of x itself."""
+    return power(x, (modulus - 1) // 2, modulus) != modulus - 1
+
+
+def dot(a: Tensor, b: Tensor, modulus: int) -> Tensor:
+    """Return the matrix product a @ b, exactly: halves of 16 bits are multiplied in fp64, up to 2^21 terms."""
+    low, high = (a & _LOW).double(), (a >> _HALF).double()
+    of_low, of_high = (b & _LOW).double(), (b >> _HALF).double()
+    least = (low @ of_low).long() % modulus
+    middle = ((low @ of_high).long() + (high @ of_low).long()) % modulus
+    most = (high @ of_high).long() % modulus
+    most = ((most << _HALF) % modulus + middle) % modulus
+    return ((most << _HALF) + least) % modulus
+
+
+def product_along(x: Tensor, dim: int, modulus: int) -> Tensor:
+    """Return the product of all elements along a dimension, which is kept with size 1."""
+    x = x.movedim(dim, -1)
+    while x.shape[-1] > 1:
+        if x.shape[-1] & 1:
+            x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+        x = x[..., ::2] * x[..., 1::2] % modulus
+    if x.shape[-1] == 0:
+        x = x.new_ones((*x.shape[:-1], 1))
+    return x.movedim(-1, dim)
+
+
+@lru_cache
+def _powers_of_base() -> tuple[Tensor, Tensor]:
+    """Return BASE to the powers 0, 1, 2, … and 0, 2^16, 2 · 2^16, …, by doubling."""
+
+    def table(base: int, bits: int) -> Tensor:
+        numbers = torch.ones(1, dtype=torch.int64)
+        for bit in range(bits):
+            numbers = torch.cat([numbers, numbers * pow(base, 1 << bit, P) % P])
+        return numbers
+
+    return table(BASE, _HALF), table(pow(BASE, 1 << _HALF, P), 15)
+
+
+def exponential(a: Tensor) -> Tensor:
+    """Return BASE to the power of a modulo Q, modulo P."""
+    small, large = _powers_of_base()
+    return small[a & _LOW] * large[a >> _HALF] % P
+
+
+def raised(x: Tensor, exponent: Tensor) -> Tensor:
+    """Return squares x modulo P to powers modulo Q."""
+    x, exponent = torch.broadcast_tensors(x, exponent)
+    result = torch.ones_like(x)
+    for bit in range(Q.bit_length()):
+        result = torch.where((exponent >> bit) & 1 == 1, result * x % P, result)
+        x = x * x % P
+    return result
+
+
+@lru_cache
+def _powers_of_two(modulus: int) -> Tensor:
+    return torch.tensor([pow(2, e, modulus) for e in _EXPONENTS])
+
+
+def power_of_two(exponent: Tensor, modulus: int) -> Tensor:
+    """Return 2 to the power of integers, down to those of the smallest products of fp64 numbers."""
+    return _powers_of_two(modulus)[exponent - _EXPONENTS.start]
+
+
+def residue(x: Tensor, modulus: int) -> Tensor:
+    """Return m · 2^e for the finite numbers x = m · 2^e of fp64; 0 for others."""
+    significand, exponent = torch.frexp(torch.where(torch.isfinite(x), x, 0.0))
+    integer = torch.ldexp(significand, torch.tensor(53)).long() % modulus
+    return integer * power_of_two(exponent.long() - 53, modulus) % modulus
+
+
+def mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
+    """Return a hash of integers, from 0 to the modulus, with h(-x) = -h(x) modulo P for numbers modulo P.
+
+    The steps are the finalizer of splitmix64 (Steele, Lea and Flood 2014), another stream for each tag.
+    """
+    return (_mixed(x, tag, modulus) - _mixed((P - x) % P, tag, modulus)) % modulus
+
+
+def _mixed(x: Tensor, tag: int, modulus: int) -> Tensor:
+    u = x * -0x61C8864680B583EB + tag * 0x1234567
+    u = (u ^ (u >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    u = (u ^ (u >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return ((u ^ (u >> 31 & 0x1FFFFFFFF)) >> 2 & 0x3FFFFFFFFFFFFFFF) % modulus

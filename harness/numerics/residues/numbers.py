@@ -1,0 +1,365 @@
+"""Numbers as residues: two formulas that are equal over the real numbers give equal ones, others do not.
+
+docs/residues.md derives each rule, and says what is preserved and what is not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lastbit.numerics.formats import Format
+from lastbit.numerics.residues import field
+from lastbit.numerics.residues.field import P, Q
+
+OPEN, NO_EXPONENT, MINUS_INFINITY = 1, 2, 4
+NONE = -1
+
+Direction = Literal["nearest", "zero", "away"]
+
+
+@dataclass(frozen=True, eq=False)
+class Residues:
+    """Residues of a tensor of numbers, stacked: modulo P, modulo Q, of the exponential modulo P, and flags.
+
+    The residue modulo Q is what exp makes a power of; that of the exponential is there for numbers behind a logarithm
+    only, else NONE, and then the first two are hashes of it. Flags of an element are a sum of:
+
+    * OPEN: another right formula may give another residue, so that a difference says nothing (equality does);
+    * NO_EXPONENT: nothing is known modulo Q, as behind exp;
+    * MINUS_INFINITY: the number is -inf, of which exp is 0. It is OPEN, too.
+
+    >>> x, y = Residues.of(torch.tensor([0.1, 3.0])), Residues.of(torch.tensor([0.7, 5.0]))
+    >>> ((x + y) * (x - y)).equal(x * x - y * y)
+    tensor([True, True])
+    >>> ((x + y) * (x - y)).equal(x * x + y * y)
+    tensor([False, False])
+    """
+
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Residues:
+        """Return the residues of numbers of any dtype, each exactly what it is; of infinities and NaN all is OPEN."""
+        if not values.is_floating_point():
+            whole = values.long()
+            return cls._made(whole % P, whole % Q)
+        x = values.detach().double().cpu()
+        return cls._made(field.residue(x, P), field.residue(x, Q)).seen(x)
+
+    @classmethod
+    def _made(cls, p: Tensor, q: Tensor | None, *flagged: Residues, exponential: Tensor | None = None) -> Residues:
+        """Return residues with the flags OPEN and NO_EXPONENT of those that they are made of."""
+        flags = torch.zeros((), dtype=torch.int64)
+        for other in flagged:
+            flags = flags | (other.flags & (OPEN | NO_EXPONENT))
+        if q is None:
+            q, flags = torch.zeros((), dtype=torch.int64), flags | NO_EXPONENT
+        e = torch.full((), NONE) if exponential is None else exponential
+        made = cls(torch.stack(torch.broadcast_tensors(p, q, e, flags)))
+        return made if exponential is None else made._canonical()
+
+    def _canonical(self) -> Residues:
+        """Return the same with hashes of the exponential in place of the first two, where there is one."""
+        p, q, e, flags = self.numbers
+        behind = e != NONE
+        p = torch.where(behind, field.mixed(e, _tag("log"), P), p)
+        q = torch.where(behind, field.mixed(e, _tag("log mod Q"), Q), q)
+        return Residues(torch.stack([p, q, e, torch.where(behind, flags & ~NO_EXPONENT, flags)]))
+
+    @property
+    def p(self) -> Tensor:
+        return self.numbers[0]
+
+    @property
+    def q(self) -> Tensor:
+        return self.numbers[1]
+
+    @property
+    def flags(self) -> Tensor:
+        return self.numbers[3]
+
+    @property
+    def open(self) -> Tensor:
+        """Elements of which a difference says nothing."""
+        return self.flags & OPEN != 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape[1:]
+
+    # Elements as they are, elsewhere
+
+    def moved(self, function: Callable[[Tensor], Tensor]) -> Residues:
+        """Return `function` of the stacked numbers, [4, …], which it only moves."""
+        return Residues(function(self.numbers))
+
+    def __getitem__(self, index: object) -> Residues:
+        return Residues(self.numbers[(slice(None), *(index if isinstance(index, tuple) else (index,)))])
+
+    @staticmethod
+    def where(mask: Tensor, a: Residues, b: Residues) -> Residues:
+        """Return those of `a` where the mask is true, else those of `b`."""
+        return Residues(torch.where(mask, *_aligned(a.numbers, b.numbers)))
+
+    def open_where(self, mask: Tensor | None) -> Residues:
+        """Return the same, OPEN where the mask is true."""
+        if mask is None or not bool(mask.any()):
+            return self
+        p, q, e, flags = torch.broadcast_tensors(*self.numbers, mask)[:4]
+        return Residues(torch.stack([p, q, e, torch.where(mask, flags | OPEN, flags)]))
+
+    def seen(self, values: Tensor) -> Residues:
+        """Return the same for what the numbers were computed to: OPEN where that is no finite number."""
+        finite = torch.isfinite(values)
+        if bool(finite.all()):
+            if not bool((self.flags & MINUS_INFINITY).any()):
+                return self
+            return Residues(torch.stack([*self.numbers[:3], self.flags & ~MINUS_INFINITY]))
+        p, q, e, flags = torch.broadcast_tensors(*self.numbers, finite)[:4]
+        below = torch.isneginf(values)
+        flags = torch.where(finite, flags & ~MINUS_INFINITY, torch.where(below, OPEN | MINUS_INFINITY, OPEN))
+        p, q, e = (torch.where(below, nothing, x) for x, nothing in ((p, 0), (q, 0), (e, NONE)))
+        return Residues(torch.stack([p, q, e, flags]))
+
+    # Arithmetic
+
+    def __add__(self, other: Residues) -> Residues:
+        plain = Residues._made((self.p + other.p) % P, (self.q + other.q) % Q, self, other)
+        return self._of_logarithms(other, plain, lambda a, b: a * b % P)
+
+    def __sub__(self, other: Residues) -> Residues:
+        return self + -other
+
+    def __neg__(self) -> Residues:
+        plain = Residues._made((P - self.p) % P, (Q - self.q) % Q, self)
+        if not self._has_logarithms:
+            return plain
+        e = self.numbers[2]
+        inverse = torch.where(e == NONE, NONE, field.inverse(e.clamp(min=0), P))
+        return Residues(torch.stack([plain.p, plain.q, inverse, plain.flags]))._canonical()
+
+    def __mul__(self, other: Residues) -> Residues:
+        plain = Residues._made(self.p * other.p % P, self.q * other.q % Q, self, other)
+        plain = plain._decided_where_zero(self, other)
+        if not self._has_logarithms and not other._has_logarithms:
+            return plain
+        (a, b), (e, f) = (self, other), torch.broadcast_tensors(self.numbers[2], other.numbers[2])
+        logarithm, factor = torch.where(e != NONE, e, f), torch.where(e != NONE, b.q, a.q)
+        lost = torch.where(e != NONE, b.flags, a.flags) & NO_EXPONENT != 0
+        behind = (e != NONE) | (f != NONE)
+        known = ((e == NONE) != (f == NONE)) & ~lost
+        raised = torch.where(known, field.raised(logarithm.clamp(min=0), factor), NONE)
+        made = Residues(torch.stack([plain.p, plain.q, raised, plain.flags]))._canonical()
+        return made.open_where(behind & ~known)
+
+    def _decided_where_zero(self, a: Residues, b: Residues) -> Residues:
+        """Return this product, which is 0 where one factor is, whatever the other may be."""
+        if not bool(self.open.any()):
+            return self
+        open_ = (a.open & (b.p != 0)) | (b.open & (a.p != 0)) | (a.open & b.open)
+        return Residues(torch.stack([*self.numbers[:3], torch.where(open_, self.flags, self.flags & ~OPEN)]))
+
+    def reciprocal(self) -> Residues:
+        """Return 1 / x."""
+        made = Residues._made(field.inverse(self.p, P), field.inverse(self.q, Q), self)
+        return made.open_where(self.numbers[2] != NONE)
+
+    def __truediv__(self, other: Residues) -> Residues:
+        return self * other.reciprocal()
+
+    def __abs__(self) -> Residues:
+        raise TypeError("the sign of a residue is not known: choose between x and -x by the values")
+
+    def total(self, dim: int = -1, *, keepdim: bool = True) -> Residues:
+        """Return the sum along a dimension."""
+        open_ = (self.flags & OPEN).amax(dim, keepdim=True) if self.shape[dim] else 0
+        lost = (self.flags & NO_EXPONENT).amax(dim, keepdim=True) if self.shape[dim] else 0
+        p, q = self.p.sum(dim, keepdim=True) % P, self.q.sum(dim, keepdim=True) % Q
+        e = torch.full_like(p, NONE)
+        made = Residues(torch.stack([p, q, e, torch.zeros_like(p) | open_ | lost]))
+        if self._has_logarithms:
+            known = field.product_along(self._exponential(), dim, P)
+            behind = (self.numbers[2] != NONE).any(dim, keepdim=True)
+            made = Residues(torch.stack([p, q, torch.where(behind & (lost == 0), known, NONE), made.flags]))
+            made = made._canonical().open_where(behind & (lost != 0))
+        return made if keepdim else Residues(made.numbers.squeeze(dim if dim < 0 else dim + 1))
+
+    def __matmul__(self, other: Residues) -> Residues:
+        made = Residues._made(field.dot(self.p, other.p, P), field.dot(self.q, other.q, Q))
+        flags = torch.zeros_like(made.p)
+        for flag in (OPEN, NO_EXPONENT):
+            a, b = ((x.flags & flag != 0).float() for x in (self, other))
+            if bool(a.any()) or bool(b.any()):
+                reached = a @ (other.p != 0).float() + (self.p != 0).float() @ b + a @ b
+                flags = flags | torch.where(reached > 0, flag, 0)
+        made = Residues(torch.stack([*made.numbers[:3], flags]))
+        if self._has_logarithms or other._has_logarithms:
+            behind_a = (self.numbers[2] != NONE).any(-1, keepdim=True)
+            made = made.open_where(behind_a | (other.numbers[2] != NONE).any(-2, keepdim=True))
+        return made
+
+    def sqrt(self) -> Residues:
+        """Return the root, OPEN where it is one of -x: its square is not x there."""
+        made = Residues._made(field.root(self.p, P), field.root(self.q, Q), self)
+        return made.open_where(~field.is_square(self.p, P) | (self.numbers[2] != NONE))
+
+    # Exponentials and logarithms
+
+    @property
+    def _has_logarithms(self) -> bool:
+        return bool((self.numbers[2] != NONE).any())
+
+    def _exponential(self) -> Tensor:
+        """Return exp of each number, of no meaning where NO_EXPONENT."""
+        plain = field.exponential(self.q)
+        e = self.numbers[2]
+        return torch.where(e == NONE, plain, e) if self._has_logarithms else plain
+
+    def _of_logarithms(self, other: Residues, plain: Residues, f: Callable[[Tensor, Tensor], Tensor]) -> Residues:
+        """Return `plain`, but by exponentials where one of the two numbers is behind a logarithm."""
+        if not self._has_logarithms and not other._has_logarithms:
+            return plain
+        behind = (self.numbers[2] != NONE) | (other.numbers[2] != NONE)
+        known = behind & (plain.flags & NO_EXPONENT == 0)
+        e = torch.where(known, f(self._exponential(), other._exponential()), NONE)
+        made = Residues(torch.stack(torch.broadcast_tensors(plain.p, plain.q, e, plain.flags)))._canonical()
+        return made.open_where(behind & ~known)
+
+    def exp(self) -> Residues:
+        """Return exp: 0 of -inf, and OPEN of what is behind an exponential itself."""
+        lost = self.flags & NO_EXPONENT != 0
+        p = torch.where(lost, field.mixed(self.p, _tag("exp"), P), self._exponential())
+        made = Residues._made(p, None, self).open_where(lost)
+        nothing = self.flags & MINUS_INFINITY != 0
+        return Residues.where(nothing, zeros_like(made), made) if bool(nothing.any()) else made
+
+    def log(self) -> Residues:
+        """Return the logarithm, which carries its exponential; OPEN where no power of e has that residue."""
+        squares = field.is_square(self.p, P)
+        e = torch.where(squares, self.p, (P - self.p) % P)
+        made = Residues._made(torch.zeros_like(e), torch.zeros_like(e), self, exponential=e)
+        return made.open_where(~squares)
+
+    def function(self, name: str, *, odd: bool = False, even: bool = False) -> Residues:
+        """Return a function without algebra, a hash of the number, such as erf or sin."""
+        p = field.mixed(self.p, _tag(name), P)
+        if even:
+            p = p * p % P
+        elif not odd:
+            p = (p + field.mixed(p * p % P, _tag(name), P)) % P
+        return Residues._made(p, field.mixed(p, _tag(name), Q), Residues.opening(self))
+
+    @staticmethod
+    def opening(x: Residues) -> Residues:
+        """Return the same with no flag but OPEN."""
+        return Residues(torch.stack([*x.numbers[:3], x.flags & OPEN]))
+
+    def with_function_of(self, name: str) -> Residues:
+        """Return the same numbers with hashes of them modulo Q: exp and powers of these are known again.
+
+        For the result of a function that kernels do not write in another way, such as tanh.
+        """
+        return Residues._made(self.p, field.mixed(self.p, _tag(name), Q), Residues.opening(self))
+
+    # Rounding
+
+    def rounded(
+        self, fmt: Format, values: Tensor, ends: tuple[Tensor, Tensor] | None = None, *, direction: Direction = "nearest"
+    ) -> Residues:
+        """Return the numbers rounded to a narrow format: hashes, but the numbers that the format holds as they are.
+
+        `values` are the numbers as they were computed, of which the exponents are taken: rounding 2x is rounding x,
+        doubled. Where the `ends` of what they may be have other exponents, the result is OPEN. A number that was
+        rounded to the format is recognised and stays.
+        """
+        if fmt.precision >= 24:
+            return self
+        tag = _tag(fmt.name + direction)
+        exponent = _exponents(values, fmt)
+        p = self.p * field.power_of_two(-exponent, P) % P
+        hashed = field.mixed(p, tag, P)
+        again = field.mixed(hashed, tag, Q)
+        held = _is_number_of(fmt, self.p)
+        for lower in (0, 1):
+            was, mark = (x * field.power_of_two(lower - exponent, m) % m for x, m in ((self.p, P), (self.q, Q)))
+            held = held | ((mark == field.mixed(was, tag, Q)) & (self.flags & NO_EXPONENT == 0))
+        fresh = [hashed * field.power_of_two(exponent, P) % P, again * field.power_of_two(exponent, Q) % Q]
+        rounded = Residues._made(fresh[0], fresh[1], Residues.opening(self))
+        result = Residues.where(held, self._known(fmt), rounded)
+        if ends is None:
+            return result
+        low, high = (_exponents(end, fmt) for end in ends)
+        crossing = (low != high) | (ends[0].sign() * ends[1].sign() < 0)
+        return result.open_where(crossing & ~held)
+
+    def _known(self, fmt: Format) -> Residues:
+        """Return the same, where it is a number of the format with its residue modulo Q."""
+        if not bool((self.flags & NO_EXPONENT).any()):
+            return self
+        known, own = _table(fmt)
+        place = torch.searchsorted(known, self.p).clamp(max=len(known) - 1)
+        return Residues.where(known[place] == self.p, Residues._made(self.p, own[place], Residues.opening(self)), self)
+
+    # Comparison
+
+    def equal(self, other: Residues) -> Tensor:
+        """Return where the numbers are the same."""
+        if self._has_logarithms or other._has_logarithms:
+            e, f = torch.broadcast_tensors(self.numbers[2], other.numbers[2])
+            behind = (e != NONE) | (f != NONE)
+            return torch.where(behind, self._exponential() == other._exponential(), self.p == other.p)
+        return self.p == other.p
+
+    def differs(self, other: Residues) -> Tensor:
+        """Return where they are not, and should be."""
+        return ~self.equal(other) & ~self.open & ~other.open
+
+
+def zeros_like(x: Residues) -> Residues:
+    """Return as many zeros."""
+    return Residues._made(torch.zeros_like(x.p), torch.zeros_like(x.q))
+
+
+def concatenated(parts: Sequence[Residues], dim: int) -> Residues:
+    """Return residues joined along a dimension, counted from the last one, -1."""
+    return Residues(torch.cat([part.numbers for part in parts], dim=dim))
+
+
+def _aligned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return stacks of numbers with as many dimensions, the first of which is that of the stack."""
+    dims = max(a.ndim, b.ndim)
+    return tuple(x.reshape(4, *[1] * (dims - x.ndim), *x.shape[1:]) for x in (a, b))  # type: ignore[return-value]
+
+
+def _exponents(values: Tensor, fmt: Format) -> Tensor:
+    """Return floor(log2 |x|), that of the smallest normal number of the format for what is smaller."""
+    x = torch.where(torch.isfinite(values), values, 0.0).double()
+    return (torch.frexp(x).exponent.long() - 1).where(x != 0, fmt.min_exponent).clamp(min=fmt.min_exponent)
+
+
+@lru_cache
+def _tag(name: str) -> int:
+    return zlib.crc32(name.encode()) & 0x7FFFFFFF
+
+
+@lru_cache
+def _table(fmt: Format) -> tuple[Tensor, Tensor]:
+    """Return the residues modulo P of all finite numbers of a format in ascending order, and theirs modulo Q."""
+    bits = {1: torch.uint8, 2: torch.int16}[fmt.dtype.itemsize]
+    numbers = torch.arange(1 << 8 * fmt.dtype.itemsize).to(bits).view(fmt.dtype).double()
+    numbers = numbers[torch.isfinite(numbers)]
+    p, order = torch.sort(field.residue(numbers, P))
+    return p, field.residue(numbers, Q)[order]
+
+
+def _is_number_of(fmt: Format, p: Tensor) -> Tensor:
+    """Return whether residues are those of numbers of a format."""
+    known = _table(fmt)[0]
+    return known[torch.searchsorted(known, p).clamp(max=len(known) - 1)] == p

@@ -1,0 +1,104 @@
+"""The residues of what lies in memory, storage by storage, so that views, strides and writes in place need no rule."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lastbit.numerics.residues import Residues
+
+
+@dataclass
+class _Block:
+    """A storage, which is kept so that its addresses stay its own, and the residues of its elements, [4, n]."""
+
+    storage: torch.UntypedStorage
+    itemsize: int
+    numbers: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.storage.data_ptr() + self.storage.nbytes()
+
+
+class ShadowMemory:
+    """Residues of floating-point tensors on the CPU; what was never written has those of the values found there."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, _Block] = {}
+        self._bases: list[int] = []
+
+    def register(self, tensor: Tensor) -> None:
+        """Take over the storage of a tensor with the values in it, unless it is known."""
+        self._block(tensor)
+
+    def read(self, tensor: Tensor) -> Residues:
+        """Return the residues of a tensor; OPEN, those of its values, where its memory was seen as another dtype."""
+        block = self._block(tensor)
+        if block.itemsize != tensor.itemsize:
+            return _opened(Residues.of(tensor))
+        return Residues(_view(block.numbers, tensor).clone())
+
+    def write(self, tensor: Tensor, residues: Residues) -> None:
+        """Put down the residues of a tensor, broadcast to its shape."""
+        block = self._block(tensor)
+        if block.itemsize != tensor.itemsize:  # from here on the storage is one of this dtype
+            del self._blocks[block.storage.data_ptr()]
+            block = self._block(tensor)
+        _view(block.numbers, tensor).copy_(residues.numbers)
+
+    def load(self, addresses: np.ndarray, values: Tensor) -> Residues:
+        """Return the residues at addresses of elements; those of the `values` loaded where no known storage is."""
+        numbers = Residues.of(values).numbers
+        for block, inside, places in self._at(addresses, values.itemsize):
+            numbers[:, inside] = block.numbers[:, places]
+        return Residues(numbers)
+
+    def store(self, addresses: np.ndarray, residues: Residues, itemsize: int) -> None:
+        """Put down residues at addresses of elements of a size, in storages that are known."""
+        numbers = residues.numbers.expand(4, *addresses.shape)
+        for block, inside, places in self._at(addresses, itemsize):
+            block.numbers[:, places] = numbers[:, inside]
+
+    def _at(self, addresses: np.ndarray, itemsize: int) -> list[tuple[_Block, Tensor, Tensor]]:
+        """Return the storages that addresses lie in, with a mask of these addresses and the places of the elements."""
+        found = []
+        ends = [self._base(int(end)) for end in (addresses.min(), addresses.max())] if addresses.size else [0, -1]
+        first, last = (bisect_right(self._bases, base) for base in ends)
+        for base in self._bases[max(first - 1, 0) : last]:
+            block = self._blocks[base]
+            if block.itemsize != itemsize:
+                continue
+            inside = (addresses >= base) & (addresses < block.end)
+            if inside.any():
+                places = (addresses[inside] - np.uint64(base)).astype(np.int64) // itemsize
+                found.append((block, torch.from_numpy(inside), torch.from_numpy(places)))
+        return found
+
+    def _base(self, address: int) -> int:
+        number = bisect_right(self._bases, address)
+        return self._bases[number - 1] if number else -1
+
+    def _block(self, tensor: Tensor) -> _Block:
+        storage = tensor.untyped_storage()
+        base = storage.data_ptr()
+        if (block := self._blocks.get(base)) is None or block.storage.nbytes() != storage.nbytes():
+            size = storage.nbytes() // tensor.itemsize
+            values = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (size,), (1,))  # type: ignore[call-overload]
+            block = self._blocks[base] = _Block(storage, tensor.itemsize, Residues.of(values).numbers)
+            self._bases = sorted(self._blocks)
+        return block
+
+
+def _opened(residues: Residues) -> Residues:
+    return residues.open_where(torch.ones((), dtype=torch.bool))
+
+
+def _view(numbers: Tensor, tensor: Tensor) -> Tensor:
+    """Return the part of [4, n] that is a tensor of a storage of n elements: [4, …]."""
+    strides = numbers.stride(0), *tensor.stride()
+    return torch.as_strided(numbers, (4, *tensor.shape), strides, tensor.storage_offset())
