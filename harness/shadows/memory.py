@@ -45,11 +45,12 @@ class ShadowMemory:
 
     def write(self, tensor: Tensor, residues: Residues) -> None:
         """Put down the residues of a tensor, broadcast to its shape."""
+        numbers = residues.numbers.reshape(4, *[1] * (tensor.ndim + 1 - residues.numbers.ndim), *residues.shape)
         block = self._block(tensor)
         if block.itemsize != tensor.itemsize:  # from here on the storage is one of this dtype
             del self._blocks[block.storage.data_ptr()]
             block = self._block(tensor)
-        _view(block.numbers, tensor).copy_(residues.numbers)
+        _view(block.numbers, tensor).copy_(numbers)
 
     def load(self, addresses: np.ndarray, values: Tensor) -> Residues:
         """Return the residues at addresses of elements; those of the `values` loaded where no known storage is."""
