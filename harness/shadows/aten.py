@@ -45,6 +45,10 @@ class Following(TorchDispatchMode):
     (tensor([True, True, True]), tensor([False, False, False]), [])
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # which imports the compiler, for seconds
+
     def __init__(self, memory: ShadowMemory) -> None:
         super().__init__()
         self.memory = memory
