@@ -26,7 +26,7 @@ _MOST_ROOTS = 1 << 14
 Pair = tuple[int, int]
 """Residues of a constant modulo P and modulo Q."""
 
-_products: ContextVar[Mapping[float, Pair]] = ContextVar("products", default={})
+_products: ContextVar[Mapping[float, Pair] | None] = ContextVar("products", default=None)
 
 
 def constant(number: float) -> Residues:
@@ -58,7 +58,7 @@ def products_of(parameters: Iterable[float]) -> Iterator[None]:
 
 def _pair(number: float) -> Pair:
     own = _fp32(abs(number))
-    found = _products.get().get(own) or _recognised(own) or _exact(own)
+    found = (_products.get() or {}).get(own) or _recognised(own) or _exact(own)
     return found if number >= 0 else ((P - found[0]) % P, (Q - found[1]) % Q)
 
 
@@ -79,7 +79,7 @@ def _recognised(x: float) -> Pair | None:
 
 def _candidates(x: float) -> Iterator[tuple[int, bool, bool]]:
     """Yield integers n with x near n, 1 / n, √n, 1 / √n: n, whether of a root, whether inverted."""
-    if 0.5 < x < 64 and round(x) == x:
+    if 0.5 < x < 64:
         yield round(x), False, False
     if 1 / _MOST_RECIPROCALS < x < 1:
         yield round(1 / x), False, True

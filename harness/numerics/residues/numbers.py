@@ -271,7 +271,12 @@ class Residues:
     # Rounding
 
     def rounded(
-        self, fmt: Format, values: Tensor, ends: tuple[Tensor, Tensor] | None = None, *, direction: Direction = "nearest"
+        self,
+        fmt: Format,
+        values: Tensor,
+        ends: tuple[Tensor, Tensor] | None = None,
+        *,
+        direction: Direction = "nearest",
     ) -> Residues:
         """Return the numbers rounded to a narrow format: hashes, but the numbers that the format holds as they are.
 
