@@ -206,10 +206,15 @@ class Problem:
         return recorder.trace
 
     @property
+    def constants(self) -> list[float]:
+        """Return the numbers that constants of a kernel may be made of: parameters, and sizes of tensors."""
+        sizes = {float(size) for tensor in self.tensors.values() for size in tensor.shape}
+        return [value for value in self.params.values() if isinstance(value, float)] + sorted(sizes)
+
+    @property
     def residues(self) -> dict[str, Residues]:
         """Return the residues of every stage of numbers under the contract; errors as in `evaluate`."""
-        parameters = [value for value in self.params.values() if isinstance(value, float)]
-        with following_residues(), products_of(parameters):
+        with following_residues(), products_of(self.constants):
             stages = self.evaluate().stages
             allowed = {name: stage.finished.allowed for name, stage in stages.items()}
         return {name: each.residues for name, each in allowed.items() if isinstance(each, Enclosure)}

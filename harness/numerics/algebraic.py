@@ -190,9 +190,9 @@ def mean(x: Residues) -> Residues:
 
 
 def sigmoid(x: Residues) -> Residues:
-    """Return 1 / (1 + exp(-x))."""
-    one = constant(1.0)
-    return (one + (-x).exp()).reciprocal()
+    """Return exp(x) / (1 + exp(x)), which is 0 of -inf."""
+    power = x.exp()
+    return power / (power + constant(1.0))
 
 
 def cumulative(x: Residues) -> Residues:
@@ -202,8 +202,8 @@ def cumulative(x: Residues) -> Residues:
 
 
 def _tanh(x: Residues) -> Residues:
-    one, two = constant(1.0), constant(2.0)
-    return (one - two * ((x * two).exp() + one).reciprocal()).with_function_of("tanh")
+    power, one = x.exp(), constant(1.0)
+    return (one - constant(2.0) / (power * power + one)).with_function_of("tanh")
 
 
 _FUNCTIONS: dict[str, Callable[[Residues], Residues]] = {
