@@ -32,6 +32,9 @@ class Opaque(NamedTuple):
     place: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.operation} at {self.place}: {self.reason}"
+
 
 class Following(TorchDispatchMode):
     """Keep the residues of every floating-point tensor that PyTorch's operations write while this is entered.
@@ -152,7 +155,7 @@ class Following(TorchDispatchMode):
 
     def _moved(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Residues:
         """Let an operation that only moves elements move their residues."""
-        whole = {id(x): self.memory.read(x) for x in _tensors((args, kwargs)) if self._is_shadowed(x)}
+        whole = {id(x): self.memory.read(_floats(x)) for x in _tensors((args, kwargs)) if self._is_shadowed(x)}
         numbers = [self.of(x).numbers for x in args if isinstance(x, float)]
 
         def plane(k: int) -> Tensor:
@@ -215,8 +218,8 @@ class Following(TorchDispatchMode):
         func(target, source, **kwargs)
         if not target.is_floating_point():
             self._bits.setdefault(_base(target), False)
-            residues = self.memory.read(source) if self._is_shadowed(source) else _opened(residues)
-            self.memory.write(target, residues)
+            residues = self.memory.read(_floats(source)) if self._is_shadowed(source) else _opened(residues)
+            self.memory.write(_floats(target), residues)
         elif target.numel() and (rounded := _stored(target, residues, values)):
             self.memory.write(target, rounded)
         return target
@@ -254,7 +257,7 @@ class Following(TorchDispatchMode):
                 continue
             own = self._moved(func, args, kwargs) if name in MOVES | {"clone"} else None
             self._bits[_base(x)] = own is None
-            self.memory.write(x, _opened(Residues.of(x)) if own is None else own)
+            self.memory.write(_floats(x), _opened(Residues.of(x)) if own is None else own)
 
 
 def place_of_kernel() -> str:
@@ -287,6 +290,13 @@ def _opened(residues: Residues) -> Residues:
 
 def _tensors(tree: object) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _floats(x: Tensor) -> Tensor:
+    """Return a tensor as one of floats, which are what its memory has residues of."""
+    if x.is_floating_point():
+        return x
+    return x.view({1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[x.itemsize])
 
 
 def _base(x: Tensor) -> int:

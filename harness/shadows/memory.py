@@ -11,14 +11,21 @@ from torch import Tensor
 
 from lastbit.numerics.residues import Residues
 
+_Kind = tuple[int, bool]
+"""Of elements: their size, and whether they are floats."""
+
 
 @dataclass
 class _Block:
-    """A storage, which is kept so that its addresses stay its own, and the residues of its elements, [4, n]."""
+    """A storage, which is kept so that its addresses stay its own, and the residues of its elements, [4, n].
+
+    Its elements are of one kind; once it was written to, what it holds as another kind is not known.
+    """
 
     storage: torch.UntypedStorage
-    itemsize: int
+    kind: _Kind
     numbers: Tensor
+    written: bool = False
 
     @property
     def end(self) -> int:
@@ -39,7 +46,7 @@ class ShadowMemory:
     def read(self, tensor: Tensor) -> Residues:
         """Return the residues of a tensor; OPEN, those of its values, where its memory was seen as another dtype."""
         block = self._block(tensor)
-        if block.itemsize != tensor.itemsize:
+        if block.kind != _kind(tensor.dtype):
             return _opened(Residues.of(tensor))
         return Residues(_view(block.numbers, tensor).clone())
 
@@ -49,23 +56,52 @@ class ShadowMemory:
         if tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes():  # nothing of it remains
             self._new_block(tensor, torch.empty(4, tensor.numel(), dtype=torch.int64))
         block = self._block(tensor)
-        if block.itemsize != tensor.itemsize:  # from here on the storage is one of this dtype
-            del self._blocks[block.storage.data_ptr()]
-            block = self._block(tensor)
+        if block.kind != _kind(tensor.dtype):
+            self._retype(block, tensor.dtype)
         _view(block.numbers, tensor).copy_(numbers)
+        block.written = True
+
+    def holds(self, addresses: np.ndarray, dtype: torch.dtype) -> bool:
+        """Return whether any of these addresses lies in a storage of such elements that is known."""
+        return any(block.kind == _kind(dtype) for block, _, _ in self._at(addresses, dtype.itemsize))
 
     def load(self, addresses: np.ndarray, values: Tensor) -> Residues:
-        """Return the residues at addresses of elements; those of the `values` loaded where no known storage is."""
+        """Return the residues at addresses of elements; those of the `values` loaded where no known storage is.
+
+        They are OPEN where the storage was written to as another dtype.
+        """
+        found = self._at(addresses, values.itemsize)
+        if len(found) == 1 and found[0][0].kind == _kind(values.dtype) and bool(found[0][1].all()):
+            return Residues(found[0][0].numbers[:, found[0][2].view(values.shape)])
         numbers = Residues.of(values).numbers
-        for block, inside, places in self._at(addresses, values.itemsize):
-            numbers[:, inside] = block.numbers[:, places]
+        for block, inside, places in found:
+            if block.kind == _kind(values.dtype):
+                numbers[:, inside] = block.numbers[:, places]
+            elif block.written:
+                numbers = _opened_at(numbers, inside)
         return Residues(numbers)
 
-    def store(self, addresses: np.ndarray, residues: Residues, itemsize: int) -> None:
-        """Put down residues at addresses of elements of a size, in storages that are known."""
+    def store(self, addresses: np.ndarray, residues: Residues, dtype: torch.dtype) -> None:
+        """Put down residues at addresses of elements, in storages that are known.
+
+        A storage of other elements of the same size keeps its dtype, and is OPEN there; any other one takes this dtype.
+        """
         numbers = residues.numbers.expand(4, *addresses.shape)
-        for block, inside, places in self._at(addresses, itemsize):
-            block.numbers[:, places] = numbers[:, inside]
+        for block, inside, places in self._at(addresses, dtype.itemsize):
+            if block.kind[0] != dtype.itemsize:
+                self._retype(block, dtype)
+            found = numbers[:, inside]
+            if block.kind != _kind(dtype):
+                found = _opened_at(block.numbers[:, places], torch.ones(places.shape, dtype=torch.bool))
+            block.numbers[:, places] = found
+            block.written = True
+
+    def _retype(self, block: _Block, dtype: torch.dtype) -> None:
+        """Let a storage be one of another dtype from here on, with the values in it."""
+        size = block.storage.nbytes() // dtype.itemsize
+        values = torch.empty(0, dtype=dtype).set_(block.storage, 0, (size,), (1,))  # type: ignore[call-overload]
+        residues = Residues.of(values)
+        block.kind, block.numbers = _kind(dtype), (_opened(residues) if block.written else residues).numbers
 
     def _at(self, addresses: np.ndarray, itemsize: int) -> list[tuple[_Block, Tensor, Tensor]]:
         """Return the storages that addresses lie in, with a mask of these addresses and the places of the elements."""
@@ -74,8 +110,6 @@ class ShadowMemory:
         first, last = (bisect_right(self._bases, base) for base in ends)
         for base in self._bases[max(first - 1, 0) : last]:
             block = self._blocks[base]
-            if block.itemsize != itemsize:
-                continue
             inside = (addresses >= base) & (addresses < block.end)
             if inside.any():
                 places = (addresses[inside] - np.uint64(base)).astype(np.int64) // itemsize
@@ -99,10 +133,18 @@ class ShadowMemory:
         """Let these numbers be the residues of the storage of a tensor, in its dtype."""
         storage = tensor.untyped_storage()
         known = (base := storage.data_ptr()) in self._blocks
-        block = self._blocks[base] = _Block(storage, tensor.itemsize, numbers)
+        block = self._blocks[base] = _Block(storage, _kind(tensor.dtype), numbers)
         if not known:
             insort(self._bases, base)
         return block
+
+
+def _kind(dtype: torch.dtype) -> _Kind:
+    return dtype.itemsize, dtype.is_floating_point
+
+
+def _opened_at(numbers: Tensor, mask: Tensor) -> Tensor:
+    return Residues(numbers).open_where(mask).numbers
 
 
 def _opened(residues: Residues) -> Residues:

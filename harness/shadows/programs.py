@@ -1,0 +1,671 @@
+"""Residues of what the programs of interpreted Triton kernels compute: a builder that computes them beside the values.
+
+Every handle of floats has `residues`. An operation has a rule in one of the tables below, or it only moves elements,
+and then it moves the residues likewise, which the bits of the values confirm. Anything else is opaque.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton._C.libtriton import ir
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle, interpreter_semantic
+
+from lastbit.interpret.builder import Builder
+from lastbit.interpret.formats import BFLOAT16, E4M3, E5M2, FP8_MAX, Array, DType, bits_of, is_float
+from lastbit.interpret.inline_asm import assembled
+from lastbit.interpret.places import here
+from lastbit.numerics import formats
+from lastbit.numerics.residues import Residues, constant, zeros_like
+from lastbit.numerics.residues.numbers import NONE
+from lastbit.shadows.memory import ShadowMemory
+
+_FORMATS = {
+    np.dtype(np.float16): formats.FP16,
+    BFLOAT16: formats.BF16,
+    E4M3: formats.E4M3,
+    E5M2: formats.E5M2,
+    np.dtype(np.float32): formats.FP32,
+    np.dtype(np.float64): formats.FP64,
+}
+_BY_SIZE = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+_EVERYWHERE = torch.ones((), dtype=torch.bool)
+
+Rule = Callable[..., Residues]
+"""Of the shadow, the handle that was made, and the operands."""
+
+
+class Shadowing:
+    """Follow launches in a memory of residues; for `lastbit.interpret.watching.watched`.
+
+    >>> memory = ShadowMemory()
+    >>> with watched(following := Shadowing(memory)):   # doctest: +SKIP
+    ...     y = kernel(x)
+    >>> memory.read(y), following.opaque                # doctest: +SKIP
+
+    Attributes:
+        opaque: each operation that has no rule of the field, the line of the kernel, and the reason, once each.
+    """
+
+    def __init__(self, memory: ShadowMemory) -> None:
+        self.memory = memory
+        self.opaque: list[tuple[str, str, str]] = []
+        self._shadow: Shadow | None = None
+
+    @contextmanager
+    def launch(self, function: Any, arguments: Mapping[str, Any]) -> Iterator[None]:
+        before = interpreter_semantic.builder
+        self._shadow = interpreter_semantic.builder = Shadow(interpreter.interpreter_builder, self)
+        for argument in arguments.values():
+            if isinstance(argument, tl.tensor) and is_float(argument.handle.data.dtype):
+                self._shadow.give(argument.handle, self._shadow.constant(float(argument.handle.data.item())))
+        try:
+            yield
+        finally:
+            interpreter_semantic.builder, self._shadow = before, None
+
+    def operation(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._shadow is None:
+            return function(*args, **kwargs)
+        return self._shadow.combined(function, *args, **kwargs)
+
+
+class Shadow(Builder):
+    """The builder `other` for one launch, giving every handle of floats its residues."""
+
+    __slots__ = ("_bits", "_constants", "_following", "_registered", "_shadowing")
+
+    def __init__(self, other: Builder, shadowing: Shadowing) -> None:
+        self.__dict__ = other.__dict__
+        self._shadowing = shadowing
+        self._following = True
+        self._registered = False
+        self._constants: dict[float, Residues] = {}
+        self._bits: deque[tuple[DType, Tensor, Tensor]] = deque(maxlen=16)
+
+    # Handles and their residues.
+
+    def give(self, made: Any, residues: Residues) -> None:
+        """Let a handle have residues, broadcast to its shape."""
+        numbers, shape = residues.numbers, made.data.shape
+        if numbers.shape[1:] != shape:
+            numbers = numbers.reshape(4, *[1] * (len(shape) + 1 - numbers.ndim), *numbers.shape[1:])
+            numbers = numbers.expand(4, *shape)
+        made.residues = Residues(numbers)
+
+    def residues(self, handle: Any) -> Residues:
+        """Return those of a handle; of one of integers, these numbers."""
+        if not is_float(handle.data.dtype):
+            return _of_integers(handle.data)
+        if not hasattr(handle, "residues"):
+            self.give_open(handle, "value", "it was not computed by an operation of the language")
+        return handle.residues
+
+    def give_open(self, made: Any, name: str, reason: str) -> None:
+        """Let a handle have the residues of its values, which say nothing."""
+        self.opaque(name, reason)
+        self.give(made, _opened(Residues.of(values_of(made))))
+
+    def opaque(self, name: str, reason: str) -> None:
+        entry = name, str(here() or "unknown line"), reason
+        if entry not in self._shadowing.opaque:
+            self._shadowing.opaque.append(entry)
+
+    def constant(self, number: float) -> Residues:
+        if number not in self._constants:
+            self._constants[number] = constant(number)
+        return self._constants[number]
+
+    # Operations.
+
+    def perform(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Do what the builder's method does; by its rule, or let `apply` move residues."""
+        if not self._following:
+            return method(*args, **kwargs)
+        if not self._registered:
+            for given in self.memory.tensors:
+                self._shadowing.memory.register(given.tensor)
+            self._registered = True
+        if name in _EFFECTS:
+            return _EFFECTS[name](self, method, *args, **kwargs)
+        if name not in _RULES:
+            return method(*args, **kwargs)
+        made = self.quietly(method, *args, **kwargs)
+        if is_float(made.data.dtype):
+            self.give(made, _RULES[name](self, made, *args, **kwargs).seen(values_of(made)))
+        return made
+
+    def quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what a function returns, without residues of what it does."""
+        following, self._following = self._following, False
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._following = following
+
+    def apply(self, function: Callable[..., Array], dtype: Any, *args: Any) -> Any:
+        made = super().apply(function, dtype, *args)
+        if self._following and made is not None and is_float(made.data.dtype):
+            numbers = self._moved(function, made, args)
+            if numbers is None:
+                self.give_open(made, getattr(function, "__name__", "operation"), "it has no rule of the field")
+            else:
+                made.residues = Residues(numbers)
+        return made
+
+    def _moved(self, function: Callable[..., Array], made: Any, args: Any) -> Tensor | None:
+        """Return the residues that a function moves as it moves the bits of the values; None where it does not."""
+        stacks = [self._stack(x) if is_float(x.data.dtype) else x.data for x in args]
+        try:
+            moved = function(*stacks)
+        except Exception:  # it is one of floats
+            return None
+        if moved.shape == made.data.shape and _is_one_number(made.data):
+            return Residues.of(values_of(made)).numbers
+        if moved.shape != (5, *made.data.shape) or not np.array_equal(moved[4], _bits(made.data)):
+            return None
+        return torch.from_numpy(np.ascontiguousarray(moved[:4]))
+
+    def _stack(self, handle: Any) -> Array:
+        """Return residues and bits of values, [5, …]: an array with an axis of programs in front, to the builder."""
+        return np.concatenate([self.residues(handle).numbers.numpy(), _bits(handle.data)[None]])
+
+    # Constants.
+
+    def _number(self, made: Any, number: float) -> Any:
+        precision = _FORMATS[made.data.dtype].precision
+        self.give(made, self.constant(number) if precision >= 24 else Residues.of(values_of(made)))
+        return made
+
+    def get_fp16(self, value: float) -> Any:
+        return self._number(super().get_fp16(value), value)
+
+    def get_bf16(self, value: float) -> Any:
+        return self._number(super().get_bf16(value), value)
+
+    def get_fp32(self, value: float) -> Any:
+        return self._number(super().get_fp32(value), value)
+
+    def get_fp64(self, value: float) -> Any:
+        return self._number(super().get_fp64(value), value)
+
+    def get_null_value(self, type: Any) -> Any:
+        made = super().get_null_value(type)
+        return self._number(made, 0.0) if is_float(made.data.dtype) else made
+
+    # Reductions and scans.
+
+    def combined(
+        self, function: Callable[..., Any], input: Any, axis: Any, combine_fn: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """Return a reduction or scan: sums and extrema by a rule, others by the language, step by step."""
+        if not self._following or isinstance(input, tuple) or not is_float(input.handle.data.dtype):
+            return function(input, axis, combine_fn, *args, **kw)
+        data, standard = input.handle.data, tl.standard
+        reduces, wide = function.__name__ == "reduce", data.dtype.itemsize >= 4
+        if not reduces or not (combine_fn in _extrema() or (wide and combine_fn is standard._sum_combine)):
+            return function(input, axis, wraps(combine_fn.fn)(lambda *xs: combine_fn(*xs)), *args, **kw)
+        made = self.quietly(function, input, axis, combine_fn, *args, **kw)
+        axis = getattr(axis, "value", axis)
+        axis = None if axis is None else axis % data.ndim
+        numbers = self.residues(input.handle).numbers
+        values = values_of(input.handle)
+        if axis is None:
+            numbers, values, axis = numbers.reshape(4, -1), values.reshape(-1), 0
+        back = axis - values.ndim
+        if combine_fn is standard._sum_combine:
+            found = Residues(numbers).total(back)
+        else:
+            found = _extreme(Residues(numbers), values, back, largest=combine_fn is standard._elementwise_max)
+        found = Residues(found.numbers.reshape(4, *made.handle.data.shape))
+        self.give(made.handle, found.seen(values_of(made.handle)))
+        return made
+
+    # Bits of floats as integers, which come back as they went, as in a sort.
+
+    def remember(self, dtype: DType, data: Array, residues: Residues) -> None:
+        """Note the residues of floats whose bits a kernel takes, and those of the same numbers with another sign."""
+        bits = torch.from_numpy(_bits(data).reshape(-1).copy())
+        top = np.array(1 << 8 * dtype.itemsize - 1, np.uint64).astype(np.int64).item()
+        other = (-residues).numbers.reshape(4, -1)
+        numbers = torch.cat([residues.numbers.reshape(4, -1), other], 1)
+        self._bits.append((dtype, torch.cat([bits, bits ^ top]), numbers))
+
+    def recalled(self, data: Array, dtype: DType) -> Residues | None:
+        """Return the residues of floats that have these bits; OPEN where several had; None where one is new."""
+        known = [(bits, numbers) for kind, bits, numbers in self._bits if kind == dtype]
+        wanted = torch.from_numpy(_bits(data).reshape(-1).copy())
+        zero = torch.zeros(4, 1, dtype=torch.int64)
+        zero[2] = NONE
+        bits = torch.cat([x for x, _ in known] + [torch.zeros(1, dtype=torch.int64)])
+        numbers = torch.cat([x for _, x in known] + [zero], 1)
+        ordered, order = torch.sort(bits, stable=True)
+        numbers = numbers[:, order]
+        first = torch.searchsorted(ordered, wanted)
+        last = torch.searchsorted(ordered, wanted, right=True) - 1
+        if bool((first > last).any()):
+            return None
+        changes = torch.cumsum(torch.cat([torch.zeros(1), (numbers[0, 1:] != numbers[0, :-1]).float()]), 0)
+        found = Residues(numbers[:, first]).open_where(changes[first] != changes[last])
+        return Residues(found.numbers.reshape(4, *data.shape))
+
+    def written(self, addresses: Array, handle: Any) -> None:
+        """Put what a handle holds into the memory of residues."""
+        data, memory = handle.data, self._shadowing.memory
+        if is_float(data.dtype):
+            memory.store(addresses, self.residues(handle), _FORMATS[data.dtype].dtype)
+        elif memory.holds(addresses, floats := _BY_SIZE[data.dtype.itemsize]):
+            found = self.recalled(data, np.dtype(f"f{data.dtype.itemsize}")) if data.dtype.itemsize >= 4 else None
+            if found is None:
+                self.opaque("store", "integers are stored as the bits of floats")
+                found = _opened(zeros_like(_of_integers(data)))
+            memory.store(addresses, found, floats)
+        else:
+            memory.store(addresses, _of_integers(data), _INTEGERS[data.dtype.itemsize])
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def values_of(handle: Any) -> Tensor:
+    """Return the values of a handle of floats in fp64."""
+    return torch.from_numpy(np.ascontiguousarray(handle.data).astype(np.float64))
+
+
+def _bits(data: Array) -> Array:
+    return bits_of(np.ascontiguousarray(data)).astype(np.int64)
+
+
+def _is_one_number(data: Array) -> bool:
+    return bool((_bits(data) == _bits(data).flat[0]).all())
+
+
+def _of_integers(data: Array) -> Residues:
+    whole = torch.from_numpy(np.ascontiguousarray(data).astype(np.int64))
+    residues = Residues.of(whole)
+    return residues.open_where(whole < 0) if data.dtype == np.uint64 else residues
+
+
+def _opened(residues: Residues) -> Residues:
+    return residues.open_where(_EVERYWHERE)
+
+
+def _extrema() -> tuple[Any, Any]:
+    return tl.standard._elementwise_max, tl.standard._elementwise_min
+
+
+def _extreme(x: Residues, values: Tensor, dim: int, *, largest: bool) -> Residues:
+    """Return the largest or smallest along a dimension, by values; OPEN where several other numbers have its value."""
+    known = torch.where(torch.isnan(values), -math.inf if largest else math.inf, values)
+    place = (known.argmax if largest else known.argmin)(dim, keepdim=True)
+    found = x.moved(lambda n: n.gather(dim, place.expand(4, *place.shape)))
+    tied = (known == known.gather(dim, place)) & (x.p != found.p)
+    return found.open_where(tied.any(dim, keepdim=True))
+
+
+# Rules: what an operation of the builder's, by its name without `create_`, computes.
+
+
+def _of(function: Callable[..., Residues]) -> Rule:
+    """Return the rule of arithmetic, which rounds to the format of the result."""
+
+    def rule(self: Shadow, made: Any, *operands: Any) -> Residues:
+        return function(*map(self.residues, operands)).rounded(_FORMATS[made.data.dtype], values_of(made))
+
+    return rule
+
+
+def _chosen(self: Shadow, made: Any, *operands: Any) -> Residues:
+    """Return the operand of which the result has the value; OPEN where another one has, too, and is another number."""
+    values, handles = values_of(made), [x for x in operands if isinstance(x, TensorHandle)]
+    found, taken = self.residues(handles[0]), values_of(handles[0]) == values
+    for handle in handles[1:]:
+        x, same = self.residues(handle), values_of(handle) == values
+        found = Residues.where(taken, found.open_where(taken & same & (x.p != found.p)), x)
+        taken = taken | same
+    return found.open_where(~taken)
+
+
+def _selected(self: Shadow, made: Any, condition: Any, x: Any, y: Any) -> Residues:
+    return Residues.where(torch.from_numpy(np.ascontiguousarray(condition.data)), self.residues(x), self.residues(y))
+
+
+def _absolute(self: Shadow, made: Any, x: Any) -> Residues:
+    residues = self.residues(x)
+    return Residues.where(values_of(x) < 0, -residues, residues)
+
+
+def _whole(self: Shadow, made: Any, *operands: Any) -> Residues:
+    """Return integers, which are what the values are."""
+    return Residues.of(values_of(made))
+
+
+def _remainder(self: Shadow, made: Any, x: Any, y: Any) -> Residues:
+    """Return x - n y, with the integer n of the values."""
+    n = torch.round((values_of(x) - values_of(made)) / values_of(y))
+    residues = self.residues(x) - Residues.of(n) * self.residues(y)
+    return residues.rounded(_FORMATS[made.data.dtype], values_of(made))
+
+
+def _cast(self: Shadow, made: Any, x: Any, dtype: Any, rounding: Any = None) -> Residues:
+    target, residues, values = made.data.dtype, self.residues(x), None
+    if not is_float(x.data.dtype):
+        return residues.rounded(_FORMATS[target], values_of(made))
+    fmt, values = _FORMATS[target], values_of(x)
+    if target == x.data.dtype or fmt.precision >= 24:
+        return residues
+    toward_zero = rounding == ir.ROUNDING_MODE.RTZ
+    rounded = residues.rounded(fmt, values, direction="zero" if toward_zero else "nearest")
+    if x.data.dtype in _FORMATS and _FORMATS[x.data.dtype].precision < 24:  # of numbers that both formats hold
+        rounded = Residues.where(values == values_of(made), residues, rounded)
+    if target in FP8_MAX:
+        beyond, largest = values.abs() > FP8_MAX[target], FP8_MAX[target]
+        rounded = Residues.where(beyond, Residues.of(values_of(made)), rounded)
+        rounded = rounded.open_where(beyond & (values.abs() <= largest * (1 + 2.0 ** (1 - fmt.precision))))
+    return rounded
+
+
+def _bitcast(self: Shadow, made: Any, x: Any, dtype: Any) -> Residues:
+    found = self.recalled(made.data, made.data.dtype)
+    if found is None:
+        self.opaque("bitcast", "the bits of a float were computed as an integer")
+        return _opened(Residues.of(values_of(made)))
+    return found
+
+
+def _dot(self: Shadow, made: Any, a: Any, b: Any, d: Any, precision: Any, *_: Any) -> Residues:
+    x, y = self.residues(a), self.residues(b)
+    if a.data.dtype in FP8_MAX:
+        self.opaque("dot", "tensor cores add products of fp8 with fewer bits than fp32")
+        x = _opened(x)
+    elif a.data.dtype == np.float32 and precision != ir.INPUT_PRECISION.IEEE:
+        cut = [torch.from_numpy(_bits(h.data) & 0x1FFF != 0) for h in (a, b)]
+        if any(bool(c.any()) for c in cut):
+            self.opaque("dot", "fp32 operands are taken as tf32; input_precision='ieee' takes them as they are")
+            x, y = x.open_where(cut[0]), y.open_where(cut[1])
+    return (x @ y + self.residues(d)).rounded(_FORMATS[made.data.dtype], values_of(made))
+
+
+def exp2(x: Residues) -> Residues:
+    return (x * constant(math.log(2))).exp()
+
+
+def log2(x: Residues) -> Residues:
+    return x.log() * constant(math.log2(math.e))
+
+
+def tanh(x: Residues) -> Residues:
+    one, two = constant(1.0), constant(2.0)
+    return (one - two / ((two * x).exp() + one)).with_function_of("tanh")
+
+
+def _named(name: str, **symmetry: bool) -> Callable[[Residues], Residues]:
+    return lambda x: x.function(name, **symmetry)
+
+
+_FUNCTIONS: dict[str, Callable[..., Residues]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "fma": lambda x, y, z: x * y + z,
+    "rcp": Residues.reciprocal,
+    "sqrt": Residues.sqrt,
+    "rsqrt": lambda x: x.sqrt().reciprocal(),
+    "exp": Residues.exp,
+    "exp2": exp2,
+    "exp10": lambda x: (x * constant(math.log(10))).exp(),
+    "expm1": lambda x: x.exp() - constant(1.0),
+    "log": Residues.log,
+    "log2": log2,
+    "log10": lambda x: x.log() * constant(math.log10(math.e)),
+    "log1p": lambda x: (x + constant(1.0)).log(),
+    "tanh": tanh,
+    "sinh": lambda x: (x.exp() - (-x).exp()) * constant(0.5),
+    "cosh": lambda x: (x.exp() + (-x).exp()) * constant(0.5),
+    "erf": _named("erf", odd=True),
+    "erfc": lambda x: constant(1.0) - x.function("erf", odd=True),
+    "sin": _named("sin", odd=True),
+    "cos": _named("cos", even=True),
+    **{name: _named(name, odd=True) for name in ("tan", "asin", "atan", "asinh", "atanh", "cbrt", "erfinv")},
+    **{name: _named(name) for name in ("acos", "acosh", "lgamma")},
+}
+
+_CHOICES: dict[str, Rule] = {
+    **dict.fromkeys(("minimumf", "minnumf", "maximumf", "maxnumf", "clampf"), _chosen),
+    **dict.fromkeys(("fmin", "fmax", "min", "max"), _chosen),
+    **dict.fromkeys(("fabs", "abs"), _absolute),
+    **dict.fromkeys(("floor", "ceil", "trunc", "rint", "nearbyint", "round"), _whole),
+    **dict.fromkeys(("frem", "fmod"), _remainder),
+}
+
+
+def _libdevice(self: Shadow, made: Any, library: str, path: str, symbol: str, args: Any, *_: Any) -> Residues:
+    name = symbol.removeprefix("__nv_").removeprefix("fast_")
+    stem = name[:-3] if name[-3:] in ("_rn", "_rz", "_rd", "_ru") else name
+    for short in (stem, stem.removesuffix("f"), stem.removesuffix("d"), stem[1:], stem[1:].removesuffix("f")):
+        if short == "divide":
+            short = "div"
+        if short in _CHOICES:
+            return _CHOICES[short](self, made, *args)
+        if short in _FUNCTIONS:
+            return _of(_FUNCTIONS[short])(self, made, *args)
+    self.opaque(f"libdevice {name}", "it has no rule of the field")
+    return _opened(Residues.of(values_of(made)))
+
+
+_RULES: dict[str, Rule] = {
+    **{name: _of(_FUNCTIONS[name.removeprefix("f")]) for name in ("fadd", "fsub", "fmul", "fdiv")},
+    **{
+        name: _of(_FUNCTIONS[name])
+        for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "fma")
+    },
+    "precise_sqrt": _of(Residues.sqrt),
+    "precise_divf": _of(operator.truediv),
+    **{name: _CHOICES[name] for name in _CHOICES if hasattr(Builder, f"create_{name}")},
+    **dict.fromkeys(("fp_to_fp", "fp_ext", "fp_trunc", "si_to_fp", "ui_to_fp"), _cast),
+    "select": _selected,
+    "dot": _dot,
+    "extern_elementwise": _libdevice,
+}
+
+
+# Operations with effects, or with results that are no single handle of floats.
+
+
+def _loaded(self: Shadow, made: Any, ptr: Any, mask: Any, other: Any) -> Any:
+    data, memory = made.data, self._shadowing.memory
+    addresses = np.broadcast_to(ptr.data, data.shape)
+    if not is_float(data.dtype):
+        floats = _BY_SIZE[data.dtype.itemsize]
+        if data.dtype.itemsize >= 4 and memory.holds(addresses, floats):
+            bits = data.view(f"f{data.dtype.itemsize}")
+            self.remember(bits.dtype, bits, memory.load(addresses, torch.from_numpy(bits)))
+        return made
+    values = values_of(made).to(_FORMATS[data.dtype].dtype)
+    residues = memory.load(addresses, values)
+    if mask is not None:
+        inside = torch.from_numpy(np.broadcast_to(mask.data, data.shape).copy())
+        outside = _opened(zeros_like(residues)) if other is None else self.residues(other)
+        residues = Residues.where(inside, residues, outside)
+    self.give(made, residues.seen(values_of(made)))
+    return made
+
+
+def _plain_load(self: Shadow, method: Any, ptr: Any, *caching: Any) -> Any:
+    return _loaded(self, self.quietly(method, ptr, *caching), ptr, None, None)
+
+
+def _masked_load(self: Shadow, method: Any, ptr: Any, mask: Any, other: Any, *args: Any, **kw: Any) -> Any:
+    return _loaded(self, self.quietly(method, ptr, mask, other, *args, **kw), ptr, mask, other)
+
+
+def _store(self: Shadow, method: Any, ptr: Any, value: Any, *caching: Any) -> None:
+    self.quietly(method, ptr, value, *caching)
+    _put(self, ptr, value, None)
+
+
+def _masked_store(self: Shadow, method: Any, ptr: Any, value: Any, mask: Any, *args: Any, **kw: Any) -> None:
+    self.quietly(method, ptr, value, mask, *args, **kw)
+    _put(self, ptr, value, mask)
+
+
+def _put(self: Shadow, ptr: Any, value: Any, mask: Any) -> None:
+    """Store what a handle holds at addresses, but for those that a mask excludes."""
+    shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
+    addresses, inside = np.broadcast_to(ptr.data, shape), _inside(mask, shape)
+    held = TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype)
+    if is_float(value.data.dtype):
+        residues = self.residues(value)
+        self.give(held, Residues(residues.numbers.expand(4, *shape)[:, torch.from_numpy(inside)]))
+    self.written(addresses[inside], held)
+
+
+def _inside(mask: Any, shape: tuple[int, ...]) -> Array:
+    data = True if mask is None else getattr(mask, "data", mask)
+    return np.broadcast_to(np.asarray(data, np.bool_), shape).copy()
+
+
+def _updated(self: Shadow, method: Any, operation: Any, ptr: Any, value: Any, mask: Any, *how: Any) -> Any:
+    """Add floats at addresses, all together; take others from the values that are in memory afterwards."""
+    shape = np.broadcast_shapes(ptr.data.shape, value.data.shape)
+    inside = _inside(mask, shape)
+    addresses = np.broadcast_to(ptr.data, shape)[inside]
+    here_ = TensorHandle(addresses, ptr.dtype)
+    before = self.quietly(Builder.create_load, self, here_) if addresses.size else None
+    made = self.quietly(method, operation, ptr, value, mask, *how)
+    if is_float(made.data.dtype):  # which program comes first is open, and so is what it finds
+        self.give(made, _opened(Residues.of(values_of(made))))
+    if before is None:
+        return made
+    after = self.quietly(Builder.create_load, self, here_)
+    if operation == ir.ATOMIC_OP.FADD:
+        fmt = _FORMATS[value.data.dtype]
+        old = self._shadowing.memory.load(addresses, values_of(before).to(fmt.dtype))
+        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, torch.from_numpy(inside)])
+        exact = old + _added_by_address(addresses, added)
+        total = exact.rounded(fmt, values_of(after))
+        self.give(after, total.open_where(total.p != exact.p).seen(values_of(after)))
+    elif is_float(value.data.dtype):
+        added = Residues(self.residues(value).numbers.expand(4, *shape)[:, torch.from_numpy(inside)])
+        self.give(
+            after,
+            added.open_where(
+                values_of(after) != values_of(TensorHandle(np.broadcast_to(value.data, shape)[inside], value.dtype))
+            ),
+        )
+    self.written(addresses, after)
+    return made
+
+
+def _added_by_address(addresses: Array, x: Residues) -> Residues:
+    """Return for each address the sum of all that goes to it."""
+    distinct, place = np.unique(addresses, return_inverse=True)
+    if len(distinct) == len(addresses):
+        return x
+    parts = [x[torch.from_numpy(place == i)].total(-1) for i in range(len(distinct))]
+    return Residues(torch.cat([part.numbers for part in parts], 1)[:, torch.from_numpy(place)])
+
+
+def _exchanged(self: Shadow, method: Any, ptr: Any, compared: Any, value: Any, *how: Any) -> Any:
+    made = self.quietly(method, ptr, compared, value, *how)
+    after = self.quietly(Builder.create_load, self, ptr)
+    if is_float(made.data.dtype):
+        self.opaque("atomic_cas", "which program comes first is open")
+        for x in (made, after):
+            self.give(x, _opened(Residues.of(values_of(x))))
+    self.written(ptr.data, after)
+    return made
+
+
+def _cast_bits(self: Shadow, method: Any, x: Any, dtype: Any) -> Any:
+    """Cast bits: remember those of floats, and know them again."""
+    made = self.quietly(method, x, dtype)
+    was, is_ = is_float(x.data.dtype), is_float(made.data.dtype)
+    if was and not is_:
+        self.remember(x.data.dtype, x.data, self.residues(x))
+    elif is_:
+        self.give(
+            made,
+            (self.residues(x) if x.data.dtype == made.data.dtype else _bitcast(self, made, x, dtype)).seen(
+                values_of(made)
+            ),
+        )
+    return made
+
+
+def _assembly(
+    self: Shadow, method: Any, asm: str, constraints: str, values: Any, types: Any, pure: bool, pack: int
+) -> Any:
+    """Follow a snippet whose instructions all are functions of fp32 numbers."""
+    results = self.quietly(method, asm, constraints, values, types, pure, pack)
+    registers = dict(enumerate(values, len(types)))
+    registers = {f"${i}": self.residues(x) for i, x in registers.items() if is_float(x.data.dtype)}
+    made = assembled(asm, constraints, types, pack)
+    known = pack == 1 and all(x.data.dtype == np.float32 for x in values)
+    for each in made.snippet.instructions if known else ():
+        function = _PTX.get(each.name)
+        operands = [registers.get(x) for x in each.operands[1:] if isinstance(x, str)]
+        if (
+            function is None
+            or each.predicate
+            or each.suffixes[-1:] != ("f32",)
+            or len(operands) != len(each.operands) - 1
+            or None in operands
+        ):
+            known = False
+            break
+        registers[each.operands[0]] = function(*operands)
+    for i, result in enumerate(results):
+        if is_float(result.data.dtype):
+            found = registers.get(f"${i}") if known else None
+            if found is None:
+                self.give_open(result, "inline assembly", f"`{' '.join(asm.split())}` has no rule of the field")
+            else:
+                self.give(result, found.seen(values_of(result)))
+    return results
+
+
+_PTX: dict[str, Callable[..., Residues]] = {
+    **{
+        name: _FUNCTIONS[name]
+        for name in ("add", "sub", "mul", "div", "fma", "rcp", "sqrt", "rsqrt", "tanh", "sin", "cos")
+    },
+    "ex2": exp2,
+    "lg2": log2,
+    "neg": operator.neg,
+    "mov": lambda x: x,
+}
+
+_EFFECTS: dict[str, Callable[..., Any]] = {
+    "load": _plain_load,
+    "masked_load": _masked_load,
+    "store": _store,
+    "masked_store": _masked_store,
+    "atomic_rmw": _updated,
+    "atomic_cas": _exchanged,
+    "bitcast": _cast_bits,
+    "inline_asm": _assembly,
+}
+
+
+def _shadowed(name: str) -> Callable[..., Any]:
+    def method(self: Shadow, *args: Any, **kwargs: Any) -> Any:
+        return self.perform(name.removeprefix("create_"), getattr(super(Shadow, self), name), args, kwargs)
+
+    return method
+
+
+for _name in (f"create_{name}" for name in (*_RULES, *_EFFECTS)):
+    setattr(Shadow, _name, _shadowed(_name))
