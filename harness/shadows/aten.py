@@ -88,8 +88,10 @@ class Following(TorchDispatchMode):
             with self:  # composite operations arrive as such in inference mode
                 if (out := func.decompose(*args, **kwargs)) is not NotImplemented:
                     return out
+        if name.startswith("_foreach_"):
+            return self._for_each(name, args, kwargs)
         if func._schema.is_mutable:
-            return self._written(func, args, dict(kwargs))
+            return self._written(func, args, kwargs)
         out = func(*args, **kwargs)
         given = _tensors((args, kwargs))
         if any(_shares(out, x) for x in given):
@@ -156,17 +158,16 @@ class Following(TorchDispatchMode):
     def _moved(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Residues:
         """Let an operation that only moves elements move their residues."""
         whole = {id(x): self.memory.read(_floats(x)) for x in _tensors((args, kwargs)) if self._is_shadowed(x)}
-        numbers = [self.of(x).numbers for x in args if isinstance(x, float)]
 
         def plane(k: int) -> Tensor:
-            left = iter(numbers)
+            off = int(k == 2)  # so that what is filled with zeros has no exponential, -1
 
             def own(x: object) -> object:
-                if isinstance(x, Tensor):
-                    return whole[id(x)].numbers[k] if id(x) in whole else x
-                return int(next(left)[k]) if isinstance(x, float) else x
+                if isinstance(x, float):
+                    return int(self.of(x).numbers[k]) + off
+                return whole[id(x)].numbers[k] + off if isinstance(x, Tensor) and id(x) in whole else x
 
-            return func(*tree_map(own, args), **kwargs)
+            return func(*tree_map(own, args), **kwargs) - off
 
         if not whole:
             raise NotImplementedError("it mixes integers and numbers")
@@ -180,20 +181,31 @@ class Following(TorchDispatchMode):
         self._noted[Opaque(str(func), place_of_kernel(), reason)] = None
         return [_opened(Residues.of(x)) if x.is_floating_point() else None for x in results]
 
+    def _for_each(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operation on lists of tensors, one after the other."""
+        single = getattr(torch.ops.aten, name.removeprefix("_foreach_"))
+        with self:
+            found = [
+                single(*(x[k] if isinstance(x, (list, tuple)) else x for x in args), **kwargs)
+                for k in range(len(args[0]))
+            ]
+        return None if name.endswith("_") else found
+
     # What is written in place, and what is only seen in another way
 
-    def _written(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _written(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation that writes to its arguments: a function of them, the result of which is copied to one."""
         name = func.overloadpacket.__name__
         names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        bound = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)} | kwargs
+        bound = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)}
+        bound |= kwargs
         targets = [x for x in _tensors([bound.get(name) for name in names]) if x.numel()]
         if name in _OF_FORM:
             return func(*args, **kwargs)
         if name == "copy_":
             return self._copied(func, args[0], args[1], kwargs)
         plain = None if name in _DRAWN or func.namespace != "aten" else _without_writing(func)
-        if plain is None or len(names) != 1 or not isinstance(bound[names[0]], Tensor):
+        if plain is None or not all(isinstance(bound[name], Tensor) for name in names):
             out = func(*args, **kwargs)
             opened = [Residues.of(x) if x.is_floating_point() else None for x in targets]
             opened = opened if name in _DRAWN else self._unfollowed(func, targets, "no rule for writing in place")
@@ -201,15 +213,14 @@ class Following(TorchDispatchMode):
                 if residues is not None:
                     self.memory.write(x, residues)
             return out
-        target = bound[names[0]]
-        if names[0] in kwargs:  # out=
-            kwargs.pop(names[0])
+        written = [bound[name] for name in names]
+        others = {a.name: kwargs[a.name] for a in func._schema.arguments if a.name in kwargs and not a.is_out}
         with self:
-            result = plain(*args, **kwargs)
-            if target.shape != result.shape:
-                target.resize_(result.shape)
-            target.copy_(result)
-        return target
+            for target, result in zip(written, _tensors(plain(*args, **others)), strict=True):
+                if target.shape != result.shape:
+                    target.resize_(result.shape)
+                target.copy_(result)
+        return written[0] if len(written) == 1 else tuple(written)
 
     def _copied(self, func: OpOverload, target: Tensor, source: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
         if not self._is_shadowed(target) and not (self._is_shadowed(source) and not source.is_floating_point()):
@@ -275,13 +286,8 @@ def _stored(x: Tensor, residues: Residues | None, values: Tensor) -> Residues | 
     """Return the residues of a result as its dtype stores them, None for integers; `values` are not rounded yet."""
     if residues is None or not x.is_floating_point():
         return None
-    if x.dtype.itemsize == 1:  # operations on these are few
-        x, values, fmt = x.float(), values.float(), format_of(x.dtype)
-    elif x.dtype.itemsize == 2:
-        fmt = format_of(x.dtype)
-    else:
-        return residues.seen(x)
-    return residues.rounded(fmt, values).seen(x)
+    wide, values = (y.float() if y.dtype.itemsize == 1 else y for y in (x, values))  # there are few operations on fp8
+    return (residues.rounded(format_of(x.dtype), values) if x.dtype.itemsize < 4 else residues).seen(wide)
 
 
 def _opened(residues: Residues) -> Residues:
@@ -325,6 +331,6 @@ def _wide(tree: Any) -> Any:
 def _without_writing(func: OpOverload) -> Any:
     """Return the function that an operation in place, or one with `out=`, writes the result of."""
     name = func.overloadpacket.__name__
-    if name.endswith("_") and hasattr(torch.ops.aten, name := name.rstrip("_")):
-        return getattr(torch.ops.aten, name)
-    return func.overloadpacket if "out" in func._overloadname else None
+    if any(a.is_out for a in func._schema.arguments):
+        return func.overloadpacket
+    return getattr(torch.ops.aten, name.rstrip("_"), None) if name.endswith("_") else None

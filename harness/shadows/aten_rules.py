@@ -18,7 +18,7 @@ from torch import Tensor
 from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16
 from lastbit.numerics.residues import Residues, concatenated, constant, zeros_like
 from lastbit.numerics.residues.field import P, Q
-from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE, OPEN
+from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE
 
 Dims = int | Sequence[int] | None
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ _MOVES = (
     "embedding expand_copy flip gather index index_copy index_fill index_select lift_fresh_copy masked_fill "
     "masked_scatter masked_select narrow_copy permute_copy pixel_shuffle pixel_unshuffle repeat repeat_interleave "
     "roll rot90 scatter select_backward select_copy select_scatter slice_backward slice_copy slice_scatter "
-    "split_copy split_with_sizes_copy squeeze_copy stack t_copy take transpose_copy tril triu unfold_backward "
+    "split_copy split_with_sizes_copy squeeze_copy stack t_copy take transpose_copy tril triu "
     "unsqueeze_copy view_copy _unsafe_index _unsafe_masked_index channel_shuffle trace_copy"
 )
 MOVES = frozenset(_MOVES.split())
@@ -182,6 +182,8 @@ def _div(mode: Mode, out: Tensor, a: Any, b: Any, rounding_mode: str | None = No
 def _pow(mode: Mode, out: Tensor, a: Any, b: Any) -> Residues:
     if isinstance(b, (int, float)):
         return _power(mode.of(a), b)
+    if isinstance(a, Tensor) and a.numel() == 1 and bool(mode.of(a).equal(constant(a.item())).all()):
+        a = a.item()
     if isinstance(a, (int, float)) and a > 0:
         exponent = mode.of(b) * LN2
         return (exponent if a == 2 else exponent * constant(math.log2(a))).exp()
@@ -206,7 +208,7 @@ def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None)
         if limit is not None:
             end = mode.of(limit)
             size = limit.abs() if isinstance(limit, Tensor) else abs(limit)
-            near = ((x - limit).abs() <= 2.0**-18 * size) if math.inf != size else torch.zeros_like(x).bool()
+            near = ((x - limit).abs() <= 2.0**-18 * size) & torch.isfinite(x)
             changed = Residues.where(beyond(x, limit), end, own)
             own = changed.open_where(near & ~own.equal(end)) if bool(near.any()) else changed
     return own
@@ -250,6 +252,8 @@ def _extreme(arg: Callable[..., Tensor]) -> Rule:
 
 def _with_places(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Apply max, min, sort, topk, kthvalue, median and mode, which say where they found each element."""
+    if isinstance(out, Tensor):
+        raise NotImplementedError("it does not say which element it takes")
     values, places = out
     dims = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
     dim = kwargs.get("dim", dims[-1] if dims else -1)
@@ -358,41 +362,48 @@ def _linear(func: Callable[..., Tensor]) -> Rule:
     """Return the rule of sums that PyTorch takes of integers, too: modulo 2^63, which 2^32 residues don't reach."""
 
     def rule(mode: Mode, out: Tensor, *args: Any, **kwargs: Any) -> Residues:
-        if any(isinstance(x, float) for x in args) or kwargs.pop("alpha", 1) != 1:
-            raise NotImplementedError("it multiplies, too")
         kwargs.pop("dtype", None)
-        whole = {id(x): mode.of(x) for x in args if isinstance(x, Tensor) and x.is_floating_point()}
+        given = [mode.of(x) if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
+        whole = [x for x in given if isinstance(x, Residues)]
 
-        def plane(of: Callable[..., Tensor]) -> Tensor:
-            return func(*(of(whole[id(x)]) if id(x) in whole else x for x in args), **kwargs)
+        def plane(of: Callable[[Residues], Tensor]) -> Tensor:
+            return func(*(of(x) if isinstance(x, Residues) else x for x in given), **kwargs)
 
-        p, q = plane(lambda r: r.p) % P, plane(lambda r: r.q) % Q
-        flags = torch.zeros_like(p)
-        for flag in (OPEN, NO_EXPONENT):
-            if any(bool((r.flags & flag).any()) for r in whole.values()):
-                flags = flags | torch.where(plane(lambda r, flag=flag: (r.flags & flag != 0).long()) > 0, flag, 0)
-        made = Residues(torch.stack([p, q, torch.full_like(p, NONE), flags]))
-        if any(bool((r.numbers[2] != NONE).any()) for r in whole.values()):
-            made = made.open_where(plane(lambda r: (r.numbers[2] != NONE).long()) > 0)
-        return made
+        def reached(lost: Callable[[Residues], Tensor]) -> Tensor | bool:
+            return plane(lambda x: lost(x).long()) > 0 if any(bool(lost(x).any()) for x in whole) else False
+
+        p, q = plane(lambda x: x.p) % P, plane(lambda x: x.q) % Q
+        made = Residues(torch.stack([p, q, torch.full_like(p, NONE), torch.zeros_like(p)]))
+        made = made.open_where(_mask(reached(lambda x: x.open | (x.numbers[2] != NONE)), p))
+        flags = torch.where(_mask(reached(lambda x: x.flags & NO_EXPONENT != 0), p), NO_EXPONENT, 0)
+        return Residues(torch.stack([*made.numbers[:3], made.flags | flags]))
 
     return rule
 
 
+def _mask(reached: Tensor | bool, like: Tensor) -> Tensor:
+    return reached if isinstance(reached, Tensor) else torch.zeros_like(like, dtype=torch.bool)
+
+
 def _index_put(mode: Mode, out: Tensor, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Residues:
-    own, put = mode.of(x), mode.of(values)
-    if not accumulate:
-        index = [slice(None) if i is None else i for i in indices]
-        numbers = own.numbers.clone()
-        numbers[(slice(None), *index)] = put.numbers.reshape(
-            4, *[1] * (numbers[(slice(None), *index)].ndim - 1 - values.ndim), *values.shape
-        )
-        return Residues(numbers)
+    if accumulate:
+        return _linear(lambda a, b: aten.index_put(a, indices, b, True))(mode, out, x, values)
+    index = (slice(None), *(slice(None) if i is None else i for i in indices))
+    numbers, put = mode.of(x).numbers.clone(), mode.of(values).numbers
+    numbers[index] = put.reshape(4, *[1] * (numbers[index].ndim - put.ndim), *values.shape)
+    return Residues(numbers)
 
-    def add(a: Tensor, b: Tensor) -> Tensor:
-        return aten.index_put(a, indices, b, True)
 
-    return _linear(add)(mode, out, x, values)
+def _index_add(
+    mode: Mode, out: Tensor, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Residues:
+    own = mode.of(source)
+    return _linear(aten.index_add)(mode, out, x, dim, index, own if alpha == 1 else own * mode.of(alpha))
+
+
+def _bincount(mode: Mode, out: Tensor, index: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Residues:
+    count = torch.zeros(len(out), dtype=torch.int64)
+    return _linear(lambda w: count.index_add(0, index, w))(mode, out, weights)
 
 
 def _scatter_reduce(
@@ -608,7 +619,13 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "max": _max,
     "min": _min,
     "sort": _with_places,
+    "median": _with_places,
+    "nanmedian": _with_places,
+    "mode": _with_places,
+    "cummax": _with_places,
+    "cummin": _with_places,
     "topk": _topk,
+    "kthvalue": _topk,
     "fmod": lambda mode, out, a, b: _remainder(mode, out, a, b, torch.trunc),
     "remainder": _remainder,
     "frac": lambda mode, out, x: mode.of(x) - Residues.of(x.trunc()),
@@ -622,7 +639,9 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "norm": _norm,
     "prod": _product,
     "cumsum": _linear(aten.cumsum),
-    "index_add": _linear(aten.index_add),
+    "index_add": _index_add,
+    "bincount": _bincount,
+    "unfold_backward": _linear(aten.unfold_backward),
     "scatter_add": _linear(aten.scatter_add),
     "embedding_dense_backward": _linear(aten.embedding_dense_backward),
     "trace": _linear(aten.trace),

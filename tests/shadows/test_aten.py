@@ -186,3 +186,92 @@ def test_bits_are_opaque_unless_they_are_moved_or_powers_of_two():
         .equal(followed(lambda x: x.flip(0) * 3, x))
         .all()
     )
+
+
+def integers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def changed(x: Tensor, change: Callable[[Tensor], object]) -> Tensor:
+    x = x.clone()
+    change(x)
+    return x
+
+
+def gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    result = f(leaf)
+    return torch.autograd.grad(result, leaf, torch.full_like(result, 2))[0]
+
+
+PLACES = torch.tensor([2, 0, 2])
+EXACT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "arithmetic": lambda x, y: torch.add(x * y - 2, y, alpha=2) / 4 + (3 - x) ** 2 + 2 * x,
+    "powers of two": lambda x, y: torch.exp2(x) * 8 + 2.0 ** (y.abs()),
+    "whole quotients": lambda x, y: x // 2 + x % 2 + torch.fmod(y, 3) + (x / 2).trunc() + (y / 2).frac(),
+    "rounding": lambda x, y: (x / 2).round() + (y / 2).floor() + (x / 2).ceil() + (x / 2).to(torch.int8) * y.sign(),
+    "choices": lambda x, y: x.abs() + F.relu(y) + x.clamp(-1, 2) + x.clamp(y - 1, y + 1) + torch.maximum(x, y),
+    "masks": lambda x, y: torch.where(x > 0, y, 0.5) + x.masked_fill(y > 0, 2.0) + torch.copysign(x, y) + (x > y) * x,
+    "sums": lambda x, y: x.sum((0, 1)) + y.sum(0).sum() + x.sum(-1, keepdim=True) + y[:, :4].mean(1, keepdim=True),
+    "extremes": lambda x, y: (
+        x.amax(0) + y.amin(0) + x.max(0)[0] + y.min(0)[0] + x.max() + x.median(0)[0] + x.amax((0, 1))
+    ),
+    "sorted": lambda x, y: torch.cat([x.sort(0)[0], y.sort(1, descending=True)[0], x.topk(6, 1)[0], y.cummax(1)[0]]),
+    "running": lambda x, y: x.cumsum(1) + y.cumsum(0) + x.sign().prod(1, keepdim=True),
+    "products": lambda x, y: (
+        torch.addmm(x[:, :4], x, y.mT, beta=2, alpha=3) + torch.einsum("ij,kj->ik", x, y) + x @ y[0]
+    ),
+    "batches": lambda x, y: torch.baddbmm(x[:, :4].view(4, 2, 2), x.view(4, 2, 3), y.view(4, 3, 2)),
+    "layers": lambda x, y: F.linear(x[None], y, y[:, 0]) + F.embedding(PLACES, x)[:, :4].sum(),
+    "joined": lambda x, y: torch.cat([torch.stack([x, y], 1).flatten(0, 1), x.repeat(2, 1), y.repeat_interleave(2, 0)]),
+    "turned": lambda x, y: (
+        x.flip(0) + y.roll(2, 1) + x.t().reshape(4, 6) + y.tril() + x.triu(1) + torch.rot90(y).reshape(4, 6)
+    ),
+    "padded": lambda x, y: F.pad(x, (1, 2, 0, 1), value=1.5) + torch.diag(y[0, :5]).sum() + x.unfold(1, 3, 1).sum(),
+    "gathered": lambda x, y: x[PLACES] + y.index_select(0, PLACES) + x.take(PLACES)[:, None] + x[PLACES, PLACES].sum(),
+    "split": lambda x, y: torch.cat(x.chunk(2, 1)[::-1], 1) + y.split([2, 4], 1)[1].sum() + sum(x.unbind(0)),
+    "put": lambda x, y: changed(x, lambda z: z.index_put_((PLACES,), y[:3], accumulate=True)),
+    "put at masks": lambda x, y: changed(x, lambda z: (z.__setitem__(y > 0, 1.5), z.masked_scatter_(y < 0, y))),
+    "put at columns": lambda x, y: changed(x, lambda z: z.__setitem__((slice(None), [0, 3]), y[:, :2])),
+    "added at": lambda x, y: (
+        x.index_add(0, PLACES, y[:3], alpha=2) + y.scatter_add(0, PLACES[None].expand(4, 3), x[:, :3])
+    ),
+    "in place": lambda x, y: changed(
+        x, lambda z: (z.t().add_(1).mul_(2).sub_(y.t()), z[1:3].fill_(3.0), z[:, 1].zero_())
+    ),
+    "out": lambda x, y: torch.mul(x, y, out=torch.empty(0, dtype=x.dtype)) + torch.sum(x, 0, out=y.new_empty(6)),
+    "two outs": lambda x, y: torch.max(x, 1, out=(y.new_empty(4), torch.empty(4, dtype=torch.int64)))[0],
+    "lists": lambda x, y: torch._foreach_add([x, y], [y, x], alpha=2)[1],
+    "new": lambda x, y: (
+        torch.arange(6, dtype=x.dtype) * x + torch.full_like(y, 3) + torch.tensor([2.0] * 6) + y.new_ones(6)
+    ),
+    "counted": lambda x, y: (
+        torch.bincount(PLACES, weights=x[0, :3].float()) + F.one_hot(PLACES).to(x.dtype) @ y[:3, :1]
+    ),
+    "in fp8": lambda x, y: x.to(torch.float8_e4m3fn).to(x.dtype) * y,
+    "bytes of fp8": lambda x, y: torch.cat([x.to(torch.float8_e4m3fn).view(torch.uint8)] * 2).view(torch.float8_e4m3fn),
+    "gradient of products": lambda x, y: gradient(lambda x: (x @ y.mT) * y[:, :4], x),
+    "gradient of slices": lambda x, y: gradient(
+        lambda x: x[:, 1:3] * y[:, 1:3] + x[PLACES[:1]].sum() + x.select(0, 1)[:2], x
+    ),
+    "gradient of choices": lambda x, y: gradient(lambda x: torch.where(y > 0, x, y).clamp(-1, 1) * y + F.relu(x), x),
+    "gradient of gathered": lambda x, y: gradient(
+        lambda x: x.gather(0, PLACES[None].expand(2, 3)) * x.sort(0)[0][:2, :3], x
+    ),
+    "gradient of sums": lambda x, y: gradient(
+        lambda x: x.cumsum(1) * y + x[:, :4].mean(1, keepdim=True) + x.unfold(1, 3, 1).sum(), x
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_results_have_the_residues_of_their_values(name, dtype):
+    x, y = (integers(4, 6, seed=seed).to(dtype) for seed in (3, 4))
+    memory = ShadowMemory()
+    with Following(memory) as following:
+        result = EXACT[name](x, y)
+    residues = memory.read(result)
+    assert not following.opaque
+    assert not residues.open.any()
+    assert residues.equal(Residues.of(result)).all()

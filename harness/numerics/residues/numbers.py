@@ -319,7 +319,7 @@ class Residues:
         if not bool((self.flags & NO_EXPONENT).any()):
             return self
         known, own = _table(fmt)
-        place = torch.searchsorted(known, self.p).clamp(max=len(known) - 1)
+        place = torch.searchsorted(known, self.p.contiguous()).clamp(max=len(known) - 1)
         return Residues.where(known[place] == self.p, Residues._made(self.p, own[place], Residues.opening(self)), self)
 
     # Comparison
@@ -379,4 +379,4 @@ def _table(fmt: Format) -> tuple[Tensor, Tensor]:
 def _is_number_of(fmt: Format, p: Tensor) -> Tensor:
     """Return whether residues are those of numbers of a format."""
     known = _table(fmt)[0]
-    return known[torch.searchsorted(known, p).clamp(max=len(known) - 1)] == p
+    return known[torch.searchsorted(known, p.contiguous()).clamp(max=len(known) - 1)] == p
