@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lastbit.numerics.formats import format_of
 from lastbit.numerics.residues import Residues, constant
-from lastbit.shadows.aten_rules import EXACT, MOVES, RULES
+from lastbit.shadows.aten_rules import COMPLEX, EXACT, MOVES, RULES
 from lastbit.shadows.memory import ShadowMemory
 
 _HARNESS = Path(__file__).parents[1]
@@ -53,7 +54,7 @@ class Following(TorchDispatchMode):
         return False  # which imports the compiler, for seconds
 
     def __init__(self, memory: ShadowMemory) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
         self._noted: dict[Opaque, None] = {}
         self._bits: dict[int, bool] = {}  # storage seen as integers → whether these were computed with
@@ -70,7 +71,10 @@ class Following(TorchDispatchMode):
         if isinstance(x, Tensor):
             if x.is_floating_point():
                 return self.memory.read(x)
-            return _opened(Residues.of(x)) if _base(x) in self._bits else Residues.of(x)
+            if _base(x) not in self._bits:
+                return Residues.of(x)
+            self._note("view", "the bits of numbers are taken as integers")
+            return _opened(Residues.of(x))
         if isinstance(x, (bool, int)):
             return Residues.of(torch.tensor(int(x)))
         if not isinstance(x, float):
@@ -103,7 +107,7 @@ class Following(TorchDispatchMode):
         if any((x.is_floating_point() or x.is_complex()) and x.numel() for x in results):
             for x, residues in zip(results, self._residues(func, name, args, kwargs, out, results), strict=True):
                 if residues is not None and x.numel():
-                    self.memory.write(x, residues)
+                    self.memory.write(torch.view_as_real(x) if x.is_complex() else x, residues)
         elif any(_base(x) in self._bits for x in given):
             self._integers(func, name, args, kwargs, results)
         return out
@@ -120,6 +124,10 @@ class Following(TorchDispatchMode):
         results: Sequence[Tensor],
     ) -> Iterator[Residues | None]:
         """Yield the residues of all results, None for integers."""
+        if name in COMPLEX and results[0].is_complex():
+            with self:
+                yield self.of(COMPLEX[name](*args, **kwargs))
+            return
         if any(x.is_complex() for x in results) or func.namespace not in ("aten", "prims"):
             yield from self._unfollowed(func, results, "no rule for it")
             return
@@ -142,7 +150,14 @@ class Following(TorchDispatchMode):
             yield from self._unfollowed(func, results, str(why))
             return
         for x, own, values in zip(results, found, wide, strict=True):
-            yield _stored(x, self.of(own), own) if isinstance(own, Tensor) else _stored(x, own, values)
+            if own is None or not x.is_floating_point():
+                yield None
+                continue
+            rounded = _rounded(x, self.of(own), own) if isinstance(own, Tensor) else _rounded(x, own, values)
+            if x.dtype.itemsize < 4 and _is_compiled():
+                self._note("torch.compile", "the compiler may leave out roundings that the source has")
+                rounded = _opened(rounded)
+            yield rounded
 
     def _taken_apart(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Return the results of an operation by PyTorch's decomposition, in fp32 or fp64."""
@@ -167,7 +182,7 @@ class Following(TorchDispatchMode):
                     return int(self.of(x).numbers[k]) + off
                 return whole[id(x)].numbers[k] + off if isinstance(x, Tensor) and id(x) in whole else x
 
-            return func(*tree_map(own, args), **kwargs) - off
+            return torch.sub(func(*tree_map(own, args), **kwargs), off)
 
         if not whole:
             raise NotImplementedError("it mixes integers and numbers")
@@ -178,7 +193,8 @@ class Following(TorchDispatchMode):
 
     def _unfollowed(self, func: OpOverload, results: Sequence[Tensor], reason: str) -> list[Residues | None]:
         """Note an operation, and return the residues of its values, OPEN."""
-        self._noted[Opaque(str(func), place_of_kernel(), reason)] = None
+        results = [torch.view_as_real(x) if x.is_complex() else x for x in results]
+        self._note(str(func), reason)
         return [_opened(Residues.of(x)) if x.is_floating_point() else None for x in results]
 
     def _for_each(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -190,6 +206,9 @@ class Following(TorchDispatchMode):
                 for k in range(len(args[0]))
             ]
         return None if name.endswith("_") else found
+
+    def _note(self, operation: str, reason: str) -> None:
+        self._noted[Opaque(operation, place_of_kernel(), reason)] = None
 
     # What is written in place, and what is only seen in another way
 
@@ -207,11 +226,11 @@ class Following(TorchDispatchMode):
         plain = None if name in _DRAWN or func.namespace != "aten" else _without_writing(func)
         if plain is None or not all(isinstance(bound[name], Tensor) for name in names):
             out = func(*args, **kwargs)
-            opened = [Residues.of(x) if x.is_floating_point() else None for x in targets]
-            opened = opened if name in _DRAWN else self._unfollowed(func, targets, "no rule for writing in place")
-            for x, residues in zip(targets, opened, strict=True):
-                if residues is not None:
-                    self.memory.write(x, residues)
+            if name not in _DRAWN:
+                self._note(str(func), "no rule for writing in place")
+            for x in targets:
+                if x.is_floating_point():
+                    self.memory.write(x, Residues.of(x) if name in _DRAWN else _opened(Residues.of(x)))
             return out
         written = [bound[name] for name in names]
         others = {a.name: kwargs[a.name] for a in func._schema.arguments if a.name in kwargs and not a.is_out}
@@ -223,16 +242,13 @@ class Following(TorchDispatchMode):
         return written[0] if len(written) == 1 else tuple(written)
 
     def _copied(self, func: OpOverload, target: Tensor, source: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
-        if not self._is_shadowed(target) and not (self._is_shadowed(source) and not source.is_floating_point()):
-            return func(target, source, **kwargs)
-        residues, values = self.of(source), source.clone()
+        residues, values = self.memory.read(_floats(source)) if self._is_shadowed(source) else None, source.clone()
         func(target, source, **kwargs)
-        if not target.is_floating_point():
-            self._bits.setdefault(_base(target), False)
-            residues = self.memory.read(_floats(source)) if self._is_shadowed(source) else _opened(residues)
-            self.memory.write(_floats(target), residues)
-        elif target.numel() and (rounded := _stored(target, residues, values)):
-            self.memory.write(target, rounded)
+        if target.is_floating_point() and target.numel():
+            self.memory.write(target, _rounded(target, self.of(values) if residues is None else residues, values))
+        elif not source.is_floating_point() and (residues is not None or self._is_shadowed(target)):
+            self._bits.setdefault(_base(target), residues is None)
+            self.memory.write(_floats(target), _opened(self.of(values)) if residues is None else residues)
         return target
 
     def _seen_anew(self, func: OpOverload, out: Any, given: Sequence[Tensor]) -> None:
@@ -249,13 +265,13 @@ class Following(TorchDispatchMode):
             self.memory.register(source)
             self._bits.setdefault(base, False)
             if out.is_floating_point():
-                [opened] = self._unfollowed(func, [out], "the bits of numbers are seen as those of another dtype")
-                self.memory.write(out, opened)
+                self._note(str(func), "the bits of numbers are seen as those of another dtype")
+                self.memory.write(out, _opened(Residues.of(out)))
         elif out.is_floating_point() and self._bits.get(base) and bool(self.memory.read(out).open.any()):
             # Powers of two by their bits are exact numbers, as integers are.
             own = Residues.of(out)
             if not bool(((torch.frexp(out.double()).mantissa.abs() == 0.5) | (out == 0) | ~torch.isfinite(out)).all()):
-                self._unfollowed(func, [], "the bits of numbers were computed with")
+                self._note(str(func), "the bits of numbers were computed with")
                 own = _opened(own)
             self.memory.write(out, own)
 
@@ -264,28 +280,33 @@ class Following(TorchDispatchMode):
     ) -> None:
         """Follow integers that are bits of numbers: where they are only moved, their residues are."""
         for x in results:
-            if x.dtype == torch.bool:
-                continue
-            own = self._moved(func, args, kwargs) if name in MOVES | {"clone"} else None
-            self._bits[_base(x)] = own is None
-            self.memory.write(_floats(x), _opened(Residues.of(x)) if own is None else own)
+            if x.dtype != torch.bool and x.numel():
+                own = self._moved(func, args, kwargs) if name in MOVES else _opened(Residues.of(x))
+                self._bits[_base(x)] = name not in MOVES
+                self.memory.write(_floats(x), own)
 
 
 def place_of_kernel() -> str:
     """Return the file and line that the innermost call outside PyTorch and this package stands in, `file.py:12`."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = Path(frame.f_code.co_filename)
         if file.is_absolute() and not file.is_relative_to(_TORCH) and not file.is_relative_to(_HARNESS):
             return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
-def _stored(x: Tensor, residues: Residues | None, values: Tensor) -> Residues | None:
-    """Return the residues of a result as its dtype stores them, None for integers; `values` are not rounded yet."""
-    if residues is None or not x.is_floating_point():
-        return None
+def _is_compiled() -> bool:
+    """Return whether this is called for a function that would be compiled."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "compile_wrapper":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith("eval_frame.py")
+
+
+def _rounded(x: Tensor, residues: Residues, values: Tensor) -> Residues:
+    """Return the residues of a result as its dtype stores them; `values` are those before they were rounded to it."""
     wide, values = (y.float() if y.dtype.itemsize == 1 else y for y in (x, values))  # there are few operations on fp8
     return (residues.rounded(format_of(x.dtype), values) if x.dtype.itemsize < 4 else residues).seen(wide)
 

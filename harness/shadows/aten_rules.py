@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from lastbit.numerics.residues import Residues, concatenated, constant, zeros_li
 from lastbit.numerics.residues.field import P, Q
 from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE
 
+Result = TypeVar("Result")
 Dims = int | Sequence[int] | None
 aten = torch.ops.aten
 
@@ -28,7 +29,7 @@ class Mode(Protocol):
     """The mode that follows a kernel."""
 
     def of(self, x: object) -> Residues: ...
-    def apart(self, parts: Callable[..., Tensor], *args: Tensor) -> Tensor: ...
+    def apart(self, parts: Callable[..., Result], *args: Tensor) -> Result: ...
 
 
 Rule = Callable[..., "Residues | Tensor | Sequence[Residues | Tensor | None]"]
@@ -245,7 +246,7 @@ def _extreme(arg: Callable[..., Tensor]) -> Rule:
 
     def rule(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Residues:
         values, own = _joined(x, dim), mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
-        return _at(own, -1, arg(values, -1, keepdim=True)).moved(lambda n: n.reshape(4, *out.shape))
+        return _shaped(_at(own, -1, arg(values, -1, keepdim=True)), out)
 
     return rule
 
@@ -301,7 +302,7 @@ def _joined(x: Tensor, dim: Dims, *, stacked: bool = False) -> Tensor:
 
 def _total(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Residues:
     joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
-    return joined.total().moved(lambda n: n.reshape(4, *out.shape))
+    return _shaped(joined.total(), out)
 
 
 def _mean(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Residues:
@@ -347,7 +348,7 @@ def _norm(mode: Mode, out: Tensor, x: Tensor, ord: float = 2, dim: Dims = None, 
         found = _at(positive, -1, values.abs().argmax(-1, keepdim=True))
     else:
         raise NotImplementedError(f"a norm of order {ord}")
-    return found.moved(lambda n: n.reshape(4, *out.shape))
+    return _shaped(found, out)
 
 
 def _product(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, *args: Any, **kwargs: Any) -> Residues:
@@ -355,10 +356,10 @@ def _product(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, *args: Any, *
     while (n := own.shape[-1]) > 1:
         pairs = own[..., 0 : n - 1 : 2] * own[..., 1:n:2]
         own = concatenated([pairs, own[..., n - 1 :]], -1) if n & 1 else pairs
-    return own.moved(lambda n: n.reshape(4, *out.shape))
+    return _shaped(own, out)
 
 
-def _linear(func: Callable[..., Tensor]) -> Rule:
+def _linear(func: Callable[..., Tensor]) -> Callable[..., Residues]:
     """Return the rule of sums that PyTorch takes of integers, too: modulo 2^63, which 2^32 residues don't reach."""
 
     def rule(mode: Mode, out: Tensor, *args: Any, **kwargs: Any) -> Residues:
@@ -459,7 +460,7 @@ def _log_sum_exp(mode: Mode, out: Tensor, x: Tensor, dim: Dims, keepdim: bool = 
     if x.dtype.itemsize < 4:
         return mode.apart(lambda: _log_sum_exp_of_halves(_joined(x, dim)).reshape(out.shape))
     joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
-    return joined.exp().total().log().moved(lambda n: n.reshape(4, *out.shape))
+    return _shaped(joined.exp().total().log(), out)
 
 
 def _log_sum_exp_of_halves(x: Tensor) -> Tensor:
@@ -539,9 +540,11 @@ def _layer_norm(mode: Mode, out: Any, x: Tensor, shape: Any, weight: Any, bias: 
     y = centered * rstd
     y = y if weight is None else y * _rows(mode, weight, shape)[0]
     y = y if bias is None else y + _rows(mode, bias, shape)[0]
-    return [
-        r.moved(lambda n, like=like: n.reshape(4, *like.shape)) for r, like in zip((y, mean, rstd), out, strict=True)
-    ]
+    return [_shaped(r, like) for r, like in zip((y, mean, rstd), out, strict=True)]
+
+
+def _shaped(residues: Residues, like: Tensor) -> Residues:
+    return residues.moved(lambda n: n.reshape(4, *like.shape))
 
 
 def _layer_norm_backward(
@@ -563,12 +566,7 @@ def _layer_norm_backward(
     d = dy if weight is None else dy * _rows(mode, weight, shape)[0]
     dx = (d - d.total() / n - normalized * ((d * normalized).total() / n)) * r
     found = [dx, (dy * normalized).total(0), dy.total(0)]
-    like = [x, weight, bias]
-    return [
-        r.moved(lambda n, t=t: n.reshape(4, *t.shape))
-        for r, t, wanted in zip(found, like, asked, strict=True)
-        if wanted
-    ]
+    return [_shaped(r, t) for r, t, wanted in zip(found, (x, weight, bias), asked, strict=True) if wanted]
 
 
 def _gelu(mode: Mode, out: Tensor, x: Tensor, *, approximate: str = "none") -> Residues:
@@ -663,3 +661,23 @@ RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.it
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
 }
+
+
+def _complex_product(a: Any, b: Any) -> Tensor:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        a, b = (b, a) if isinstance(b, Tensor) else (a, b)
+        return torch.view_as_real(a).mul(b)
+    (x, y), (u, v) = (
+        (torch.view_as_real(c).unbind(-1) if c.is_complex() else (c, torch.zeros_like(c))) for c in (a, b)
+    )
+    return torch.stack([x * u - y * v, x * v + y * u], -1)
+
+
+COMPLEX: dict[str, Callable[..., Tensor]] = {
+    "mul": _complex_product,
+    "add": lambda a, b: torch.view_as_real(a) + torch.view_as_real(b),
+    "sub": lambda a, b: torch.view_as_real(a) - torch.view_as_real(b),
+    "clone": lambda x, **kwargs: torch.view_as_real(x).clone(),
+    "polar": lambda size, angle: torch.stack([size * angle.cos(), size * angle.sin()], -1),
+}
+"""Operations on complex numbers, as functions of real ones, which stand along the last dimension."""

@@ -248,6 +248,9 @@ EXACT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "counted": lambda x, y: (
         torch.bincount(PLACES, weights=x[0, :3].float()) + F.one_hot(PLACES).to(x.dtype) @ y[:3, :1]
     ),
+    "complex": lambda x, y: torch.view_as_real(
+        torch.view_as_complex(x.float().view(4, 3, 2)) * torch.view_as_complex(y.float().view(4, 3, 2))
+    ),
     "in fp8": lambda x, y: x.to(torch.float8_e4m3fn).to(x.dtype) * y,
     "bytes of fp8": lambda x, y: torch.cat([x.to(torch.float8_e4m3fn).view(torch.uint8)] * 2).view(torch.float8_e4m3fn),
     "gradient of products": lambda x, y: gradient(lambda x: (x @ y.mT) * y[:, :4], x),
