@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,10 +52,13 @@ class ShadowMemory:
 
     def write(self, tensor: Tensor, residues: Residues) -> None:
         """Put down the residues of a tensor, broadcast to its shape."""
+        numbers = residues.numbers.reshape(4, *[1] * (tensor.ndim + 1 - residues.numbers.ndim), *residues.shape)
+        if tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes():  # nothing of it remains
+            self._new_block(tensor, torch.empty(4, tensor.numel(), dtype=torch.int64))
         block = self._block(tensor)
         if block.kind != _kind(tensor.dtype):
             self._retype(block, tensor.dtype)
-        _view(block.numbers, tensor).copy_(residues.numbers)
+        _view(block.numbers, tensor).copy_(numbers)
         block.written = True
 
     def holds(self, addresses: np.ndarray, dtype: torch.dtype) -> bool:
@@ -123,8 +126,16 @@ class ShadowMemory:
         if (block := self._blocks.get(base)) is None or block.storage.nbytes() != storage.nbytes():
             size = storage.nbytes() // tensor.itemsize
             values = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (size,), (1,))  # type: ignore[call-overload]
-            block = self._blocks[base] = _Block(storage, _kind(tensor.dtype), Residues.of(values).numbers)
-            self._bases = sorted(self._blocks)
+            block = self._new_block(tensor, Residues.of(values).numbers)
+        return block
+
+    def _new_block(self, tensor: Tensor, numbers: Tensor) -> _Block:
+        """Let these numbers be the residues of the storage of a tensor, in its dtype."""
+        storage = tensor.untyped_storage()
+        known = (base := storage.data_ptr()) in self._blocks
+        block = self._blocks[base] = _Block(storage, _kind(tensor.dtype), numbers)
+        if not known:
+            insort(self._bases, base)
         return block
 
 

@@ -94,6 +94,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lastbit.verify",
     ),
     "lastbit.numerics": ("lastbit.errors", "lastbit.trust"),
+    "lastbit.shadows": ("lastbit.numerics",),
     "lastbit.declared": ("lastbit.errors",),
     "lastbit.bundles": ("lastbit.errors",),
     "lastbit.in_place": ("lastbit.errors",),
@@ -360,6 +361,10 @@ def words_of(path: Path) -> list[str]:
     functions: Collection[str] = numerics.__all__ if path.parts[1] in ("numerics", "tracing") else ()
     if path.parts[1] == "from_torch":  # which maps the functions of torch by their names
         functions = dir(torch.nn.functional)
+    if (
+        path.parts[1] == "shadows"
+    ):  # which has rules of torch's operators, `_scaled_dot_product_flash_attention_for_cpu`
+        functions = [name for name in op_names() if any(name in function for function in dir(torch.nn.functional))]
     return sorted(set(op_names()) - set(functions))
 
 

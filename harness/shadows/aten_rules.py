@@ -1,0 +1,646 @@
+"""What PyTorch's operations are on residues: tables from the name of an operation to its formula.
+
+A rule takes the mode that follows a kernel, the results of the operation and its arguments. Choices go by the values.
+Operations that are missing here are taken apart by PyTorch's own decompositions, or are opaque.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lastbit.numerics.formats import BF16, E4M3, E5M2, FP16
+from lastbit.numerics.residues import Residues, concatenated, constant, zeros_like
+from lastbit.numerics.residues.field import P, Q
+from lastbit.numerics.residues.numbers import MINUS_INFINITY, NO_EXPONENT, NONE, OPEN
+
+Dims = int | Sequence[int] | None
+aten = torch.ops.aten
+
+
+class Mode(Protocol):
+    """The mode that follows a kernel."""
+
+    def of(self, x: object) -> Residues: ...
+    def apart(self, parts: Callable[..., Tensor], *args: Tensor) -> Tensor: ...
+
+
+Rule = Callable[..., "Residues | Tensor | Sequence[Residues | Tensor | None]"]
+"""Returns the residues of each result, or tensors whose operations were followed, neither rounded to its dtype yet."""
+
+_MOVES = (
+    "alias_copy as_strided_scatter cat clone constant_pad_nd copy diag_embed diagonal_backward diagonal_scatter "
+    "embedding expand_copy flip gather index index_copy index_fill index_select lift_fresh_copy masked_fill "
+    "masked_scatter masked_select narrow_copy permute_copy pixel_shuffle pixel_unshuffle repeat repeat_interleave "
+    "roll rot90 scatter select_backward select_copy select_scatter slice_backward slice_copy slice_scatter "
+    "split_copy split_with_sizes_copy squeeze_copy stack t_copy take transpose_copy tril triu unfold_backward "
+    "unsqueeze_copy view_copy _unsafe_index _unsafe_masked_index channel_shuffle trace_copy"
+)
+MOVES = frozenset(_MOVES.split())
+"""Operations that only move elements, and do it to numbers of any kind."""
+
+_EXACT = (
+    "arange bernoulli bucketize ceil empty empty_like empty_strided eye floor floor_divide frexp heaviside "
+    "multinomial new_empty new_empty_strided new_ones new_zeros normal one_hot ones ones_like rand rand_like "
+    "randint randint_like randn randn_like round sgn sign trunc zero zeros zeros_like _efficientzerotensor"
+)
+EXACT = frozenset(_EXACT.split())
+"""Operations whose values are the exact numbers: integers, and what was drawn."""
+
+
+def _number(x: int) -> Residues:
+    return Residues.of(torch.tensor(x))
+
+
+ONE = _number(1)
+LOG2E, LN2, LOG10E = (constant(x) for x in (math.log2(math.e), math.log(2.0), math.log10(math.e)))
+
+
+def _exp2(x: Residues) -> Residues:
+    made = (x * LN2).exp()
+    return Residues.where(x.flags & MINUS_INFINITY != 0, zeros_like(made), made)
+
+
+def _sigmoid(x: Residues) -> Residues:
+    return (ONE + (-x).exp()).reciprocal()
+
+
+def _tanh(x: Residues) -> Residues:
+    twice = x + x
+    return (ONE - (twice.exp() + ONE).reciprocal() * _number(2)).with_function_of("tanh")
+
+
+def _erf(x: Residues) -> Residues:
+    return x.function("erf", odd=True)
+
+
+def _power(x: Residues, exponent: float) -> Residues:
+    if exponent < 0:
+        return _power(x, -exponent).reciprocal()
+    whole = int(exponent)
+    if exponent - whole not in (0, 0.5) or whole > 64:
+        raise NotImplementedError(f"a power of {exponent}")
+    factors = [x] * whole + ([x.sqrt()] if exponent != whole else [])
+    return reduce(operator.mul, factors) if factors else _constant_like(x, ONE)
+
+
+def _constant_like(x: Residues, number: Residues) -> Residues:
+    return number + zeros_like(x)
+
+
+FORMULAS: Mapping[str, Callable[..., Residues]] = {
+    "mul": operator.mul,
+    "multiply": operator.mul,
+    "neg": operator.neg,
+    "reciprocal": Residues.reciprocal,
+    "square": lambda x: x * x,
+    "sqrt": Residues.sqrt,
+    "rsqrt": lambda x: x.sqrt().reciprocal(),
+    "exp": Residues.exp,
+    "exp2": _exp2,
+    "expm1": lambda x: x.exp() - ONE,
+    "log": Residues.log,
+    "log2": lambda x: x.log() * LOG2E,
+    "log10": lambda x: x.log() * LOG10E,
+    "log1p": lambda x: (ONE + x).log(),
+    "sigmoid": _sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
+    "silu_backward": lambda grad, x: grad * _sigmoid(x) * (ONE + x * (ONE - _sigmoid(x))),
+    "tanh": _tanh,
+    "tanh_backward": lambda grad, y: grad * (ONE - y * y),
+    "erf": _erf,
+    "erfc": lambda x: ONE - _erf(x),
+    "sin": lambda x: x.function("sin", odd=True),
+    "cos": lambda x: x.function("cos", even=True),
+    "dot": lambda a, b: (a * b).total(keepdim=False),
+    "mv": lambda a, b: (a @ b[..., None])[..., 0],
+    "mm": operator.matmul,
+    "bmm": operator.matmul,
+}
+"""Functions of residues alone."""
+
+
+def _alone(formula: Callable[..., Residues]) -> Rule:
+    return lambda mode, out, *args: formula(*map(mode.of, args))
+
+
+# Sums and differences, of which some are made in order to round
+
+
+def _add(mode: Mode, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Residues:
+    if _rounds(a, b, out) or _rounds(b, a, out):
+        return Residues.of(out)
+    x, y = mode.of(a), mode.of(b)
+    return x + (y if alpha == 1 else y * mode.of(alpha))
+
+
+def _sub(mode: Mode, out: Tensor, a: Any, b: Any, alpha: float = 1) -> Residues:
+    if _rounds(a, b, out):
+        return Residues.of(out)
+    x, y = mode.of(a), mode.of(b)
+    difference = x - (y if alpha == 1 else y * mode.of(alpha))
+    return difference if alpha != 1 else difference.open_where(_rest(x, y, a, b, out))
+
+
+def _rounds(x: object, number: object, out: Tensor) -> bool:
+    """Return whether adding a number rounds x to integers, as 1.5 · 2^23 does in fp32."""
+    if isinstance(number, Tensor):
+        if number.is_floating_point() and number.numel():
+            first = number.flatten()[0].item()
+            number = first if abs(first) >= 2.0**22 and bool((number == first).all()) else 0.0
+        else:
+            number = 0.0
+    if not isinstance(number, (int, float)) or not isinstance(x, Tensor) or not out.is_floating_point():
+        return False
+    least = {torch.float32: 2.0**22, torch.float64: 2.0**51}.get(out.dtype, math.inf)
+    if not least <= abs(number) < math.inf or math.frexp(abs(number))[0] not in (0.5, 0.75):
+        return False
+    return bool((x.abs() <= abs(number) / 2).all())
+
+
+def _rest(x: Residues, y: Residues, a: object, b: object, out: Tensor) -> Tensor | None:
+    """Return where y is x rounded to a narrow format, so that the difference is the second of two parts of x."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or out.dtype.itemsize < 4 or not a.is_floating_point():
+        return None
+    small = (out.abs() <= a.abs() / 4) & (out != 0)
+    if int(small.sum()) * 4 < int((out != 0).sum()) or not bool(small.any()):
+        return None
+    rests = [y.equal(x.rounded(fmt, a)) for fmt in (BF16, FP16, E4M3, E5M2)]
+    return reduce(operator.or_, rests) & ~x.equal(y)
+
+
+def _div(mode: Mode, out: Tensor, a: Any, b: Any, rounding_mode: str | None = None) -> Residues:
+    return Residues.of(out) if rounding_mode else mode.of(a) / mode.of(b)
+
+
+def _pow(mode: Mode, out: Tensor, a: Any, b: Any) -> Residues:
+    if isinstance(b, (int, float)):
+        return _power(mode.of(a), b)
+    if isinstance(a, (int, float)) and a > 0:
+        exponent = mode.of(b) * LN2
+        return (exponent if a == 2 else exponent * constant(math.log2(a))).exp()
+    raise NotImplementedError("a power of numbers that vary")
+
+
+# Choices, which go by the values
+
+
+def _abs(mode: Mode, out: Tensor, x: Tensor) -> Residues:
+    own = mode.of(x)
+    return Residues.where(x < 0, -own, own).open_where((x == 0) & (own.p != 0))
+
+
+def _where(mode: Mode, out: Tensor, mask: Tensor, a: Any, b: Any) -> Residues:
+    return Residues.where(mask, mode.of(a), mode.of(b))
+
+
+def _clamp(mode: Mode, out: Tensor, x: Tensor, min: Any = None, max: Any = None) -> Residues:
+    own = mode.of(x)
+    for limit, beyond in ((min, operator.lt), (max, operator.gt)):
+        if limit is not None:
+            end = mode.of(limit)
+            size = limit.abs() if isinstance(limit, Tensor) else abs(limit)
+            near = ((x - limit).abs() <= 2.0**-18 * size) if math.inf != size else torch.zeros_like(x).bool()
+            changed = Residues.where(beyond(x, limit), end, own)
+            own = changed.open_where(near & ~own.equal(end)) if bool(near.any()) else changed
+    return own
+
+
+def _relu(mode: Mode, out: Tensor, x: Tensor) -> Residues:
+    return _clamp(mode, out, x, min=0)
+
+
+def _chosen(mode: Mode, out: Tensor, a: Tensor, b: Tensor, first: Callable[[Tensor, Tensor], Tensor]) -> Residues:
+    return Residues.where(first(a, b), mode.of(a), mode.of(b))
+
+
+def _copysign(mode: Mode, out: Tensor, x: Any, sign: Any) -> Residues:
+    own = mode.of(x)
+    turned = torch.signbit(out) != torch.signbit(torch.as_tensor(x))
+    return Residues.where(turned, -own, own)
+
+
+def _nan_to_num(mode: Mode, out: Tensor, x: Tensor, *args: object, **kwargs: object) -> Residues:
+    return Residues.where(torch.isfinite(x), mode.of(x), Residues.of(out))
+
+
+def _at(residues: Residues, dim: int, places: Tensor) -> Residues:
+    """Return the elements at places along a dimension."""
+    if not places.ndim:
+        return residues.moved(lambda n: n.reshape(4, -1)[:, places] if residues.shape else n)
+    dim = dim % len(residues.shape) + 1
+    return residues.moved(lambda n: n.gather(dim, places.expand(4, *places.shape)))
+
+
+def _extreme(arg: Callable[..., Tensor]) -> Rule:
+    """Return the rule of amax or amin, along any dimensions."""
+
+    def rule(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Residues:
+        values, own = _joined(x, dim), mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+        return _at(own, -1, arg(values, -1, keepdim=True)).moved(lambda n: n.reshape(4, *out.shape))
+
+    return rule
+
+
+def _with_places(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Apply max, min, sort, topk, kthvalue, median and mode, which say where they found each element."""
+    values, places = out
+    dims = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
+    dim = kwargs.get("dim", dims[-1] if dims else -1)
+    own, short = mode.of(x), places.ndim < x.ndim
+    found = _at(own, dim, places.unsqueeze(dim) if short else places)
+    return found.moved(lambda n: n.reshape(4, *values.shape)), None
+
+
+def _max(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(out, Tensor):
+        return _extreme(torch.argmax)(mode, out, x)
+    return _with_places(mode, out, x, *args[:1], **kwargs)
+
+
+def _min(mode: Mode, out: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(out, Tensor):
+        return _extreme(torch.argmin)(mode, out, x)
+    return _with_places(mode, out, x, *args[:1], **kwargs)
+
+
+def _topk(mode: Mode, out: Any, x: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+    return _with_places(mode, out, x, dim)
+
+
+def _remainder(mode: Mode, out: Tensor, a: Any, b: Any, rounding: Callable[[Tensor], Tensor] = torch.floor) -> Residues:
+    whole = rounding(torch.as_tensor(a).double() / torch.as_tensor(b).double())
+    return mode.of(a) - mode.of(b) * Residues.of(whole)
+
+
+# Sums
+
+
+def _dims(x: Tensor, dim: Dims) -> list[int]:
+    dims = [dim] if isinstance(dim, int) else list(dim or [])
+    return sorted(d % max(x.ndim, 1) for d in dims) or list(range(x.ndim))
+
+
+def _joined(x: Tensor, dim: Dims, *, stacked: bool = False) -> Tensor:
+    """Return a tensor with the dimensions given as one, the last; all if none are given."""
+    first = int(stacked)
+    dims = [d + first for d in _dims(x[0] if stacked else x, dim)]
+    kept = [d for d in range(x.ndim) if d not in dims]
+    return x.permute(*kept, *dims).reshape(*(x.shape[d] for d in kept), -1) if x.ndim > first else x.unsqueeze(-1)
+
+
+def _total(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Residues:
+    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    return joined.total().moved(lambda n: n.reshape(4, *out.shape))
+
+
+def _mean(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Residues:
+    return _total(mode, out, x, dim) / _number(max(x.numel(), 1) // max(out.numel(), 1))
+
+
+def _variance(mode: Mode, x: Tensor, dim: Dims, correction: float | None) -> tuple[Residues, Residues, int]:
+    """Return variance and mean with dimensions joined as the last one, and the number of terms."""
+    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    n = joined.shape[-1]
+    mean = joined.total() / _number(n)
+    centered = joined - mean
+    divisor = n - (1 if correction is None else correction)
+    return (
+        (centered * centered).total() / (_number(int(divisor)) if divisor == int(divisor) else constant(divisor)),
+        mean,
+        n,
+    )
+
+
+def _var(mode: Mode, out: Any, x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    variance, mean, _ = _variance(mode, x, dim, correction)
+    both = isinstance(out, tuple)
+    shape = (out[0] if both else out).shape
+    made = [r.moved(lambda n: n.reshape(4, *shape)) for r in (variance, mean)]
+    return made if both else made[0]
+
+
+def _std(mode: Mode, out: Any, x: Tensor, dim: Dims = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    found = _var(mode, out, x, dim, correction=correction)
+    return [found[0].sqrt(), found[1]] if isinstance(found, list) else found.sqrt()
+
+
+def _norm(mode: Mode, out: Tensor, x: Tensor, ord: float = 2, dim: Dims = None, *args: Any, **kwargs: Any) -> Residues:
+    own = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    values = _joined(x, dim)
+    positive = Residues.where(values < 0, -own, own)
+    if ord == 2:
+        found = (own * own).total().sqrt()
+    elif ord == 1:
+        found = positive.total()
+    elif ord == math.inf:
+        found = _at(positive, -1, values.abs().argmax(-1, keepdim=True))
+    else:
+        raise NotImplementedError(f"a norm of order {ord}")
+    return found.moved(lambda n: n.reshape(4, *out.shape))
+
+
+def _product(mode: Mode, out: Tensor, x: Tensor, dim: Dims = None, *args: Any, **kwargs: Any) -> Residues:
+    own = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    while (n := own.shape[-1]) > 1:
+        pairs = own[..., 0 : n - 1 : 2] * own[..., 1:n:2]
+        own = concatenated([pairs, own[..., n - 1 :]], -1) if n & 1 else pairs
+    return own.moved(lambda n: n.reshape(4, *out.shape))
+
+
+def _linear(func: Callable[..., Tensor]) -> Rule:
+    """Return the rule of sums that PyTorch takes of integers, too: modulo 2^63, which 2^32 residues don't reach."""
+
+    def rule(mode: Mode, out: Tensor, *args: Any, **kwargs: Any) -> Residues:
+        if any(isinstance(x, float) for x in args) or kwargs.pop("alpha", 1) != 1:
+            raise NotImplementedError("it multiplies, too")
+        kwargs.pop("dtype", None)
+        whole = {id(x): mode.of(x) for x in args if isinstance(x, Tensor) and x.is_floating_point()}
+
+        def plane(of: Callable[..., Tensor]) -> Tensor:
+            return func(*(of(whole[id(x)]) if id(x) in whole else x for x in args), **kwargs)
+
+        p, q = plane(lambda r: r.p) % P, plane(lambda r: r.q) % Q
+        flags = torch.zeros_like(p)
+        for flag in (OPEN, NO_EXPONENT):
+            if any(bool((r.flags & flag).any()) for r in whole.values()):
+                flags = flags | torch.where(plane(lambda r, flag=flag: (r.flags & flag != 0).long()) > 0, flag, 0)
+        made = Residues(torch.stack([p, q, torch.full_like(p, NONE), flags]))
+        if any(bool((r.numbers[2] != NONE).any()) for r in whole.values()):
+            made = made.open_where(plane(lambda r: (r.numbers[2] != NONE).long()) > 0)
+        return made
+
+    return rule
+
+
+def _index_put(mode: Mode, out: Tensor, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Residues:
+    own, put = mode.of(x), mode.of(values)
+    if not accumulate:
+        index = [slice(None) if i is None else i for i in indices]
+        numbers = own.numbers.clone()
+        numbers[(slice(None), *index)] = put.numbers.reshape(
+            4, *[1] * (numbers[(slice(None), *index)].ndim - 1 - values.ndim), *values.shape
+        )
+        return Residues(numbers)
+
+    def add(a: Tensor, b: Tensor) -> Tensor:
+        return aten.index_put(a, indices, b, True)
+
+    return _linear(add)(mode, out, x, values)
+
+
+def _scatter_reduce(
+    mode: Mode, out: Tensor, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Residues:
+    if reduce != "sum" or not include_self:
+        raise NotImplementedError(f"scatter_reduce of {reduce}")
+    return _linear(aten.scatter_add)(mode, out, x, dim, index, src)
+
+
+# Products of matrices
+
+
+def _with_bias(
+    mode: Mode, out: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Residues:
+    """Return β c + α a b."""
+    x, y = mode.of(a), mode.of(b)
+    product = (x @ y[..., None])[..., 0] if b.ndim < a.ndim else x @ y
+    product = product if alpha == 1 else product * mode.of(alpha)
+    own = mode.of(c)
+    return product if beta == 0 else product + (own if beta == 1 else own * mode.of(beta))
+
+
+def _linear_layer(mode: Mode, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Residues:
+    product = mode.of(x) @ mode.of(weight).moved(lambda n: n.transpose(-1, -2))
+    return product if bias is None else product + mode.of(bias)
+
+
+# Softmax, whose shift cancels
+
+
+def _softmax(mode: Mode, out: Tensor, x: Tensor, dim: int, wide: bool) -> Residues:
+    e = mode.of(x).exp()
+    return e / e.total(dim % max(x.ndim, 1)) if x.ndim else _constant_like(e, ONE)
+
+
+def _log_softmax(mode: Mode, out: Tensor, x: Tensor, dim: int, wide: bool) -> Residues | Tensor:
+    dim = dim % max(x.ndim, 1)
+    if x.dtype.itemsize < 4 and out.dtype == x.dtype and dim == x.ndim - 1:
+        return mode.apart(_log_softmax_of_cpu, x)
+    own = mode.of(x)
+    return own - own.exp().total(dim).log()
+
+
+def _log_softmax_of_cpu(x: Tensor) -> Tensor:
+    """Return it in fp32 as the CPU computes that of 16-bit numbers, with the sum and its logarithm rounded."""
+    shifted = x.float() - x.amax(-1, keepdim=True).float()
+    return shifted - shifted.exp().sum(-1, keepdim=True).to(x.dtype).float().log().to(x.dtype).float()
+
+
+def _log_sum_exp(mode: Mode, out: Tensor, x: Tensor, dim: Dims, keepdim: bool = False) -> Residues | Tensor:
+    if x.dtype.itemsize < 4:
+        return mode.apart(lambda: _log_sum_exp_of_halves(_joined(x, dim)).reshape(out.shape))
+    joined = mode.of(x).moved(lambda n: _joined(n, dim, stacked=True))
+    return joined.exp().total().log().moved(lambda n: n.reshape(4, *out.shape))
+
+
+def _log_sum_exp_of_halves(x: Tensor) -> Tensor:
+    """Return it in fp32 with every step before rounded to 16 bits."""
+    largest = x.amax(-1, keepdim=True)
+    largest = torch.where(largest.isinf(), 0.0, largest)
+    return (x - largest).exp().sum(-1).log().float() + largest[..., 0].float()
+
+
+def _sigmoid_backward(mode: Mode, out: Tensor, grad: Tensor, y: Tensor) -> Residues | Tensor:
+    if y.dtype == torch.float16:  # each step is rounded
+        return mode.apart(lambda: (grad * (1 - y)).float() * y.float())
+    return mode.of(grad) * (ONE - mode.of(y)) * mode.of(y)
+
+
+def _softmax_backward(mode: Mode, out: Tensor, grad: Tensor, y: Tensor, dim: int, dtype: Any) -> Residues:
+    g, p = mode.of(grad), mode.of(y)
+    return p * (g - (g * p).total(dim % max(y.ndim, 1)))
+
+
+def _log_softmax_backward(mode: Mode, out: Tensor, grad: Tensor, y: Tensor, dim: int, dtype: Any) -> Residues:
+    g = mode.of(grad)
+    return g - mode.of(y).exp() * g.total(dim % max(y.ndim, 1))
+
+
+def _attention_of_cpu(
+    mode: Mode, out: Any, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, **kwargs: Any
+) -> list[Tensor]:
+    if q.dtype.itemsize < 4 or dropout:
+        raise NotImplementedError("where it rounds depends on its tiles")
+
+    def attention() -> list[Tensor]:
+        scores = _scores(q, k, causal, **kwargs)
+        return [(torch.softmax(scores, -1) @ v).expand_as(out[0]), torch.logsumexp(scores, -1).expand_as(out[1])]
+
+    return mode.apart(attention)
+
+
+def _attention_of_cpu_backward(
+    mode: Mode, out: Any, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, dropout: float,
+    causal: bool, **kwargs: Any,
+) -> list[Tensor]:  # fmt: skip
+    if q.dtype.itemsize < 4 or dropout:
+        raise NotImplementedError("where it rounds depends on its tiles")
+
+    def gradients() -> list[Tensor]:
+        scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+        weights = torch.exp(_scores(q, k, causal, **kwargs) - lse[..., None])
+        inner = weights * (grad @ v.mT - (grad * y).sum(-1, keepdim=True)) * scale
+        return [inner @ k, inner.mT @ q, weights.mT @ grad]
+
+    return mode.apart(gradients)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, attn_mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
+    if attn_mask is None:
+        return scores
+    return scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+
+
+# Norms
+
+
+def _rows(mode: Mode, x: Tensor, shape: Sequence[int]) -> Residues:
+    return mode.of(x).moved(lambda n: n.reshape(4, -1, math.prod(shape)))
+
+
+def _layer_norm(mode: Mode, out: Any, x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> list[Residues]:
+    own = _rows(mode, x, shape)
+    n = _number(own.shape[-1])
+    mean = own.total() / n
+    centered = own - mean
+    rstd = ((centered * centered).total() / n + mode.of(eps)).sqrt().reciprocal()
+    y = centered * rstd
+    y = y if weight is None else y * _rows(mode, weight, shape)[0]
+    y = y if bias is None else y + _rows(mode, bias, shape)[0]
+    return [
+        r.moved(lambda n, like=like: n.reshape(4, *like.shape)) for r, like in zip((y, mean, rstd), out, strict=True)
+    ]
+
+
+def _layer_norm_backward(
+    mode: Mode,
+    out: Any,
+    grad: Tensor,
+    x: Tensor,
+    shape: Any,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Any,
+    bias: Any,
+    asked: Any,
+) -> list[Residues]:
+    dy, own = _rows(mode, grad, shape), _rows(mode, x, shape)
+    n = _number(own.shape[-1])
+    mu, r = (mode.of(s).moved(lambda n: n.reshape(4, -1, 1)) for s in (mean, rstd))
+    normalized = (own - mu) * r
+    d = dy if weight is None else dy * _rows(mode, weight, shape)[0]
+    dx = (d - d.total() / n - normalized * ((d * normalized).total() / n)) * r
+    found = [dx, (dy * normalized).total(0), dy.total(0)]
+    like = [x, weight, bias]
+    return [
+        r.moved(lambda n, t=t: n.reshape(4, *t.shape))
+        for r, t, wanted in zip(found, like, asked, strict=True)
+        if wanted
+    ]
+
+
+def _gelu(mode: Mode, out: Tensor, x: Tensor, *, approximate: str = "none") -> Residues:
+    own = mode.of(x)
+    half = own * constant(0.5)
+    if approximate == "none":
+        return half * (ONE + _erf(own * constant(math.sqrt(0.5))))
+    inner = constant(math.sqrt(2 / math.pi)) * (own + constant(0.044715) * own * own * own)
+    return half * (ONE + _tanh(inner))
+
+
+RULES: dict[str, Rule] = {name: _alone(formula) for name, formula in FORMULAS.items()} | {
+    "add": _add,
+    "sub": _sub,
+    "rsub": lambda mode, out, a, b, alpha=1: (
+        _sub(mode, out, b, a, alpha) if alpha == 1 else _add(mode, out, b, a, -alpha)
+    ),
+    "div": _div,
+    "true_divide": _div,
+    "pow": _pow,
+    "addcmul": lambda mode, out, c, a, b, *, value=1: mode.of(c) + mode.of(value) * mode.of(a) * mode.of(b),
+    "addcdiv": lambda mode, out, c, a, b, *, value=1: mode.of(c) + mode.of(value) * mode.of(a) / mode.of(b),
+    "lerp": lambda mode, out, a, b, t: mode.of(a) + mode.of(t) * (mode.of(b) - mode.of(a)),
+    "sigmoid_backward": _sigmoid_backward,
+    "gelu": _gelu,
+    "_to_copy": lambda mode, out, x, **kwargs: mode.of(x),
+    "full": lambda mode, out, size, value, **kwargs: mode.of(value),
+    "new_full": lambda mode, out, x, size, value, **kwargs: mode.of(value),
+    "full_like": lambda mode, out, x, value, **kwargs: mode.of(value),
+    "scalar_tensor": lambda mode, out, value, **kwargs: mode.of(value),
+    "fill": lambda mode, out, x, value: mode.of(value),
+    "copy": lambda mode, out, x, source, *args: mode.of(source),
+    "abs": _abs,
+    "where": _where,
+    "clamp": _clamp,
+    "clamp_min": lambda mode, out, x, end: _clamp(mode, out, x, min=end),
+    "clamp_max": lambda mode, out, x, end: _clamp(mode, out, x, max=end),
+    "relu": _relu,
+    "threshold_backward": lambda mode, out, grad, x, limit: Residues.where(x > limit, mode.of(grad), _number(0)),
+    "maximum": lambda mode, out, a, b: _chosen(mode, out, a, b, torch.ge),
+    "minimum": lambda mode, out, a, b: _chosen(mode, out, a, b, torch.le),
+    "fmax": lambda mode, out, a, b: _chosen(mode, out, a, b, lambda x, y: (x >= y) | y.isnan()),
+    "fmin": lambda mode, out, a, b: _chosen(mode, out, a, b, lambda x, y: (x <= y) | y.isnan()),
+    "copysign": _copysign,
+    "nan_to_num": _nan_to_num,
+    "amax": _extreme(torch.argmax),
+    "amin": _extreme(torch.argmin),
+    "max": _max,
+    "min": _min,
+    "sort": _with_places,
+    "topk": _topk,
+    "fmod": lambda mode, out, a, b: _remainder(mode, out, a, b, torch.trunc),
+    "remainder": _remainder,
+    "frac": lambda mode, out, x: mode.of(x) - Residues.of(x.trunc()),
+    "sum": _total,
+    "mean": _mean,
+    "var": _var,
+    "var_mean": _var,
+    "std": _std,
+    "std_mean": _std,
+    "linalg_vector_norm": _norm,
+    "norm": _norm,
+    "prod": _product,
+    "cumsum": _linear(aten.cumsum),
+    "index_add": _linear(aten.index_add),
+    "scatter_add": _linear(aten.scatter_add),
+    "embedding_dense_backward": _linear(aten.embedding_dense_backward),
+    "trace": _linear(aten.trace),
+    "scatter_reduce": _scatter_reduce,
+    "index_put": _index_put,
+    "_unsafe_index_put": _index_put,
+    "addmm": _with_bias,
+    "addmv": _with_bias,
+    "baddbmm": _with_bias,
+    "linear": _linear_layer,
+    "_softmax": _softmax,
+    "_safe_softmax": lambda mode, out, x, dim, dtype=None: _softmax(mode, out, x, dim, False),
+    "_log_softmax": _log_softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _log_softmax_backward,
+    "logsumexp": _log_sum_exp,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention_of_cpu,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_of_cpu_backward,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+}
